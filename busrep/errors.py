@@ -1,0 +1,206 @@
+"""Every exception busrep raises on purpose.
+
+::
+
+    BusrepError
+    ├── ConfigError               what the caller configured cannot work; the message says what to change
+    │   └── MissingExtra          an optional dependency is not installed
+    ├── ParseError                a line that is not of the protocol (the peer's fault)
+    ├── RowError                  a row that does not fit its stream (the row's fault)
+    ├── UnknownStream             a stream nobody registered
+    ├── NotAWriter                a write on a process that does not write that stream
+    ├── SequenceWentBack          the ID sequence gave an ID that was known already
+    ├── WriterFenced              another process has claimed this writer's name
+    ├── ClaimBlocked              the writer's name cannot be claimed yet: its last transaction is still open
+    ├── PositionsAheadOfTable     proven positions are ahead of both the rows and the sequence
+    ├── EpochChanged              the fact log is not the one these positions belong to
+    ├── PositionTooOld            rows below the retention floor were asked for
+    ├── ReaderMoved               a saved reader position is not where this process left it
+    ├── WaitTimeout               a position was not reached in time (is a TimeoutError)
+    ├── HandlerFailed             a handler kept raising; its (stream, writer) has stopped
+    ├── SchemaError               the tables are missing, older or newer than this version
+    ├── Unavailable               Redis or the store cannot be reached now; worth trying again
+    └── Closed                    the bus was closed
+
+Errors carry their facts as attributes; the class writes the message, which says what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# A bad line is quoted up to this many bytes (protocol.md, section 1): enough to find it, not enough to flood a log.
+QUOTED_BYTES = 200
+
+
+class BusrepError(Exception):
+    """Base of all busrep errors."""
+
+
+class ConfigError(BusrepError):
+    """What the caller configured cannot work; the message says what to change."""
+
+
+class MissingExtra(ConfigError):
+    """An optional dependency is needed and not installed."""
+
+    def __init__(self, extra: str, purpose: str) -> None:
+        self.extra, self.purpose = extra, purpose
+        super().__init__(f"{purpose} needs an extra that is not installed: pip install 'busrep[{extra}]'")
+
+
+class ParseError(BusrepError):
+    """A line, or a whole message, that is not of the protocol.
+
+    ``line`` is cut to 200 bytes, ``field`` names the bad field, ``reason`` says what is wrong with it.
+    """
+
+    def __init__(self, line: bytes, field: str, reason: str) -> None:
+        self.line, self.field, self.reason = line[:QUOTED_BYTES], field, reason
+        super().__init__(f"bad {field}: {reason}: {self.line!r}")
+
+
+class RowError(BusrepError):
+    """A row that does not fit the row type of its stream."""
+
+    def __init__(self, stream: str, field: str, reason: str, row: object = None) -> None:
+        self.stream, self.field, self.reason, self.row = stream, field, reason, row
+        super().__init__(f"stream {stream!r}, {field}: {reason} (row {repr(row)[:QUOTED_BYTES]})")
+
+
+class UnknownStream(BusrepError):
+    """A stream that is not registered on this bus."""
+
+    def __init__(self, stream: str, known: Sequence[str] = ()) -> None:
+        self.stream, self.known = stream, tuple(known)
+        listed = ", ".join(sorted(self.known)) or "none"
+        super().__init__(f"stream {stream!r} is not registered on this bus (registered: {listed})")
+
+
+class NotAWriter(BusrepError):
+    """A write was asked of a process that does not write that stream."""
+
+    def __init__(self, stream: str, writer: str | None = None) -> None:
+        self.stream, self.writer = stream, writer
+        who = f"writer {writer!r}" if writer else "a bus without a writer name"
+        super().__init__(f"{who} cannot write stream {stream!r}: pass writer= and the stream to connect()")
+
+
+class SequenceWentBack(BusrepError):
+    """The sequence gave an ID not above one that was known when it was asked; the ID was not used."""
+
+    def __init__(self, stream: str, got: int, known: int) -> None:
+        self.stream, self.got, self.known = stream, got, known
+        super().__init__(
+            f"the sequence of stream {stream!r} gave {got}, but {known} was known already: was the database "
+            "restored? Run 'busrep db restored' and restart the writers"
+        )
+
+
+class WriterFenced(BusrepError):
+    """Another process claimed this writer's name, or declared it dead; nothing more may be published under it."""
+
+    def __init__(self, writer: str, incarnation: int) -> None:
+        self.writer, self.incarnation = writer, incarnation
+        super().__init__(
+            f"writer {writer!r} (incarnation {incarnation}) was fenced: its name was claimed anew. Restart this "
+            "process; give each live process a name of its own"
+        )
+
+
+class ClaimBlocked(BusrepError):
+    """The writer's name cannot be claimed: a transaction of its predecessor still holds it."""
+
+    def __init__(self, writer: str, blockers: Sequence[str]) -> None:
+        self.writer, self.blockers = writer, tuple(blockers)
+        super().__init__(
+            f"writer {writer!r} is still held by {', '.join(self.blockers) or 'an open transaction'}: wait for it "
+            "to end, or end it, and start again"
+        )
+
+
+class PositionsAheadOfTable(BusrepError):
+    """Positions were proven that neither the rows nor the sequence reach: the table is an older state."""
+
+    def __init__(self, stream: str, position: int, highest: int) -> None:
+        self.stream, self.position, self.highest = stream, position, highest
+        super().__init__(
+            f"stream {stream!r}: position {position} was proven, but its table and sequence end at {highest}. If "
+            "the database was restored to an older state run 'busrep db restored'"
+        )
+
+
+class EpochChanged(BusrepError):
+    """The fact log is another one than these positions were taken from (a restore, or another database)."""
+
+    def __init__(self, held: str, found: str) -> None:
+        self.held, self.found = held, found
+        super().__init__(f"positions are of epoch {held}, the fact log is of epoch {found}")
+
+
+class PositionTooOld(BusrepError):
+    """Rows at or below the retention floor were asked for; they have been deleted."""
+
+    def __init__(self, stream: str, writer: str, position: int, floor: int) -> None:
+        self.stream, self.writer, self.position, self.floor = stream, writer, position, floor
+        super().__init__(
+            f"stream {stream!r}, writer {writer!r}: position {position} is below the retention floor {floor}; the "
+            "rows between are gone. Start again from a snapshot, or with start='earliest' under a new reader name"
+        )
+
+
+class ReaderMoved(BusrepError):
+    """A saved position was not where this process left it: another process reads under the same name."""
+
+    def __init__(self, reader: str, stream: str, writer: str, expected: int) -> None:
+        self.reader, self.stream, self.writer, self.expected = reader, stream, writer, expected
+        super().__init__(
+            f"reader {reader!r}: the saved position of ({stream}, {writer}) is not {expected} any more; roll back. "
+            "Does another process read under this name?"
+        )
+
+
+class WaitTimeout(BusrepError, TimeoutError):
+    """A position was not reached in time."""
+
+    def __init__(self, stream: str, writer: str, token: int, position: int, timeout: float) -> None:
+        self.stream, self.writer, self.token, self.position, self.timeout = stream, writer, token, position, timeout
+        super().__init__(f"({stream}, {writer}) did not reach {token} within {timeout:g} s; it is at {position}")
+
+
+class HandlerFailed(BusrepError):
+    """A handler kept raising on the same rows; its (stream, writer) has stopped, the others go on."""
+
+    def __init__(self, stream: str, writer: str, token: int, error: BaseException) -> None:
+        self.stream, self.writer, self.token, self.error = stream, writer, token, error
+        super().__init__(f"the handler of ({stream}, {writer}) failed at {token}: {type(error).__name__}: {error}")
+
+
+class SchemaError(BusrepError):
+    """The tables are missing, or of another version than this library."""
+
+    def __init__(self, found: int | None, expected: int) -> None:
+        self.found, self.expected = found, expected
+        if found is None:
+            what = "the store has no busrep tables: run 'busrep db init'"
+        elif found < expected:
+            what = f"the store's schema is version {found}, this busrep needs {expected}: run 'busrep db init'"
+        else:
+            what = f"the store's schema is version {found}, newer than this busrep ({expected}): upgrade busrep"
+        super().__init__(what)
+
+
+class Unavailable(BusrepError):
+    """Redis or the store cannot be reached now; the same call may go through later."""
+
+    def __init__(self, what: str, reason: BaseException | str) -> None:
+        self.what, self.reason = what, reason
+        detail = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
+        super().__init__(f"{what} is not available: {detail}")
+
+
+class Closed(BusrepError):
+    """The bus was closed while, or before, this was asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__("the bus is closed")

@@ -1,0 +1,87 @@
+"""Every bound and period, named, with its default and its reason."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import ge, gt
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """All bounds and periods of one bus. Bytes are bytes, times are seconds.
+
+    Whatever has a bound here never fills silently: it falls back to catch-up, or raises an error that names the
+    setting.
+    """
+
+    heartbeat: float = attrs.field(default=2.0, validator=gt(0))
+    """Period of a writer's announcements, jittered by ±10 %. The loss of a last frame is found within one beat."""
+
+    silent_after_beats: int = attrs.field(default=5, validator=ge(2))
+    """Beats without a sign of life before a writer counts as silent and a link as dead: 10 s by default, so that
+    a half-open link is noticed within 15 s."""
+
+    frame_bytes: int = attrs.field(default=65_536, validator=ge(1_024))
+    """Most bytes of one published message. Rows/s level off above some 16 kB; small enough not to block Redis."""
+
+    frame_rows: int = attrs.field(default=1_000, validator=ge(1))
+    """Most rows of one published message: one page of catch-up."""
+
+    publish_queue_bytes: int = attrs.field(default=16 * 2**20, validator=ge(0))
+    """Rows waiting for Redis, all streams together; above it a stream's rows are dropped from memory and
+    readers are told to fetch them from the table."""
+
+    publish_in_flight: int = attrs.field(default=16, validator=ge(1))
+    """Messages sent to Redis without waiting for the reply of the first: one pipeline."""
+
+    receive_queue_bytes: int = attrs.field(default=16 * 2**20, validator=ge(0))
+    """Rows received and not handled yet, counted as they are held in memory; above it newer lines are dropped and
+    fetched again when there is room. Half of Redis's own default bound for a slow subscriber (32 MB)."""
+
+    held_bytes: int = attrs.field(default=4 * 2**20, validator=ge(0))
+    """Lines of one (stream, writer) held while it catches up; above it the newest are dropped (9.13)."""
+
+    message_bytes: int = attrs.field(default=16 * 2**20, validator=ge(1_024))
+    """Largest message that is looked at; a larger one is counted and dropped, and its rows are fetched."""
+
+    page_rows: int = attrs.field(default=1_000, validator=ge(1))
+    """Rows of one page of catch-up (protocol.md, section 3)."""
+
+    fetches: int = attrs.field(default=4, validator=ge(1))
+    """Pages fetched at a time by one process, so that a reconnect does not flood the store."""
+
+    fetch_timeout: float = attrs.field(default=30.0, validator=gt(0))
+    """Deadline of one page; then the fetch counts as failed and is tried again."""
+
+    retry_min: float = attrs.field(default=0.1, validator=gt(0))
+    """First pause after a failed connection or fetch; doubles up to ``retry_max``, jittered."""
+
+    retry_max: float = attrs.field(default=5.0, validator=gt(0))
+    """Longest pause between two tries: a returned server is noticed within it."""
+
+    stale_after: int = attrs.field(default=3, validator=ge(1))
+    """Failed fetches in a row after which a (stream, writer) is called ``stale``. It still retries."""
+
+    redis_timeout: float = attrs.field(default=5.0, validator=gt(0))
+    """Deadline of a connect, a subscription and a PUBLISH; then the link counts as dead."""
+
+    stuck_after: float = attrs.field(default=60.0, validator=gt(0))
+    """A fact open for longer is reported: it holds back all later facts of its writer."""
+
+    claim_timeout: float = attrs.field(default=10.0, validator=gt(0))
+    """How long to wait for the predecessor's last transaction when claiming a writer's name."""
+
+    handler_retries: int = attrs.field(default=3, validator=ge(0))
+    """Times a failed handler is called again with the same rows before they count as poison."""
+
+    handler_batch_rows: int = attrs.field(default=1_000, validator=ge(1))
+    """Most rows handed to a handler in one batch (more only when one fact has more)."""
+
+    waiters: int = attrs.field(default=10_000, validator=ge(1))
+    """Most ``wait_for`` calls at a time."""
+
+    save_every: float = attrs.field(default=1.0, validator=ge(0))
+    """How often a durable reader that does not save in its handler's own transaction saves its positions."""
+
+    shutdown_timeout: float = attrs.field(default=5.0, validator=gt(0))
+    """How long ``close()`` waits for queued frames to be published and open handlers to end."""

@@ -1,0 +1,46 @@
+"""The one question and the one answer of catch-up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+
+@attrs.frozen
+class FetchUpdates:
+    """Asks for the rows of one (stream, writer) with ``after`` < token <= ``upto``.
+
+    ``limit`` bounds the rows of the answer, which still holds at least one whole fact (protocol.md 9.10).
+    ``incarnation`` is set for a resettable stream: only that incarnation of the writer can answer (9.11).
+    ``after == upto`` asks for no rows: it verifies the epoch.
+    """
+
+    stream: str
+    writer: str
+    after: int
+    upto: int
+    limit: int = 1000
+    incarnation: int | None = None
+
+
+@attrs.frozen
+class UpdatesPage:
+    """Rows of one (stream, writer), and what they prove.
+
+    ``tokens`` and ``payloads`` are parallel, one entry a row; rows of one fact repeat its token and always come
+    together. ``payloads`` are the rows as JSON bytes. The page proves that the writer committed no other row in
+    (``after``, ``upto``]. ``limited``: more rows may follow above ``upto``, which then is the last whole token; ask
+    again from there. ``upto`` below the question's without ``limited`` means that the source cannot prove more yet
+    (a lagging replica): ask again later. ``epoch`` is the identity of the fact log, read in the same snapshot.
+    """
+
+    stream: str
+    writer: str
+    after: int
+    upto: int
+    tokens: Sequence[int]
+    payloads: Sequence[bytes]
+    limited: bool
+    epoch: str
+    incarnation: int | None = None
