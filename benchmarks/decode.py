@@ -1,0 +1,99 @@
+"""Decoding: bytes of one frame to typed rows, on one core, beside the least that any reader of such lines would do.
+
+busrep:    `parse_frame` (headers checked, tokens as integers, payloads apart) and `Stream.decode` of its one run
+           (types checked, one attrs object a row).
+baseline:  ``frame.split(b"\\n")``, ``line.split(b" ", 4)`` on each line to take its header off, and one
+           ``orjson.loads`` of all payloads of the frame, joined. It checks nothing and makes plain lists.
+
+A row has five fields and about 120 bytes; a frame is one POSITION line and 100 or 500 RDATA lines. Both sides run in one
+process, in turns, so that both see the same machine; each figure is the median of five rounds, the ratio is the median
+of the rounds' ratios.
+
+    python benchmarks/decode.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import attrs
+import orjson
+
+from busrep.framing import Rows, format_rows, parse_frame
+from busrep.streams import Stream
+
+ROUNDS = 5
+ROWS_PER_ROUND = 100_000
+TARGET = 0.5
+
+
+@attrs.define
+class Order:
+    number: int
+    customer: str
+    text: str
+    amount: float
+    paid: bool
+
+
+@attrs.frozen
+class FrozenOrder:
+    number: int
+    customer: str
+    text: str
+    amount: float
+    paid: bool
+
+
+def frame_of(rows: int) -> bytes:
+    """One frame as a writer makes it: the chain POSITION and one RDATA line a row."""
+    stream = Stream("orders", Order)
+    lines = [b"POSITION orders writer-1 1000000 1000000"]
+    for i in range(rows):
+        row = Order(i * 7919, f"@customer{i:06d}:example.org", f"order {i} " + "x" * 50, i * 1.5, i % 2 == 0)
+        lines += format_rows(b"orders", b"writer-1", 1_000_001 + i, [stream.encode(row)])
+    return b"\n".join(lines)
+
+
+def baseline(frame: bytes) -> int:
+    parts = [line.split(b" ", 4) for line in frame.split(b"\n")]
+    return len(orjson.loads(b"[" + b",".join([part[4] for part in parts[1:]]) + b"]"))
+
+
+def decoder(stream: Stream[Any]) -> Callable[[bytes], int]:
+    def decode(frame: bytes) -> int:
+        run = parse_frame(frame, 1 << 24).items[1]
+        assert isinstance(run, Rows)
+        return len(stream.decode(run.payloads))
+
+    return decode
+
+
+def rows_per_second(decode: Callable[[bytes], int], frame: bytes, rows: int) -> float:
+    repeats = ROWS_PER_ROUND // rows
+    start = time.perf_counter()
+    for _ in range(repeats):
+        assert decode(frame) == rows
+    return repeats * rows / (time.perf_counter() - start)
+
+
+def main() -> None:
+    streams: dict[str, Stream[Any]] = {"slots": Stream("orders", Order), "frozen slots": Stream("orders", FrozenOrder)}
+    print(f"{'rows':>5} {'row type':14}{'baseline':>14}{'busrep':>14}{'ratio':>8}   (rows/s, target {TARGET})")
+    for rows in (100, 500):
+        frame = frame_of(rows)
+        for title, stream in streams.items():
+            decode = decoder(stream)
+            plain, ours = [], []
+            for _ in range(ROUNDS):
+                plain.append(rows_per_second(baseline, frame, rows))
+                ours.append(rows_per_second(decode, frame, rows))
+            ratio = median(mine / base for mine, base in zip(ours, plain, strict=True))
+            print(f"{rows:5} {title:14}{median(plain):14,.0f}{median(ours):14,.0f}{ratio:8.2f}")
+
+
+if __name__ == "__main__":
+    main()

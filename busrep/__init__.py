@@ -1,0 +1,134 @@
+"""busrep: a replication bus over Redis pub/sub that loses nothing.
+
+Start here::
+
+    streams.py     Stream: a named log of typed rows
+    connect()      a Bus: write facts, subscribe to streams, wait for positions
+    errors.py      the tree of everything that is raised
+    settings.py    every bound and period, with its reason
+
+and, when you want to know how: commands.py and framing.py (the wire), reader.py and writer.py (the two state
+machines), ids.py (who may say that everything up to 7 is there), stores/ (the table), asyncio/ (the loops).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from .asyncio import Batch, Bus, Fact, Start
+from .commands import LockReleased, RemoteServerUp, UserSync
+from .errors import (
+    BusrepError,
+    ClaimBlocked,
+    ConfigError,
+    EpochChanged,
+    HandlerFailed,
+    PositionTooOld,
+    ReaderMoved,
+    RowError,
+    Unavailable,
+    WaitTimeout,
+    WriterFenced,
+)
+from .settings import Settings
+from .streams import Registry, Stream, Table
+
+if TYPE_CHECKING:
+    import redis.asyncio
+
+__all__ = [
+    "Batch",
+    "Bus",
+    "BusrepError",
+    "ClaimBlocked",
+    "ConfigError",
+    "EpochChanged",
+    "Fact",
+    "HandlerFailed",
+    "LockReleased",
+    "PositionTooOld",
+    "ReaderMoved",
+    "RemoteServerUp",
+    "RowError",
+    "Settings",
+    "Stream",
+    "Table",
+    "Unavailable",
+    "UserSync",
+    "WaitTimeout",
+    "WriterFenced",
+    "connect",
+]
+
+__version__ = "0.1.0"
+
+
+def connect(
+    redis: str | redis.asyncio.Redis,
+    *,
+    name: str,
+    streams: Iterable[Stream[Any]] = (),
+    store: Any = None,
+    writer: str | None = None,
+    reader: str | None = None,
+    reader_store: Any = None,
+    start: Start | None = None,
+    settings: Settings | None = None,
+    on_poison: str = "stop",
+    on_epoch_change: str = "rebootstrap",
+    on_too_old: str = "stop",
+    own: bool = False,
+    undeclared: bool = False,
+    require_redis: bool = True,
+) -> Bus:
+    """A bus for this process: ``async with busrep.connect(...) as bus``.
+
+    ``redis``: a URL (``redis://``, ``rediss://``, ``unix://``; user, password and database as redis-py takes them) or
+    a ``redis.asyncio.Redis`` whose settings are used. ``name``: the deployment's name and channel.
+    ``streams``: those this process writes or reads. ``store``: where facts are kept, a URL (``postgresql://``,
+    ``sqlite:///file.db``, ``memory://name``) or a store of ``busrep.stores``.
+
+    ``writer``: this process's name as a writer, unlike any other live process's; None for a mere reader.
+    ``reader``: a name under which positions are saved, so that a restart goes on where it was; ``reader_store``:
+    where, if not in ``store``. ``start``: where a reader without saved positions begins, "now" (default without
+    ``reader``), "earliest" (default with one) or {stream: {writer: position}}.
+
+    ``on_poison``: "stop" a (stream, writer) whose handler keeps failing, or keep the fact as a "dead_letter" and go
+    on. ``on_epoch_change``: "rebootstrap" begins again from the oldest rows when the fact log was restored or
+    replaced, "stop" raises EpochChanged. ``on_too_old``: "stop", or "skip" rows that were pruned before they
+    were read, telling ``on_missed``. ``own``: deliver the own writer's facts to the own handlers too.
+    ``undeclared``: also follow streams that are not in ``streams``, positions only. ``require_redis``: fail
+    to start when Redis is not there; False keeps trying while business writes go on.
+
+    Raises ConfigError for arguments that cannot work; opening raises Unavailable, SchemaError, ClaimBlocked,
+    PositionsAheadOfTable.
+    """
+    streams = list(streams)
+    settings = settings or Settings()
+    registry = Registry(streams)
+    return Bus(
+        redis,
+        name=name,
+        streams=streams,
+        writer=writer,
+        store=_store(store, registry, settings),
+        reader=reader,
+        reader_store=_store(reader_store, registry, settings),
+        start=start,
+        settings=settings,
+        on_poison=on_poison,
+        on_epoch_change=on_epoch_change,
+        on_too_old=on_too_old,
+        own=own,
+        undeclared=undeclared,
+        require_redis=require_redis,
+    )
+
+
+def _store(store: Any, registry: Registry, settings: Settings) -> Any:
+    if not isinstance(store, str):
+        return store
+    from .stores import open_store
+
+    return open_store(store, registry, settings=settings)

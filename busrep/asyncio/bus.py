@@ -1,0 +1,556 @@
+"""The bus: what an application holds. Wires the link, the reading and the writing half together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import redis.asyncio as aioredis
+
+from busrep.commands import Command, Name, Replicate, Server, UserIp
+from busrep.errors import BusrepError, Closed, ConfigError, NotAWriter, ParseError, Unavailable, WriterFenced
+from busrep.framing import parse_frame
+from busrep.settings import Settings
+from busrep.streams import Registry, Stream
+
+from .link import RedisLink
+from .reading import Batch, Handler, NoticeHandler, Reading, Start
+from .writing import Fact, Writing
+
+log = logging.getLogger("busrep")
+
+CommandT = TypeVar("CommandT", bound=Command)
+LineSeen = Callable[[str, str, bytes], None]
+
+# Other commands (presence, locks...) waiting for Redis. They are news, not facts: beyond this, send() says no.
+COMMAND_QUEUE = 10_000
+
+# A bad line is logged at most once in this many seconds per reason; all are counted (protocol.md, section 1).
+LOG_EVERY = 1.0
+
+
+class Bus:
+    """One process's part in a deployment. Made by ``busrep.connect``; see there for the arguments."""
+
+    def __init__(
+        self,
+        redis: str | aioredis.Redis,
+        *,
+        name: str,
+        streams: Iterable[Stream[Any]] = (),
+        writer: str | None = None,
+        store: Any = None,
+        reader_store: Any = None,
+        reader: str | None = None,
+        start: Start | None = None,
+        settings: Settings | None = None,
+        on_poison: str = "stop",
+        on_epoch_change: str = "rebootstrap",
+        on_too_old: str = "stop",
+        own: bool = False,
+        undeclared: bool = False,
+        require_redis: bool = True,
+    ) -> None:
+        _one_of("on_poison", on_poison, ("stop", "dead_letter"))
+        _one_of("on_epoch_change", on_epoch_change, ("rebootstrap", "stop"))
+        _one_of("on_too_old", on_too_old, ("stop", "skip"))
+        _check_name("name", name)
+        for what, value in (("writer", writer), ("reader", reader)):
+            if value is not None:
+                _check_name(what, value)
+        self.name, self.writer, self.reader = name, writer, reader
+        self.streams = Registry(streams)
+        self.settings = settings or Settings()
+        self._store = store
+        self._own, self._require_redis = own, require_redis
+        self._commands: deque[tuple[str, bytes]] = deque()
+        self._command_handlers: dict[type[Any], list[Callable[[Any], Awaitable[None] | None]]] = {}
+        self._line_handlers: list[LineSeen] = []
+        self._wake = asyncio.Event()
+        self._flushed = asyncio.Event()
+        self._ask = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background: list[asyncio.Task[None]] = []
+        self._logged: dict[str, float] = {}
+        self._echo_at = 0.0
+        self._reconnected_at = 0.0
+        self._state = "new"
+        self._writing: Writing | None = None
+        self._reading = Reading(
+            self.streams,
+            self.settings,
+            store=store,
+            reader_store=reader_store if reader_store is not None else store,
+            reader=reader,
+            start=start,
+            own=None if own else writer,
+            on_poison=on_poison,
+            on_epoch_change=on_epoch_change,
+            on_too_old=on_too_old,
+            undeclared=undeclared,
+            ask=self._ask_for_positions,
+            own_positions=self._own_positions,
+        )
+        durable = [stream.name for stream in self.streams if not stream.resettable]
+        if durable and store is None:
+            raise ConfigError(f"streams {', '.join(durable)} are kept in a table: pass store=, or make them resettable")
+        channels = [self._channel(stream.channel) for stream in self.streams]
+        if writer is not None or undeclared or not channels:
+            channels.insert(0, name)
+        self._link = RedisLink(
+            redis, channels, self.settings, on_up=self._up, on_message=self._message, on_down=self._down
+        )
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Open the store, claim the writer's name, connect to Redis. ``async with`` does it."""
+        if self._state != "new":
+            raise Closed
+        self._state = "open"
+        try:
+            if self._store is not None:
+                await self._store.open()
+            if self.writer is not None:
+                self._writing = await self._begin_writing(self.writer)
+            await self._link.start(required=self._require_redis)
+        except BaseException:
+            await self.close()
+            raise
+        self._background = [self._start(self._keep_publishing()), self._start(self._keep_beating())]
+        if self._writing is not None:
+            self._background.append(self._start(self._writing.keep_settling()))
+        if self.reader is not None:
+            self._background.append(self._start(self._reading.keep_saving()))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"busrep-{work.__name__}")
+        task.add_done_callback(_log_failure)
+        return task
+
+    async def _begin_writing(self, writer: str) -> Writing:
+        durable = [stream.name for stream in self.streams if not stream.resettable]
+        claim, incarnation, epoch = None, int(time.time() * 1000), "0" * 32
+        if durable:
+            claim = await self._store.claim(writer, durable, timeout=self.settings.claim_timeout)
+            incarnation, epoch = claim.incarnation, claim.epoch
+        elif self._store is not None:
+            epoch = await self._store.epoch()
+        return Writing(
+            writer,
+            self.name,
+            self.streams,
+            self.settings,
+            store=self._store,
+            claim=claim,
+            incarnation=incarnation,
+            epoch=epoch,
+            wake=self._wake.set,
+        )
+
+    async def close(self) -> None:
+        """Publish what is queued (within ``shutdown_timeout``), save positions, close everything. May be repeated."""
+        if self._state == "closed":
+            return
+        self._state = "closed"
+        timeout = self.settings.shutdown_timeout
+        if self._writing is not None:
+            await self._writing.close(timeout)
+            await self._flush(timeout)
+        await self._reading.close(timeout)
+        for task in [*self._background, *self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._background, *self._tasks, return_exceptions=True)
+        if self._writing is not None:
+            with contextlib.suppress(BusrepError, TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._writing.beat()
+        await self._link.close()
+        if self._store is not None:
+            await self._store.close()
+
+    async def __aenter__(self) -> Bus:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Shielded: a cancelled service still publishes what it committed, and saves what it handled.
+        await asyncio.shield(asyncio.ensure_future(self.close()))
+
+    async def _flush(self, timeout: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self._pending() and self._link.connected:
+                    self._flushed.clear()
+                    self._wake.set()
+                    await self._flushed.wait()
+
+    def _pending(self) -> bool:
+        writing = self._writing
+        if writing is None or writing.fenced is not None:
+            return bool(self._commands)
+        proven = {name: ids.position for name, ids in writing.generators.items()}
+        statistics = writing.core.statistics()
+        return bool(self._commands) or statistics["queued_bytes"] > 0 or statistics["unconfirmed_bytes"] > 0 or not proven
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    def write(self, *streams: Stream[Any], connection: Any = None) -> Fact:
+        """A fact of ``streams`` (usually one) in one transaction: ``async with bus.write(orders) as fact``.
+
+        ``connection``: the caller's own (sqlite3, psycopg sync or async), else one of busrep's. If it is in a
+        transaction already, that one is joined (PostgreSQL) and its end is the caller's. On entry raises
+        NotAWriter, WriterFenced, Unavailable, ConfigError; on exit what the database raises, and CommitUnknown
+        when COMMIT got no answer: then busrep finds out by itself what became of it.
+        """
+        return Fact(self._writer_of(streams), streams, connection)
+
+    async def publish(
+        self, stream: Stream[Any], rows: Sequence[Any], *, connection: Any = None
+    ) -> list[int]:
+        """Each row a fact of its own, in one transaction, IDs reserved at once. Returns the IDs."""
+        if not rows:
+            return []
+        writing = self._writer_of((stream,))
+        async with Fact(writing, (stream,), connection, len(rows)) as fact:
+            return fact.add_each(rows)
+
+    async def settle(self) -> None:
+        """Look now whether transactions of the caller's own have committed, and publish their facts."""
+        if self._writing is not None:
+            await self._writing.settle()
+
+    def _writer_of(self, streams: Sequence[Stream[Any]]) -> Writing:
+        if self._state == "closed":
+            raise Closed
+        if not streams:
+            raise ConfigError("write() needs a stream")
+        for stream in streams:
+            if stream.name not in self.streams or self._writing is None:
+                raise NotAWriter(stream.name, self.writer)
+        assert self._writing is not None  # noqa: S101 (just looked)
+        return self._writing
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def subscribe(self, *streams: Stream[Any]) -> Callable[[Handler], Handler]:
+        """Decorate a function (async or not) that is called with each ``Batch`` of ``streams``.
+
+        Per (stream, writer) calls are in order and one at a time; different writers' may interleave at awaits.
+        A handler that raises is called again with the same rows, then ``on_poison`` applies.
+        """
+        self._check_open()
+
+        def register(handler: Handler) -> Handler:
+            for stream in streams:
+                self._reading.subscribe(self.streams[stream.name], handler)
+            return handler
+
+        return register
+
+    def follow(self, *streams: Stream[Any]) -> AsyncIterator[Batch[Any]]:
+        """Iterate over the batches of ``streams``; a batch counts as handled when the next one is asked for."""
+        self._check_open()
+        return self._reading.follow(*[self.streams[stream.name] for stream in streams])
+
+    async def wait_for(self, stream: Stream[Any], writer: str, token: int, timeout: float = 5.0) -> None:
+        """Return once everything that ``writer`` wrote to ``stream`` up to ``token`` has been handled here.
+
+        The own writer's is at once. Raises WaitTimeout after ``timeout`` seconds, HandlerFailed or
+        PositionTooOld when it can never be.
+        """
+        self._check_open()
+        if writer != self.writer or self._own:
+            await self._reading.wait_for(self.streams[stream.name], writer, token, timeout)
+
+    def on_reset(self, stream: Stream[Any] | None = None) -> Callable[[NoticeHandler], NoticeHandler]:
+        """Decorate a function called with (stream name, writer, position) when that stream begins anew."""
+
+        def register(handler: NoticeHandler) -> NoticeHandler:
+            self._reading.on_reset(None if stream is None else stream.name, handler)
+            return handler
+
+        return register
+
+    def on_missed(self, stream: Stream[Any] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorate a function called with (stream name, writer, after, upto) when those rows are gone for good."""
+
+        def register(handler: Callable[..., Any]) -> Callable[..., Any]:
+            self._reading.on_missed(None if stream is None else stream.name, handler)
+            return handler
+
+        return register
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """Where this process is, {stream: {writer: token}}: handled for others, published for itself."""
+        found = self._reading.core.positions()
+        if self._writing is not None and not self._own:
+            for stream, position in self._writing.core.positions().items():
+                found.setdefault(stream, {})[self._writing.name] = position
+        return found
+
+    async def linear_position(self, stream: Stream[Any]) -> int:
+        """Every row of ``stream`` up to here, by any writer, has been handled here (rule 9.7).
+
+        For consumers that need one order over all writers. Raises ConfigError for a stream that does not
+        follow or has no table.
+        """
+        if self._store is None or stream.resettable or not stream.follows:
+            raise ConfigError(f"stream {stream.name!r} has no linear position")
+        await asyncio.shield(self._reading.follow_stream(self.streams[stream.name]))
+        handled = self.positions().get(stream.name, {})
+        registered = [one.writer for one in await self._store.known() if one.stream == stream.name and one.registered]
+        return min((handled.get(writer, 0) for writer in registered), default=max(handled.values(), default=0))
+
+    def resume(self, stream: Stream[Any], writer: str) -> None:
+        """Go on with a (stream, writer) that stopped on a poison row, at that row."""
+        self._reading.resume(stream.name, writer)
+
+    # -- other commands ---------------------------------------------------------------------------------------
+
+    async def send(self, command: Command) -> None:
+        """Publish a command that is not about streams (presence, locks, tasks...). It is news: sent at most once
+        when all is well, and again when it is unknown whether it arrived. Raises Unavailable when too many wait.
+        """
+        self._check_open()
+        if len(self._commands) >= COMMAND_QUEUE:
+            raise Unavailable("Redis", f"{COMMAND_QUEUE} commands are waiting for it")
+        channel = self._channel("USER_IP" if isinstance(command, UserIp) else "")
+        self._commands.append((channel, command.format()))
+        self._wake.set()
+
+    def on(self, kind: type[CommandT]) -> Callable[[Callable[[CommandT], Any]], Callable[[CommandT], Any]]:
+        """Decorate a function (async or not) that is called with each command of that class."""
+        self._check_open()
+
+        def register(handler: Callable[[CommandT], Any]) -> Callable[[CommandT], Any]:
+            self._command_handlers.setdefault(kind, []).append(handler)
+            self._spawn(self._link.subscribe(self._channel("USER_IP" if kind is UserIp else "")))
+            return handler
+
+        return register
+
+    def on_line(self, handler: LineSeen) -> None:
+        """Call ``handler(direction, channel, line)`` for every line received ("<") and sent (">")."""
+        self._line_handlers.append(handler)
+
+    # -- the link's callbacks ---------------------------------------------------------------------------------
+
+    def _up(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._echo_at = self._reconnected_at = now
+        self._reading.connected(now)
+        if self._writing is not None:
+            self._writing.core.connected(now)
+        self._ask_for_positions()
+
+    def _down(self) -> None:
+        self._reading.core.disconnected()
+
+    def _ask_for_positions(self) -> None:
+        self._ask = True
+        self._wake.set()
+
+    def _message(self, channel: str, data: bytes) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._line_handlers:
+            self._show("<", channel, data)
+        frame = parse_frame(data, self.settings.message_bytes)
+        if self._writing is not None:
+            self._writing.heard(frame)
+        self._reading.receive(frame, now)
+        core = self._reading.core
+        if core.errors:
+            for error in core.errors:
+                self._log_error(error, now)
+            core.errors.clear()
+        if core.commands:
+            commands, core.commands = core.commands, []
+            for command in commands:
+                self._command(command, now)
+
+    def _show(self, direction: str, channel: str, data: bytes) -> None:
+        for line in data.split(b"\n"):
+            for handler in self._line_handlers:
+                handler(direction, channel, line)
+
+    def _command(self, command: Command, now: float) -> None:
+        writing = self._writing
+        if isinstance(command, Replicate):
+            if writing is not None:
+                writing.core.replicate_received()
+                self._wake.set()
+        elif isinstance(command, Name) and writing is not None and command.instance == writing.name:
+            if command.incarnation == writing.incarnation:
+                self._echo_at = now
+            elif command.incarnation is not None and command.incarnation > writing.incarnation:
+                writing.fence(WriterFenced(writing.name, writing.incarnation))
+        for handler in self._command_handlers.get(type(command), ()):
+            self._spawn(_call(handler, command))
+
+    def _log_error(self, error: ParseError, now: float) -> None:
+        reason = f"{error.field} {error.reason}"
+        if now - self._logged.get(reason, -LOG_EVERY) >= LOG_EVERY:
+            if len(self._logged) > 1000:
+                self._logged.clear()
+            self._logged[reason] = now
+            log.warning("%s", error)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_log_failure)
+
+    # -- publishing -------------------------------------------------------------------------------------------
+
+    async def _keep_publishing(self) -> None:
+        settings, failures = self.settings, 0
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._publish_all()
+                failures = 0
+            except Unavailable as error:
+                failures += 1
+                if self._writing is not None:
+                    self._writing.core.publish_failed()
+                    self._writing.publishing = False
+                    self._writing.drained()
+                log.debug("publishing: %s", error)
+                pause = min(settings.retry_max, settings.retry_min * 2 ** min(failures - 1, 16))
+                await asyncio.sleep(pause * (0.5 + random.random() / 2))
+                self._wake.set()
+            self._flushed.set()
+
+    async def _publish_all(self) -> None:
+        link, writing = self._link, self._writing
+        while True:
+            if await link.open_publisher() and writing is not None:
+                # Others cannot see that we came back: say where we are.
+                writing.core.connected(asyncio.get_running_loop().time())
+            frames = writing.core.frames_to_publish() if writing is not None else []
+            asked, self._ask = self._ask, False
+            commands = list(self._commands)[: settings_in_flight(self.settings)]
+            messages = [(self.name, Replicate().format())] if asked else []
+            messages += commands
+            messages += [(self._channel(frame.channel_suffix), frame.data) for frame in frames]
+            if not messages:
+                return
+            try:
+                await link.publish(messages)
+            except BaseException:
+                self._ask = self._ask or asked
+                raise
+            for _ in commands:
+                self._commands.popleft()
+            if writing is not None:
+                for frame in frames:
+                    writing.core.published(frame)
+                writing.publishing = True
+                writing.drained()
+            if self._line_handlers:
+                for channel, data in messages:
+                    self._show(">", channel, data)
+
+    def _channel(self, suffix: str) -> str:
+        return f"{self.name}/{suffix}" if suffix else self.name
+
+    def _own_positions(self) -> Mapping[str, int]:
+        return {} if self._writing is None or self._own else self._writing.core.positions()
+
+    # -- the beat ---------------------------------------------------------------------------------------------
+
+    async def _keep_beating(self) -> None:
+        loop, heartbeat = asyncio.get_running_loop(), self.settings.heartbeat
+        beats = 0
+        while True:
+            await asyncio.sleep(heartbeat * (0.9 + 0.2 * random.random()))
+            beats += 1
+            try:
+                # A database that hangs must not keep the announcement back.
+                async with asyncio.timeout(heartbeat):
+                    await self._beat(beats)
+            except (BusrepError, TimeoutError) as error:
+                log.warning("beat: %s: %s", type(error).__name__, error)
+            if self._writing is not None:
+                self._writing.core.tick(loop.time())
+                self._wake.set()
+                for stuck in self._writing.stuck(loop.time()):
+                    log.warning("fact %(id)s of stream %(stream)s is open for %(age).0f s (%(owner)s)", stuck)
+            self._check_link(loop.time())
+
+    async def _beat(self, beats: int) -> None:
+        all_known = beats % self.settings.silent_after_beats == 1
+        if self._writing is not None:
+            noted = self._writing.noted()
+            await self._writing.beat()
+            if all_known and noted:
+                self._writing.registry(noted, await self._store.known())
+        await self._reading.look_after_silent(all_known=all_known)
+
+    def _check_link(self, now: float) -> None:
+        """Hearing nothing for five beats, the own announcements' echo included, means that the link is dead."""
+        bound = self.settings.heartbeat * self.settings.silent_after_beats
+        if not self._link.connected or now - self._reconnected_at <= bound:
+            return
+        if self._writing is not None and self._writing.fenced is None and now - self._echo_at > bound:
+            self._link.reconnect("own announcements are not heard back")
+            return
+        core = self._reading.core
+        if core.last_heard and len(core.silent(now)) == len(core.last_heard):
+            self._link.reconnect("no writer is heard any more")
+
+    # -- the rest ---------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._state == "closed":
+            raise Closed
+        if self._state == "new":
+            raise ConfigError("the bus is not open yet: use 'async with busrep.connect(...) as bus'")
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters, levels and states of this process, JSON-able."""
+        now = asyncio.get_running_loop().time()
+        return {
+            "reader": self._reading.statistics(),
+            "writer": None if self._writing is None else self._writing.statistics(),
+            "redis": {**self._link.statistics(), "commands_waiting": len(self._commands)},
+            "stuck": [] if self._writing is None else self._writing.stuck(now),
+        }
+
+
+def settings_in_flight(settings: Settings) -> int:
+    """Commands that share a pipeline with frames."""
+    return settings.publish_in_flight * 16
+
+
+async def _call(handler: Callable[[Any], Any], command: Any) -> None:
+    result = handler(command)
+    if asyncio.iscoroutine(result) or isinstance(result, asyncio.Future):
+        await result
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s failed", task.get_name(), exc_info=error)
+
+
+def _one_of(what: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{what}={value!r}: one of {', '.join(map(repr, allowed))}")
+
+
+def _check_name(what: str, value: str) -> None:
+    if not value or any(character.isspace() for character in value):
+        raise ConfigError(f"{what}={value!r}: a name holds at least one character and no white space")

@@ -1,0 +1,769 @@
+"""The reading half of a bus: feeds the reader core, fetches its pages, calls handlers, saves positions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import inspect
+import itertools
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import attrs
+
+from busrep.delivery import Missed, RawBatch, Reset
+from busrep.errors import (
+    BusrepError,
+    Closed,
+    ConfigError,
+    EpochChanged,
+    HandlerFailed,
+    PositionTooOld,
+    ReaderMoved,
+    RowError,
+    Unavailable,
+    WaitTimeout,
+)
+from busrep.framing import Frame
+from busrep.reader import Followed, Key, Reader, State
+from busrep.settings import Settings
+from busrep.streams import Registry, Stream
+from busrep.updates import FetchUpdates, UpdatesPage
+
+log = logging.getLogger("busrep.reader")
+
+RowT = TypeVar("RowT")
+
+Start = Literal["now", "earliest"] | Mapping[str, Mapping[str, int]]
+"""Where a reader without saved positions begins: behind what is proven now, at the oldest row there is, or at given
+positions {stream: {writer: position}} (writers not named there: at their oldest row)."""
+
+
+class ReaderStore(Protocol):
+    """What reading needs of a store; see busrep.stores.base.AsyncStore."""
+
+    async def epoch(self) -> str: ...
+    async def fetch(self, question: FetchUpdates) -> UpdatesPage: ...
+    async def known(self) -> Sequence[Any]: ...
+    async def finish(self, writer: str, incarnation: int, *, timeout: float) -> Mapping[str, int]: ...
+    async def load_reader(self, reader: str) -> Any: ...
+    async def register_reader(self, reader: str, stream: str, writer: str, position: int, epoch: str) -> None: ...
+    async def save_reader(
+        self, reader: str, changes: Sequence[tuple[str, str, int, int]], epoch: str, connection: Any = None
+    ) -> None: ...
+    async def reset_reader(self, reader: str, positions: Mapping[Key, int], epoch: str) -> None: ...
+    async def dead_letter(
+        self,
+        reader: str,
+        stream: str,
+        writer: str,
+        tokens: Sequence[int],
+        payloads: Sequence[bytes],
+        error: str,
+        connection: Any = None,
+    ) -> None: ...
+
+
+@attrs.define(eq=False)
+class Batch(Generic[RowT]):
+    """Rows of one (stream, writer) to handle together: whole facts, tokens ascending.
+
+    ``tokens`` and ``rows`` are parallel; rows of one fact repeat its token. When the handler returns, everything
+    of ``writer`` up to ``position`` counts as handled; ``after`` is where the batch before ended.
+    """
+
+    stream: Stream[RowT]
+    writer: str
+    after: int
+    position: int
+    tokens: Sequence[int]
+    rows: Sequence[RowT]
+    _save: Callable[[Batch[RowT], Any], Awaitable[None]] = attrs.field(repr=False)
+    _saved: bool = attrs.field(default=False, init=False, repr=False)
+
+    def facts(self) -> Iterator[tuple[int, list[RowT]]]:
+        """The same, fact by fact: (token, rows)."""
+        pairs = zip(self.tokens, self.rows, strict=True)
+        for token, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
+            yield token, [row for _, row in group]
+
+    async def save(self, connection: Any) -> None:
+        """Save this reader's position in the caller's open transaction: the effects count exactly once.
+
+        ``connection``: the caller's, of the reader store's database. Commit before the handler returns. Raises
+        ReaderMoved when these rows were handled before, or elsewhere: let it out, and roll back; ConfigError
+        when the bus has no ``reader`` name.
+        """
+        await self._save(self, connection)
+        self._saved = True
+
+
+Handler = Callable[[Batch[Any]], Awaitable[None] | None]
+NoticeHandler = Callable[[str, str, int], Awaitable[None] | None]
+
+
+_Waiter = tuple[int, int, "asyncio.Future[None]"]  # token, a number that makes it unique, what to wake
+
+
+class _Detached(Exception):
+    """The loop that took a batch ended before it asked for the next: the batch was not handled."""
+
+
+async def _call(function: Callable[..., Awaitable[None] | None], *args: Any) -> None:
+    result = function(*args)
+    if inspect.isawaitable(result):
+        await result
+
+
+def _refuse(future: asyncio.Future[None], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+class Reading:
+    """Owns a ``Reader`` core and drives it.
+
+    ``ask()`` is called when REPLICATE should be published; ``own_positions()`` gives what this process itself has
+    published, which counts as handled when positions are saved.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        settings: Settings,
+        *,
+        store: ReaderStore | None,
+        reader_store: ReaderStore | None,
+        reader: str | None,
+        start: Start | None,
+        own: str | None,
+        on_poison: str,
+        on_epoch_change: str,
+        on_too_old: str,
+        undeclared: bool,
+        ask: Callable[[], None],
+        own_positions: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self.core = Reader((), settings=settings, own=[own] if own else (), undeclared=undeclared)
+        self._registry, self._settings = registry, settings
+        self._store, self._reader_store, self._name = store, reader_store, reader
+        self._start: Start = start if start is not None else ("earliest" if reader else "now")
+        self._own = own
+        self._on_poison, self._on_epoch_change, self._on_too_old = on_poison, on_epoch_change, on_too_old
+        self._ask, self._own_positions = ask, own_positions
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._handlers: dict[str, list[Handler]] = {}
+        self._reset_handlers: list[tuple[str | None, NoticeHandler]] = []
+        self._missed_handlers: list[tuple[str | None, Callable[..., Awaitable[None] | None]]] = []
+        self._workers: dict[Key, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._careful: dict[Key, int] = {}
+        self._saved: dict[Key, int] = {}
+        self._paused: set[Key] = set()
+        self._saving = asyncio.Lock()
+        self._waiters: dict[Key, list[_Waiter]] = {}
+        self._waiting = 0
+        self._numbers = itertools.count()
+        self._offers: set[asyncio.Queue[Any]] = set()
+        self._saved_at: dict[Key, float] = {}
+        self._retry: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.stopped: dict[Key, BusrepError] = {}
+        self.failure: BusrepError | None = None
+        self.poison_rows = 0
+        self.rows_delivered = 0
+        self.handler_failures = 0
+
+    # -- following --------------------------------------------------------------------------------------------
+
+    def subscribe(self, stream: Stream[Any], handler: Handler) -> None:
+        """Call ``handler`` with the stream's batches from now on."""
+        handlers = self._handlers.setdefault(stream.name, [])
+        handlers.append(handler)
+        if len(handlers) == 1:
+            for key in [key for key in self._paused if key[0] == stream.name]:
+                self._paused.discard(key)
+                self.core.resume(*key)
+                self.core.ready.add(key)
+            self._ask()
+        self.follow_stream(stream)
+        self.pump()
+
+    def unsubscribe(self, stream: Stream[Any], handler: Handler) -> None:
+        """Stop calling ``handler``; without another one the stream's rows wait in the table."""
+        handlers = self._handlers[stream.name]
+        handlers.remove(handler)
+        if not handlers:
+            for key in [key for key in self.core.progress if key[0] == stream.name]:
+                if key not in self.stopped:
+                    self._paused.add(key)
+                    self.core.stop(*key)
+
+    def follow_stream(self, stream: Stream[Any]) -> asyncio.Task[None]:
+        """Begin to follow a stream, once; the task ends when its positions are known."""
+        task = self._following.get(stream.name)
+        if task is None:
+            if not stream.resettable and self._store is None:
+                raise ConfigError(
+                    f"stream {stream.name!r} is kept in a table: pass store= to connect(), or declare it resettable"
+                )
+            task = asyncio.create_task(self._begin(stream), name=f"busrep-follow-{stream.name}")
+            self._following[stream.name] = task
+        return task
+
+    async def _begin(self, stream: Stream[Any]) -> None:
+        pause = self._settings.retry_min
+        while not self._closed:
+            try:
+                await self._load(stream)
+            except Unavailable as error:
+                log.warning("cannot begin to follow %s yet: %s", stream.name, error)
+                await asyncio.sleep(pause * (0.5 + random.random() / 2))
+                pause = min(2 * pause, self._settings.retry_max)
+            except BusrepError as error:
+                self._fail(error)
+                return
+            else:
+                self._ask()
+                self.pump()
+                return
+
+    async def _load(self, stream: Stream[Any]) -> None:
+        core, name = self.core, stream.name
+        if stream.resettable or self._store is None:
+            core.follow(Followed(name, resettable=True, fetchable=False))
+            return
+        epoch = await self._store.epoch()
+        if core.epoch is None:
+            core.epoch = epoch
+        saved: dict[Key, int] = {}
+        if self._name is not None and self._reader_store is not None:
+            state = await self._reader_store.load_reader(self._name)
+            if state.epoch not in (None, epoch):
+                if self._on_epoch_change == "stop":
+                    raise EpochChanged(state.epoch, epoch)
+                log.warning("%s", EpochChanged(state.epoch, epoch))
+                await self._reader_store.reset_reader(self._name, {}, epoch)
+                self._saved.clear()
+            else:
+                saved = {key: position for key, position in state.positions.items() if key[0] == name}
+        known = [writer for writer in await self._store.known() if writer.stream == name]
+        for writer in known:
+            saved.setdefault((name, writer.writer), self._start_position(name, writer))
+        for key, position in saved.items():
+            if self._name is not None and self._reader_store is not None:
+                await self._reader_store.register_reader(self._name, *key, position, epoch)
+            self._saved[key] = position
+        core.follow(Followed(name))
+        for key, position in saved.items():
+            core.start_at(*key, position)
+        # What was proven before we listened: a dead writer's last rows, and, of the own name, a predecessor's.
+        for writer in known:
+            core.learned(name, writer.writer, writer.position)
+
+    def _start_position(self, stream: str, writer: Any) -> int:
+        if self._start == "now":
+            return int(writer.position)
+        if self._start == "earliest":
+            return int(writer.floor)
+        return self._start.get(stream, {}).get(writer.writer, int(writer.floor))
+
+    # -- what comes over the link -----------------------------------------------------------------------------
+
+    def connected(self, now: float) -> None:
+        """The subscription stands (again)."""
+        self.core.connected(now)
+        self.pump()
+
+    def receive(self, frame: Frame, now: float) -> None:
+        """One message."""
+        self.core.receive_frame(frame, now)
+        self.pump()
+
+    # -- the pump: what the core wants done -------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Start the fetches and the handlers that the core asks for."""
+        if self._closed:
+            return
+        core, now = self.core, asyncio.get_running_loop().time()
+        if core.new_epoch is not None and self.failure is None:
+            self._spawn(self._change_epoch(), "epoch", once=True)
+        for asked in core.fetches(now):
+            self._spawn(self._fetch(asked), "fetch")
+        for key in list(core.ready):
+            if key not in self._workers and key not in self._paused:
+                task = asyncio.create_task(self._work(key), name=f"busrep-handle-{key[0]}-{key[1]}")
+                self._workers[key] = task
+        for key in list(self._waiters):  # a position may move without rows, and so without a handler
+            self._wake(key)
+        due = core.next_retry(now)
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = None
+        if due is not None:
+            self._retry = asyncio.get_running_loop().call_at(due, self.pump)
+
+    def _spawn(self, work: Any, name: str, *, once: bool = False) -> None:
+        name = f"busrep-{name}"
+        if once and any(task.get_name() == name for task in self._tasks):
+            work.close()
+            return
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _fetch(self, asked: FetchUpdates) -> None:
+        clock = asyncio.get_running_loop().time
+        assert self._store is not None  # noqa: S101 (only fetchable streams are asked for)
+        try:
+            async with asyncio.timeout(self._settings.fetch_timeout):
+                page = await self._store.fetch(asked)
+        except PositionTooOld as error:
+            self._too_old(error)
+        except (BusrepError, TimeoutError) as error:
+            log.warning("fetching (%s, %s) from %d: %s", asked.stream, asked.writer, asked.after, error)
+            self.core.fetch_failed(asked, error, clock())
+        except BaseException as error:
+            self.core.fetch_failed(asked, error, clock())
+            raise
+        else:
+            self.core.receive_page(asked, page, clock())
+        self.pump()
+
+    def _too_old(self, error: PositionTooOld) -> None:
+        key = (error.stream, error.writer)
+        log.error("%s", error)
+        if self._on_too_old == "skip":
+            self.core.skip(*key, error.floor)
+        else:
+            self._stop(key, error)
+
+    def _stop(self, key: Key, error: BusrepError) -> None:
+        """Stop one (stream, writer) loudly; the others flow."""
+        self.stopped[key] = error
+        self.core.stop(*key)
+        self._interrupt(error)
+        for waiter in self._waiters.pop(key, []):
+            _refuse(waiter[2], error)
+
+    def resume(self, stream: str, writer: str) -> None:
+        """Go on with a (stream, writer) that stopped, at the rows that stopped it."""
+        if self.stopped.pop((stream, writer), None) is not None:
+            self.core.resume(stream, writer)
+            self._ask()
+
+    def _fail(self, error: BusrepError) -> None:
+        log.error("reading stopped: %s", error)
+        self.failure = error
+        self._interrupt(error)
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                _refuse(waiter[2], error)
+
+    async def _change_epoch(self) -> None:
+        """The fact log is another one: begin again, or stop, as the policy says."""
+        core = self.core
+        held, found = core.epoch or "", core.new_epoch or ""
+        if self._on_epoch_change == "stop":
+            self._fail(EpochChanged(held, found))
+            return
+        log.warning("%s: starting again from the oldest rows", EpochChanged(held, found))
+        assert self._store is not None  # noqa: S101 (an epoch comes from a store's page)
+        try:
+            known = await self._store.known()
+            floors = {(writer.stream, writer.writer): writer.floor for writer in known}
+            floors = {key: floor for key, floor in floors.items() if key[0] in self._following}
+            if self._name is not None and self._reader_store is not None:
+                await self._reader_store.reset_reader(self._name, floors, found)
+        except BusrepError as error:
+            log.warning("cannot read the new log yet: %s", error)
+            await asyncio.sleep(self._settings.retry_max)
+        else:
+            core.rebase(found, floors)
+            self._saved = dict(floors)
+            for writer in known:
+                if writer.stream in self._following:
+                    core.learned(writer.stream, writer.writer, writer.position)
+            self._ask()
+        asyncio.get_running_loop().call_soon(self.pump)
+
+    # -- handlers ---------------------------------------------------------------------------------------------
+
+    async def _work(self, key: Key) -> None:
+        """Hand out what waits for one (stream, writer), in order, until nothing does."""
+        core = self.core
+        try:
+            while not self._closed and key not in self._paused and key not in self.stopped:
+                careful = core.delivered(*key) < self._careful.get(key, 0)
+                taken = core.take(*key, 1 if careful else None)
+                if taken is None:
+                    break
+                if isinstance(taken, RawBatch):
+                    if not await self._handle(key, taken):
+                        break
+                else:
+                    await self._notify(taken)
+                    core.done(*key)
+                self._wake(key)
+                await self._save_if_due(key)
+                # A handler that never waits must not keep the link from being read.
+                await asyncio.sleep(0)
+        finally:
+            del self._workers[key]
+            self.pump()
+
+    async def _notify(self, notice: Reset | Missed) -> None:
+        if isinstance(notice, Reset):
+            log.info("(%s, %s) was reset to %d", notice.stream, notice.writer, notice.position)
+            calls = [(f, (notice.position,)) for s, f in self._reset_handlers if s in (None, notice.stream)]
+        else:
+            log.info("(%s, %s): rows in (%d, %d] are gone", *attrs.astuple(notice))
+            found = (notice.after, notice.upto)
+            calls = [(f, found) for s, f in self._missed_handlers if s in (None, notice.stream)]  # type: ignore[misc]
+        for function, args in calls:
+            try:
+                await _call(function, notice.stream, notice.writer, *args)
+            except Exception:
+                log.exception("the handler of a reset or of missed rows failed")
+
+    async def _handle(self, key: Key, raw: RawBatch) -> bool:
+        """Call the handlers with a batch. False: nothing was handled, and this worker ends."""
+        core = self.core
+        stream = self._stream(raw.stream)
+        try:
+            rows = stream.decode(raw.payloads)
+        except RowError as error:
+            if not raw.fetched:
+                log.warning("rows that do not decode, fetched again: %s", error)
+                core.reject(raw)
+                return False
+            return await self._failed(key, raw, error)
+        batch = Batch(stream, raw.writer, raw.after, raw.position, raw.tokens, rows, self._save_batch)
+        pause = self._settings.retry_min
+        for attempt in range(self._settings.handler_retries + 1):
+            try:
+                batch._saved = False
+                for handler in list(self._handlers.get(raw.stream, ())):
+                    await _call(handler, batch)
+            except _Detached:
+                core.put_back(*key)
+                return False
+            except ReaderMoved as error:
+                return await self._moved(key, raw, error)
+            except Exception as error:
+                self.handler_failures += 1
+                if attempt == self._settings.handler_retries:
+                    return await self._failed(key, raw, error)
+                log.warning("handler of %s failed at %d, trying again", key, raw.tokens[0], exc_info=True)
+                await asyncio.sleep(pause * (0.5 + random.random() / 2))
+                pause = min(2 * pause, self._settings.retry_max)
+            else:
+                break
+        self.rows_delivered += len(rows)
+        if batch._saved:
+            self._saved[key] = raw.position
+        core.done(*key)
+        return True
+
+    def _stream(self, name: str) -> Stream[Any]:
+        # A stream that nobody declared has rows of any shape.
+        return self._registry[name] if name in self._registry else Stream(name, resettable=True)
+
+    async def _failed(self, key: Key, raw: RawBatch, error: Exception) -> bool:
+        """The handler kept failing: find the fact that it fails on, then stop, or set that fact aside."""
+        core = self.core
+        if raw.tokens and raw.tokens[0] != raw.tokens[-1]:
+            self._careful[key] = raw.position
+            core.put_back(*key)
+            return True
+        self.poison_rows += len(raw.tokens)
+        failure = HandlerFailed(raw.stream, raw.writer, raw.position, error)
+        if self._on_poison == "dead_letter" and self._reader_store is not None:
+            log.error("%s: kept as a dead letter", failure, exc_info=error)
+            text = f"{type(error).__name__}: {error}"
+            try:
+                await self._reader_store.dead_letter(
+                    self._name or "", raw.stream, raw.writer, raw.tokens, raw.payloads, text
+                )
+            except BusrepError as trouble:
+                log.warning("the dead letter could not be kept yet: %s", trouble)
+                await asyncio.sleep(self._settings.retry_max)
+                core.put_back(*key)
+                return True
+            core.done(*key)
+            return True
+        log.error("%s: stopped", failure, exc_info=error)
+        self._stop(key, failure)
+        return False
+
+    # -- saved positions --------------------------------------------------------------------------------------
+
+    async def _save_batch(self, batch: Batch[Any], connection: Any) -> None:
+        if self._name is None or self._reader_store is None:
+            raise ConfigError("saving a position needs a durable reader: pass reader= and store= to connect()")
+        key = (batch.stream.name, batch.writer)
+        if key not in self._saved:  # a writer that joined while we listened
+            await self._register(key, batch.after)
+        change = (*key, self._saved[key], batch.position)
+        await self._reader_store.save_reader(self._name, [change], self.core.epoch or "", connection)
+
+    async def _register(self, key: Key, position: int) -> None:
+        assert self._name is not None  # noqa: S101
+        assert self._reader_store is not None  # noqa: S101
+        await self._reader_store.register_reader(self._name, *key, position, self.core.epoch or "")
+        self._saved[key] = position
+
+    async def _moved(self, key: Key, raw: RawBatch, error: ReaderMoved) -> bool:
+        """Rule 9.12: what is saved decides, also after a COMMIT whose outcome is unknown."""
+        assert self._name is not None  # noqa: S101
+        assert self._reader_store is not None  # noqa: S101
+        try:
+            state = await self._reader_store.load_reader(self._name)
+        except BusrepError as trouble:
+            log.warning("saved positions cannot be read yet: %s", trouble)
+            await asyncio.sleep(self._settings.retry_max)
+            self.core.put_back(*key)
+            return True
+        saved = state.positions.get(key)
+        if saved is None:
+            await self._register(key, raw.after)
+            saved = raw.after
+        log.warning("%s; it is at %d", error, saved)
+        self._saved[key] = saved
+        if saved == raw.position:
+            self.core.done(*key)
+            return True
+        self.core.move_to(*key, saved)
+        self._ask()
+        return True
+
+    async def _save_if_due(self, key: Key) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._name is None or now - self._saved_at.get(key, 0.0) < self._settings.save_every:
+            return
+        self._saved_at[key] = now
+        with contextlib.suppress(Unavailable):
+            await self._save([key])
+
+    async def save(self) -> None:
+        """Save what was handled and not saved by a handler. Raises Unavailable."""
+        # What a worker is busy with it saves by itself: its handler may be saving this very moment.
+        await self._save([key for key in self.core.progress if key not in self._workers])
+
+    async def _save(self, keys: Sequence[Key]) -> None:
+        if self._name is None or self._reader_store is None or self.failure is not None:
+            return
+        own = self._own_positions()
+        async with self._saving:
+            changes = []
+            for key in keys:
+                progress = self.core.progress[key]
+                if not progress.stream.fetchable:
+                    continue
+                position = progress.queue.delivered
+                if key[1] == self._own:
+                    position = max(position, own.get(key[0], 0))
+                if key not in self._saved:
+                    await self._register(key, 0)
+                if self._saved[key] != position:
+                    changes.append((*key, self._saved[key], position))
+            if not changes:
+                return
+            try:
+                await self._reader_store.save_reader(self._name, changes, self.core.epoch or "")
+            except ReaderMoved as error:
+                log.error("%s", error)
+                state = await self._reader_store.load_reader(self._name)
+                self._saved.update(state.positions)
+            else:
+                self._saved.update({(stream, writer): new for stream, writer, _, new in changes})
+
+    async def keep_saving(self) -> None:
+        """Save every ``save_every`` seconds until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.save_every)
+            try:
+                await self.save()
+            except BusrepError as error:
+                log.warning("positions could not be saved: %s", error)
+
+    # -- silent writers ---------------------------------------------------------------------------------------
+
+    async def look_after_silent(self, *, all_known: bool) -> None:
+        """Follow through the table whoever is not heard; finish whoever gave the database no sign of life either.
+
+        Rule 9.5: a writer that is silent here but alive there still holds its claim and is only followed.
+        """
+        if self._store is None or not self._following:
+            return
+        core, settings = self.core, self._settings
+        now = asyncio.get_running_loop().time()
+        silent = set(core.silent(now))
+        if not silent and not all_known:
+            return
+        bound = settings.heartbeat * settings.silent_after_beats
+        for known in await self._store.known():
+            heard = known.writer in core.last_heard and known.writer not in silent
+            if known.stream not in core.followed or known.writer == self._own or heard:
+                continue
+            core.learned(known.stream, known.writer, known.position)
+            if not known.registered:
+                core.last_heard.pop(known.writer, None)
+            elif known.silent_for > bound:
+                await self._finish(known)
+        self.pump()
+
+    async def _finish(self, known: Any) -> None:
+        assert self._store is not None  # noqa: S101
+        try:
+            finals = await self._store.finish(
+                known.writer, known.incarnation, timeout=self._settings.heartbeat
+            )
+        except BusrepError as error:  # its last transaction is still open: it goes on being followed
+            log.info("writer %s is silent, and cannot be finished yet: %s", known.writer, error)
+            return
+        for stream, position in finals.items():
+            if stream in self.core.followed:
+                self.core.learned(stream, known.writer, position)
+        if finals:
+            log.warning("writer %s was silent; finished at %s", known.writer, dict(finals))
+
+    # -- waiting ----------------------------------------------------------------------------------------------
+
+    async def wait_for(self, stream: Stream[Any], writer: str, token: int, timeout: float) -> None:
+        """Return once everything of ``writer`` up to ``token`` was handled here. Raises WaitTimeout."""
+        key = (stream.name, writer)
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(self.follow_stream(stream))
+                await self._reached(key, token)
+        except TimeoutError:
+            raise WaitTimeout(*key, token, self.core.delivered(*key), timeout) from None
+
+    async def _reached(self, key: Key, token: int) -> None:
+        if self._closed:
+            raise Closed
+        if (error := self.failure or self.stopped.get(key)) is not None:
+            raise error
+        if self.core.delivered(*key) >= token:
+            return
+        if self._waiting >= self._settings.waiters:
+            raise ConfigError(f"more than {self._settings.waiters} waits at a time: raise Settings.waiters")
+        future = asyncio.get_running_loop().create_future()
+        waiter = (token, next(self._numbers), future)
+        heapq.heappush(self._waiters.setdefault(key, []), waiter)
+        self._waiting += 1
+        try:
+            await future
+        finally:
+            self._waiting -= 1
+            waiters = self._waiters.get(key, [])
+            if waiter in waiters:  # given up before it was reached
+                waiters.remove(waiter)
+                heapq.heapify(waiters)
+            if not waiters:
+                self._waiters.pop(key, None)
+
+    def _wake(self, key: Key) -> None:
+        waiters = self._waiters.get(key)
+        if waiters:
+            delivered = self.core.delivered(*key)
+            while waiters and waiters[0][0] <= delivered:
+                future = heapq.heappop(waiters)[2]
+                if not future.done():
+                    future.set_result(None)
+
+    # -- iteration --------------------------------------------------------------------------------------------
+
+    async def follow(self, *streams: Stream[Any]) -> AsyncIterator[Batch[Any]]:
+        """Yield the batches of ``streams``; each counts as handled when the next is asked for."""
+        offers: asyncio.Queue[tuple[Batch[Any], asyncio.Future[None]] | BusrepError] = asyncio.Queue()
+        pending: set[asyncio.Future[None]] = set()
+
+        async def offer(batch: Batch[Any]) -> None:
+            handled = asyncio.get_running_loop().create_future()
+            pending.add(handled)
+            offers.put_nowait((batch, handled))
+            try:
+                await handled
+            finally:
+                pending.discard(handled)
+
+        self._offers.add(offers)
+        for stream in streams:
+            self.subscribe(stream, offer)
+        names = {stream.name for stream in streams}
+        stopped = [error for key, error in self.stopped.items() if key[0] in names]
+        for error in [self.failure, *stopped, Closed() if self._closed else None]:
+            if error is not None:
+                offers.put_nowait(error)
+        try:
+            while True:
+                offered = await offers.get()
+                if isinstance(offered, BusrepError):
+                    if getattr(offered, "stream", None) in {None, *names}:
+                        raise offered
+                    continue
+                batch, handled = offered
+                yield batch
+                if not handled.done():
+                    handled.set_result(None)
+        finally:
+            self._offers.discard(offers)
+            for stream in streams:
+                self.unsubscribe(stream, offer)
+            for future in pending:
+                if not future.done():
+                    future.set_exception(_Detached())
+
+    def _interrupt(self, error: BusrepError) -> None:
+        for offers in self._offers:
+            offers.put_nowait(error)
+
+    # -- the rest ---------------------------------------------------------------------------------------------
+
+    def on_reset(self, stream: str | None, handler: NoticeHandler) -> None:
+        """Call ``handler(stream, writer, position)`` when a stream began anew."""
+        self._reset_handlers.append((stream, handler))
+
+    def on_missed(self, stream: str | None, handler: Callable[..., Awaitable[None] | None]) -> None:
+        """Call ``handler(stream, writer, after, upto)`` when rows are gone for good."""
+        self._missed_handlers.append((stream, handler))
+
+    async def close(self, timeout: float) -> None:
+        """Let running handlers end, save, stop everything."""
+        self._closed = True
+        self._interrupt(Closed())
+        if self._retry is not None:
+            self._retry.cancel()
+        for task in [*self._following.values(), *self._tasks]:
+            task.cancel()
+        for waiters in list(self._waiters.values()):
+            for waiter in waiters:
+                _refuse(waiter[2], Closed())
+        workers = list(self._workers.values())
+        if workers:
+            _, slow = await asyncio.wait(workers, timeout=timeout)
+            for task in slow:
+                task.cancel()
+        gone = [*workers, *self._following.values(), *self._tasks]
+        await asyncio.gather(*gone, return_exceptions=True)
+        with contextlib.suppress(BusrepError, TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self.save()
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters and states, JSON-able."""
+        return {
+            **self.core.statistics(),
+            "rows_delivered": self.rows_delivered,
+            "handler_failures": self.handler_failures,
+            "poison_rows": self.poison_rows,
+            "stopped": {f"{stream} {writer}": str(error) for (stream, writer), error in self.stopped.items()},
+            "failure": None if self.failure is None else str(self.failure),
+            "waiting": self._waiting,
+        }

@@ -1,0 +1,439 @@
+"""The writing half of a bus: facts in the caller's transaction, their IDs, and what is published of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Protocol
+
+import attrs
+
+from busrep.commands import Position
+from busrep.errors import BusrepError, ConfigError, NotAWriter, Unavailable, WriterFenced
+from busrep.framing import Frame, Rows
+from busrep.ids import IdGenerator, Noted, ReservedIds
+from busrep.settings import Settings
+from busrep.streams import Registry, Stream
+from busrep.writer import Writer
+
+log = logging.getLogger("busrep.writer")
+
+# An unknown COMMIT is asked after at this pace at first; it doubles up to the slowest (a held transaction may take long).
+SETTLE_FIRST, SETTLE_SLOWEST = 0.01, 1.0
+
+
+class WriterStore(Protocol):
+    """What writing needs of a store; see busrep.stores.base.AsyncStore."""
+
+    async def reserve(self, stream: str, count: int) -> list[int]: ...
+    def transaction(self, claim: Any, connection: Any = None) -> Any: ...
+    async def outcome(
+        self, claim: Any, marker: object, facts: Sequence[tuple[str, int]]
+    ) -> Mapping[tuple[str, int], list[bytes]] | None: ...
+    async def heartbeat(self, claim: Any, positions: Mapping[str, int]) -> None: ...
+
+
+@attrs.define(eq=False)
+class _Open:
+    """The facts of one stream in one transaction: their IDs, and the rows of each."""
+
+    stream: Stream[Any]
+    ids: ReservedIds
+    rows: dict[int, list[Any]] = attrs.field(factory=dict)
+    payloads: dict[int, list[bytes]] = attrs.field(factory=dict)
+    stored: bool = True  # rows are inserted by busrep; not where the application does it
+    insert: dict[int, bool] = attrs.field(factory=dict)
+
+    def add(self, id: int, row: Any, *, insert: bool) -> None:
+        payload = self.stream.encode(row)
+        self.payloads.setdefault(id, []).append(payload)
+        if insert:
+            self.rows.setdefault(id, []).append(row)
+
+    def to_insert(self) -> list[tuple[int, list[Any], list[bytes]]]:
+        return [(id, rows, self.payloads[id]) for id, rows in self.rows.items()]
+
+
+@attrs.define(eq=False)
+class _InDoubt:
+    """A transaction whose end is not known: the caller's own, or one whose COMMIT got no answer (rule 9.1)."""
+
+    marker: object
+    opened: list[_Open]
+    stack: AsyncExitStack
+
+
+class Fact:
+    """One transaction in the making: ``async with bus.write(stream) as fact``.
+
+    ``id`` is the fact's ID in the (first) stream, ``ids`` {stream name: ID}. On leaving the block the rows are
+    inserted, the transaction commits, and the fact is published; an exception rolls it back. In a transaction
+    that the caller had begun on the connection already, the caller commits, and the fact is published when that
+    is seen to have happened (``bus.settle()`` looks at once).
+    """
+
+    def __init__(
+        self, writing: Writing, streams: Sequence[Stream[Any]], connection: Any = None, count: int = 1
+    ) -> None:
+        self._writing, self._streams, self._count = writing, streams, count
+        self._caller = connection
+        self._opened: dict[str, _Open] = {}
+        self._transaction: Any = None
+        self._stack = AsyncExitStack()
+
+    @property
+    def id(self) -> int:
+        """The fact's ID in the first stream."""
+        return self.ids[self._streams[0].name]
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """The fact's ID per stream, as it stands in the table (below zero on a negative stream)."""
+        generators = self._writing.generators
+        return {name: generators[name].table_id(opened.ids[0]) for name, opened in self._opened.items()}
+
+    @property
+    def connection(self) -> Any:
+        """The driver's connection that the transaction runs on; None for streams without a table."""
+        return None if self._transaction is None else self._transaction.connection
+
+    def add(self, row: Any, *, stream: Stream[Any] | None = None, insert: bool = True) -> None:
+        """Add a row to the fact. Raises RowError.
+
+        ``stream``: needed only for another than the first. ``insert=False``: the application inserts the row
+        into the stream's own table itself, under ``fact.id``.
+        """
+        opened = self._of(stream)
+        opened.add(opened.ids[0], row, insert=insert)
+
+    def add_each(self, rows: Sequence[Any], stream: Stream[Any] | None = None) -> list[int]:
+        """Add each row as a fact of its own, one for each ID reserved; give their IDs."""
+        opened = self._of(stream)
+        for id, row in zip(opened.ids, rows, strict=True):
+            opened.add(id, row, insert=True)
+        return list(opened.ids)
+
+    def _of(self, stream: Stream[Any] | None) -> _Open:
+        name = (stream or self._streams[0]).name
+        if name not in self._opened:
+            raise NotAWriter(name, f"this fact ({', '.join(self._opened) or 'not open'})")
+        return self._opened[name]
+
+    async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement of the caller's in the fact's transaction, in the driver's placeholder style."""
+        if self._transaction is None:
+            raise ConfigError("this fact has no transaction: its streams are kept in memory only")
+        return list(await self._transaction.execute(sql, params))
+
+    async def __aenter__(self) -> Fact:
+        writing = self._writing
+        await writing.room()
+        try:
+            if any(not stream.resettable for stream in self._streams):
+                self._transaction = writing.transaction(self._caller)
+            for stream in self._streams:
+                ids = await self._stack.enter_async_context(writing.reserve(stream, self._count))
+                self._opened[stream.name] = _Open(stream, ids)
+            if self._transaction is not None:
+                await self._transaction.begin()
+        except BaseException as error:
+            await asyncio.shield(self._rolled_back(error))
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Neither half may be torn by a cancellation: whether COMMIT was sent decides what the fact becomes.
+        if error is not None:
+            await self._writing.finish(self._rolled_back(error))
+        else:
+            await self._writing.finish(self._commit())
+
+    async def _rolled_back(self, error: BaseException) -> None:
+        if isinstance(error, WriterFenced):
+            self._writing.fence(error)
+        transaction = self._transaction
+        if transaction is not None:
+            if transaction.joined and transaction.marker is not None:
+                # The caller may yet commit: rows the application inserted under this ID would be facts.
+                self._doubt()
+                return
+            await transaction.rollback()
+        await self._stack.__aexit__(type(error), error, None)
+        self._writing.moved(self._opened)
+
+    async def _commit(self) -> None:
+        transaction = self._transaction
+        if transaction is not None:
+            try:
+                for opened in self._opened.values():
+                    if not opened.stream.resettable and (facts := opened.to_insert()):
+                        await transaction.insert(opened.stream.name, facts)
+                for opened in self._opened.values():
+                    opened.ids.commit_sent()
+                await transaction.commit()
+            except BusrepError as error:
+                if hasattr(error, "marker"):  # CommitUnknown: the table will tell
+                    self._doubt()
+                    raise
+                await self._failed(error)
+                raise
+            except BaseException as error:
+                await self._failed(error)
+                raise
+            if transaction.joined:
+                self._doubt()
+                return
+        await self._writing.completed(list(self._opened.values()), self._stack)
+
+    async def _failed(self, error: BaseException) -> None:
+        for opened in self._opened.values():
+            opened.ids.outcome_known()
+        await self._rolled_back(error)
+
+    def _doubt(self) -> None:
+        for opened in self._opened.values():
+            opened.ids.commit_sent()
+        doubt = _InDoubt(self._transaction.marker, list(self._opened.values()), self._stack)
+        self._writing.in_doubt(doubt)
+
+
+class Writing:
+    """Owns a ``Writer`` core and one ID generator per stream. ``wake()`` is called when there is something to publish."""
+
+    def __init__(
+        self,
+        name: str,
+        server: str,
+        streams: Registry,
+        settings: Settings,
+        *,
+        store: WriterStore | None,
+        claim: Any,
+        incarnation: int,
+        epoch: str,
+        wake: Callable[[], None],
+    ) -> None:
+        self.name, self.incarnation = name, incarnation
+        self._settings, self._store, self._claim, self._wake = settings, store, claim, wake
+        self.core = Writer(server, name, incarnation=incarnation, epoch=epoch, settings=settings)
+        self.generators: dict[str, IdGenerator] = {}
+        self._last: dict[str, int] = {}
+        for stream in streams:
+            durable = not stream.resettable
+            known = dict(claim.known[stream.name]) if durable else {name: 0}
+            start = claim.starts[stream.name] if durable else 0
+            known[name] = start
+            self.generators[stream.name] = IdGenerator(
+                stream.name,
+                name,
+                start=known,
+                highest=claim.highest[stream.name] if durable else 0,
+                negative=stream.negative,
+                stuck_after=settings.stuck_after,
+            )
+            self.core.add_stream(stream, start)
+        self._durable = {stream.name: stream for stream in streams if not stream.resettable}
+        self._finishing: set[asyncio.Task[None]] = set()
+        self._doubts: list[_InDoubt] = []
+        self._doubted = asyncio.Event()
+        self._drained = asyncio.Event()
+        self.fenced: WriterFenced | None = None
+        self.facts = 0
+        self.rows = 0
+        self.publishing = False  # whether Redis takes what is published; then a full queue is worth a wait
+
+    # -- facts ------------------------------------------------------------------------------------------------
+
+    def transaction(self, connection: Any) -> Any:
+        """A transaction of the store on busrep's connection, or the caller's."""
+        if self._store is None:  # pragma: no cover (connect() has refused it)
+            raise ConfigError("pass store= to connect()")
+        return self._store.transaction(self._claim, connection)
+
+    def reserve(self, stream: Stream[Any], count: int) -> Any:
+        """A context manager that holds ``count`` new IDs of the stream. Raises NotAWriter, WriterFenced."""
+        if self.fenced is not None:
+            raise self.fenced
+        generator = self.generators.get(stream.name)
+        if generator is None:
+            raise NotAWriter(stream.name, self.name)
+        if stream.name in self._durable:
+            store = self._store
+            assert store is not None  # noqa: S101 (connect() has refused it)
+            return generator.reserve_async(lambda count: store.reserve(stream.name, count), count)
+        return generator.reserve_async(lambda count: self._next_in_memory(stream.name, count), count)
+
+    async def _next_in_memory(self, stream: str, count: int) -> list[int]:
+        last = self._last.get(stream, 0)
+        self._last[stream] = last + count
+        return list(range(last + 1, last + count + 1))
+
+    async def finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the end of a transaction to its end, even when the caller is cancelled."""
+        task = asyncio.create_task(work)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # Its error, if any, would be reported as never retrieved: whoever cancelled asked not to know.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
+
+    async def completed(self, opened: Sequence[_Open], stack: AsyncExitStack) -> None:
+        """A transaction has committed, with these facts."""
+        for one in opened:
+            for id, payloads in one.payloads.items():
+                self.core.fact_completed(one.stream.name, id, payloads)
+                self.facts += 1
+                self.rows += len(payloads)
+            one.ids.outcome_known()
+        await stack.aclose()
+        self.moved({one.stream.name: one for one in opened})
+
+    def moved(self, streams: Mapping[str, Any]) -> None:
+        """IDs of these streams were completed."""
+        for name in streams:
+            self.core.position_moved(name, self.generators[name].position)
+        self._wake()
+
+    async def room(self) -> None:
+        """Wait while Redis is slower than the writers; never while it is away, for the table has it all."""
+        while self.publishing and self.core.queued_bytes > self._settings.publish_queue_bytes // 2:
+            self._drained.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.redis_timeout):
+                    await self._drained.wait()
+                    continue
+            return
+
+    def drained(self) -> None:
+        """Frames were published, or cannot be."""
+        self._drained.set()
+
+    # -- facts in doubt ---------------------------------------------------------------------------------------
+
+    def in_doubt(self, doubt: _InDoubt) -> None:
+        """Facts whose transaction may still be open: the table will tell (rule 9.1)."""
+        self._doubts.append(doubt)
+        self._doubted.set()
+
+    async def settle(self) -> None:
+        """Ask after every fact in doubt once, now. Raises Unavailable."""
+        for doubt in list(self._doubts):
+            await self._settle(doubt)
+
+    async def _settle(self, doubt: _InDoubt) -> None:
+        durable = [one for one in doubt.opened if one.stream.name in self._durable]
+        facts = [(one.stream.name, id) for one in durable for id in one.ids]
+        assert self._store is not None  # noqa: S101 (a transaction came from it)
+        found = await self._store.outcome(self._claim, doubt.marker, facts)
+        if found is None or doubt not in self._doubts:
+            return
+        self._doubts.remove(doubt)
+        for one in durable:
+            one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
+        if not any(one.payloads for one in durable):
+            for one in doubt.opened:
+                one.payloads = {}
+        await self.completed(doubt.opened, doubt.stack)
+
+    async def keep_settling(self) -> None:
+        """Settle facts in doubt until cancelled."""
+        pause = SETTLE_FIRST
+        while True:
+            if not self._doubts:
+                pause = SETTLE_FIRST
+                self._doubted.clear()
+                await self._doubted.wait()
+            before = len(self._doubts)
+            try:
+                await self.settle()
+            except WriterFenced as error:
+                self.fence(error)
+                self._doubts.clear()
+            except BusrepError as error:
+                log.warning("the outcome of %d transactions is not known yet: %s", before, error)
+            if self._doubts:
+                pause = SETTLE_FIRST if len(self._doubts) < before else min(2 * pause, SETTLE_SLOWEST)
+                self._doubted.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._doubted.wait()
+
+    # -- the others, and the beat -----------------------------------------------------------------------------
+
+    def heard(self, frame: Frame) -> None:
+        """Other writers' rows and positions move what is known of the shared sequences."""
+        for item in frame.items:
+            if isinstance(item, Rows):
+                if item.writer != self.name and item.stream in self._durable:
+                    self.generators[item.stream].rows_seen(item.writer, item.tokens)
+            elif isinstance(item, Position) and item.writer != self.name and item.stream in self._durable:
+                self.generators[item.stream].announced(item.writer, item.new)
+
+    def noted(self) -> dict[str, tuple[int, Noted]]:
+        """What is known now, before the claim and the registry are read (9.2, 9.7)."""
+        return {name: (self.generators[name].followable(), self.generators[name].noted()) for name in self._durable}
+
+    async def beat(self) -> None:
+        """Store the proven positions and, the claim being ours still, follow the others. Raises Unavailable."""
+        if self._store is None or not self._durable or self.fenced is not None:
+            return
+        noted = self.noted()
+        positions = {name: self.generators[name].position for name in self._durable}
+        try:
+            await self._store.heartbeat(self._claim, positions)
+        except WriterFenced as error:
+            self.fence(error)
+            return
+        for name, stream in self._durable.items():
+            if stream.follows:
+                self.generators[name].follow(noted[name][0])
+                self.core.position_moved(name, self.generators[name].position)
+
+    def registry(self, noted: Mapping[str, tuple[int, Noted]], known: Sequence[Any]) -> None:
+        """The registry, read after ``noted``: who counts for persisted_upto."""
+        for name in noted:
+            writers = {one.writer: one.position for one in known if one.stream == name and one.registered}
+            if self.fenced is None and self.name not in writers:
+                continue  # finished by someone who took us for dead; the next beat finds it out
+            self.generators[name].registry_read(noted[name][1], writers)
+
+    def fence(self, error: WriterFenced) -> None:
+        """Another process has the name: nothing more is written or published under it."""
+        if self.fenced is None:
+            log.error("%s", error)
+            self.fenced = error
+            self.core.fenced()
+            for generator in self.generators.values():
+                generator.fenced(error)
+            self._wake()
+
+    async def close(self, timeout: float) -> None:
+        """Wait for transactions that are being ended."""
+        if self._finishing:
+            await asyncio.wait(self._finishing, timeout=timeout)
+        with contextlib.suppress(Unavailable, WriterFenced, TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self.settle()
+
+    def stuck(self, now: float) -> list[dict[str, Any]]:
+        """Facts open for longer than ``stuck_after``, JSON-able."""
+        return [attrs.asdict(fact) for generator in self.generators.values() for fact in generator.stuck(now)]
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters, JSON-able."""
+        return {
+            **self.core.statistics(),
+            "facts": self.facts,
+            "rows": self.rows,
+            "in_doubt": len(self._doubts),
+            "incarnation": self.incarnation,
+        }

@@ -1,0 +1,20 @@
+"""The ``busrep`` command. Needs the extra ``cli`` (click and rich)."""
+
+from __future__ import annotations
+
+import sys
+
+from busrep.errors import MissingExtra
+
+
+def main() -> None:
+    """Run the command line; the exit status is 0, 1 (something lost, a reader too far behind), 2 (an error)."""
+    try:
+        import click  # noqa: F401
+        import rich  # noqa: F401
+    except ImportError:
+        sys.stderr.write(f"busrep: {MissingExtra('cli', 'the busrep command')}\n")
+        sys.exit(2)
+    from busrep.cli.app import cli
+
+    cli(prog_name="busrep")

@@ -1,0 +1,48 @@
+"""The group of all commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import click
+
+from busrep.cli.db import db
+from busrep.cli.demo import demo
+from busrep.cli.lag import lag
+from busrep.cli.options import fail
+from busrep.cli.positions import positions
+from busrep.cli.publish import publish
+from busrep.cli.tail import tail
+from busrep.errors import BusrepError
+
+# As a shell reports a program that SIGINT ended.
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """A click group whose BusrepErrors end in one line and status 2, and whose Ctrl-C in status 130."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except BusrepError as error:
+            if ctx.params.get("verbose"):
+                logging.getLogger("busrep").exception("the command failed")
+            fail(" ".join(str(error).split("\n")) if "\n" not in str(error) else str(error))
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="busrep")
+@click.option("-v", "--verbose", count=True, help="Log to standard error; twice for every line.")
+def cli(verbose: int) -> None:
+    """A replication bus over Redis pub/sub that loses nothing."""
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    logging.basicConfig(level=level, format="busrep: %(message)s")
+
+
+for command in (demo, db, positions, tail, publish, lag):
+    cli.add_command(command)

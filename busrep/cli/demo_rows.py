@@ -1,0 +1,100 @@
+"""What the demo's processes share: streams, rows, what a child is told and how it talks to its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+import orjson
+
+from busrep.settings import Settings
+from busrep.streams import Stream
+
+# A fact whose rows carry this kind was rolled back on purpose: it must appear nowhere.
+ABORTED = "aborted"
+# Exit status of a writer whose name was claimed by another process: a supervisor starts it again.
+FENCED = 3
+# Exit status of a child whose parent is gone.
+ORPHANED = 4
+# Seconds between two progress lines of a child.
+REPORT_EVERY = 0.1
+
+
+@attrs.frozen
+class DemoRow:
+    """One row: ``index`` of ``of`` rows of one fact. ``fact`` is a name no other fact of the run has."""
+
+    fact: str
+    index: int
+    of: int
+    kind: str
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class Task:
+    """What a child process is told, in its first message (URLs hold passwords: not on its command line).
+
+    ``who`` is the writer's or the reader's name, ``life`` counts its processes from 1. A writer writes ``facts``
+    facts; a reader records what it handled in ``record``, a file, or without one in the store, in the transaction
+    that saves its position.
+    """
+
+    redis: str
+    store: str
+    name: str
+    run: str
+    who: str
+    life: int
+    heartbeat: float
+    facts: int = 0
+    record: str | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """The bus's settings in a child."""
+        return Settings(heartbeat=self.heartbeat)
+
+
+def demo_streams(run: str) -> list[Stream[DemoRow]]:
+    """The two streams of one run, under names that no other run has."""
+    return [Stream(f"demo-{run}-{what}", DemoRow) for what in ("orders", "payments")]
+
+
+def fact_digest(payloads: Iterable[bytes]) -> str:
+    """Tells whether two facts hold the same rows in the same order."""
+    return hashlib.blake2b(b"\n".join(payloads), digest_size=8).hexdigest()
+
+
+class Parent:
+    """The child's end of the two pipes to its parent: one JSON object a line, both ways."""
+
+    def __init__(self) -> None:
+        self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._listen, args=(loop,), daemon=True).start()
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        # The file descriptor itself: a buffered reader would be locked by this thread when the process exits.
+        rest = b""
+        while piece := os.read(0, 65_536):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                loop.call_soon_threadsafe(self._inbox.put_nowait, orjson.loads(line))
+        # The parent is gone, however it ended: no child may outlive it.
+        os._exit(ORPHANED)
+
+    async def hear(self) -> dict[str, Any]:
+        """The next message."""
+        return await self._inbox.get()
+
+    def tell(self, **what: object) -> None:
+        """Send a message."""
+        sys.stdout.buffer.write(orjson.dumps(what) + b"\n")
+        sys.stdout.buffer.flush()

@@ -1,0 +1,182 @@
+"""What the commands share: options, durations, checks of the servers, and how errors and tables are printed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import click
+import orjson
+import redis
+import redis.asyncio
+from rich.console import Console
+from rich.table import Table
+
+from busrep.errors import BusrepError, ConfigError, Unavailable
+from busrep.stores import open_store
+from busrep.stores.base import AsyncStore
+from busrep.streams import Registry, Stream
+
+T = TypeVar("T")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+# Seconds that one command waits for a server to accept a connection and answer: a person is waiting.
+CONNECT_TIMEOUT = 5.0
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "": 1.0}
+
+
+class Duration(click.ParamType):
+    """``500ms``, ``10s``, ``2m``, ``1h``, ``7d``; a bare number is seconds. Converts to seconds, a float."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds, or a usage error."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)", str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is not a duration like 500ms, 10s, 2m, 1h or 7d", param, ctx)
+        return float(found[1]) * UNITS[found[2]]
+
+
+DURATION = Duration()
+
+
+def redis_option() -> Decorator:
+    """``--redis URL``."""
+    return click.option(
+        "--redis",
+        "redis_url",
+        envvar="BUSREP_REDIS",
+        default="redis://127.0.0.1:6379",
+        show_default=True,
+        show_envvar=True,
+        metavar="URL",
+        help="Redis: redis://, rediss:// (TLS) or unix://.",
+    )
+
+
+def store_option(*, required: bool) -> Decorator:
+    """``--store URL``."""
+    return click.option(
+        "--store",
+        "store_url",
+        envvar="BUSREP_STORE",
+        required=required,
+        show_envvar=True,
+        metavar="URL",
+        help="The table: sqlite:///file.db or postgresql://user@host/database.",
+    )
+
+
+def name_option() -> Decorator:
+    """``--name NAME``, the channel."""
+    return click.option(
+        "--name",
+        envvar="BUSREP_NAME",
+        required=True,
+        show_envvar=True,
+        help="The bus's name, which is its Redis channel.",
+    )
+
+
+def json_option() -> Decorator:
+    """``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine; of a group of errors the first of ours is raised."""
+    try:
+        return asyncio.run(work)
+    except BaseExceptionGroup as group:
+        raise first_error(group) from group
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first BusrepError inside an exception group, else the first exception."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    inside = [first_error(one) for one in error.exceptions]
+    return next((one for one in inside if isinstance(one, BusrepError)), inside[0])
+
+
+def without_password(url: str) -> str:
+    """A URL that can be shown: the password is replaced by three stars."""
+    try:
+        parts = urlsplit(url)
+        if parts.password is None:
+            return url
+    except ValueError:
+        return url
+    user, _, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
+
+
+def redis_client(url: str) -> redis.asyncio.Redis:
+    """A client for a few commands. Raises ConfigError for a URL that is none."""
+    try:
+        return redis.asyncio.Redis.from_url(
+            url, socket_connect_timeout=CONNECT_TIMEOUT, socket_timeout=CONNECT_TIMEOUT
+        )
+    except ValueError as error:
+        raise ConfigError(f"--redis {without_password(url)!r}: {error}") from None
+
+
+async def check_redis(url: str) -> None:
+    """Make sure that Redis answers: ConfigError, or Unavailable.
+
+    The bus itself would go on trying for ever, as a service should; a person wants to be told.
+    """
+    client = redis_client(url)
+    try:
+        await client.ping()
+    except (redis.RedisError, OSError, asyncio.TimeoutError) as error:
+        raise Unavailable(f"Redis at {without_password(url)}", str(error) or type(error).__name__) from None
+    finally:
+        await client.aclose()
+
+
+def untyped_registry(names: Iterable[str]) -> Registry:
+    """Streams of any rows, by name."""
+    return Registry([Stream(name) for name in dict.fromkeys(names)])
+
+
+class opened_store:  # noqa: N801 - used like a function: async with opened_store(url) as store
+    """An open store for the length of a block. Raises SchemaError unless ``check`` is off, and Unavailable."""
+
+    def __init__(self, url: str, streams: Iterable[str] = ()) -> None:
+        self.store: AsyncStore = open_store(url, untyped_registry(streams))
+
+    async def __aenter__(self) -> AsyncStore:
+        await self.store.open()
+        return self.store
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.store.close()
+
+
+def print_json(value: object) -> None:
+    """One JSON document on one line of standard output."""
+    click.echo(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode())
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table for a person; numbers are aligned to the right."""
+    cells = [[("" if cell is None else cell) for cell in row] for row in rows]
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        numeric = bool(cells) and all(isinstance(row[index], (int, float)) for row in cells)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(f"{cell:,}" if type(cell) is int else str(cell) for cell in row))
+    Console().print(table)
+
+
+def fail(message: str, status: int = 2) -> NoReturn:
+    """End the command with one line on standard error."""
+    click.echo(f"busrep: {message}", err=True)
+    raise click.exceptions.Exit(status)

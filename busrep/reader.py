@@ -1,0 +1,730 @@
+"""The reader: frames in; fetches to do, and batches to handle, out. No I/O, no clock.
+
+For each (stream, writer) it knows one position: every row up to it has been taken in, in order. The states:
+
+``unsynced``
+    Nothing heard from this writer since the link came up. Rows are dropped, for it is unknown what came before
+    them; the next POSITION tells.
+``catching_up``
+    A POSITION showed a gap. The rows in it are being fetched, page by page; lines of this (stream, writer) are held
+    in order meanwhile and pass through the same rules afterwards.
+``stale``
+    Fetching keeps failing. As ``catching_up``, and still trying; a state of its own so that people see it.
+``live``
+    Every row arrives on the wire; each frame's first POSITION proves that none was lost before it.
+
+``stopped``
+    Its handler failed for good, or its rows are gone below the retention floor. Nothing is taken in until
+    ``resume``; the others go on.
+
+How to drive it: after each of ``connected``, ``receive``, ``receive_page``, ``fetch_failed``, ``learned``, ``done`` and ``tick``
+call ``fetches()`` and do what it returns; whatever ``ready`` names has something to ``take`` and then ``done``.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import attrs
+
+from .commands import Command, Name, Position, Server
+from .delivery import DeliveryQueue, Missed, RawBatch, Reset
+from .errors import ParseError
+from .framing import Frame, Rows, parse_frame
+from .settings import Settings
+from .updates import FetchUpdates, UpdatesPage
+
+
+class State(enum.Enum):
+    """Where one (stream, writer) stands."""
+
+    UNSYNCED = "unsynced"
+    CATCHING_UP = "catching_up"
+    STALE = "stale"
+    LIVE = "live"
+    STOPPED = "stopped"
+
+
+class Event(enum.Enum):
+    """What moves a (stream, writer) from one state to another."""
+
+    UP_TO_DATE = "POSITION without a gap"
+    GAP = "a gap"
+    CAUGHT_UP = "caught up, link heard"
+    CAUGHT_UP_UNHEARD = "caught up, link not heard"
+    KEEPS_FAILING = "fetch keeps failing"
+    PAGE = "a page arrived"
+    LOST = "link lost, or queue full"
+    RESET = "reset"
+    GIVEN_UP = "handler failed, or rows pruned"
+    RESUMED = "resumed"
+
+
+_S, _E = State, Event
+
+TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
+    _S.UNSYNCED: {
+        _E.UP_TO_DATE: _S.LIVE,
+        _E.GAP: _S.CATCHING_UP,
+        _E.LOST: _S.UNSYNCED,
+        _E.RESET: _S.UNSYNCED,
+        _E.GIVEN_UP: _S.STOPPED,
+    },
+    _S.CATCHING_UP: {
+        _E.CAUGHT_UP: _S.LIVE,
+        _E.CAUGHT_UP_UNHEARD: _S.UNSYNCED,
+        _E.KEEPS_FAILING: _S.STALE,
+        _E.PAGE: _S.CATCHING_UP,
+        _E.LOST: _S.UNSYNCED,
+        _E.RESET: _S.UNSYNCED,
+        _E.GIVEN_UP: _S.STOPPED,
+    },
+    _S.STALE: {
+        _E.PAGE: _S.CATCHING_UP,
+        _E.KEEPS_FAILING: _S.STALE,
+        _E.LOST: _S.UNSYNCED,
+        _E.RESET: _S.UNSYNCED,
+        _E.GIVEN_UP: _S.STOPPED,
+    },
+    _S.LIVE: {
+        _E.UP_TO_DATE: _S.LIVE,
+        _E.GAP: _S.CATCHING_UP,
+        _E.LOST: _S.UNSYNCED,
+        _E.RESET: _S.UNSYNCED,
+        _E.GIVEN_UP: _S.STOPPED,
+    },
+    _S.STOPPED: {
+        _E.LOST: _S.STOPPED,
+        _E.RESET: _S.STOPPED,
+        _E.GIVEN_UP: _S.STOPPED,
+        _E.RESUMED: _S.UNSYNCED,
+    },
+}
+
+# Streams that nobody declared are followed without a table; more names than this are no deployment, but noise.
+MOST_UNDECLARED = 10_000
+
+Key = tuple[str, str]
+
+
+@attrs.frozen
+class Followed:
+    """How one stream is followed. ``fetchable``: a source exists that can answer for it."""
+
+    name: str
+    resettable: bool = False
+    fetchable: bool = True
+
+
+@attrs.define(eq=False)
+class Progress:
+    """One (stream, writer): position, state, and what is held for it."""
+
+    stream: Followed
+    writer: str
+    position: int
+    queue: DeliveryQueue
+    state: State = State.UNSYNCED
+    heard: bool = False  # a POSITION came since the link is up: rows after it can be trusted
+    open: list[bytes] = attrs.field(factory=list)  # `batch` rows whose number has not come yet
+    open_size: int = 0
+    held: list[tuple[Rows | Position, int | None]] = attrs.field(factory=list)
+    held_size: int = 0
+    overflowed: bool = False
+    target: int = 0
+    asked: FetchUpdates | None = None
+    failures: int = 0
+    retry_at: float = 0.0
+    error: BaseException | None = None
+    incarnation: int | None = None
+
+    @property
+    def holding(self) -> bool:
+        """Whether lines are held until the rows before them are there."""
+        return self.state is State.CATCHING_UP or self.state is State.STALE
+
+
+@attrs.define
+class Counters:
+    """What a reader has seen; ``statistics()`` shows it."""
+
+    frames_received: int = 0
+    rows_received: int = 0
+    rows_fetched: int = 0
+    rows_unregistered: int = 0
+    rows_dropped: int = 0
+    duplicates_dropped: int = 0
+    parse_errors: int = 0
+    unknown_lines: int = 0
+    gaps_found: int = 0
+    gaps_filled: int = 0
+    old_positions: int = 0
+    old_incarnations: int = 0
+    resets: int = 0
+    missed: int = 0
+    overflows: int = 0
+    fetches: int = 0
+    fetches_failed: int = 0
+    pages_ignored: int = 0
+    pages_unproven: int = 0
+    rejected: int = 0
+    epoch_changes: int = 0
+
+
+class Reader:
+    """The state of one reading process, all streams and writers together.
+
+    ``streams``: the registered ones. ``own``: writer names whose lines are ignored (own echoes). ``undeclared``:
+    follow any other stream too, as resettable and without a source. ``epoch``: of the positions held.
+    """
+
+    def __init__(
+        self,
+        streams: Iterable[Followed],
+        *,
+        settings: Settings | None = None,
+        own: Iterable[str] = (),
+        undeclared: bool = False,
+        epoch: str | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.epoch = epoch
+        self.counters = Counters()
+        self.needed_catch_up: set[Key] = set()
+        self.commands: list[Command] = []  # other commands, for the runtime to drain after each receive()
+        self.errors: list[ParseError] = []  # likewise
+        self.ready: set[Key] = set()  # what has something to take()
+        self.new_epoch: str | None = None  # set when the log is proven to be another: see rebase()
+        self.queue_bytes = 0
+        self.queue_bytes_peak = 0
+        self.progress: dict[Key, Progress] = {}
+        self.last_heard: dict[str, float] = {}  # native writers only
+        self._streams = {stream.name: stream for stream in streams}
+        self._own = frozenset(own)
+        self._undeclared = undeclared
+        self._jitter = jitter
+        self._fetching = 0  # pages asked for and not answered
+        self._catching: dict[Key, Progress] = {}  # what is holding; the next to ask for a page stands first
+        self._incarnations: dict[str, int] = {}
+        self._doubted: str | None = None
+        self._epoch_check: FetchUpdates | None = None
+        self._epoch_retry_at = 0.0
+        self._refuted: str | None = None
+
+    # -- the link ---------------------------------------------------------------------------------------------
+
+    def connected(self, now: float) -> None:
+        """The subscription is confirmed. Publish REPLICATE next."""
+        self.disconnected()
+        for writer in self.last_heard:  # silence is counted from here
+            self.last_heard[writer] = now
+
+    def disconnected(self) -> None:
+        """The link is gone, or what came over it cannot be trusted: nothing is live any more."""
+        for progress in self.progress.values():
+            self._lose(progress)
+
+    def _move(self, progress: Progress, event: Event) -> None:
+        # An event that the table does not list for this state is a bug here, and raises KeyError.
+        progress.state = TRANSITIONS[progress.state][event]
+        if progress.holding:
+            self._catching[progress.stream.name, progress.writer] = progress
+        else:
+            self._catching.pop((progress.stream.name, progress.writer), None)
+
+    def _lose(self, progress: Progress) -> None:
+        self._move(progress, Event.LOST)
+        self._forget(progress)
+
+    def _forget(self, progress: Progress) -> None:
+        # Held batch rows go on any disconnect (9.14), held lines too: what follows them may be lost.
+        progress.heard = progress.overflowed = False
+        self._close_batch(progress)
+        self._drop_held(progress)
+        self._abandon(progress)
+
+    def _drop_held(self, progress: Progress) -> None:
+        progress.held, progress.held_size = [], 0
+
+    def _close_batch(self, progress: Progress) -> None:
+        if progress.open:
+            self.counters.rows_dropped += len(progress.open)
+            progress.open, progress.open_size = [], 0
+
+    def _abandon(self, progress: Progress) -> None:
+        if progress.asked is not None:
+            progress.asked, self._fetching = None, self._fetching - 1
+        progress.failures, progress.retry_at, progress.error = 0, 0.0, None
+
+    # -- what came over it ------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Take in one message. Then drain ``commands`` and ``errors``, do ``fetches()``, look at ``ready``."""
+        self.receive_frame(parse_frame(data, self.settings.message_bytes), now)
+
+    def receive_frame(self, frame: Frame, now: float) -> None:
+        """As ``receive``, of a message that is parsed already."""
+        self.counters.frames_received += 1
+        if frame.errors:
+            self.counters.parse_errors += len(frame.errors) - frame.unknown
+            self.counters.unknown_lines += frame.unknown
+            self.errors.extend(frame.errors)
+        incarnation: int | None = None
+        for item in frame.items:
+            if isinstance(item, Rows | Position):
+                if item.writer in self.last_heard:
+                    self.last_heard[item.writer] = now
+                progress = self._progress_of(item)
+                if progress is None or progress.state is State.STOPPED:
+                    continue
+                if self._current(progress, incarnation):
+                    self._line(progress, item, incarnation)
+                continue
+            if isinstance(item, Name) and item.incarnation is not None:
+                incarnation = item.incarnation
+                if item.instance not in self._own:
+                    self.last_heard[item.instance] = now
+                    known = self._incarnations.get(item.instance, -1)
+                    self._incarnations[item.instance] = max(known, incarnation)
+            elif isinstance(item, Server):
+                self._doubt(item.epoch)
+            self.commands.append(item)
+
+    def _progress_of(self, item: Rows | Position) -> Progress | None:
+        """The progress a line concerns; None for own echoes and streams nobody registered."""
+        key = (item.stream, item.writer)
+        progress = self.progress.get(key)
+        if progress is None and item.writer not in self._own:
+            stream = self._streams.get(item.stream)
+            if stream is None and self._undeclared and len(self._streams) < MOST_UNDECLARED:
+                stream = Followed(item.stream, resettable=True, fetchable=False)
+                self._streams[item.stream] = stream
+            if stream is not None:
+                return self._add(stream, item.writer, 0)
+            self.counters.rows_unregistered += len(item.tokens) if isinstance(item, Rows) else 0
+        return progress if item.writer not in self._own else None
+
+    def _add(self, stream: Followed, writer: str, position: int) -> Progress:
+        progress = Progress(stream, writer, position, DeliveryQueue(stream.name, writer, position))
+        self.progress[stream.name, writer] = progress
+        return progress
+
+    def _current(self, progress: Progress, incarnation: int | None) -> bool:
+        """Rule 9.11: of a resettable stream only the highest incarnation counts, and a higher one is a reset."""
+        if not progress.stream.resettable or incarnation is None:
+            return True
+        known = progress.incarnation
+        if known is not None and incarnation < known:
+            self.counters.old_incarnations += 1
+            return False
+        if known != incarnation:
+            if known is not None or progress.position:
+                self._reset(progress, 0)
+            progress.incarnation = incarnation
+        return True
+
+    def _reset(self, progress: Progress, position: int) -> None:
+        self.counters.resets += 1
+        self._move(progress, Event.RESET)
+        self._forget(progress)
+        # Rows of the former life that nobody handled yet are void: the handler is told before it gets new ones.
+        self._freed(progress.queue.clear())
+        progress.position = position
+        self._notice(progress, Reset(progress.stream.name, progress.writer, position))
+
+    def _notice(self, progress: Progress, notice: Reset | Missed) -> None:
+        progress.queue.notice(notice)
+        self.ready.add((progress.stream.name, progress.writer))
+
+    def _line(self, progress: Progress, item: Rows | Position, incarnation: int | None) -> None:
+        if progress.holding:
+            self._hold(progress, item, incarnation)
+        elif isinstance(item, Rows):
+            self._rows(progress, item)
+        else:
+            self._position(progress, item.prev, item.new)
+
+    def _hold(self, progress: Progress, item: Rows | Position, incarnation: int | None) -> None:
+        """Rule 9.13: hold in order; when full drop the newest, and all after it."""
+        size = item.size if isinstance(item, Rows) else 0
+        if progress.overflowed or progress.held_size + size > self.settings.held_bytes:
+            if not progress.overflowed:
+                progress.overflowed = True
+                self.counters.overflows += 1
+            self.counters.rows_dropped += len(item.payloads) if isinstance(item, Rows) else 0
+            return
+        progress.heard = progress.heard or isinstance(item, Position)
+        # Heartbeats of a catch-up that lasts for hours must not pile up: a repeated POSITION says nothing new.
+        if isinstance(item, Position) and progress.held and progress.held[-1][0] == item:
+            return
+        progress.held.append((item, incarnation))
+        progress.held_size += size + 200  # the line object itself
+
+    def _rows(self, progress: Progress, rows: Rows) -> None:
+        if progress.state is not State.LIVE:
+            self.counters.rows_dropped += len(rows.payloads)
+            return
+        tokens, payloads = rows.tokens, rows.payloads
+        if progress.open and tokens:
+            tokens = [tokens[0]] * len(progress.open) + tokens
+            payloads = progress.open + payloads
+            progress.open, progress.open_size = [], 0
+        if rows.open:
+            self._open_batch(progress, rows.open)
+        if not tokens:
+            return
+        if tokens[0] <= progress.position:
+            fresh = bisect_right(tokens, progress.position)
+            self.counters.duplicates_dropped += fresh
+            tokens, payloads = tokens[fresh:], payloads[fresh:]
+            if not tokens:
+                return
+        if self.queue_bytes > self.settings.receive_queue_bytes:
+            self._overflow(progress, len(tokens))
+            return
+        self.counters.rows_received += len(tokens)
+        self._take_in(progress, tokens, payloads, tokens[-1], fetched=False)
+
+    def _open_batch(self, progress: Progress, rows: list[bytes]) -> None:
+        progress.open += rows
+        progress.open_size += sum(map(len, rows)) + 100 * len(rows)
+        if progress.open_size > self.settings.held_bytes:  # an endless batch: its rows come by fetch, or not at all
+            self._overflow(progress, 0)
+
+    def _overflow(self, progress: Progress, rows: int) -> None:
+        self.counters.overflows += 1
+        self.counters.rows_dropped += rows
+        self._lose(progress)
+
+    def _take_in(
+        self, progress: Progress, tokens: list[int], payloads: list[bytes], upto: int, *, fetched: bool
+    ) -> None:
+        progress.position = upto
+        self.queue_bytes += progress.queue.put(tokens, payloads, upto, fetched=fetched)
+        if self.queue_bytes > self.queue_bytes_peak:
+            self.queue_bytes_peak = self.queue_bytes
+        if progress.queue:
+            self.ready.add((progress.stream.name, progress.writer))
+
+    def _position(self, progress: Progress, prev: int, new: int) -> None:
+        self._close_batch(progress)  # rule 9.14
+        progress.heard = True
+        if new < progress.position:
+            self._step_back(progress, new)
+        elif prev <= progress.position:
+            self._move(progress, Event.UP_TO_DATE)
+            if new > progress.position:
+                self._take_in(progress, [], [], new, fetched=False)
+        else:
+            self.counters.gaps_found += 1
+            self._gap(progress, new)
+
+    def _step_back(self, progress: Progress, new: int) -> None:
+        native = progress.writer in self._incarnations
+        if progress.stream.resettable and progress.incarnation is None and not native:
+            self._reset(progress, 0 if progress.stream.fetchable else new)
+            progress.heard = True
+            if progress.stream.fetchable and new > 0:
+                self._gap(progress, new)
+            else:
+                self._move(progress, Event.UP_TO_DATE)
+            return
+        self.counters.old_positions += 1
+        # Each frame of a native writer proves by its head what precedes it, so it can be followed from any head.
+        # Of a foreign one it is unknown what was sent between this old line and now: wait for a newer.
+        if native:
+            self._move(progress, Event.UP_TO_DATE)
+
+    def _gap(self, progress: Progress, upto: int) -> None:
+        self.needed_catch_up.add((progress.stream.name, progress.writer))
+        if not progress.stream.fetchable:
+            self._miss(progress, upto)
+            self._move(progress, Event.UP_TO_DATE)
+            return
+        progress.target = upto
+        self._move(progress, Event.GAP)
+
+    def _miss(self, progress: Progress, upto: int) -> None:
+        self.counters.missed += 1
+        self._notice(progress, Missed(progress.stream.name, progress.writer, progress.position, upto))
+        progress.position = upto
+
+    # -- catch-up ---------------------------------------------------------------------------------------------
+
+    def follow(self, stream: Followed) -> None:
+        """Follow one more stream. Its lines are ignored until then."""
+        self._streams[stream.name] = stream
+
+    @property
+    def followed(self) -> Mapping[str, Followed]:
+        """The streams followed."""
+        return self._streams
+
+    def start_at(self, stream: str, writer: str, position: int) -> None:
+        """Positions known at the start: saved ones, or proven ones for a reader that starts from now."""
+        self._add(self._streams[stream], writer, position)
+
+    def learned(self, stream: str, writer: str, position: int) -> None:
+        """A proven position that was not heard on the wire: from the positions table, or of a finished writer."""
+        progress = self.progress.get((stream, writer)) or self._add(self._streams[stream], writer, 0)
+        if progress.state is State.STOPPED:
+            return
+        if position > progress.position and not progress.holding:
+            self._gap(progress, position)
+        elif progress.holding:
+            progress.target = max(progress.target, position)
+
+    def fetches(self, now: float) -> list[FetchUpdates]:
+        """Pages to fetch now. Answer each with ``receive_page`` or ``fetch_failed``.
+
+        None are asked for while the receive queue is more than half full: a slow handler is not helped by more.
+        """
+        wanted = []
+        if self._doubted is not None and self._epoch_check is None and self._epoch_retry_at <= now:
+            wanted += self._check_epoch()
+        if self.new_epoch is not None or self.queue_bytes > self.settings.receive_queue_bytes // 2:
+            return wanted
+        for key, progress in list(self._catching.items()):
+            if self._fetching >= self.settings.fetches:
+                break
+            if progress.asked is None and progress.retry_at <= now:
+                self._catching[key] = self._catching.pop(key)  # to the end of the line
+                progress.asked = FetchUpdates(
+                    progress.stream.name,
+                    progress.writer,
+                    progress.position,
+                    progress.target,
+                    self.settings.page_rows,
+                    progress.incarnation,
+                )
+                self._fetching += 1
+                wanted.append(progress.asked)
+        self.counters.fetches += len(wanted)
+        return wanted
+
+    def receive_page(self, asked: FetchUpdates, page: UpdatesPage, now: float) -> None:
+        """The answer to ``asked``."""
+        if not self._verify_epoch(asked, page.epoch):
+            return
+        progress = self.progress.get((asked.stream, asked.writer))
+        if progress is None or progress.asked is not asked:  # given up meanwhile: a disconnect, a reset
+            self.counters.pages_ignored += 1
+            return
+        if page.incarnation != progress.incarnation and progress.stream.resettable:
+            self.fetch_failed(asked, None, now)
+            return
+        self._fetching -= 1
+        progress.asked = None
+        if page.upto > progress.position:
+            progress.failures, progress.error = 0, None
+            self._move(progress, Event.PAGE)
+            self.counters.rows_fetched += len(page.tokens)
+            self._take_in(progress, list(page.tokens), list(page.payloads), page.upto, fetched=True)
+        if progress.position >= progress.target:
+            self._caught_up(progress)
+        elif not page.limited:
+            # Asked of a source that cannot prove more yet (9.9): not an error, but no reason to hurry either.
+            self.counters.pages_unproven += 1
+            self._retry_later(progress, now)
+
+    def _caught_up(self, progress: Progress) -> None:
+        self.counters.gaps_filled += 1
+        if progress.state is State.STALE:
+            self._move(progress, Event.PAGE)
+        self._move(progress, Event.CAUGHT_UP if progress.heard else Event.CAUGHT_UP_UNHEARD)
+        held, overflowed = progress.held, progress.overflowed
+        progress.held, progress.held_size, progress.overflowed = [], 0, False
+        for item, incarnation in held:  # a new gap among them holds the rest again
+            self._line(progress, item, incarnation)
+        if overflowed:
+            if progress.holding:
+                progress.overflowed = True
+            else:
+                self._lose(progress)
+
+    def fetch_failed(self, asked: FetchUpdates, error: BaseException | None, now: float) -> None:
+        """``asked`` got no answer; it is asked again after a pause."""
+        if asked is self._epoch_check:
+            self._epoch_check, self._epoch_retry_at = None, now + self.settings.retry_max
+            return
+        progress = self.progress.get((asked.stream, asked.writer))
+        if progress is None or progress.asked is not asked:
+            self.counters.pages_ignored += 1
+            return
+        self.counters.fetches_failed += 1
+        progress.asked, self._fetching, progress.error = None, self._fetching - 1, error
+        self._retry_later(progress, now)
+
+    def _retry_later(self, progress: Progress, now: float) -> None:
+        settings = self.settings
+        progress.failures += 1
+        pause = min(settings.retry_max, settings.retry_min * 2 ** min(progress.failures - 1, 16))
+        progress.retry_at = now + pause * (0.5 + self._jitter() / 2)
+        if progress.failures >= settings.stale_after:
+            self._move(progress, Event.KEEPS_FAILING)
+
+    def skip(self, stream: str, writer: str, upto: int) -> None:
+        """Give up the rows up to ``upto`` (a pruned range, when the policy allows): they are reported missed."""
+        progress = self.progress[stream, writer]
+        self._abandon(progress)
+        if upto > progress.position:
+            self._miss(progress, upto)
+        if progress.holding and progress.position >= progress.target:
+            self._caught_up(progress)
+
+    def stop(self, stream: str, writer: str) -> None:
+        """Take in nothing more of this (stream, writer), and drop what waits, until ``resume``."""
+        progress = self.progress[stream, writer]
+        self._move(progress, Event.GIVEN_UP)
+        self._move_to(progress, progress.queue.delivered)
+
+    def resume(self, stream: str, writer: str) -> None:
+        """Go on behind what was handled; what was dropped comes by catch-up."""
+        progress = self.progress[stream, writer]
+        if progress.state is State.STOPPED:
+            self._move(progress, Event.RESUMED)
+
+    def move_to(self, stream: str, writer: str, position: int) -> None:
+        """The saved position turned out to be this one: go on from there, whatever was taken in already."""
+        progress = self.progress[stream, writer]
+        received = progress.position
+        self._lose(progress)
+        self._move_to(progress, position)
+        self.learned(stream, writer, received)
+
+    def _move_to(self, progress: Progress, position: int) -> None:
+        self._forget(progress)
+        self._freed(progress.queue.clear())
+        progress.position = progress.queue.delivered = position
+
+    def next_retry(self, now: float) -> float | None:
+        """When ``fetches()`` may next return something by the passing of time alone."""
+        due = [p.retry_at for p in self._catching.values() if p.asked is None and p.retry_at > now]
+        if self._doubted is not None and self._epoch_retry_at > now:
+            due.append(self._epoch_retry_at)
+        return min(due, default=None)
+
+    # -- delivery ---------------------------------------------------------------------------------------------
+
+    def take(self, stream: str, writer: str, most_rows: int | None = None) -> RawBatch | Reset | Missed | None:
+        """The next thing to handle of one (stream, writer); answer with ``done``, or ``reject``."""
+        key = (stream, writer)
+        taken = self.progress[key].queue.take(most_rows or self.settings.handler_batch_rows)
+        self.ready.discard(key)
+        return taken
+
+    def put_back(self, stream: str, writer: str) -> None:
+        """Undo the last ``take``: it could not be handled as a whole."""
+        self.progress[stream, writer].queue.put_back()
+        self.ready.add((stream, writer))
+
+    def done(self, stream: str, writer: str) -> int:
+        """What was taken has been handled; return the position now delivered."""
+        progress = self.progress[stream, writer]
+        self._freed(progress.queue.done())
+        if progress.queue:
+            self.ready.add((stream, writer))
+        return progress.queue.delivered
+
+    def reject(self, batch: RawBatch) -> None:
+        """Rows that came over the wire do not decode: drop them and what waits behind, and fetch them."""
+        progress = self.progress[batch.stream, batch.writer]
+        if progress.queue.handling is not batch:  # a reset came between
+            return
+        self.counters.rejected += 1
+        if not progress.stream.fetchable:
+            self.counters.missed += 1
+            self.done(batch.stream, batch.writer)
+            return
+        received = progress.position
+        self._freed(progress.queue.clear())
+        progress.position = progress.queue.delivered
+        if progress.holding:
+            progress.target = max(progress.target, received)
+            self._abandon(progress)
+        else:
+            self.counters.gaps_found += 1
+            self._gap(progress, received)
+
+    def _freed(self, size: int) -> None:
+        self.queue_bytes -= size
+
+    def delivered(self, stream: str, writer: str) -> int:
+        """Every row of this writer up to here has been handled."""
+        progress = self.progress.get((stream, writer))
+        return 0 if progress is None else progress.queue.delivered
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """Delivered positions, {stream: {writer: position}}."""
+        found: dict[str, dict[str, int]] = {}
+        for (stream, writer), progress in sorted(self.progress.items()):
+            found.setdefault(stream, {})[writer] = progress.queue.delivered
+        return found
+
+    def silent(self, now: float) -> list[str]:
+        """Writers that announced themselves once and have not been heard for ``silent_after_beats`` beats."""
+        bound = self.settings.heartbeat * self.settings.silent_after_beats
+        return [writer for writer, heard in self.last_heard.items() if now - heard > bound]
+
+    # -- the epoch --------------------------------------------------------------------------------------------
+
+    def _doubt(self, announced: str | None) -> None:
+        # The announced epoch is a hint: a page, read from the log itself, decides.
+        if announced not in (None, self.epoch, self._refuted) and self.epoch is not None:
+            self._doubted = announced
+
+    def _check_epoch(self) -> list[FetchUpdates]:
+        for progress in self.progress.values():
+            if progress.stream.fetchable and not progress.stream.resettable:
+                at = progress.position
+                self._epoch_check = FetchUpdates(progress.stream.name, progress.writer, at, at, 1)
+                return [self._epoch_check]
+        self._doubted = None  # nothing followed here belongs to a fact log
+        return []
+
+    def _verify_epoch(self, asked: FetchUpdates, found: str) -> bool:
+        """Whether a page is of the log that our positions belong to."""
+        stream = self._streams.get(asked.stream)
+        if stream is not None and stream.resettable:
+            return True
+        if self.epoch is None:
+            self.epoch = found
+        if found == self.epoch:
+            if asked is self._epoch_check:
+                self._refuted, self._doubted, self._epoch_check = self._doubted, None, None
+                return False
+            return self.new_epoch is None
+        if self.new_epoch is None:
+            self.counters.epoch_changes += 1
+        self.new_epoch = found
+        return False
+
+    def rebase(self, epoch: str, positions: Mapping[Key, int]) -> None:
+        """Another fact log: all positions are void. Those given are where to go on; the rest starts at 0."""
+        self.epoch, self.new_epoch = epoch, None
+        self._doubted = self._epoch_check = self._refuted = None
+        for key in {*self.progress, *positions}:
+            progress = self.progress.get(key) or self._add(self._streams[key[0]], key[1], 0)
+            if progress.stream.fetchable and not progress.stream.resettable:
+                self._reset(progress, positions.get(key, 0))
+
+    def statistics(self) -> dict[str, object]:
+        """Counters and states, JSON-able."""
+        states: dict[str, dict[str, str]] = {}
+        for (stream, writer), progress in sorted(self.progress.items()):
+            states.setdefault(stream, {})[writer] = progress.state.value
+        needed: dict[str, list[str]] = {}
+        for stream, writer in sorted(self.needed_catch_up):
+            needed.setdefault(stream, []).append(writer)
+        return {
+            **attrs.asdict(self.counters),
+            "queue_bytes": self.queue_bytes,
+            "queue_bytes_peak": self.queue_bytes_peak,
+            "states": states,
+            "needed_catch_up": needed,
+        }

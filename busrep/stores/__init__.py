@@ -1,0 +1,53 @@
+"""Where facts are kept: `open_store` makes the store that a URL names; base.py says what a store promises."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlsplit
+
+from busrep.errors import ConfigError
+from busrep.settings import Settings
+from busrep.stores.base import (
+    AsyncStore,
+    AsyncTransaction,
+    Claim,
+    CommitUnknown,
+    DeadLetter,
+    FactRows,
+    KnownWriter,
+    ReaderState,
+)
+from busrep.streams import Registry
+
+__all__ = [
+    "AsyncStore",
+    "AsyncTransaction",
+    "Claim",
+    "CommitUnknown",
+    "DeadLetter",
+    "FactRows",
+    "KnownWriter",
+    "ReaderState",
+    "open_store",
+]
+
+FORMS = "sqlite:///relative.db, sqlite:////absolute.db, postgresql://user@host/database, memory://name"
+
+
+def open_store(url: str, streams: Registry, *, settings: Settings | None = None) -> AsyncStore:
+    """The store of a URL, not connected yet. Raises ConfigError for a URL of another form, MissingExtra."""
+    settings = settings or Settings()
+    scheme, _, rest = url.partition("://")
+    if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and rest != "/:memory:":
+        from busrep.stores.sqlite import SqliteStore
+
+        return SqliteStore(unquote(rest[1:]), streams, settings)
+    if scheme in ("postgresql", "postgres"):
+        from busrep.stores.postgres import PostgresStore
+
+        return PostgresStore(url, streams, settings)
+    if scheme == "memory" and rest and "/" not in rest:
+        from busrep.stores.memory import MemoryStore
+
+        return MemoryStore(rest, streams, settings)
+    shown = urlsplit(url)._replace(netloc="...").geturl() if "@" in url else url  # no password in a log
+    raise ConfigError(f"the store URL {shown!r} does not work; these forms do: {FORMS}")

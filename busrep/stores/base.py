@@ -1,0 +1,216 @@
+"""What a store is: the values it takes and gives, and the interface that the asyncio runtime consumes.
+
+A store keeps facts, proven positions, writers' claims and readers' saved positions. Three exist (memory, SQLite,
+PostgreSQL); one conformance suite holds them to this file. IDs and positions are 64-bit integers, positive inside
+(also for negative streams); times are seconds; payloads are rows as compact JSON bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from busrep.errors import BusrepError
+from busrep.updates import FetchUpdates, UpdatesPage
+
+FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
+"""One fact to insert: its ID, its typed rows, and the same rows as payloads. No rows: nothing is inserted."""
+
+
+class CommitUnknown(BusrepError):
+    """COMMIT was sent and its outcome is not known; the facts stay open until ``outcome()`` tells (9.1).
+
+    ``cancelled``: the task was cancelled while it waited for the answer; raise CancelledError again after the
+    facts were handed to whoever asks ``outcome()``. ``marker`` is the transaction's.
+    """
+
+    def __init__(self, marker: object, reason: BaseException, *, cancelled: bool = False) -> None:
+        self.marker, self.reason, self.cancelled = marker, reason, cancelled
+        super().__init__(f"the outcome of a COMMIT is unknown: {type(reason).__name__}: {reason}")
+
+
+@attrs.frozen
+class Claim:
+    """A writer's name, won. All three maps have every claimed stream as a key.
+
+    ``starts``: own position per stream, read after the claim was committed (9.4). ``known``: per stream the proven
+    positions of all registered writers, the own one included. ``highest``: per stream the highest ID that rows or
+    positions show; never the sequence's value (9.8).
+    """
+
+    writer: str
+    incarnation: int
+    epoch: str
+    starts: Mapping[str, int]
+    known: Mapping[str, Mapping[str, int]]
+    highest: Mapping[str, int]
+
+
+@attrs.frozen
+class KnownWriter:
+    """A (stream, writer) of the positions table. ``silent_for``: seconds since its last sign of life, by the
+    database's clock. ``incarnation``: of the writer's name now. ``position`` is proven, ``floor`` the highest
+    deleted row ID."""
+
+    stream: str
+    writer: str
+    position: int
+    floor: int
+    registered: bool
+    incarnation: int
+    silent_for: float
+
+
+@attrs.frozen
+class ReaderState:
+    """Saved positions of a durable reader, {(stream, writer): position}; ``epoch`` is None for an unknown reader."""
+
+    epoch: str | None
+    positions: Mapping[tuple[str, str], int]
+
+
+@attrs.frozen
+class DeadLetter:
+    """Rows a handler could not handle, kept for a person. ``age``: seconds since then, by the database's clock."""
+
+    reader: str
+    stream: str
+    writer: str
+    tokens: Sequence[int]
+    payloads: Sequence[bytes]
+    error: str
+    age: float
+
+
+class AsyncTransaction(Protocol):
+    """One database transaction that holds the claim, so that no successor can start before it ends (9.4).
+
+    ``joined``: the caller's connection was in a transaction already; ``commit`` and ``rollback`` then leave it
+    alone. ``marker`` is opaque, for ``AsyncStore.outcome``; set once ``begin`` returned.
+    ``connection`` is the driver's connection (None on the memory store).
+    """
+
+    @property
+    def connection(self) -> Any: ...
+
+    @property
+    def joined(self) -> bool: ...
+
+    @property
+    def marker(self) -> object: ...
+
+    async def begin(self) -> None:
+        """Begin, or join, and lock the claim. Raises WriterFenced, ConfigError, Unavailable."""
+
+    async def insert(self, stream: str, facts: Sequence[FactRows]) -> None:
+        """Write the rows of these facts. They may be sent as late as with the next ``execute`` or ``commit``."""
+
+    async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """Run the caller's own statement, in the driver's placeholder style; driver errors pass through."""
+
+    async def commit(self) -> None:
+        """Commit; nothing when joined, but what was inserted has been sent. Raises CommitUnknown (9.1); any other
+        exception means that nothing was committed, and rollback() is still due."""
+
+    async def rollback(self) -> None:
+        """Roll back; nothing when joined, or when the transaction has ended. Never raises for a lost connection:
+        the server rolls back by itself."""
+
+
+class AsyncStore(Protocol):
+    """Facts, positions, claims and saved readers. Every method may raise Unavailable; see errors.py for the rest."""
+
+    async def open(self) -> None:
+        """Connect and check the schema version: SchemaError, Unavailable."""
+
+    async def close(self) -> None:
+        """Close all connections; waits for commits that are under way. May be called twice."""
+
+    async def init(self) -> None:
+        """Create or migrate the tables, and a sequence per stream; idempotent, safe in two processes at once."""
+
+    async def epoch(self) -> str:
+        """Identity of the fact log: 32 lowercase hex digits."""
+
+    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:
+        """Win a writer's name and register it (9.4, 9.7): ClaimBlocked, PositionsAheadOfTable, ConfigError."""
+
+    async def reserve(self, stream: str, count: int) -> list[int]:
+        """``count`` new IDs, ascending, committed at once."""
+
+    def transaction(self, claim: Claim, connection: Any = None) -> AsyncTransaction:
+        """A transaction on busrep's connection or the caller's. Call it *before* reserving: ConfigError when the
+        caller's connection cannot be used (SQLite: it is in a transaction already, and holds the one write lock)."""
+
+    async def outcome(
+        self, claim: Claim, marker: object, facts: Sequence[tuple[str, int]]
+    ) -> dict[tuple[str, int], list[bytes]] | None:
+        """What an unknown COMMIT left (9.1): None while the transaction may still be open, else the payloads the
+        table holds by (stream, id); a fact that is missing was aborted."""
+
+    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> None:
+        """Store proven own positions and a sign of life, only while the claim stands: else WriterFenced."""
+
+    async def check_claim(self, claim: Claim) -> None:
+        """Read the claim on the primary (9.2): WriterFenced."""
+
+    async def fetch(self, question: FetchUpdates) -> UpdatesPage:
+        """One page of catch-up from one snapshot (9.9, 9.10): PositionTooOld."""
+
+    async def known(self) -> list[KnownWriter]:
+        """Every (stream, writer) ever registered."""
+
+    async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
+        """Fence a silent writer and store its final position per stream (9.5); idempotent. {} when a newer claim
+        lives. ClaimBlocked while one of its transactions is open."""
+
+    async def register_reader(self, reader: str, stream: str, writer: str, position: int, epoch: str) -> None:
+        """Insert the row that saves update (9.12); leaves an existing one alone."""
+
+    async def load_reader(self, reader: str) -> ReaderState:
+        """The saved positions."""
+
+    async def save_reader(
+        self, reader: str, changes: Sequence[tuple[str, str, int, int]], epoch: str, connection: Any = None
+    ) -> None:
+        """Move saved positions, (stream, writer, old, new) each, all or none: ReaderMoved (9.12). With the
+        caller's connection in the caller's transaction; on ReaderMoved the caller rolls back."""
+
+    async def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
+        """Replace all saved positions (after EpochChanged, or a reset)."""
+
+    async def dead_letter(
+        self,
+        reader: str,
+        stream: str,
+        writer: str,
+        tokens: Sequence[int],
+        payloads: Sequence[bytes],
+        error: str,
+        connection: Any = None,
+    ) -> None:
+        """Keep rows that could not be handled."""
+
+    async def dead_letters(self, limit: int) -> list[DeadLetter]:
+        """The latest dead letters, newest first."""
+
+    async def prune(
+        self,
+        *,
+        older_than: float | None = None,
+        keep: int | None = None,
+        reader_cap: float | None = None,
+        stream: str | None = None,
+    ) -> dict[tuple[str, str], int]:
+        """Delete rows older than ``older_than`` seconds and, with ``keep``, all but the last so many IDs of each
+        (stream, writer); never above its proven position, nor above a registered reader saved within
+        ``reader_cap`` seconds (None: ever). Returns the floors that moved. An application's own table is pruned
+        only when ``stream`` names it, and by ``keep`` alone."""
+
+    async def restored(self) -> str:
+        """Declare the database restored: a new epoch (returned), all writers fenced, positions back to the rows."""
+
+    async def status(self) -> dict[str, Any]:
+        """What ``busrep db status`` prints, JSON-able."""

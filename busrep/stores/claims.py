@@ -1,0 +1,291 @@
+"""Plans of a writer's name: winning it, proving it, moving its positions, finishing it when it has fallen silent.
+
+Rule numbers are those of protocol.md, section 9.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+import orjson
+
+from busrep.errors import ClaimBlocked, ConfigError, PositionsAheadOfTable, WriterFenced
+from busrep.stores.backing import Backing
+from busrep.stores.base import Claim, KnownWriter
+from busrep.stores.dialect import Dialect
+from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, Sql, T, in_transaction
+from busrep.stores.schema import new_epoch
+
+log = logging.getLogger("busrep.stores")
+
+
+def claim(dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float) -> Plan[Claim]:
+    """Win the name, register it (9.7), commit, and only then read where it starts (9.4)."""
+    yield from verify(dialect, backings)
+    incarnation = yield from _or_blocked(dialect, writer, in_transaction(_win(dialect, writer, backings, seconds)))
+    starts: dict[str, int] = {}
+    known: dict[str, dict[str, int]] = {}
+    highest: dict[str, int] = {}
+    for backing in backings:  # in a new snapshot: whatever a predecessor committed is visible now, or fenced
+        name = backing.stream
+        given, rows, own, positions = yield from _stream_state(dialect, backing, writer)
+        starts[name] = max(own, positions[writer][0])
+        known[name] = {who: position for who, (position, registered) in positions.items() if registered}
+        ahead = max(position for position, _ in positions.values())
+        if ahead > max(rows, given):
+            raise PositionsAheadOfTable(name, ahead, max(rows, given))
+        highest[name] = max(rows, ahead)
+        if given < rows:
+            log.warning("stream %r: its sequence is at %d, behind its table at %d; repaired", name, given, rows)
+            yield from in_transaction(_repair(dialect, name, rows))
+    epoch = (yield Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'"))[0][0][0]
+    return Claim(writer, incarnation, epoch, starts, known, highest)
+
+
+def verify(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
+    """ConfigError unless each stream has a sequence without cache and cycle (9.15) and the declared columns."""
+    for backing in backings:
+        try:
+            found = (yield dialect.sequence(backing.stream))[0]
+        except NoSuchTable:
+            found = []
+        if not found:
+            raise ConfigError(f"stream {backing.stream!r} has no sequence yet: run 'busrep db init' with it")
+        _, cache, cycles, increment = found[0]
+        if (cache, bool(cycles), increment) != (1, False, 1):
+            raise ConfigError(
+                f"the sequence of stream {backing.stream!r} must have CACHE 1, NO CYCLE, INCREMENT 1; it has "
+                f"CACHE {cache}, {'CYCLE' if cycles else 'NO CYCLE'}, INCREMENT {increment}"
+            )
+        if backing.own:
+            columns = [backing.id, backing.writer, *backing.columns, *([backing.index] if backing.index else [])]
+            try:
+                yield Sql(f"SELECT {', '.join(columns)} FROM {backing.table} LIMIT 0")  # noqa: S608 - quoted
+            except NoSuchTable as missing:
+                raise ConfigError(
+                    f"stream {backing.stream!r}: its table {backing.table} with the columns "
+                    f"{', '.join(columns)} is needed: {missing.cause}"
+                ) from missing
+
+
+def _or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
+    try:
+        return (yield from plan)
+    except Locked as locked:
+        blockers = yield from dialect.blockers(writer)
+        raise ClaimBlocked(writer, blockers) from locked
+
+
+def _win(dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float) -> Plan[int]:
+    answers = yield (
+        Control.BEGIN,
+        *dialect.lock_timeout(seconds),
+        # Waits until no transaction of a predecessor holds the row FOR SHARE.
+        Sql(
+            f"INSERT INTO busrep_writers (writer, incarnation, claimed_at) VALUES (?, 1, {dialect.now}) "
+            "ON CONFLICT (writer) DO UPDATE SET incarnation = busrep_writers.incarnation + 1, "
+            "claimed_at = excluded.claimed_at RETURNING incarnation",
+            (writer,),
+        ),
+    )
+    for backing in backings:
+        yield Sql(
+            "INSERT INTO busrep_positions (stream, writer, position, floor, registered, seen_at) "
+            f"VALUES (?, ?, 0, 0, TRUE, {dialect.now}) ON CONFLICT (stream, writer) DO UPDATE "
+            "SET registered = TRUE, finished = NULL, seen_at = excluded.seen_at",
+            (backing.stream, writer),
+        )
+    yield Control.COMMIT
+    return int(answers[-1][0][0])
+
+
+def _stream_state(
+    dialect: Dialect, backing: Backing, writer: str
+) -> Plan[tuple[int, int, int, dict[str, tuple[int, bool]]]]:
+    """(highest ID given out, highest row, highest own row, {writer: (position, registered)})."""
+    own_where, own_params = backing.of_writer(writer)
+    answers = yield (
+        Sql("SELECT writer, position, registered FROM busrep_positions WHERE stream = ?", (backing.stream,)),
+        highest_row(backing),
+        Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table} WHERE {own_where}", own_params),  # noqa: S608
+        # Last: what it says is never less than what the rows above needed.
+        dialect.sequence(backing.stream),
+    )
+    listed, ((rows,),), ((own,),), sequence = answers
+    given = sequence[0][0] if sequence else 0
+    return given, rows, own, {who: (position, bool(registered)) for who, position, registered in listed}
+
+
+def highest_row(backing: Backing) -> Sql:
+    """The highest token in the stream's table, 0 without rows."""
+    if backing.own:
+        return Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table}")  # noqa: S608 - quoted
+    # One look at the index per writer; every writer has a positions row before its first fact (9.7).
+    return Sql(
+        "SELECT coalesce(max(highest), 0) FROM (SELECT (SELECT max(f.id) FROM busrep_facts f WHERE "
+        "f.stream = p.stream AND f.writer = p.writer) AS highest FROM busrep_positions p WHERE p.stream = ?) AS h",
+        (backing.stream,),
+    )
+
+
+def _repair(dialect: Dialect, stream: str, least: int) -> Plan[None]:
+    yield Control.BEGIN
+    yield from dialect.raise_sequence(stream, least)
+    yield Control.COMMIT
+
+
+def lock_claim(dialect: Dialect, held: Claim) -> Sql:
+    """The first statement of a write transaction (9.4): no row, and the writer is fenced. Answers the marker."""
+    return Sql(
+        f"SELECT {dialect.marker} FROM busrep_writers WHERE writer = ? AND incarnation = ?{dialect.share}",
+        (held.writer, held.incarnation),
+    )
+
+
+def check_claim(held: Claim) -> Plan[None]:
+    """Read the claim (9.2)."""
+    answers = yield Sql(
+        "SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ?", (held.writer, held.incarnation)
+    )
+    if not answers[0]:
+        raise WriterFenced(held.writer, held.incarnation)
+
+
+def heartbeat(dialect: Dialect, held: Claim, positions: Mapping[str, int]) -> Plan[None]:
+    """Proven positions and a sign of life, while the claim stands."""
+
+    def body() -> Plan[None]:
+        answers = yield (Control.BEGIN, lock_claim(dialect, held))
+        if not answers[0]:
+            raise WriterFenced(held.writer, held.incarnation)
+        moved = orjson.dumps([[stream, position] for stream, position in positions.items()]).decode()
+        yield (
+            Sql(
+                f"UPDATE busrep_positions SET seen_at = {dialect.now}, position = {dialect.largest}(position, "
+                f"coalesce((SELECT v.position FROM {dialect.values(('stream', 'text'), ('position', 'bigint'))} "
+                "AS v WHERE v.stream = busrep_positions.stream), 0)) WHERE writer = ? AND registered",
+                (moved, held.writer),
+            ),
+            Control.COMMIT,
+        )
+
+    return in_transaction(body())
+
+
+def known(dialect: Dialect) -> Plan[list[KnownWriter]]:
+    """Every (stream, writer)."""
+    answers = yield Sql(
+        "SELECT p.stream, p.writer, p.position, p.floor, p.registered, coalesce(w.incarnation, 0), "
+        f"{dialect.age('p.seen_at')} FROM busrep_positions p LEFT JOIN busrep_writers w ON w.writer = p.writer "
+        "ORDER BY p.stream, p.writer"
+    )
+    return [
+        KnownWriter(stream, writer, position, floor, bool(registered), incarnation, max(0.0, float(silent)))
+        for stream, writer, position, floor, registered, incarnation, silent in answers[0]
+    ]
+
+
+def finish(
+    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
+) -> Plan[dict[str, int]]:
+    """Fence (committed), then in a new snapshot take rows and sequence for the final positions (9.5)."""
+    fenced = yield from _or_blocked(dialect, writer, in_transaction(_fence(dialect, writer, incarnation, seconds)))
+    if not fenced:
+        return {}
+    return (
+        yield from _or_blocked(
+            dialect, writer, in_transaction(_finals(dialect, backings, writer, incarnation, seconds))
+        )
+    )
+
+
+def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> Plan[bool]:
+    answers = yield (
+        Control.BEGIN,
+        *dialect.lock_timeout(seconds),
+        Sql(
+            "UPDATE busrep_writers SET incarnation = incarnation + 1, finished = incarnation "
+            "WHERE writer = ? AND incarnation = ?",
+            (writer, incarnation),
+        ),
+        Sql(
+            "SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND finished = ?",
+            (writer, incarnation + 1, incarnation),
+        ),
+        Control.COMMIT,
+    )
+    return bool(answers[-1])
+
+
+def _finals(
+    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
+) -> Plan[dict[str, int]]:
+    answers = yield (
+        Control.BEGIN,
+        *dialect.lock_timeout(seconds),
+        # Holds back a new claim of the name: IDs it reserves would lie below the final positions taken here.
+        Sql(
+            "SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND finished = ?"
+            + dialect.exclusive,
+            (writer, incarnation + 1, incarnation),
+        ),
+        Sql("SELECT stream, position, registered, finished FROM busrep_positions WHERE writer = ?", (writer,)),
+    )
+    finals: dict[str, int] = {}
+    for stream, position, registered, finished in answers[-1] if answers[-2] else ():
+        if finished == incarnation:
+            finals[stream] = position
+        elif registered:
+            finals[stream] = yield from _final_position(dialect, backings.get(stream), stream, writer, position)
+            yield Sql(
+                "UPDATE busrep_positions SET position = ?, registered = FALSE, finished = ? "
+                "WHERE stream = ? AND writer = ?",
+                (finals[stream], incarnation, stream, writer),
+            )
+    yield Control.COMMIT
+    return finals
+
+
+def _final_position(
+    dialect: Dialect, backing: Backing | None, stream: str, writer: str, position: int
+) -> Plan[int]:
+    sequence = (yield dialect.sequence(stream))[0]
+    highest = max(position, sequence[0][0] if sequence else 0)
+    if backing is not None:  # a sequence may be behind the table (restored, or rows written past it)
+        where, params = backing.of_writer(writer)
+        rows = yield Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table} WHERE {where}", params)  # noqa: S608
+        highest = max(highest, rows[0][0][0])
+    return highest
+
+
+def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float) -> Plan[str]:
+    """A new epoch; all writers fenced; positions back to what the rows hold; sequences not behind them."""
+
+    def body() -> Plan[str]:
+        epoch = new_epoch()
+        yield (
+            Control.BEGIN,
+            *dialect.lock_timeout(seconds),
+            Sql("UPDATE busrep_writers SET incarnation = incarnation + 1"),
+            Sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", (epoch,)),
+        )
+        for backing in backings:
+            listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
+            for (writer,) in listed:
+                where, params = backing.of_writer(writer)
+                yield Sql(
+                    f"UPDATE busrep_positions SET position = {dialect.largest}(floor, (SELECT "  # noqa: S608
+                    f"coalesce({backing.top}, 0) FROM {backing.table} WHERE {where})) "
+                    "WHERE stream = ? AND writer = ?",
+                    (*params, backing.stream, writer),
+                )
+            rows = (yield highest_row(backing))[0][0][0]
+            floors = yield Sql(
+                "SELECT coalesce(max(position), 0) FROM busrep_positions WHERE stream = ?", (backing.stream,)
+            )
+            yield from dialect.raise_sequence(backing.stream, max(rows, floors[0][0][0]))
+        yield Control.COMMIT
+        return epoch
+
+    return _or_blocked(dialect, "*", in_transaction(body()))

@@ -1,0 +1,80 @@
+"""What differs between the databases, as an interface; each store's module implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from busrep.stores.backing import Backing
+from busrep.stores.plans import Plan, Sql
+
+
+class Dialect(Protocol):
+    """Pieces of SQL of one database. Pure."""
+
+    name: str
+    now: str  # expression: the database's clock, as a timestamp is stored
+    share: str  # suffix that locks a row against updates until the transaction ends
+    exclusive: str  # suffix that locks a row against everything
+    replica: str  # expression: true on a server that only follows another
+    marker: str  # expression: identifies the current transaction for outcome()
+    largest: str  # function: the larger of its arguments
+
+    def ddl(self, version: int) -> Sequence[Sql]:
+        """The statements that bring the schema from ``version`` - 1 to ``version``."""
+
+    def init_lock(self) -> Sequence[Sql]:
+        """What keeps two processes from migrating at once, within a transaction."""
+
+    def version(self) -> Plan[int | None]:
+        """The schema version found; None without tables."""
+
+    def age(self, column: str) -> str:
+        """Expression: seconds since that timestamp."""
+
+    def ago(self) -> str:
+        """Expression with one parameter: the timestamp so many seconds ago."""
+
+    def values(self, *columns: tuple[str, str]) -> str:
+        """A table expression over one parameter, a JSON array of arrays; columns are (name, "text" | "bigint")."""
+
+    def lock_timeout(self, seconds: float) -> Sequence[Sql]:
+        """Bounds the waits for locks in the transaction that is open."""
+
+    def blockers(self, writer: str) -> Plan[list[str]]:
+        """Who keeps a writer's row locked, for a person."""
+
+    def create_sequence(self, stream: str) -> Sql:
+        """Make the stream's sequence unless it exists."""
+
+    def next_ids(self, stream: str, count: int) -> Sql:
+        """Reserve IDs."""
+
+    def ids(self, answer: Sequence[tuple[Any, ...]], count: int) -> list[int]:
+        """The IDs in the answer to ``next_ids``."""
+
+    def sequence(self, stream: str) -> Sql:
+        """(highest ID given out, cache, cycles, increment); no row when there is no sequence."""
+
+    def raise_sequence(self, stream: str, least: int) -> Plan[None]:
+        """Within a transaction: the sequence gives only IDs above ``least``; it never goes back."""
+
+    def insert(self, backing: Backing, writer: str, rows: Sequence[tuple[int, int, bytes]]) -> Sequence[Sql]:
+        """Insert rows (ID, place in its fact, payload)."""
+
+    def page(self, backing: Backing, writer: str, after: int, upto: int, limit: int) -> Sql:
+        """(token, column...) of the first rows, in order: more than ``limit`` rows if there are more, and then
+        including all of the fact that goes beyond it."""
+
+    def rows(self, backing: Backing, writer: str, ids: Sequence[int]) -> Sql:
+        """(token, column...) of the rows of these facts, in order."""
+
+    def payloads(self, backing: Backing, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
+        """Payloads of rows that ``page`` or ``rows`` gave."""
+
+    def outcome(self, marker: object) -> Sql | None:
+        """(True,) while that transaction may be open; None when asking is of no use."""
+
+    def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
+        """Move ``count`` saved positions, all or none; ``moved``: JSON [[stream, writer, old, new], ...]. Answers
+        (stream, writer) of those that were where they should be, or none."""

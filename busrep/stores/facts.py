@@ -1,0 +1,203 @@
+"""Plans of the facts themselves: writing them, what an unknown COMMIT left, pages of catch-up, retention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from busrep.errors import PositionTooOld
+from busrep.stores.backing import Backing
+from busrep.stores.base import FactRows
+from busrep.stores.dialect import Dialect
+from busrep.stores.plans import Control, Plan, Sql, in_transaction
+from busrep.updates import FetchUpdates, UpdatesPage
+
+# IDs deleted in one transaction: short enough that a writer on SQLite, which has one write lock, hardly waits.
+PRUNE_BATCH = 5_000
+
+
+def insert(dialect: Dialect, backing: Backing, writer: str, facts: Iterable[FactRows]) -> Sequence[Sql]:
+    """Statements that write these facts' rows: one for all, where the database can."""
+    rows = [(token, at, payload) for token, _, payloads in facts for at, payload in enumerate(payloads)]
+    return dialect.insert(backing, writer, rows) if rows else ()
+
+
+def rows_of(
+    dialect: Dialect, facts: Sequence[tuple[Backing, int]], writer: str
+) -> Plan[dict[tuple[str, int], list[bytes]]]:
+    """The payloads of these facts; one that has no rows is missing."""
+    asked: dict[str, tuple[Backing, list[int]]] = {}
+    for backing, token in facts:
+        asked.setdefault(backing.stream, (backing, []))[1].append(token)
+    found: dict[tuple[str, int], list[bytes]] = {}
+    for stream, (backing, tokens) in asked.items():
+        rows = (yield dialect.rows(backing, writer, tokens))[0]
+        for row, payload in zip(rows, dialect.payloads(backing, rows), strict=True):
+            found.setdefault((stream, row[0]), []).append(payload)
+    return found
+
+
+def outcome(
+    dialect: Dialect, marker: object, facts: Sequence[tuple[Backing, int]], writer: str
+) -> Plan[dict[tuple[str, int], list[bytes]] | None]:
+    """None while the transaction may be open. The rows are read by a later statement: its snapshot is taken after
+    the transaction was seen to have ended (9.1)."""
+    question = dialect.outcome(marker)
+    if question is not None:
+        answers = yield question
+        if answers[0][0][0]:
+            return None
+    return (yield from rows_of(dialect, facts, writer))
+
+
+def fetch(dialect: Dialect, backing: Backing, question: FetchUpdates) -> Plan[UpdatesPage]:
+    """One page, all of it from one snapshot: epoch, floor, proof (9.9) and rows up to a fact boundary (9.10)."""
+
+    def body() -> Plan[UpdatesPage]:
+        stream, writer, after, upto = question.stream, question.writer, question.after, question.upto
+        limit = max(1, question.limit)
+        answers = yield (
+            Control.SNAPSHOT,
+            Sql(
+                f"SELECT (SELECT value FROM busrep_meta WHERE key = 'epoch'), {dialect.replica}, "
+                "coalesce(max(floor), 0), coalesce(max(position), 0) FROM busrep_positions "
+                "WHERE stream = ? AND writer = ?",
+                (stream, writer),
+            ),
+            dialect.page(backing, writer, after, upto, limit),
+            Control.COMMIT,
+        )
+        ((epoch, replica, floor, position),), rows = answers
+        if after < floor and after < upto:
+            raise PositionTooOld(stream, writer, after, floor)
+        # A replica may lack rows below ones it has: there only the positions row, in the same snapshot, proves.
+        proven = max(after, min(upto, position)) if replica else upto
+        if proven < upto:
+            rows = [row for row in rows if row[0] <= proven]
+        tokens = [row[0] for row in rows]
+        limited = len(tokens) > limit
+        if limited:
+            whole = tokens.index(tokens[-1])  # where the fact begins that crosses the limit
+            if whole > 0:
+                del tokens[whole:], rows[whole:]
+            proven = tokens[-1]
+        payloads = dialect.payloads(backing, rows)
+        return UpdatesPage(stream, writer, after, proven, tokens, payloads, limited, epoch)
+
+    return in_transaction(body())
+
+
+def prune(
+    dialect: Dialect,
+    backings: Iterable[Backing],
+    older_than: float | None,
+    keep: int | None,
+    reader_cap: float | None,
+) -> Plan[dict[tuple[str, str], int]]:
+    """Delete in batches; rows and floor move in one transaction. Returns the floors that moved."""
+    moved: dict[tuple[str, str], int] = {}
+    for backing in backings:
+        listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
+        for (writer,) in listed:
+            while True:
+                floor, more = yield from in_transaction(
+                    _prune_batch(dialect, backing, writer, older_than, keep, reader_cap)
+                )
+                if floor is not None:
+                    moved[backing.stream, writer] = floor
+                if not more:
+                    break
+    return moved
+
+
+def _prune_batch(
+    dialect: Dialect,
+    backing: Backing,
+    writer: str,
+    older_than: float | None,
+    keep: int | None,
+    reader_cap: float | None,
+) -> Plan[tuple[int | None, bool]]:
+    """(the new floor if rows were deleted, whether more may be)."""
+    answers = yield (
+        Control.BEGIN,
+        Sql(
+            "SELECT position, floor FROM busrep_positions WHERE stream = ? AND writer = ?" + dialect.exclusive,
+            (backing.stream, writer),
+        ),
+    )
+    position, floor = answers[0][0]
+    bound = yield from _bound(dialect, backing, writer, position, older_than, keep, reader_cap)
+    where, params = backing.of_writer(writer)
+    span, limits = backing.between(0, bound)
+    order = f"ORDER BY {backing.by_token} LIMIT 1 OFFSET {PRUNE_BATCH}"
+    selected = f"FROM {backing.table} WHERE {where} AND {span}"
+    step = (yield Sql(f"SELECT {backing.token} {selected} {order}", (*params, *limits)))[0]  # noqa: S608
+    if step:
+        bound = step[0][0]
+        span, limits = backing.between(0, bound)
+        selected = f"FROM {backing.table} WHERE {where} AND {span}"
+    top = (yield Sql(f"SELECT {backing.top} {selected}", (*params, *limits)))[0][0][0]  # noqa: S608
+    if top is None:
+        yield Control.COMMIT
+        return None, False
+    yield (
+        Sql(f"DELETE {selected}", (*params, *limits)),  # noqa: S608 - quoted names
+        Sql(
+            f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream = ? AND writer = ?",
+            (top, backing.stream, writer),
+        ),
+        Control.COMMIT,
+    )
+    return max(floor, top), bool(step)
+
+
+def _bound(
+    dialect: Dialect,
+    backing: Backing,
+    writer: str,
+    position: int,
+    older_than: float | None,
+    keep: int | None,
+    reader_cap: float | None,
+) -> Plan[int]:
+    """The highest ID that may go: proven, handled by every reader that counts, old enough, not to be kept."""
+    where, params = backing.of_writer(writer)
+    bounds = [position, (yield from _readers_bound(dialect, backing.stream, writer, position, reader_cap))]
+    if older_than is not None and not backing.own:
+        young = yield Sql(
+            f"SELECT id FROM busrep_facts WHERE {where} AND committed_at > {dialect.ago()} "  # noqa: S608
+            "ORDER BY id, idx LIMIT 1",
+            (*params, older_than),
+        )
+        bounds += [row[0] - 1 for row in young[0]]
+    if keep is not None:
+        turned = "" if backing.negative else " DESC"
+        kept = yield Sql(
+            f"SELECT {backing.token} FROM {backing.table} WHERE {where} "  # noqa: S608 - quoted names
+            f"ORDER BY {backing.id}{turned} LIMIT 1 OFFSET ?",
+            (*params, max(0, keep - 1)),
+        )
+        # Below the fact that holds the last row to keep: facts go whole. Fewer rows than that: all stay.
+        if keep > 0:
+            bounds.append(kept[0][0][0] - 1 if kept[0] else 0)
+    return max(0, min(bounds))
+
+
+def _readers_bound(
+    dialect: Dialect, stream: str, writer: str, position: int, reader_cap: float | None
+) -> Plan[int]:
+    """The lowest saved position for this (stream, writer) of the readers that read this stream; a reader that has
+    none yet will begin at 0."""
+    condition, params = "stream = ?", [stream]
+    having: list[Any] = []
+    if reader_cap is not None:
+        recent, having = f" HAVING max(saved_at) > {dialect.ago()}", [reader_cap]
+    else:
+        recent = ""
+    held = yield Sql(
+        "SELECT coalesce(max(CASE WHEN writer = ? THEN position END), 0) FROM busrep_readers "  # noqa: S608
+        f"WHERE {condition} GROUP BY reader{recent}",
+        (writer, *params, *having),
+    )
+    return min([position, *(row[0] for row in held[0])])

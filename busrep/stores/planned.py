@@ -1,0 +1,194 @@
+"""What the SQL stores have in common: every operation of the interface as a plan, run by the store's executor."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from busrep.errors import ConfigError
+from busrep.settings import Settings
+from busrep.stores import claims, facts, readers, schema
+from busrep.stores.backing import Backing, backing_of
+from busrep.stores.base import AsyncTransaction, Claim, DeadLetter, KnownWriter, ReaderState
+from busrep.stores.dialect import Dialect
+from busrep.stores.plans import Plan, Row, T
+from busrep.streams import Registry
+from busrep.updates import FetchUpdates, UpdatesPage
+
+# How long 'db restored' waits for open write transactions, seconds; a person is watching.
+RESTORE_WAIT = 30.0
+
+
+class Reservations:
+    """Reserves for several facts in one round trip: whoever asks while a question is on its way joins the next.
+
+    An ID is never from a question sent before it was asked for (9.15: it must be above all known then).
+    """
+
+    def __init__(self, ask: Callable[[str, int], Awaitable[list[int]]]) -> None:
+        self._ask = ask
+        self._waiting: dict[str, list[tuple[int, asyncio.Future[list[int]]]]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def reserve(self, stream: str, count: int) -> list[int]:
+        """``count`` IDs, ascending."""
+        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(stream, []).append((count, answer))
+        if stream not in self._tasks:
+            self._tasks[stream] = asyncio.create_task(self._serve(stream), name=f"busrep reserve {stream}")
+        return await answer
+
+    async def _serve(self, stream: str) -> None:
+        try:
+            while waiting := self._waiting.pop(stream, None):
+                waiting = [(count, answer) for count, answer in waiting if not answer.done()]
+                total = sum(count for count, _ in waiting)
+                try:
+                    ids = await self._ask(stream, total) if total else []
+                except Exception as error:
+                    for _, answer in waiting:
+                        if not answer.done():
+                            answer.set_exception(error)
+                    continue
+                for count, answer in waiting:
+                    mine, ids = ids[:count], ids[count:]
+                    if not answer.done():  # cancelled meanwhile: its IDs stay holes
+                        answer.set_result(mine)
+        finally:
+            del self._tasks[stream]
+
+
+class PlannedStore(abc.ABC):
+    """An `AsyncStore` whose operations are plans. See base.py for what each method promises."""
+
+    def __init__(self, streams: Registry, settings: Settings, dialect: Dialect) -> None:
+        self.streams, self.settings, self.dialect = streams, settings, dialect
+        self.backings = {stream.name: backing_of(stream) for stream in streams if not stream.resettable}
+        self._reservations = Reservations(self._reserve)
+
+    @abc.abstractmethod
+    async def _read(self, plan: Plan[T]) -> T:
+        """Run a plan that writes nothing."""
+
+    @abc.abstractmethod
+    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
+        """Run a plan that writes; ``wait``: bound of its waits for locks, seconds."""
+
+    @abc.abstractmethod
+    async def _on(self, connection: Any, plan: Plan[T]) -> T:
+        """Run a plan on the caller's connection, in its transaction."""
+
+    @abc.abstractmethod
+    async def _reserve(self, stream: str, count: int) -> list[int]: ...
+
+    @abc.abstractmethod
+    def transaction(self, claim: Claim, connection: Any = None) -> AsyncTransaction: ...  # noqa: D102
+
+    def backing(self, stream: str) -> Backing:
+        """Where a stream's rows lie: UnknownStream, or ConfigError for one that lives in memory."""
+        if self.streams[stream].resettable:
+            raise ConfigError(f"stream {stream!r} is resettable: it lives in memory, not in the store")
+        return self.backings[stream]
+
+    async def epoch(self) -> str:  # noqa: D102
+        return await self._read(schema.epoch())
+
+    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:  # noqa: D102, ASYNC109
+        # In a fixed order, so that two claims never wait for each other.
+        backings = [self.backing(stream) for stream in sorted(set(streams))]
+        return await self._write(claims.claim(self.dialect, writer, backings, timeout), timeout)
+
+    async def reserve(self, stream: str, count: int) -> list[int]:  # noqa: D102
+        self.backing(stream)
+        return await self._reservations.reserve(stream, count)
+
+    async def outcome(  # noqa: D102
+        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
+    ) -> dict[tuple[str, int], list[bytes]] | None:
+        asked = [(self.backing(stream), token) for stream, token in facts_]
+        return await self._read(facts.outcome(self.dialect, marker, asked, claim.writer))
+
+    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> None:  # noqa: D102
+        await self._write(claims.heartbeat(self.dialect, claim, positions))
+
+    async def check_claim(self, claim: Claim) -> None:  # noqa: D102
+        await self._read(claims.check_claim(claim))
+
+    async def fetch(self, question: FetchUpdates) -> UpdatesPage:  # noqa: D102
+        return await self._read(facts.fetch(self.dialect, self.backing(question.stream), question))
+
+    async def known(self) -> list[KnownWriter]:  # noqa: D102
+        return await self._read(claims.known(self.dialect))
+
+    async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:  # noqa: D102, ASYNC109
+        return await self._write(
+            claims.finish(self.dialect, self.backings, writer, incarnation, timeout), timeout
+        )
+
+    async def register_reader(  # noqa: D102
+        self, reader: str, stream: str, writer: str, position: int, epoch: str
+    ) -> None:
+        await self._write(readers.register(self.dialect, reader, {(stream, writer): position}, epoch))
+
+    async def load_reader(self, reader: str) -> ReaderState:  # noqa: D102
+        return await self._read(readers.load(reader))
+
+    async def save_reader(  # noqa: D102
+        self, reader: str, changes: Sequence[tuple[str, str, int, int]], epoch: str, connection: Any = None
+    ) -> None:
+        if changes:
+            plan = readers.save(self.dialect, reader, changes, epoch)
+            await (self._write(plan) if connection is None else self._on(connection, plan))
+
+    async def reset_reader(  # noqa: D102
+        self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str
+    ) -> None:
+        await self._write(readers.reset(self.dialect, reader, positions, epoch))
+
+    async def dead_letter(  # noqa: D102
+        self,
+        reader: str,
+        stream: str,
+        writer: str,
+        tokens: Sequence[int],
+        payloads: Sequence[bytes],
+        error: str,
+        connection: Any = None,
+    ) -> None:
+        plan = readers.dead_letter(self.dialect, reader, stream, writer, tokens, payloads, error)
+        await (self._write(plan) if connection is None else self._on(connection, plan))
+
+    async def dead_letters(self, limit: int) -> list[DeadLetter]:  # noqa: D102
+        return await self._read(readers.dead_letters(self.dialect, limit))
+
+    async def prune(  # noqa: D102
+        self,
+        *,
+        older_than: float | None = None,
+        keep: int | None = None,
+        reader_cap: float | None = None,
+        stream: str | None = None,
+    ) -> dict[tuple[str, str], int]:
+        if older_than is None and keep is None:
+            raise ConfigError("prune needs older_than or keep: without either it would delete everything")
+        if stream is None:
+            chosen = [backing for backing in self.backings.values() if not backing.own]
+        else:
+            chosen = [self.backing(stream)]
+            if chosen[0].own and keep is None:
+                raise ConfigError(f"stream {stream!r} has its own table, without dates: prune it with keep")
+        return await self._write(facts.prune(self.dialect, chosen, older_than, keep, reader_cap))
+
+    async def restored(self) -> str:  # noqa: D102
+        plan = claims.restored(self.dialect, list(self.backings.values()), RESTORE_WAIT)
+        return await self._write(plan, RESTORE_WAIT)
+
+    async def status(self) -> dict[str, Any]:  # noqa: D102
+        return await self._read(schema.status(self.dialect, self.backings))
+
+
+def as_tuples(rows: Sequence[Any]) -> list[Row]:
+    """Rows as plain tuples, whatever row factory the caller's connection has."""
+    return [tuple(row) for row in rows]

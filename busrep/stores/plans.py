@@ -1,0 +1,113 @@
+"""How SQL is run: plans ask for statements, executors run them, on busrep's connections or the caller's.
+
+A *plan* is a generator. It yields steps (SQL with parameters, or the bounds of a transaction), one or several at a
+time, and receives the rows of each SQL statement among them; it returns the operation's result. It does no I/O, so
+the same plan runs on sqlite3, on psycopg sync and async, in busrep's transaction or in the caller's. Steps yielded
+together go to the server in one round trip, where the driver can.
+
+Texts use ``?`` for parameters and contain neither ``?`` nor ``%`` otherwise; executors translate.
+Driver errors that a plan may want to act on reach it as the signals below; connection trouble as Unavailable.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+import attrs
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Answers = list[list[Row]]
+"""The rows of each SQL statement of the steps that were asked, in order."""
+
+
+@attrs.frozen
+class Sql:
+    """One statement; with ``many``, ``params`` is a sequence of parameter rows and there is no answer."""
+
+    text: str
+    params: Sequence[Any] = ()
+    many: bool = False
+
+
+class Control(enum.Enum):
+    """Bounds of a transaction that the plan owns."""
+
+    BEGIN = "begin"  # a writing transaction; READ COMMITTED on PostgreSQL, IMMEDIATE on SQLite
+    SNAPSHOT = "snapshot"  # a reading transaction, all statements of which see one state
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
+Step = Sql | Control
+Steps = Step | tuple[Step, ...]
+Plan = Generator[Steps, Answers, T]
+
+
+class Signal(Exception):  # noqa: N818 - a message from the executor to a plan, not an error of the package
+    """A driver error that a plan may act on; ``cause`` is the driver's exception."""
+
+    def __init__(self, cause: BaseException) -> None:
+        self.cause = cause
+        super().__init__(f"{type(cause).__name__}: {cause}")
+
+
+class Locked(Signal):
+    """A lock was not granted within its timeout."""
+
+
+class SerializationFailed(Signal):
+    """The transaction's snapshot is older than a row it wanted to lock."""
+
+
+class NoSuchTable(Signal):
+    """A table, column or sequence does not exist."""
+
+
+def in_transaction(body: Plan[T]) -> Plan[T]:
+    """Run ``body``, which yields BEGIN with its first steps and COMMIT with its last; roll back if it fails."""
+    try:
+        return (yield from body)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield Control.ROLLBACK
+        raise
+
+
+def run_sync(plan: Plan[T], execute: Callable[[tuple[Step, ...]], Answers]) -> T:
+    """Run a plan with a blocking executor."""
+    try:
+        steps = next(plan)
+        while True:
+            try:
+                answers = execute(steps if isinstance(steps, tuple) else (steps,))
+            except Exception as error:  # thrown into the plan, which raises it again unless it acts on it
+                steps = plan.throw(error)
+            else:
+                steps = plan.send(answers)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        plan.close()
+
+
+async def run_async(plan: Plan[T], execute: Callable[[tuple[Step, ...]], Awaitable[Answers]]) -> T:
+    """Run a plan with an asyncio executor. Cancelled: the plan is closed, the connection's owner rolls back."""
+    try:
+        steps = next(plan)
+        while True:
+            try:
+                answers = await execute(steps if isinstance(steps, tuple) else (steps,))
+            except Exception as error:
+                steps = plan.throw(error)
+            else:
+                steps = plan.send(answers)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        plan.close()

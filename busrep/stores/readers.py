@@ -1,0 +1,103 @@
+"""Plans of durable readers: their saved positions, and the rows they could not handle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import orjson
+
+from busrep.errors import ReaderMoved
+from busrep.stores.base import DeadLetter, ReaderState
+from busrep.stores.dialect import Dialect
+from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, in_transaction
+
+Changes = Sequence[tuple[str, str, int, int]]
+
+
+def _rows(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> list[Sql]:
+    return [
+        Sql(
+            "INSERT INTO busrep_readers (reader, stream, writer, position, epoch, saved_at) "
+            f"VALUES (?, ?, ?, ?, ?, {dialect.now}) ON CONFLICT (reader, stream, writer) DO NOTHING",
+            (reader, stream, writer, position, epoch),
+        )
+        for (stream, writer), position in positions.items()
+    ]
+
+
+def register(
+    dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str
+) -> Plan[None]:
+    """Insert the rows that saving updates (9.12); existing ones stay."""
+    for step in _rows(dialect, reader, positions, epoch):
+        yield step
+
+
+def load(reader: str) -> Plan[ReaderState]:
+    """The saved positions, and their epoch."""
+    rows = (yield Sql("SELECT stream, writer, position, epoch FROM busrep_readers WHERE reader = ?", (reader,)))[0]
+    return ReaderState(
+        epoch=min((row[3] for row in rows), default=None),
+        positions={(stream, writer): position for stream, writer, position, _ in rows},
+    )
+
+
+def save(dialect: Dialect, reader: str, changes: Changes, epoch: str) -> Plan[None]:
+    """One statement that moves all of these positions, or none (9.12). It needs no transaction of its own."""
+    moved = orjson.dumps(sorted(map(list, changes))).decode()  # sorted: two savers must not lock crosswise
+    try:
+        answers = yield dialect.save(reader, epoch, moved, len(changes))
+    except SerializationFailed as failed:  # under REPEATABLE READ: another saver moved one of them
+        raise ReaderMoved(reader, *changes[0][:3]) from failed
+    hit = {(stream, writer) for stream, writer in answers[0]}
+    for stream, writer, old, _ in changes:
+        if (stream, writer) not in hit:
+            raise ReaderMoved(reader, stream, writer, old)
+
+
+def reset(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> Plan[None]:
+    """Replace all saved positions."""
+
+    def body() -> Plan[None]:
+        yield (
+            Control.BEGIN,
+            Sql("DELETE FROM busrep_readers WHERE reader = ?", (reader,)),
+            *_rows(dialect, reader, positions, epoch),
+            Control.COMMIT,
+        )
+
+    return in_transaction(body())
+
+
+def dead_letter(
+    dialect: Dialect,
+    reader: str,
+    stream: str,
+    writer: str,
+    tokens: Sequence[int],
+    payloads: Sequence[bytes],
+    error: str,
+) -> Plan[None]:
+    """Keep rows that could not be handled. Payloads may be anything, so they are kept as JSON strings."""
+    kept = orjson.dumps([payload.decode("utf-8", "backslashreplace") for payload in payloads]).decode()
+    yield Sql(
+        "INSERT INTO busrep_dead_letters (reader, stream, writer, tokens, payloads, error, dead_at) "
+        f"VALUES (?, ?, ?, ?, ?, ?, {dialect.now})",
+        (reader, stream, writer, orjson.dumps(list(tokens)).decode(), kept, error.replace("\0", "\\0")),
+    )
+
+
+def dead_letters(dialect: Dialect, limit: int) -> Plan[list[DeadLetter]]:
+    """The latest first."""
+    answers = yield Sql(
+        f"SELECT reader, stream, writer, tokens, payloads, error, {dialect.age('dead_at')} "
+        "FROM busrep_dead_letters ORDER BY id DESC LIMIT ?",
+        (limit,),
+    )
+    return [
+        DeadLetter(
+            reader, stream, writer, orjson.loads(tokens), [p.encode() for p in orjson.loads(payloads)], error,
+            max(0.0, float(age)),
+        )  # fmt: skip
+        for reader, stream, writer, tokens, payloads, error, age in answers[0]
+    ]

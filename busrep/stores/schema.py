@@ -1,0 +1,136 @@
+"""Creating, checking and describing the tables.
+
+meta (key, value): schema version, epoch.
+writers (writer, incarnation, finished): one row a name; every write transaction locks it FOR SHARE (9.4), so nothing
+    that changes often may live in it. ``finished``: the incarnation that was fenced for being silent (9.5).
+positions (stream, writer, position, floor, registered, seen_at, finished): proven prefixes (9.3), retention floors, and
+    the registry for linear positions (9.7).
+streams: the sequences that exist, and which streams have a table of the application's.
+facts (stream, id, idx, writer, row, committed_at): rows; the primary key is the order that catch-up reads.
+readers (reader, stream, writer, position, epoch, saved_at); dead_letters.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from busrep.errors import SchemaError
+from busrep.stores.backing import Backing
+from busrep.stores.dialect import Dialect
+from busrep.stores.plans import Control, Plan, Sql, in_transaction
+
+VERSION = 1
+
+
+def new_epoch() -> str:
+    """A random identity for a fact log: 32 lowercase hex digits."""
+    return secrets.token_hex(16)
+
+
+def init(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
+    """Create or migrate all tables and the sequences of these streams; SchemaError when the schema is newer."""
+
+    def body() -> Plan[None]:
+        yield (Control.BEGIN, *dialect.init_lock())
+        found = yield from dialect.version()
+        if found is not None and found > VERSION:
+            raise SchemaError(found, VERSION)
+        for version in range((found or 0) + 1, VERSION + 1):
+            yield tuple(dialect.ddl(version))
+        if found is None:
+            yield Sql("INSERT INTO busrep_meta (key, value) VALUES ('epoch', ?)", (new_epoch(),))
+        yield (
+            Sql("DELETE FROM busrep_meta WHERE key = 'version'"),
+            Sql("INSERT INTO busrep_meta (key, value) VALUES ('version', ?)", (str(VERSION),)),
+        )
+        for backing in backings:
+            yield from add_stream(dialect, backing)
+        yield Control.COMMIT
+
+    return in_transaction(body())
+
+
+def add_stream(dialect: Dialect, backing: Backing) -> Plan[None]:
+    """Within a transaction: the stream's sequence, and its entry in the list of streams."""
+    declared = orjson.dumps(backing.table).decode() if backing.own else None
+    yield (
+        dialect.create_sequence(backing.stream),
+        Sql("DELETE FROM busrep_streams WHERE stream = ?", (backing.stream,)),
+        Sql("INSERT INTO busrep_streams (stream, backing) VALUES (?, ?)", (backing.stream, declared)),
+    )
+
+
+def check(dialect: Dialect) -> Plan[str]:
+    """The epoch, after checking the version: SchemaError."""
+    found = yield from dialect.version()
+    if found != VERSION:
+        raise SchemaError(found, VERSION)
+    return (yield from epoch())
+
+
+def epoch() -> Plan[str]:
+    """The identity of the fact log."""
+    answers = yield Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'")
+    return str(answers[0][0][0])
+
+
+def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any]]:
+    """Everything ``busrep db status`` shows, from one snapshot."""
+    answers = yield (
+        Control.SNAPSHOT,
+        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'"),
+        Sql("SELECT stream, backing FROM busrep_streams ORDER BY stream"),
+        Sql(
+            "SELECT p.stream, p.writer, p.position, p.floor, p.registered, coalesce(w.incarnation, 0), "
+            f"{dialect.age('p.seen_at')} FROM busrep_positions p LEFT JOIN busrep_writers w "
+            "ON w.writer = p.writer ORDER BY p.stream, p.writer"
+        ),
+        Sql(
+            "SELECT r.reader, r.stream, r.writer, r.position, r.epoch, coalesce(p.position, 0) - r.position, "
+            f"{dialect.age('r.saved_at')} FROM busrep_readers r LEFT JOIN busrep_positions p "
+            "ON p.stream = r.stream AND p.writer = r.writer ORDER BY r.reader, r.stream, r.writer"
+        ),
+        Sql("SELECT count(*) FROM busrep_dead_letters"),
+        Sql("SELECT stream, count(*) FROM busrep_facts GROUP BY stream"),
+    )
+    (epoch_row,), streams, writers, readers, ((dead,),), counts = answers
+    rows: dict[str, int | None] = {name: 0 for name, _ in streams} | dict(counts)
+    sequences: dict[str, int | None] = {}
+    for name, declared in streams:
+        found = (yield dialect.sequence(name))[0]
+        sequences[name] = found[0][0] if found else None
+        if declared is not None:  # counted only if this process declared it: else its name alone is known
+            table = backings[name].table if name in backings else None
+            rows[name] = (yield Sql(f"SELECT count(*) FROM {table}"))[0][0][0] if table else None  # noqa: S608
+    yield Control.COMMIT
+    report: dict[str, Any] = {
+        "schema_version": VERSION,
+        "database": dialect.name,
+        "epoch": epoch_row[0],
+        "streams": {
+            name: {
+                "table": orjson.loads(declared) if declared else "busrep_facts",
+                "rows": rows[name],
+                "sequence": sequences[name],
+                "writers": {},
+            }
+            for name, declared in streams
+        },
+        "readers": {},
+        "dead_letters": dead,
+    }
+    for stream, writer, position, floor, registered, incarnation, silent in writers:
+        at = report["streams"].setdefault(stream, {"table": None, "rows": None, "sequence": None, "writers": {}})
+        at["writers"][writer] = {
+            "position": position, "floor": floor, "registered": bool(registered),
+            "incarnation": incarnation, "silent_for": float(silent),
+        }  # fmt: skip
+    for reader, stream, writer, position, held, lag, age in readers:
+        report["readers"].setdefault(reader, {}).setdefault(stream, {})[writer] = {
+            "position": position, "lag": max(0, lag), "epoch": held, "saved_ago": float(age),
+        }  # fmt: skip
+    return report

@@ -1,0 +1,403 @@
+"""The SQLite store: one file, WAL mode, several processes; one writer at a time is SQLite's own rule.
+
+Two connections, each with a thread of its own: reads never wait behind an open write transaction. Inside one
+process write transactions queue up on a lock, in order; between processes SQLite's busy timeout decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from busrep.errors import ClaimBlocked, ConfigError, SchemaError, Unavailable, WriterFenced
+from busrep.settings import Settings
+from busrep.stores import claims, facts, schema
+from busrep.stores.base import Claim, CommitUnknown, FactRows
+from busrep.stores.planned import PlannedStore
+from busrep.stores.plans import (
+    Answers,
+    Control,
+    Locked,
+    NoSuchTable,
+    Plan,
+    Signal,
+    Sql,
+    Step,
+    T,
+    run_sync,
+)
+from busrep.stores.sqlite_dialect import SqliteDialect
+from busrep.streams import Registry
+
+# How long a write waits for another process's transaction, seconds; then Unavailable, and it may be tried again.
+BUSY = 30.0
+
+CONTROLS = {
+    Control.BEGIN: "BEGIN IMMEDIATE",  # takes the write lock now: upgrading later can fail with BUSY at once
+    Control.SNAPSHOT: "BEGIN",
+    Control.COMMIT: "COMMIT",
+    Control.ROLLBACK: "ROLLBACK",
+}
+
+Execute = Callable[[tuple[Step, ...]], Answers]
+
+
+def translated(error: sqlite3.Error, path: str) -> Exception:
+    """The signal or error of busrep that this driver error is; itself when it is the statement's fault."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Locked(error)
+    if "no such table" in str(error) or "no such column" in str(error):
+        return NoSuchTable(error)
+    if code == sqlite3.SQLITE_NOTADB:
+        return ConfigError(f"{path} is not an SQLite database")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY):
+        return Unavailable(f"SQLite database {path}", error)
+    return error
+
+
+def executor(connection: sqlite3.Connection, path: str) -> Execute:
+    """Runs steps on a connection; must be called in the connection's thread."""
+
+    def execute(steps: tuple[Step, ...]) -> Answers:
+        answers: Answers = []
+        cursor = connection.cursor()
+        cursor.row_factory = None  # plain tuples, also on the caller's connection
+        try:
+            for step in steps:
+                if isinstance(step, Control):
+                    if step is not Control.ROLLBACK or connection.in_transaction:
+                        cursor.execute(CONTROLS[step])
+                elif step.many:
+                    cursor.executemany(step.text, step.params)
+                    answers.append([])
+                else:
+                    answers.append(cursor.execute(step.text, step.params).fetchall())
+        except sqlite3.Error as error:
+            raise translated(error, path) from error
+        finally:
+            cursor.close()
+        return answers
+
+    return execute
+
+
+def final(error: Signal, path: str) -> Exception:
+    """What a signal that no plan wanted is to the caller."""
+    if isinstance(error, Locked):
+        return Unavailable(f"SQLite database {path}", "another process holds its write lock")
+    if isinstance(error, NoSuchTable) and "busrep_" in str(error.cause):
+        return SchemaError(None, schema.VERSION)
+    return error.cause if isinstance(error.cause, Exception) else error
+
+
+def run(plan: Plan[T], execute: Execute, path: str) -> T:
+    """`run_sync`, with the signals that are left turned into errors."""
+    try:
+        return run_sync(plan, execute)
+    except Signal as signal:
+        raise final(signal, path) from signal.cause
+
+
+class SqliteStore(PlannedStore):
+    """An `AsyncStore` on an SQLite file."""
+
+    def __init__(self, path: str, streams: Registry, settings: Settings) -> None:
+        super().__init__(streams, settings, SqliteDialect())
+        self.path = path
+        self.lock = asyncio.Lock()
+        self.holder: asyncio.Task[Any] | None = None
+        self._threads: list[ThreadPoolExecutor] = []
+        self._connections: list[sqlite3.Connection] = []
+
+    async def open(self) -> None:
+        """See `AsyncStore`; a missing file is a missing schema, and is not created."""
+        if self._threads:
+            return
+        if not Path(self.path).exists():
+            raise SchemaError(None, schema.VERSION)
+        self._threads = [ThreadPoolExecutor(1, f"busrep-sqlite-{role}") for role in ("write", "read")]
+        try:
+            loop = asyncio.get_running_loop()
+            for thread in self._threads:
+                self._connections.append(await loop.run_in_executor(thread, self._connect, "rw"))
+            await self._read(schema.check(self.dialect))
+        except BaseException:
+            await self.close()
+            raise
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(
+                f"{Path(self.path).absolute().as_uri()}?mode={mode}",
+                uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY,
+            )  # fmt: skip
+            try:
+                # A fact that was published must survive a power cut: readers would be ahead of the table.
+                connection.execute("PRAGMA synchronous = FULL")
+                if mode == "rwc":
+                    connection.execute("PRAGMA journal_mode = WAL")
+            except BaseException:
+                connection.close()
+                raise
+        except sqlite3.Error as error:
+            problem = translated(error, self.path)
+            raise (final(problem, self.path) if isinstance(problem, Signal) else problem) from error
+        return connection
+
+    async def close(self) -> None:
+        """See `AsyncStore`. What runs in the threads is waited for; open transactions are rolled back."""
+        threads, self._threads = self._threads, []
+        connections, self._connections = self._connections, []
+        loop = asyncio.get_running_loop()
+        for thread, connection in zip(threads, connections, strict=False):
+            await asyncio.shield(loop.run_in_executor(thread, connection.close))
+        for thread in threads:
+            thread.shutdown()
+
+    async def init(self) -> None:
+        """See `AsyncStore`."""
+
+        def work() -> None:
+            connection = self._connect("rwc")
+            try:
+                run(
+                    schema.init(self.dialect, self.backings.values()),
+                    executor(connection, self.path),
+                    self.path,
+                )
+            finally:
+                connection.close()
+
+        await asyncio.to_thread(work)
+
+    def _role(self, role: int) -> tuple[ThreadPoolExecutor, sqlite3.Connection]:
+        if not self._connections:
+            raise Unavailable(f"SQLite database {self.path}", "the store is not open")
+        return self._threads[role], self._connections[role]
+
+    async def _read(self, plan: Plan[T]) -> T:
+        thread, connection = self._role(1)
+        work = asyncio.get_running_loop().run_in_executor(
+            thread, run, plan, executor(connection, self.path), self.path
+        )
+        return await asyncio.shield(work)
+
+    async def acquire(self, wait: float = BUSY) -> None:
+        """The process's turn to write. A task that holds it already would wait for itself: ConfigError."""
+        if self.holder is not None and self.holder is asyncio.current_task():
+            raise ConfigError(
+                "SQLite has one write lock, and this task holds it in an open fact: reserve, write and save before "
+                "it or after it, or use PostgreSQL"
+            )
+        try:
+            async with asyncio.timeout(wait):
+                await self.lock.acquire()
+        except TimeoutError as late:
+            held = "a fact of this process has been open"
+            raise Unavailable(f"SQLite database {self.path}", f"{held} for more than {wait:g} s") from late
+
+    async def in_write_thread(self, work: Callable[[], T]) -> T:
+        """Run in the writing thread, to the end even when cancelled; the lock must be held."""
+        thread, _ = self._role(0)
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(thread, work))
+
+    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
+        thread, connection = self._role(0)
+        try:
+            await self.acquire(BUSY if wait is None else wait)
+        except Unavailable as late:
+            if wait is None:
+                raise
+            raise ClaimBlocked("*", [late.reason if isinstance(late.reason, str) else "a fact"]) from late
+
+        def work() -> T:
+            try:
+                if wait is not None:
+                    connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
+                return run(plan, executor(connection, self.path), self.path)
+            finally:
+                if wait is not None:
+                    connection.execute(f"PRAGMA busy_timeout = {int(BUSY * 1000)}")
+
+        try:
+            future = asyncio.get_running_loop().run_in_executor(thread, work)
+        except BaseException:
+            self.lock.release()
+            raise
+        # Not in a finally: a cancelled caller leaves while the thread is still writing.
+        future.add_done_callback(self._written)
+        return await asyncio.shield(future)
+
+    def _written(self, future: asyncio.Future[Any]) -> None:
+        self.lock.release()
+        if not future.cancelled():
+            future.exception()  # looked at, also when the caller was cancelled
+
+    async def _on(self, connection: Any, plan: Plan[T]) -> T:
+        if not isinstance(connection, sqlite3.Connection):
+            raise ConfigError(f"a sqlite3.Connection is needed, not {type(connection).__name__}")
+        return run(plan, executor(connection, self.path), self.path)
+
+    async def _reserve(self, stream: str, count: int) -> list[int]:
+        def plan() -> Plan[list[int]]:
+            answers = yield self.dialect.next_ids(stream, count)  # one statement is a transaction of its own
+            return self.dialect.ids(answers[0], count)
+
+        return await self._write(plan())
+
+    async def reserve(self, stream: str, count: int) -> list[int]:
+        """See `AsyncStore`. ConfigError inside an open fact of the same task."""
+        if self.holder is not None and self.holder is asyncio.current_task():
+            await self.acquire()  # raises
+        return await super().reserve(stream, count)
+
+    def transaction(self, claim: Claim, connection: Any = None) -> SqliteTransaction:
+        """See `AsyncStore`."""
+        if connection is not None:
+            if not isinstance(connection, sqlite3.Connection):
+                raise ConfigError(f"a sqlite3.Connection is needed, not {type(connection).__name__}")
+            if connection.in_transaction:
+                raise ConfigError(
+                    "the connection is in a transaction already: on SQLite begin with bus.write(), the fact's ID "
+                    "must be reserved before the one write lock is taken"
+                )
+        return SqliteTransaction(self, claim, connection)
+
+    async def outcome(
+        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
+    ) -> dict[tuple[str, int], list[bytes]] | None:
+        """See `AsyncStore`. Only this process can have the transaction open; the transaction itself knows."""
+        if isinstance(marker, SqliteTransaction) and marker.may_be_open:
+            return None
+        return await super().outcome(claim, marker, facts_)
+
+
+class SqliteTransaction:
+    """An `AsyncTransaction`: on the store's writing connection, in its thread, or on the caller's, in the caller's
+    thread (which is the event loop's)."""
+
+    joined = False
+
+    def __init__(self, store: SqliteStore, claim: Claim, connection: sqlite3.Connection | None) -> None:
+        self.store, self.claim = store, claim
+        self._callers = connection is not None
+        self.connection: sqlite3.Connection | None = connection
+        self._pending: list[Sql] = []
+        self._holds = False
+        self._committing: asyncio.Future[Any] | None = None
+
+    @property
+    def marker(self) -> object:
+        """This object: it knows whether it has ended."""
+        return self
+
+    @property
+    def may_be_open(self) -> bool:
+        """Whether the transaction may still become committed."""
+        if self._committing is not None and not self._committing.done():
+            return True
+        return self._callers and self.connection is not None and self.connection.in_transaction
+
+    async def _run(self, plan: Plan[T]) -> T:
+        connection = self.connection
+        assert connection is not None  # noqa: S101 - set by begin()
+        execute = executor(connection, self.store.path)
+        if self._callers:
+            return run(plan, execute, self.store.path)
+        return await self.store.in_write_thread(lambda: run(plan, execute, self.store.path))
+
+    async def begin(self) -> None:
+        """See `AsyncTransaction`. The write lock itself keeps any successor from claiming meanwhile (9.4)."""
+        await self.store.acquire()
+        self._holds, self.store.holder = True, asyncio.current_task()
+        try:
+            if self.connection is None:
+                self.connection = self.store._role(0)[1]
+            await self._run(self._begin())
+        except asyncio.CancelledError:
+            await self._end(Control.ROLLBACK)  # in the same thread, after the BEGIN that is under way
+            raise
+        except BaseException:
+            self._release()
+            raise
+
+    def _begin(self) -> Plan[None]:
+        answers = yield (Control.BEGIN, claims.lock_claim(self.store.dialect, self.claim))
+        if not answers[0]:
+            yield Control.ROLLBACK
+            raise WriterFenced(self.claim.writer, self.claim.incarnation)
+
+    async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
+        """See `AsyncTransaction`; sent with the next statement, to save a change of threads."""
+        self._pending += facts.insert(
+            self.store.dialect, self.store.backing(stream), self.claim.writer, facts_
+        )
+
+    async def execute(
+        self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> list[tuple[Any, ...]]:
+        """See `AsyncTransaction`."""
+
+        def plan() -> Plan[list[tuple[Any, ...]]]:
+            pending, self._pending = self._pending, []
+            # Steps are ours, this text is the caller's: params may be a mapping here.
+            answers = yield (*pending, Sql(sql, params))  # type: ignore[arg-type]
+            return answers[-1]
+
+        return await self._run(plan())
+
+    async def commit(self) -> None:
+        """See `AsyncTransaction`."""
+        pending, self._pending = self._pending, []
+
+        def plan() -> Plan[None]:
+            if pending:
+                yield tuple(pending)
+            yield Control.COMMIT
+
+        self._committing = asyncio.ensure_future(self._run(plan()))
+        try:
+            await asyncio.shield(self._committing)
+        except asyncio.CancelledError as cancelled:
+            self._committing.add_done_callback(self._committed)
+            raise CommitUnknown(self, cancelled, cancelled=True) from cancelled
+        except Exception as error:
+            if self.connection is not None and self.connection.in_transaction:
+                raise  # nothing was committed; rollback() is due
+            self._release()
+            raise CommitUnknown(self, error) from error
+        self._release()
+
+    def _committed(self, done: asyncio.Future[Any]) -> None:
+        """A commit whose caller was cancelled has ended; if it failed nobody else rolls back."""
+        if done.cancelled() or done.exception() is not None:
+            self._ending = asyncio.ensure_future(self._end(Control.ROLLBACK))
+        else:
+            self._release()
+
+    async def rollback(self) -> None:
+        """See `AsyncTransaction`."""
+        self._pending = []
+        if self._holds and (self._committing is None or self._committing.done()):
+            await self._end(Control.ROLLBACK)
+
+    async def _end(self, how: Control) -> None:
+        def plan() -> Plan[None]:
+            yield how
+
+        ending = asyncio.ensure_future(self._run(plan()))
+        ending.add_done_callback(lambda _: self._release())
+        with contextlib.suppress(Unavailable, sqlite3.Error):
+            await asyncio.shield(ending)
+
+    def _release(self) -> None:
+        if self._holds:
+            self._holds, self.store.holder = False, None
+            self.store.lock.release()
+

@@ -1,0 +1,193 @@
+"""SQLite's pieces of SQL (3.35 or newer: RETURNING)."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import orjson
+
+from busrep.stores.backing import Backing, columns_of, field_types
+from busrep.stores.plans import NoSuchTable, Plan, Sql
+
+# Timestamps are Unix seconds: a number that compares and subtracts without parsing.
+NOW = "((julianday('now') - 2440587.5) * 86400.0)"
+
+TABLES = (
+    "CREATE TABLE busrep_meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE busrep_writers (writer TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, claimed_at REAL, "
+    "finished INTEGER) WITHOUT ROWID",
+    "CREATE TABLE busrep_positions (stream TEXT, writer TEXT, position INTEGER NOT NULL, floor INTEGER NOT NULL, "
+    "registered INTEGER NOT NULL, seen_at REAL NOT NULL, finished INTEGER, PRIMARY KEY (stream, writer)) WITHOUT ROWID",
+    "CREATE TABLE busrep_streams (stream TEXT PRIMARY KEY, backing TEXT) WITHOUT ROWID",
+    "CREATE TABLE busrep_sequences (stream TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE busrep_facts (stream TEXT, writer TEXT, id INTEGER, idx INTEGER, row TEXT NOT NULL, "
+    f"committed_at REAL NOT NULL DEFAULT {NOW}, PRIMARY KEY (stream, writer, id, idx)) WITHOUT ROWID",
+    "CREATE TABLE busrep_readers (reader TEXT, stream TEXT, writer TEXT, position INTEGER NOT NULL, "
+    "epoch TEXT NOT NULL, saved_at REAL NOT NULL, PRIMARY KEY (reader, stream, writer)) WITHOUT ROWID",
+    "CREATE TABLE busrep_dead_letters (id INTEGER PRIMARY KEY, reader TEXT NOT NULL, stream TEXT NOT NULL, "
+    "writer TEXT NOT NULL, tokens TEXT NOT NULL, payloads TEXT NOT NULL, error TEXT NOT NULL, dead_at REAL NOT NULL)",
+)
+
+
+@attrs.frozen
+class SqliteDialect:
+    """A `Dialect`. Rows need no locks: BEGIN IMMEDIATE is the lock."""
+
+    name: str = "sqlite"
+    now: str = NOW
+    share: str = ""
+    exclusive: str = ""
+    replica: str = "0"
+    marker: str = "1"
+    largest: str = "max"
+
+    def ddl(self, version: int) -> Sequence[Sql]:
+        """See `Dialect`."""
+        return {1: [Sql(text) for text in TABLES]}[version]
+
+    def init_lock(self) -> Sequence[Sql]:
+        """See `Dialect`; the write lock is enough."""
+        return ()
+
+    def version(self) -> Plan[int | None]:
+        """See `Dialect`."""
+        try:
+            answers = yield Sql("SELECT value FROM busrep_meta WHERE key = 'version'")
+        except NoSuchTable:
+            return None
+        return int(answers[0][0][0]) if answers[0] else None
+
+    def age(self, column: str) -> str:
+        """See `Dialect`."""
+        return f"({NOW} - {column})"
+
+    def ago(self) -> str:
+        """See `Dialect`."""
+        return f"({NOW} - ?)"
+
+    def values(self, *columns: tuple[str, str]) -> str:
+        """See `Dialect`."""
+        picked = ", ".join(f"json_extract(value, '$[{at}]') AS {name}" for at, (name, _) in enumerate(columns))
+        return f"(SELECT {picked} FROM json_each(?))"  # noqa: S608
+
+    def lock_timeout(self, seconds: float) -> Sequence[Sql]:
+        """See `Dialect`; a pragma outside the transaction, so it is the store's to set."""
+        return ()
+
+    def blockers(self, writer: str) -> Plan[list[str]]:
+        """See `Dialect`; SQLite does not tell who holds its lock."""
+        yield ()
+        return ["another process's write transaction (SQLite does not tell whose)"]
+
+    def create_sequence(self, stream: str) -> Sql:
+        """See `Dialect`."""
+        return Sql("INSERT INTO busrep_sequences (stream, value) VALUES (?, 0) ON CONFLICT DO NOTHING", (stream,))
+
+    def next_ids(self, stream: str, count: int) -> Sql:
+        """See `Dialect`."""
+        return Sql(
+            "UPDATE busrep_sequences SET value = value + ? WHERE stream = ? RETURNING value", (count, stream)
+        )
+
+    def ids(self, answer: Sequence[tuple[Any, ...]], count: int) -> list[int]:
+        """See `Dialect`."""
+        last = answer[0][0]
+        return list(range(last - count + 1, last + 1))
+
+    def sequence(self, stream: str) -> Sql:
+        """See `Dialect`."""
+        return Sql("SELECT value, 1, 0, 1 FROM busrep_sequences WHERE stream = ?", (stream,))
+
+    def raise_sequence(self, stream: str, least: int) -> Plan[None]:
+        """See `Dialect`."""
+        yield Sql("UPDATE busrep_sequences SET value = max(value, ?) WHERE stream = ?", (least, stream))
+
+    def insert(self, backing: Backing, writer: str, rows: Sequence[tuple[int, int, bytes]]) -> Sequence[Sql]:
+        """See `Dialect`."""
+        if not backing.own:
+            params = [(backing.stream, writer, token, at, payload.decode()) for token, at, payload in rows]
+            text = "INSERT INTO busrep_facts (stream, writer, id, idx, row) VALUES (?, ?, ?, ?, ?)"
+        else:
+            names = [backing.id, backing.writer, *([backing.index] if backing.index else []), *backing.columns]
+            text = f"INSERT INTO {backing.table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608
+            sign = -1 if backing.negative else 1
+            params = [
+                (sign * token, writer, *([at] if backing.index else []), *map(stored, columns_of(backing, payload)))
+                for token, at, payload in rows
+            ]
+        return [Sql(text, params[0]) if len(params) == 1 else Sql(text, params, many=True)]
+
+    def page(self, backing: Backing, writer: str, after: int, upto: int, limit: int) -> Sql:
+        """See `Dialect`."""
+        where, params = backing.of_writer(writer)
+        span, limits = backing.between(after, upto)
+        condition, values = f"{where} AND {span}", [*params, *limits]
+        compare = ">=" if backing.negative else "<="
+        nobody = "-9223372036854775808" if backing.negative else "9223372036854775807"
+        return Sql(
+            f"SELECT {backing.token}, {', '.join(backing.columns)} FROM {backing.table} "  # noqa: S608
+            f"WHERE {condition} AND {backing.id} {compare} coalesce((SELECT {backing.id} FROM {backing.table} "
+            f"WHERE {condition} ORDER BY {backing.by_row} LIMIT 1 OFFSET ?), {nobody}) ORDER BY {backing.by_row}",
+            (*values, *values, limit),
+        )
+
+    def rows(self, backing: Backing, writer: str, ids: Sequence[int]) -> Sql:
+        """See `Dialect`."""
+        where, params = backing.of_writer(writer)
+        return Sql(
+            f"SELECT {backing.token}, {', '.join(backing.columns)} FROM {backing.table} WHERE {where} "  # noqa: S608
+            f"AND {backing.token} IN (SELECT value FROM json_each(?)) ORDER BY {backing.by_row}",
+            (*params, orjson.dumps(list(ids)).decode()),
+        )
+
+    def payloads(self, backing: Backing, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
+        """See `Dialect`; columns have no booleans and no containers, the row type tells where they were."""
+        if not backing.own:
+            return [row[1].encode() for row in rows]
+        types = list(field_types(backing.definition).values()) or [Any] * len(backing.columns)
+        raw = [
+            orjson.dumps([loaded(value, kind) for value, kind in zip(row[1:], types, strict=True)]) for row in rows
+        ]
+        return [backing.payload(text) for text in raw]
+
+    def outcome(self, marker: object) -> Sql | None:
+        """See `Dialect`; the store knows by itself."""
+        return None
+
+    def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
+        """See `Dialect`."""
+        values = self.values(("stream", "text"), ("writer", "text"), ("old", "bigint"), ("new", "bigint"))
+        match = "r.reader = ? AND r.epoch = ? AND r.stream = v.stream AND r.writer = v.writer AND r.position = v.old"
+        return Sql(
+            f"UPDATE busrep_readers AS r SET position = v.new, saved_at = {NOW} FROM {values} AS v WHERE {match} "  # noqa: S608
+            f"AND ? = (SELECT count(*) FROM busrep_readers AS r JOIN {values} AS v ON {match}) "
+            "RETURNING stream, writer",
+            (moved, reader, epoch, count, moved, reader, epoch),
+        )
+
+
+def stored(value: Any) -> Any:
+    """A JSON value as SQLite keeps it: containers as JSON text."""
+    return orjson.dumps(value).decode() if isinstance(value, list | dict) else value
+
+
+def loaded(value: Any, kind: Any) -> Any:
+    """The JSON value that `stored` was given, by the field's annotation."""
+    accepted = _names(kind)
+    if type(value) is int and "bool" in accepted and "int" not in accepted:
+        return bool(value)
+    if isinstance(value, str) and accepted & {"list", "dict", "tuple"} and "str" not in accepted:
+        return orjson.loads(value)
+    return value
+
+
+def _names(kind: Any) -> set[str]:
+    """Names of the types an annotation accepts, unions taken apart."""
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return set().union(*map(_names, typing.get_args(kind)))
+    return {getattr(origin or kind, "__name__", str(kind))}

@@ -1,0 +1,465 @@
+"""The writer core: completed facts in, chained frames out (protocol.md, sections 2, 4 and 9).
+
+Pure: no socket, clock or task. Each stream of the writer has one chain of frames, and a fact moves along it::
+
+    fact_completed     -> held       its transaction ended; an earlier fact of this writer may still be open
+    position_moved     -> ready      every earlier fact has ended too; waits, in order, for room in a frame
+    frames_to_publish  -> composed   in a frame that Redis has not confirmed
+    published          -> sent
+
+``composed`` is the end of the chain. The next frame opens with ``POSITION stream writer composed composed``:
+a reader elsewhere knows that it missed something. Frames leave in the order in which they were composed, and
+if the outcome of a PUBLISH is unknown the same bytes go out again, before anything new.
+
+Rows that will not be published (the queue was full, the fact is larger than a frame) are stepped over with
+``POSITION stream writer new new``. It makes readers fetch them, where ``prev new`` would say there are none.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+import attrs
+
+from busrep.commands import Name, Position, Rdata, Server
+from busrep.errors import ConfigError, UnknownStream
+from busrep.settings import Settings
+from busrep.streams import Stream
+
+# What a waiting fact costs beside its bytes: tuple, number, bytes header, its places in dict, heap and deque.
+FACT_BYTES = 250
+
+# Digits of the largest 64-bit number: how much a number may take up in a line whose space is set aside.
+DIGITS = 19
+
+# token, its RDATA lines joined (None: more than a frame holds), how many rows (0: the fact wrote none).
+_Fact = tuple[int, bytes | None, int]
+
+
+@attrs.frozen
+class OutgoingFrame:
+    """One message to PUBLISH on the deployment's channel, or on its sub-channel ``channel_suffix`` unless "".
+
+    ``number`` rises by one per frame. ``ends``: stream -> the end of its chain, once this frame is out.
+    """
+
+    channel_suffix: str
+    data: bytes
+    number: int
+    ends: Mapping[str, int] = attrs.field(factory=dict)
+    rows: int = 0
+    announcement: bool = False
+
+
+@attrs.define
+class _Draft:
+    """A frame being composed: what it holds, and the bytes and rows it has room for."""
+
+    room: int
+    rows_left: int
+    lines: list[bytes] = attrs.field(factory=list)
+    ends: dict[str, int] = attrs.field(factory=dict)
+    named: bool = False  # holds a resettable stream
+    full: bool = False
+
+
+@attrs.define(eq=False)
+class _Chain:
+    """One stream of this writer: facts on their way, and how far the chain of frames reaches."""
+
+    stream: Stream[Any]
+    line: bytes  # "POSITION stream writer "
+    rdata: bytes  # "RDATA stream writer "
+    largest: int  # bytes of the largest fact that a frame can hold
+    most_rows: int
+    composed: int
+    sent: int
+    position: int  # as the ID generator proved it
+    own: int  # highest ID of an own completed fact at or below position
+    dropped: int  # no row at or below it that is not composed yet will be published
+    may_follow: bool = True
+    held: dict[int, _Fact] = attrs.field(factory=dict)
+    tokens: list[int] = attrs.field(factory=list)  # the keys of held, as a heap
+    ready: deque[_Fact] = attrs.field(factory=deque)
+    queued_bytes: int = 0
+    rows_dropped: int = 0
+    facts_too_large: int = 0
+
+    @property
+    def line_bytes(self) -> int:
+        return len(self.line) + 2 * DIGITS + 2
+
+    @property
+    def goal(self) -> int:
+        """Where the chain may end now. Others' progress counts only on a stream that follows (W6)."""
+        if self.stream.follows or self.dropped > self.position:
+            return self.position
+        return max(self.own, self.composed)
+
+    def due(self) -> bool:
+        """Whether there is something to publish. Others' progress alone is told once a beat."""
+        if self.ready or self.composed < self.own:
+            return True
+        return self.composed < self.goal and (self.may_follow or self.composed < self.dropped)
+
+    def hold(self, token: int, payloads: Sequence[bytes]) -> int:
+        """Take over a completed fact; gives the bytes it occupies."""
+        if token <= self.position or token in self.held:
+            # Readers may be past it already: carried now or not, it would be lost without anyone noticing.
+            name = self.stream.name
+            raise ValueError(f"stream {name!r}: {token} completed twice, or after position {self.position}")
+        rows = len(payloads)
+        if token <= self.dropped:
+            self.rows_dropped += rows
+            return 0
+        lines: bytes | None = b""
+        if rows == 1:
+            lines = b"%b%d %b" % (self.rdata, token, payloads[0])
+        elif rows > self.most_rows:
+            lines = None
+        elif rows:
+            batch = b"\n%bbatch " % self.rdata
+            lines = b"%b\n%b%d %b" % (batch[1:] + batch.join(payloads[:-1]), self.rdata, token, payloads[-1])
+        if lines is None or len(lines) > self.largest:
+            lines = None
+            self.facts_too_large += 1
+        self.held[token] = (token, lines, rows)
+        heappush(self.tokens, token)
+        cost = FACT_BYTES + len(lines or b"")
+        self.queued_bytes += cost
+        return cost
+
+    def move(self, position: int) -> int:
+        """Every fact up to ``position`` has ended: line them up. Gives the bytes set free."""
+        self.position = position
+        freed = 0
+        while self.tokens and self.tokens[0] <= position:
+            fact = self.held.pop(heappop(self.tokens))
+            self.own = fact[0]
+            if fact[2]:
+                self.ready.append(fact)
+            else:
+                freed += FACT_BYTES
+        if self.own < self.dropped <= position:
+            self.own = self.dropped
+        self.queued_bytes -= freed
+        return freed
+
+    def drop(self) -> int:
+        """Forget all waiting facts; readers will be told to fetch them. Gives the bytes set free."""
+        facts = [*self.ready, *self.held.values()]
+        self.dropped = max((fact[0] for fact in facts), default=self.dropped)
+        self.rows_dropped += sum(fact[2] for fact in facts)
+        self.ready.clear()
+        self.held.clear()
+        self.tokens.clear()
+        freed, self.queued_bytes = self.queued_bytes, 0
+        return freed
+
+    def take(self, draft: _Draft) -> int:
+        """Move what fits into the draft, each run of rows behind its own head. Gives the bytes set free."""
+        room = draft.room - 2 * self.line_bytes  # set aside for the first head and the last line
+        if room < 0:
+            draft.full = True
+            return 0
+        lines, ready, at, freed, headed = draft.lines, self.ready, self.composed, 0, False
+        stepped_over = at < self.dropped
+        if stepped_over:
+            at = min(self.dropped, self.goal)
+        while ready:
+            token, rdata, rows = ready[0]
+            if rdata is None:
+                stepped_over, headed = True, False
+                room -= self.line_bytes  # another head
+                freed += FACT_BYTES
+            else:
+                size = len(rdata) + 1
+                if size > room or rows > draft.rows_left:
+                    draft.full = True
+                    break
+                if not headed:
+                    lines.append(b"%b%d %d" % (self.line, at, at))
+                    stepped_over, headed = False, True
+                lines.append(rdata)
+                room -= size
+                draft.rows_left -= rows
+                freed += FACT_BYTES + size - 1
+            ready.popleft()
+            at = token
+        draft.room = room
+        self._end(draft, at, stepped_over)
+        self.queued_bytes -= freed
+        return freed
+
+    def _end(self, draft: _Draft, at: int, stepped_over: bool) -> None:
+        """Close this stream's part of the draft, now at ``at``, with the progress beyond its last row."""
+        end = at if self.ready else self.goal
+        if stepped_over:
+            draft.lines.append(b"%b%d %d" % (self.line, end, end))
+        elif end > at:
+            draft.lines.append(b"%b%d %d" % (self.line, at, end))
+        if end > self.composed:
+            draft.ends[self.stream.name] = end
+            draft.named |= self.stream.resettable
+        if self.composed >= self.own:
+            self.may_follow = False
+        self.composed = end
+
+
+@attrs.define
+class _Roll:
+    """The streams that are announced in one message."""
+
+    channel: str
+    room: int
+    chains: list[_Chain] = attrs.field(factory=list)
+
+
+class Writer:
+    """All streams that one process writes under one name.
+
+    Inputs are methods; after each of them take what is to be published from ``frames_to_publish()``, PUBLISH
+    it in that order on one connection, and report each outcome with ``published`` or ``publish_failed``.
+
+    ``server``, ``epoch``, ``name`` and ``incarnation`` (rising per name, 9.11) open every announcement.
+    ``jitter`` gives numbers in [0, 1). Raises ConfigError for names that do not fit a line.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        name: str,
+        *,
+        incarnation: int,
+        epoch: str,
+        settings: Settings,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._name_line = Name(name, incarnation).format()
+        self._opening = Server(server, epoch).format() + b"\n" + self._name_line
+        self._name, self._settings, self._jitter = name, settings, jitter
+        self._chains: dict[str, _Chain] = {}
+        self._due: dict[_Chain, None] = {}  # in the order in which they get their turn
+        self._rolls: list[_Roll] = []
+        self._announce = False  # asked for, not begun
+        self._to_announce: deque[_Roll] = deque()  # begun
+        self._unconfirmed: deque[OutgoingFrame] = deque()
+        self._in_flight = 0  # how many of them, from the left, were handed out since the last failure
+        self._queued_bytes = 0
+        self._next_beat = math.inf
+        self._connected = self._fenced = False
+        self._counts = dict.fromkeys(("frames", "announcements", "rows", "bytes", "publish_failures"), 0)
+
+    def add_stream(self, stream: Stream[Any], start: int) -> None:
+        """Write ``stream`` too, announced as ``start start``: the own proven position at start (9.6).
+
+        Raises ConfigError for a second stream of that name, and for names too long for ``frame_bytes``.
+        """
+        if stream.name in self._chains:
+            raise ConfigError(f"stream {stream.name!r} was added to writer {self._name!r} twice")
+        line = Position(stream.name, self._name, 0, 0).format().removesuffix(b"0 0")
+        rdata = Rdata(stream.name, self._name, 0, None).format().removesuffix(b"0 null")
+        bound, line_bytes = self._settings.frame_bytes, len(line) + 2 * DIGITS + 2
+        largest = bound - len(self._name_line) - 1 - 2 * line_bytes
+        if min(largest, bound - len(self._opening) - line_bytes) <= 0:
+            raise ConfigError(f"the names of stream {stream.name!r} do not fit frame_bytes={bound}: raise it")
+        most_rows = self._settings.frame_rows
+        chain = _Chain(stream, line, rdata, largest - 1, most_rows, start, start, start, start, start)
+        self._chains[stream.name] = chain
+        for roll in self._rolls:
+            if roll.channel == stream.channel and roll.room >= line_bytes:
+                break
+        else:
+            roll = _Roll(stream.channel, bound - len(self._opening))
+            self._rolls.append(roll)
+        roll.chains.append(chain)
+        roll.room -= line_bytes
+        self._announce = True
+
+    def fact_completed(self, stream: str, token: int, payloads: Sequence[bytes]) -> None:
+        """A fact's transaction has ended: its rows as JSON, or none. To be called once per ID, in any order.
+
+        Call ``position_moved`` when the ID generator's position moves over it. Over ``publish_queue_bytes``
+        the stream with the most waiting rows drops them: its readers will fetch them. Raises UnknownStream,
+        and ValueError for an ID that is completed already or that the position has passed.
+        """
+        if self._fenced:
+            return
+        chain = self._chain(stream)
+        self._queued_bytes += chain.hold(token, payloads)
+        if self._queued_bytes > self._settings.publish_queue_bytes:
+            # The largest, not the last: a stream behind an open fact must not keep the others off the wire.
+            largest = max(self._chains.values(), key=lambda each: each.queued_bytes)
+            self._queued_bytes -= largest.drop()
+            self._mark(largest)
+
+    def position_moved(self, stream: str, position: int) -> None:
+        """The ID generator proved ``position``: all own facts up to it have ended, and were told here before.
+
+        Beyond the own facts it may lie only by 9.2, others' progress; that is published once a beat at most,
+        or along with rows, and not at all on a stream that does not follow (W6). A lower one is ignored.
+        """
+        chain = self._chain(stream)
+        if position > chain.position and not self._fenced:
+            self._queued_bytes -= chain.move(position)
+            self._mark(chain)
+
+    def replicate_received(self) -> None:
+        """Somebody asks for the positions. One answer serves all who ask before it is composed."""
+        self._announce = True
+
+    def connected(self, now: float) -> None:
+        """A connection was (re-)established and publishing works: announce, others cannot see it."""
+        self._connected = self._announce = True
+        self._schedule_beat(now)
+
+    def disconnected(self, now: float) -> None:  # noqa: ARG002 (all inputs that are about time carry it)
+        """Publishing is impossible until ``connected``. Frames in flight count as ``publish_failed``."""
+        self._connected = False
+        self._to_announce.clear()
+        self._next_beat = math.inf
+        self._in_flight = 0
+
+    def tick(self, now: float) -> bool:
+        """It is ``now``. True if a beat was due: the announcement, and others' progress, are queued."""
+        if now < self._next_beat:
+            return False
+        self._announce = True
+        self._schedule_beat(now)
+        for chain in self._chains.values():
+            chain.may_follow = True
+            self._mark(chain)
+        return True
+
+    def next_deadline(self) -> float:
+        """When to call ``tick``; infinity while not connected, or fenced."""
+        return self._next_beat
+
+    def frames_to_publish(self) -> list[OutgoingFrame]:
+        """What to PUBLISH now, in this order; in flight from here. Empty while not connected, or fenced."""
+        frames: list[OutgoingFrame] = []
+        if not self._connected or self._fenced:
+            return frames
+        while self._in_flight < self._settings.publish_in_flight:
+            if self._in_flight == len(self._unconfirmed):
+                frame = self._compose()
+                if frame is None:
+                    break
+                self._unconfirmed.append(frame)
+            frames.append(self._unconfirmed[self._in_flight])
+            self._in_flight += 1
+        return frames
+
+    def published(self, frame: OutgoingFrame) -> None:
+        """Redis confirmed ``frame``: ``positions()`` move. Raises ValueError if an earlier one was not."""
+        if not self._unconfirmed or frame.number < self._unconfirmed[0].number:
+            return  # a late confirmation from a connection that was given up; it went out again and arrived
+        if frame.number > self._unconfirmed[0].number:
+            raise ValueError(f"frame {frame.number} confirmed before frame {self._unconfirmed[0].number}")
+        self._unconfirmed.popleft()
+        self._in_flight = max(0, self._in_flight - 1)
+        for stream, end in frame.ends.items():
+            self._chains[stream].sent = end
+
+    def publish_failed(self) -> None:
+        """Whether the frames in flight arrived is unknown: they go out again first, byte for byte (9.6)."""
+        self._in_flight = 0
+        self._counts["publish_failures"] += 1
+
+    def fenced(self) -> None:
+        """Another process has the name: nothing is completed or published any more (9.2)."""
+        self._fenced = True
+        self._next_beat = math.inf
+        self._due.clear()
+        for chain in self._chains.values():
+            self._queued_bytes -= chain.drop()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Memory that facts occupy which are in no frame yet, bounded by ``publish_queue_bytes``."""
+        return self._queued_bytes
+
+    def positions(self) -> dict[str, int]:
+        """Stream -> the position up to which Redis confirmed its frames."""
+        return {name: chain.sent for name, chain in self._chains.items()}
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters since the start, levels now, and per stream where its chain stands."""
+        chains = self._chains
+        return {
+            **self._counts,
+            "rows_dropped": sum(chain.rows_dropped for chain in chains.values()),
+            "facts_too_large": sum(chain.facts_too_large for chain in chains.values()),
+            "queued_bytes": self._queued_bytes,
+            "unconfirmed_bytes": sum(len(frame.data) for frame in self._unconfirmed),
+            "in_flight": self._in_flight,
+            "connected": self._connected,
+            "fenced": self._fenced,
+            "streams": {
+                name: {
+                    "sent": chain.sent,
+                    "composed": chain.composed,
+                    "position": chain.position,
+                    "ready": len(chain.ready),
+                    "held": len(chain.held),
+                }
+                for name, chain in chains.items()
+            },
+        }
+
+    def _chain(self, stream: str) -> _Chain:
+        chain = self._chains.get(stream)
+        if chain is None:
+            raise UnknownStream(stream, tuple(self._chains))
+        return chain
+
+    def _mark(self, chain: _Chain) -> None:
+        if chain.due():
+            self._due[chain] = None
+        else:
+            self._due.pop(chain, None)
+
+    def _schedule_beat(self, now: float) -> None:
+        # Jittered by 10 % either way, so that the writers of a deployment do not all speak at once.
+        if not self._fenced:
+            self._next_beat = now + self._settings.heartbeat * (0.9 + 0.2 * self._jitter())
+
+    def _compose(self) -> OutgoingFrame | None:
+        """The next new frame. An announcement goes first: under a load without end it would never go."""
+        if self._announce and not self._to_announce and not any(f.announcement for f in self._unconfirmed):
+            # None while one is unconfirmed: of a burst the first gets an answer, all others one together.
+            self._announce = False
+            self._to_announce.extend(self._rolls)
+        if self._to_announce:
+            roll = self._to_announce.popleft()
+            lines = [self._opening]
+            lines += [b"%b%d %d" % (chain.line, chain.composed, chain.composed) for chain in roll.chains]
+            return self._frame(roll.channel, lines, {}, 0, announcement=True)
+        if not self._due:
+            return None
+        channel = next(iter(self._due)).stream.channel
+        draft = _Draft(self._settings.frame_bytes - len(self._name_line) - 1, self._settings.frame_rows)
+        for chain in [each for each in self._due if each.stream.channel == channel]:
+            self._queued_bytes -= chain.take(draft)
+            del self._due[chain]
+            self._mark(chain)  # behind the others
+            if draft.full:
+                break
+        lines = [self._name_line, *draft.lines] if draft.named else draft.lines
+        return self._frame(channel, lines, draft.ends, self._settings.frame_rows - draft.rows_left)
+
+    def _frame(
+        self, channel: str, lines: list[bytes], ends: dict[str, int], rows: int, *, announcement: bool = False
+    ) -> OutgoingFrame:
+        counts = self._counts
+        counts["frames"] += 1
+        counts["announcements"] += announcement
+        counts["rows"] += rows
+        data = b"\n".join(lines)
+        counts["bytes"] += len(data)
+        return OutgoingFrame(channel, data, counts["frames"], ends, rows, announcement)
