@@ -219,7 +219,7 @@ class _Line:
         values: list[Any] = []
         try:
             for kind, part in zip(plain, parts, strict=False):
-                values.append(kind.read(part))  # noqa: PERF401 - their number tells which field was bad
+                values.append(kind.read(part))
         except ValueError as error:
             raise ParseError(line, names[len(values)], str(error)) from None
         if cls.JSON_FROM is not None:

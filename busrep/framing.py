@@ -125,11 +125,12 @@ def _parse_run(data: bytes, at: int, frame: Frame, *, at_once: bool) -> int:
         end = data.find(b"\n", last)
         end = len(data) if end < 0 else end
         pieces = data[at + len(prefix) : end].split(b"\n" + prefix)
-        if b"\n" in b"".join(pieces):
-            pieces = []
-    if not pieces:
+        joined = b"".join(pieces)
+    if not pieces or b"\n" in joined:
         pieces, end = _cut_run(data, at, prefix)
-    rows = Rows(head[1].decode(), head[2].decode(), [], [], [], 0)
+        joined = b"".join(pieces)
+    size = RUN_OVERHEAD + ROW_OVERHEAD * len(pieces) + len(joined)
+    rows = Rows(head[1].decode(), head[2].decode(), [], [], [], size)
     frame.items.append(rows)
     _add_rows(rows, prefix, pieces)
     return end + 1
@@ -149,13 +150,11 @@ def _cut_run(data: bytes, at: int, prefix: bytes) -> tuple[list[bytes], int]:
 
 def _add_rows(rows: Rows, prefix: bytes, pieces: list[bytes]) -> None:
     """Adds the rows of ``token payload`` pieces, up to the first malformed one, which raises ParseError."""
-    texts, _, payloads = zip(*map(bytes.partition, pieces, repeat(b" ")), strict=True)
+    texts, _, payloads = zip(*map(bytes.partition, pieces, repeat(b" ")), strict=False)
     numbers = _read_tokens(texts) if all(payloads) else None
     if numbers is not None:
         rows.tokens, rows.payloads = numbers, list(payloads)
-        rows.size = RUN_OVERHEAD + ROW_OVERHEAD * len(pieces) + len(b"".join(payloads))
         return
-    rows.size = RUN_OVERHEAD
     for piece, text, payload in zip(pieces, texts, payloads, strict=True):
         try:
             number = None if text == b"batch" else read_integer(text)
@@ -163,7 +162,6 @@ def _add_rows(rows: Rows, prefix: bytes, pieces: list[bytes]) -> None:
             raise ParseError(prefix + piece, "token", str(error)) from None
         if not payload:
             raise ParseError(prefix + piece, "row", "is empty")
-        rows.size += ROW_OVERHEAD + len(payload)
         rows.open.append(payload)
         if number is not None:
             rows.tokens += [number] * len(rows.open)

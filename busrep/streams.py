@@ -236,6 +236,7 @@ class _Schema(Generic[RowT]):
         self.row_type = row_type
         self.names = tuple(field.name for field in fields)
         self.kinds = _kinds_of_fields(stream, row_type, fields)
+        self.usual: list[Any] = [kind.usual for kind in self.kinds]
         self.required = max((i + 1 for i, field in enumerate(fields) if field.default is attrs.NOTHING), default=0)
         self.make: Callable[..., RowT] = row_type
         if any(field.kw_only for field in fields):
@@ -272,18 +273,24 @@ class _Schema(Generic[RowT]):
             raise _MismatchError("is missing", self.names[len(columns)])
         if not columns:
             return [self.make() for _ in range(count)]
+        checks = zip(columns, self.usual, strict=False)
+        if not all(list(map(type, column)).count(usual) == count for column, usual in checks):
+            columns = self._read_columns(columns)
+        if self.thawed is None or len(columns) < len(self.names):
+            return list(map(self.make, *columns[: len(self.names)]))
+        made, row_type = list(map(self.thawed, *columns[: len(self.names)])), self.row_type
+        for row in made:
+            row.__class__ = row_type
+        return made
+
+    def _read_columns(self, columns: Sequence[_Column]) -> list[_Column]:
         found = []
         for name, kind, column in zip(self.names, self.kinds, columns, strict=False):
             try:
                 found.append(kind.column(column))
             except _MismatchError as error:
                 raise _MismatchError(error.reason, name) from None
-        if self.thawed is None or len(found) < len(self.names):
-            return list(map(self.make, *found))
-        made, row_type = list(map(self.thawed, *found)), self.row_type
-        for row in made:
-            row.__class__ = row_type
-        return made
+        return found
 
 
 def _kinds_of_fields(stream: str, row_type: type[Any], fields: Iterable[attrs.Attribute[Any]]) -> list[_Kind]:
@@ -367,12 +374,12 @@ class Stream(Generic[RowT]):
         self.table = table if table is None else self._with_columns(table)
 
     def _with_columns(self, table: Table) -> Table:
-        names: tuple[str, ...] = self._schema.names if self._schema else ()
+        names = () if self._schema is None else self._schema.names
         if not (table.columns or names):
             raise ConfigError(f"stream {self.name!r}: table {table.name!r} needs columns, or the stream a row type")
         if names and table.columns and len(names) != len(table.columns):
             raise ConfigError(f"stream {self.name!r}: {len(names)} fields, but {len(table.columns)} columns")
-        return attrs.evolve(table, columns=tuple(table.columns or names))
+        return attrs.evolve(table, columns=table.columns or names)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"

@@ -169,8 +169,7 @@ class _Chain:
             return 0
         lines, ready, at, freed, headed = draft.lines, self.ready, self.composed, 0, False
         stepped_over = at < self.dropped
-        if stepped_over:
-            at = min(self.dropped, self.goal)
+        at = max(at, self.dropped)
         while ready:
             token, rdata, rows = ready[0]
             if rdata is None:
@@ -296,7 +295,6 @@ class Writer:
             # The largest, not the last: a stream behind an open fact must not keep the others off the wire.
             largest = max(self._chains.values(), key=lambda each: each.queued_bytes)
             self._queued_bytes -= largest.drop()
-            self._mark(largest)
 
     def position_moved(self, stream: str, position: int) -> None:
         """The ID generator proved ``position``: all own facts up to it have ended, and were told here before.
@@ -421,8 +419,6 @@ class Writer:
     def _mark(self, chain: _Chain) -> None:
         if chain.due():
             self._due[chain] = None
-        else:
-            self._due.pop(chain, None)
 
     def _schedule_beat(self, now: float) -> None:
         # Jittered by 10 % either way, so that the writers of a deployment do not all speak at once.

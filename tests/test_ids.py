@@ -1,17 +1,16 @@
-"""protocol.md, section 5: cases G1 to G19; the rules of section 9 that concern IDs; a model that knows all IDs."""
+"""protocol.md section 5, cases G1 to G19; the rules of section 9 that concern IDs; a model that knows all."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import attrs
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from busrep.errors import NotAWriter, PositionsAheadOfTable, SequenceWentBack, WriterFenced
 from busrep.ids import IdGenerator, Noted, ReservedIds, Start, StuckFact, Ticket, plan_start
@@ -40,7 +39,7 @@ def giving(*tokens: int) -> Callable[[int], Sequence[int]]:
     return lambda count: list(itertools.islice(left, count))
 
 
-# --- G cases: one table. A case is its start positions and a script, `process: step; step; ...` a line
+# --- G cases: start positions, then lines of `process: step; step; ...`
 
 
 class Processes:
@@ -89,9 +88,7 @@ class Processes:
         assert self.of(name).persisted_upto == int(position)
 
     def sees(self, name: str, *positions: str) -> None:
-        assert [f"{writer}={at}" for writer, at in sorted(self.of(name).positions().items())] == list(
-            positions
-        )
+        assert [f"{writer}={at}" for writer, at in sorted(self.of(name).positions().items())] == list(positions)
 
     def sees_at(self, name: str, writer: str, position: str) -> None:
         assert self.of(name).position_of(writer) == int(position)
@@ -367,6 +364,7 @@ def test_g19_a_fact_that_never_finishes_is_reported_and_costs_no_memory() -> Non
     assert ids.stuck(159.9) == []
     stuck = [StuckFact("s", 8, 75.0, "GET /slow", 9), StuckFact("s", None, 65.0, "asking")]
     assert ids.stuck(175.0) == stuck
+    assert ids.open_floor == 7
     ids.give_up(unanswered)
     ids.complete_many([8, 9])
     assert ids.position == 19_999
@@ -475,6 +473,11 @@ def test_writer_fenced_completes_nothing_and_ends_everything(number: str) -> Non
     ids.announced("v", 30)
     ids.follow(30)
     assert (ids.position, ids.open) == (7, 3)
+    idle = generator(w=7, v=7)
+    idle.fenced(FENCED)
+    idle.announced("v", 30)
+    idle.follow(30)
+    assert idle.position == 7
     with pytest.raises(WriterFenced) as caught:
         ids.ask(now=0.0)
     assert (caught.value.writer, caught.value.incarnation) == ("w", 2)
@@ -496,9 +499,7 @@ def test_a_fenced_writer_counts_at_what_its_successor_announces(number: str) -> 
 
 @concerns("9.3")
 def test_rows_prove_no_position_of_another_writer(number: str) -> None:
-    start = plan_start(
-        stream="s", rows={"w": 9, "v": 12}, positions={"w": 7}, sequence=12, writers=["w", "v"]
-    )
+    start = plan_start(stream="s", rows={"w": 9, "v": 12}, positions={"w": 7}, sequence=12, writers=["w", "v"])
     assert start.positions == {"w": 7, "v": 0}  # 8 may be open, and all of v's
 
 
@@ -617,9 +618,7 @@ WENT_BACK: list[tuple[str, list[int], int, int]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("ids_given", "got", "known"), [c[1:] for c in WENT_BACK], ids=[c[0] for c in WENT_BACK]
-)
+@pytest.mark.parametrize(("ids_given", "got", "known"), [c[1:] for c in WENT_BACK], ids=[c[0] for c in WENT_BACK])
 def test_an_id_that_is_not_new_is_never_used(ids_given: list[int], got: int, known: int) -> None:
     ids = generator(w=7, v=7)
     ids.row_seen("v", 12)
@@ -936,7 +935,8 @@ class FakeBack:
 # --- the model: an oracle that knows each ID of each writer
 
 WRITERS = ("a", "b", "c")
-LIMIT = 4  # runs remembered: small, so that forgetting is part of the model
+FEW = 4  # runs remembered by c: forgetting is part of the model
+STEPS = 300
 
 
 @attrs.define
@@ -945,226 +945,187 @@ class Process:
 
     ids: IdGenerator
     exact: bool
-    tickets: list[tuple[Ticket, list[int]]] = attrs.field(
-        factory=list
-    )  # with what the sequence has given, if it has
+    followed: int
+    heard: dict[str, int]  # how far it heard each writer
+    tickets: list[tuple[Ticket, list[int]]] = attrs.field(factory=list)  # with what the sequence has given
     open: set[int] = attrs.field(factory=set)
     finished: set[int] = attrs.field(factory=set)
-    followed: int = 0
-    heard: dict[str, int] = attrs.field(factory=dict)  # of each writer's publications
-    noting: tuple[Noted, int, dict[str, int] | None] | None = None
+    noting: tuple[Noted, int] | None = None
+    registry: dict[str, int] | None = None
     last: tuple[int, int] = (0, 0)
 
 
-class Model(RuleBasedStateMachine):
-    """Writers come, write, die, return and leave; news is late, partial, or lost; registry reads take time."""
+class Model:
+    """Writers come, write, die, return and leave; news is late, partial or lost; reading a registry takes time."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.sequence = 0
-        self.rows: dict[int, str] = {}  # committed: ID -> writer
-        self.stored: dict[str, int] = {}  # the positions table: the registry too
-        self.open: dict[int, str] = {}  # allocated and neither committed nor dead: ID -> writer
+    def __init__(self, seed: int, reached: Counter[str]) -> None:
+        self.random, self.reached = random.Random(seed), reached
+        self.rows = {token: self.random.choice(WRITERS) for token in range(1, self.random.randint(1, 6))}
+        self.sequence = len(self.rows)
+        self.stored: dict[str, int] = {}  # the positions table, and the registry
+        self.open: dict[int, str] = {}  # allocated and neither finished nor dead: ID -> writer
         self.writers: dict[str, Process] = {}
-        self.reader: Process
-
-    @initialize(rows=st.lists(st.sampled_from(WRITERS), max_size=6))
-    def begin(self, rows: list[str]) -> None:
-        self.sequence = len(rows)
-        self.rows = dict(enumerate(rows, 1))
         self.reader = self.process(None)
+        self.starts()
 
     def process(self, name: str | None) -> Process:
-        highest: dict[str, int] = {}
+        rows: dict[str, int] = {}
         for token, writer in self.rows.items():
-            highest[writer] = max(highest.get(writer, 0), token)
-        if name is not None:
-            self.stored.setdefault(name, 0)
-        positions = {writer: at for writer, at in self.stored.items() if writer != name or at}
+            rows[writer] = max(rows.get(writer, 0), token)
+        writers = self.stored.keys() | ({name} if name else set())
         start = plan_start(
-            stream="s",
-            rows=highest,
-            positions=positions,
-            sequence=self.sequence,
-            writers=self.stored,
-            own=name,
+            stream="s", rows=rows, positions=self.stored, sequence=self.sequence, writers=writers, own=name
         )
         assert start.repair_sequence_to is None
         if name is not None:
             self.stored[name] = start.positions[name]
-        limit = LIMIT if name == "c" else 1_000
+        limit = FEW if name == "c" else 10_000
         ids = IdGenerator("s", name, start=start.positions, highest=start.highest, max_known_runs=limit)
-        process = Process(ids, limit > LIMIT, heard=dict(start.positions))
-        process.followed = ids.position
-        return process
+        return Process(ids, name != "c", ids.position, dict(start.positions))
 
-    def processes(self) -> Iterable[Process]:
+    def processes(self) -> list[Process]:
         return [*self.writers.values(), self.reader]
 
-    def some(self, data: st.DataObject) -> tuple[str, Process]:
-        name = data.draw(st.sampled_from(sorted(self.writers)))
-        return name, self.writers[name]
+    def writer(self) -> tuple[str, Process]:
+        return self.random.choice(list(self.writers.items()))
 
-    @rule(name=st.sampled_from(WRITERS), commits=st.randoms())
-    def starts(self, name: str, commits: Any) -> None:
-        """Claim the name: a predecessor's open facts end now, committed or not."""
-        for token in [token for token, writer in self.open.items() if writer == name]:
-            del self.open[token]
-            if name in self.writers and token in self.writers[name].open and commits.random() < 0.5:
-                self.rows[token] = name
+    def starts(self) -> None:
+        """Claim a name: a predecessor's open facts have ended, committed or not; its reservations are lost."""
+        name = self.random.choice(WRITERS)
+        dead = self.writers.pop(name, None)
+        if dead is not None:
+            self.reached["restart with open facts"] += bool(dead.open)
+            self.rows.update({token: name for token in dead.open if self.random.random() < 0.5})
+        self.open = {token: writer for token, writer in self.open.items() if writer != name}
         self.writers[name] = self.process(name)
 
-    @precondition(lambda self: self.writers)
-    @rule(data=st.data())
-    def leaves(self, data: st.DataObject) -> None:
-        """Fenced and finished: what is open aborts."""
-        name, _ = self.some(data)
-        self.open = {token: writer for token, writer in self.open.items() if writer != name}
-        del self.writers[name], self.stored[name]
+    def leaves(self) -> None:
+        """Fenced and finished: what was open aborts."""
+        if len(self.writers) > 1:
+            name, _ = self.writer()
+            self.open = {token: writer for token, writer in self.open.items() if writer != name}
+            del self.writers[name], self.stored[name]
 
-    @precondition(lambda self: self.writers)
-    @rule(data=st.data(), count=st.integers(1, 3))
-    def asks(self, data: st.DataObject, count: int) -> None:
-        _, process = self.some(data)
-        process.tickets.append((process.ids.ask(count, now=0.0), []))
+    def asks(self) -> None:
+        _, process = self.writer()
+        if len(process.tickets) < 5:
+            process.tickets.append((process.ids.ask(self.random.choice([1, 1, 2, 3]), now=0.0), []))
 
-    @precondition(lambda self: self.writers)
-    @rule(data=st.data())
-    def sequence_gives(self, data: st.DataObject) -> None:
-        name, process = self.some(data)
+    def sequence_gives(self) -> None:
+        name, process = self.writer()
         waiting = [(ticket, given) for ticket, given in process.tickets if not given]
         if waiting:
-            ticket, given = data.draw(st.sampled_from(waiting))
+            ticket, given = self.random.choice(waiting)
             given.extend(range(self.sequence + 1, self.sequence + ticket.count + 1))
             self.sequence += ticket.count
             self.open.update(dict.fromkeys(given, name))
 
-    @precondition(lambda self: self.writers)
-    @rule(data=st.data())
-    def answer_comes(self, data: st.DataObject) -> None:
-        _, process = self.some(data)
+    def answer_comes(self) -> None:
+        _, process = self.writer()
         waiting = [entry for entry in process.tickets if entry[1]]
         if waiting:
-            ticket, given = entry = data.draw(st.sampled_from(waiting))
+            entry = self.random.choice(waiting)
             process.tickets.remove(entry)
-            process.ids.answer(ticket, given)
-            process.open.update(given)
+            self.reached["answer below a finished ID"] += any(token > entry[1][0] for token in process.finished)
+            process.ids.answer(*entry)
+            process.open.update(entry[1])
 
-    @precondition(lambda self: self.writers)
-    @rule(data=st.data())
-    def gives_up(self, data: st.DataObject) -> None:
-        _, process = self.some(data)
-        if process.tickets:
-            ticket, given = entry = data.draw(st.sampled_from(process.tickets))
+    def gives_up(self) -> None:
+        _, process = self.writer()
+        if process.tickets and self.random.random() < 0.3:
+            entry = self.random.choice(process.tickets)
             process.tickets.remove(entry)
-            process.ids.give_up(ticket)
-            for token in given:
+            process.ids.give_up(entry[0])
+            for token in entry[1]:
                 del self.open[token]
 
-    @precondition(lambda self: self.writers)
-    @rule(data=st.data(), committed=st.booleans(), bulk=st.booleans())
-    def finishes(self, data: st.DataObject, committed: bool, bulk: bool) -> None:
-        name, process = self.some(data)
+    def finishes(self) -> None:
+        name, process = self.writer()
         if process.open:
-            chosen = data.draw(st.sets(st.sampled_from(sorted(process.open)), min_size=1))
+            chosen = set(self.random.sample(sorted(process.open), self.random.randint(1, len(process.open))))
+            self.reached["finished above an open ID"] += min(process.open) not in chosen
+            committed = self.random.random() < 0.7
             for token in chosen:
                 del self.open[token]
                 if committed:
                     self.rows[token] = name
             process.open -= chosen
             process.finished |= chosen
-            if bulk:
+            if self.random.random() < 0.5:
                 process.ids.complete_many(chosen)
             else:
                 for token in chosen:
                     process.ids.complete(token)
 
-    @precondition(lambda self: self.writers)
-    @rule(data=st.data(), with_rows=st.booleans())
-    def publishes(self, data: st.DataObject, with_rows: bool) -> None:
+    def publishes(self) -> None:
         """Some process hears a writer: its rows in order, or (they were lost) only its position."""
-        name, process = self.some(data)
-        listener = data.draw(
-            st.sampled_from([p for p in self.processes() if p is not process] or [self.reader])
-        )
+        name, process = self.writer()
+        listener = self.random.choice([other for other in self.processes() if other is not process])
         position, after = process.ids.position, listener.heard.get(name, 0)
-        if with_rows:
-            tokens = sorted(t for t, w in self.rows.items() if w == name and after < t <= position)
+        tokens = sorted(token for token, of in self.rows.items() if of == name and after < token <= position)
+        before = listener.ids.persisted_upto
+        if tokens and self.random.random() < 0.7:
             listener.ids.rows_seen(name, tokens)
-        else:
+        if not tokens or tokens[-1] < position or self.random.random() < 0.5:
             listener.ids.announced(name, position)
         listener.heard[name] = max(position, after)
+        self.reached["rows moved persisted_upto"] += listener.ids.persisted_upto > before
 
-    @precondition(lambda self: self.writers)
-    @rule(data=st.data())
-    def stores_its_position(self, data: st.DataObject) -> None:
-        name, process = self.some(data)
+    def stores_its_position(self) -> None:
+        name, process = self.writer()
         self.stored[name] = max(self.stored[name], process.ids.position)
 
-    @rule(data=st.data())
-    def notes(self, data: st.DataObject) -> None:
-        process = data.draw(st.sampled_from(list(self.processes())))
-        process.noting = (process.ids.noted(), process.ids.followable(), None)
+    def notes(self) -> None:
+        process = self.random.choice(self.processes())
+        process.noting, process.registry = (process.ids.noted(), process.ids.followable()), None
 
-    @rule(data=st.data())
-    def reads_the_registry(self, data: st.DataObject) -> None:
-        process = data.draw(st.sampled_from(list(self.processes())))
+    def reads_the_registry(self) -> None:
+        process = self.random.choice(self.processes())
         if process.noting is not None:
-            process.noting = (*process.noting[:2], dict(self.stored))
+            process.registry = dict(self.stored)
 
-    @rule(data=st.data(), follows=st.booleans())
-    def takes_the_registry_in(self, data: st.DataObject, follows: bool) -> None:
-        process = data.draw(st.sampled_from(list(self.processes())))
-        if process.noting is not None and process.noting[2] is not None:
-            noted, followable, registry = process.noting[0], process.noting[1], process.noting[2]
-            process.noting = None
-            process.ids.registry_read(noted, registry)
-            if follows and process.ids.writer is not None:
-                process.followed = max(process.followed, min(followable, self.floor(process)))
-                process.ids.follow(followable)
+    def takes_the_registry_in(self) -> None:
+        process = self.random.choice(self.processes())
+        if process.noting is not None and process.registry is not None:
+            before = process.ids.persisted_upto
+            process.ids.registry_read(process.noting[0], process.registry)
+            self.reached["the minimum moved persisted_upto"] += process.ids.persisted_upto > before
+            if process is not self.reader and self.random.random() < 0.5:
+                goal = min(process.noting[1], self.floor(process))
+                self.reached["followed"] += goal > process.ids.position
+                process.followed = max(process.followed, goal)
+                process.ids.follow(process.noting[1])
+            process.noting = process.registry = None
 
     def floor(self, process: Process) -> int:
         """Brute force: the largest ID below all that the process has open or asked for."""
         unfinished = [*process.open, *(ticket.known + 1 for ticket, _ in process.tickets)]
         return min(unfinished, default=process.ids.highest + 1) - 1
 
-    @invariant()
-    def own_positions_are_exact_and_pass_nothing_open(self) -> None:
+    def check(self) -> None:
         for name, process in self.writers.items():
-            floor = self.floor(process)
-            assert process.ids.open_floor == floor
+            ids, floor = process.ids, self.floor(process)
             exact = max([token for token in process.finished if token <= floor] + [process.followed])
-            assert process.ids.position == exact if process.exact else process.ids.position <= exact
-            assert all(process.ids.position < token for token, writer in self.open.items() if writer == name)
-            assert process.ids.open == len(process.open)
-
-    @invariant()
-    def nobody_sees_a_position_past_an_open_id(self) -> None:
+            assert ids.open_floor == floor
+            assert ids.position == exact if process.exact else ids.position <= exact
+            assert all(ids.position < token for token, of in self.open.items() if of == name)
+            assert ids.open == len(process.open)
+            assert len(ids._keys) == len(ids._barriers) <= len(process.open) + len(process.tickets)
+            assert ids._keys == sorted(set(ids._keys))
+            assert process.exact or max(len(ids._late.starts), len(ids._complete.starts)) <= FEW
+            assert process.tickets or not ids._late.starts
         for process in self.processes():
             assert process.ids.persisted_upto <= self.sequence
             assert all(process.ids.persisted_upto < token for token in self.open)
             for writer, position in process.ids.positions().items():
                 assert position <= self.sequence
                 assert all(position < token for token, of in self.open.items() if of == writer)
-
-    @invariant()
-    def nothing_moves_back(self) -> None:
-        for process in self.processes():
             now = (process.ids.position, process.ids.persisted_upto)
-            assert now >= process.last
+            assert now[0] >= process.last[0]
             assert now[1] >= process.last[1]
             process.last = now
 
-    @invariant()
-    def memory_is_bounded_by_what_is_unfinished(self) -> None:
-        for process in self.processes():
-            ids = process.ids
-            assert len(ids._keys) == len(ids._barriers) <= len(process.open) + len(process.tickets)
-            assert ids._keys == sorted(set(ids._keys))
-            assert process.exact or max(len(ids._late.starts), len(ids._complete.starts)) <= LIMIT
-            assert ids._tickets or not ids._late.starts
-
-    def teardown(self) -> None:
+    def ends(self) -> None:
         """All facts end and all news arrives: then everybody knows that everything is complete."""
         for process in self.writers.values():
             for ticket, _ in process.tickets:
@@ -1175,14 +1136,42 @@ class Model(RuleBasedStateMachine):
                 process.ids.follow(process.ids.followable())
                 for listener in self.processes():
                     listener.ids.announced(name, process.ids.position)
-        top = max((process.ids.highest for process in self.writers.values()), default=0)
-        for process in self.processes() if self.writers else ():
+        top = max(process.ids.highest for process in self.writers.values())
+        for process in self.processes():
             process.ids.registry_read(process.ids.noted(), self.stored)
             assert process.ids.persisted_upto >= top
             assert process.ids.open == process.ids.asked == 0
 
+    WEIGHTS: ClassVar[dict[Callable[[Model], None], int]] = {
+        starts: 2,
+        leaves: 1,
+        asks: 12,
+        sequence_gives: 16,
+        answer_comes: 16,
+        gives_up: 2,
+        finishes: 14,
+        publishes: 20,
+        stores_its_position: 6,
+        notes: 8,
+        reads_the_registry: 12,
+        takes_the_registry_in: 12,
+    }
 
-Model.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
-)
-TestModel = Model.TestCase
+    def run(self) -> None:
+        for step in self.random.choices(list(self.WEIGHTS), list(self.WEIGHTS.values()), k=STEPS):
+            step(self)
+            self.check()
+        self.ends()
+
+
+def test_model() -> None:
+    reached: Counter[str] = Counter()
+    for seed in range(80):
+        try:
+            Model(seed, reached).run()
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+    # A model that never gets where it hurts proves nothing.
+    assert len(reached) == 7
+    assert min(reached.values()) > 50, reached

@@ -116,8 +116,11 @@ def test_cases_one_after_the_other(last: int) -> None:
 
 def w6_others(bench: Bench) -> None:
     bench.move(20)
+
+
+def w6_others_at_a_beat(bench: Bench) -> None:
+    bench.move(20)
     bench.writer.tick(100.0)
-    bench.writer.frames_to_publish()  # the heartbeat is another matter
 
 
 def w6_own_row(bench: Bench) -> None:
@@ -132,6 +135,7 @@ def w6_own_empty(bench: Bench) -> None:
     ("act", "expected"),
     [
         pytest.param(w6_others, [], id="W6 others advanced"),
+        pytest.param(w6_others_at_a_beat, ["POSITION 10 10"], id="W6 others advanced, a heartbeat"),
         pytest.param(w6_own_row, ["POSITION 10 10", "RDATA 13 1"], id="W6 others advanced past an own row"),
         pytest.param(w6_own_empty, ["POSITION 10 13"], id="W6 others advanced past an own empty fact"),
     ],
@@ -210,6 +214,8 @@ def _() -> None:
     bench.complete(11, "1", position=12)
     assert short(bench.lines()) == ["POSITION 10 10", "RDATA 11 1", "RDATA 12 2"]
     bench.move(11)  # a position does not move back
+    with pytest.raises(ValueError, match="after position 12"):
+        bench.complete(12, "2")
     bench.writer.replicate_received()
     assert short(bench.lines()) == ["POSITION 12 12"]
 
@@ -227,6 +233,7 @@ def _() -> None:
     assert bench.writer.frames_to_publish() == []  # not even again
     bench.writer.published(frame)  # it had arrived
     bench.complete(14, "4")
+    assert bench.writer.queued_bytes == 0
     bench.writer.connected(5.0)
     bench.writer.replicate_received()
     assert bench.writer.next_deadline() == math.inf
@@ -518,6 +525,15 @@ def test_a_stream_that_does_not_fit_goes_into_the_next_frame() -> None:
     assert [message[0] for message in messages] == ["POSITION events w1 10 10", "NAME w1 7"]
     assert messages[1][1] == "POSITION typing w1 10 10"
     assert messages[1][3] == "POSITION rooms w1 10 10"
+
+
+def test_heads_behind_facts_that_are_too_large_count_as_bytes() -> None:
+    bench = Bench(frame_bytes=1024, start=0)
+    for token in range(1, 201):
+        bench.complete(token, "1" * (2000 if token % 2 else 1))
+    messages = bench.publish()
+    assert all(len("\n".join(message)) <= 1024 for message in messages)
+    assert sum(line.startswith("RDATA") for message in messages for line in message) == 100
 
 
 def test_sub_channels_have_their_own_frames_and_announcements() -> None:

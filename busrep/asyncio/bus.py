@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import redis.asyncio as aioredis
 
-from busrep.commands import Command, Name, Replicate, Server, UserIp
+from busrep.commands import Command, Name, Replicate, UserIp
 from busrep.errors import BusrepError, Closed, ConfigError, NotAWriter, ParseError, Unavailable, WriterFenced
 from busrep.framing import parse_frame
 from busrep.settings import Settings
@@ -131,7 +131,7 @@ class Bus:
             self._background.append(self._start(self._reading.keep_saving()))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=f"busrep-{work.__name__}")
+        task = asyncio.create_task(work, name=f"busrep-{work.__qualname__}")
         task.add_done_callback(_log_failure)
         return task
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import redis.asyncio as aioredis
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
@@ -33,22 +34,27 @@ def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
     """
     if isinstance(redis, str):
         try:
-            pool = aioredis.ConnectionPool.from_url(redis)
+            kwargs = dict(parse_url(redis))
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 f"bad Redis URL {redis!r}: {error}; use redis://[user:password@]host:port/db, rediss://... or "
                 "unix:///path?db=0"
             ) from None
-        kwargs = dict(pool.connection_kwargs)
-        kind = pool.connection_class
+        kind = kwargs.pop("connection_class", aioredis.Connection)
     else:
-        kwargs = dict(redis.connection_pool.connection_kwargs)
+        # What the driver keeps there for maintenance notifications of RESP3 has no place in RESP2.
+        private = ("maint_", "oss_cluster_", "orig_")
+        given = redis.connection_pool.connection_kwargs
+        kwargs = {key: value for key, value in given.items() if not key.startswith(private)}
         kind = redis.connection_pool.connection_class
     # RESP2: in a subscription a message is a plain list. No timeout on reads, for silence is judged by the beats;
     # no retries inside the driver, for a connection made behind our back hides that messages were lost.
     kwargs.update(protocol=2, decode_responses=False, socket_timeout=None, health_check_interval=0)
     kwargs.update(retry=Retry(NoBackoff(), 0), retry_on_error=[], retry_on_timeout=False)
-    return aioredis.ConnectionPool(connection_class=kind, **kwargs)
+    try:
+        return aioredis.ConnectionPool(connection_class=kind, **kwargs)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"Redis settings that do not go together: {error}") from None
 
 
 class RedisLink:
@@ -164,7 +170,7 @@ class RedisLink:
             self._first.set_exception(error)
 
     async def _subscribe_once(self) -> None:
-        connection = self._pool.make_connection()
+        connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             async with asyncio.timeout(self._settings.redis_timeout):
                 await connection.connect()
@@ -231,7 +237,7 @@ class RedisLink:
         """Make sure that the publishing connection stands; True when it is a new one. Raises Unavailable."""
         if self._publisher is not None:
             return False
-        connection = self._pool.make_connection()
+        connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             async with asyncio.timeout(self._settings.redis_timeout):
                 await connection.connect()

@@ -28,7 +28,7 @@ from busrep.errors import (
     WaitTimeout,
 )
 from busrep.framing import Frame
-from busrep.reader import Followed, Key, Reader, State
+from busrep.reader import Followed, Key, Reader
 from busrep.settings import Settings
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates, UpdatesPage
@@ -108,7 +108,7 @@ NoticeHandler = Callable[[str, str, int], Awaitable[None] | None]
 _Waiter = tuple[int, int, "asyncio.Future[None]"]  # token, a number that makes it unique, what to wake
 
 
-class _Detached(Exception):
+class _DetachedError(Exception):
     """The loop that took a batch ended before it asked for the next: the batch was not handled."""
 
 
@@ -449,7 +449,7 @@ class Reading:
                 batch._saved = False
                 for handler in list(self._handlers.get(raw.stream, ())):
                     await _call(handler, batch)
-            except _Detached:
+            except _DetachedError:
                 core.put_back(*key)
                 return False
             except ReaderMoved as error:
@@ -718,7 +718,7 @@ class Reading:
                 self.unsubscribe(stream, offer)
             for future in pending:
                 if not future.done():
-                    future.set_exception(_Detached())
+                    future.set_exception(_DetachedError())
 
     def _interrupt(self, error: BusrepError) -> None:
         for offers in self._offers:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import busrep
 from busrep.cli.demo_rows import REPORT_EVERY, DemoRow, Parent, Task, demo_streams, fact_digest
 from busrep.cli.demo_table import HandledTable
 from busrep.errors import WaitTimeout
-from busrep.streams import Stream
 
 Entry = tuple[str, str, int, int, str]
 """stream, writer, token, rows, digest of one handled fact."""
@@ -21,7 +19,7 @@ Entry = tuple[str, str, int, int, str]
 class Recorder(Protocol):
     """Where a reader keeps what it handled."""
 
-    async def record(self, batch: busrep.Batch, entries: list[Entry]) -> None:
+    async def record(self, batch: busrep.Batch[DemoRow], entries: list[Entry]) -> None:
         """Keep the facts of one batch."""
 
 
@@ -39,7 +37,7 @@ class FileRecorder:
         tail = os.pread(self._file, 1_000, max(0, size - 1_000))
         os.ftruncate(self._file, size - (len(tail) - tail.rfind(b"\n") - 1))
 
-    async def record(self, batch: busrep.Batch, entries: list[Entry]) -> None:  # noqa: ARG002 - see Recorder
+    async def record(self, batch: busrep.Batch[DemoRow], entries: list[Entry]) -> None:  # noqa: ARG002 - see Recorder
         """Append a line per fact."""
         lines = "".join(f"{self._life} {' '.join(map(str, entry))}\n" for entry in entries).encode()
         while lines:
@@ -52,7 +50,7 @@ class StoreRecorder:
     def __init__(self, task: Task) -> None:
         self._task, self._table = task, HandledTable(task.store, task.run)
 
-    async def record(self, batch: busrep.Batch, entries: list[Entry]) -> None:
+    async def record(self, batch: busrep.Batch[DemoRow], entries: list[Entry]) -> None:
         """Insert the facts and save the position, both or neither."""
         rows = [(self._task.who, self._task.life, *entry) for entry in entries]
         async with self._table.transaction() as connection:
@@ -60,35 +58,34 @@ class StoreRecorder:
             await batch.save(connection)
 
 
-def entries_of(stream: Stream[DemoRow], batch: Any) -> Iterator[Entry]:
+def entries_of(batch: busrep.Batch[DemoRow]) -> Iterator[Entry]:
     """One entry per fact of a batch; a fact whose rows do not lie together would show as two."""
-    pairs = zip(batch.tokens, batch.rows, strict=True)
-    for token, rows in itertools.groupby(pairs, key=lambda pair: pair[0]):
-        payloads = [stream.encode(row) for _, row in rows]
-        yield batch.stream, batch.writer, token, len(payloads), fact_digest(payloads)
+    for token, rows in batch.facts():
+        payloads = [batch.stream.encode(row) for row in rows]
+        yield batch.stream.name, batch.writer, token, len(payloads), fact_digest(payloads)
 
 
 class Reading:
     """The handlers of one reader process, and its counters."""
 
     def __init__(self, task: Task, recorder: Recorder) -> None:
-        self.streams = {stream.name: stream for stream in demo_streams(task.run)}
+        self.streams = demo_streams(task.run)
         self.recorder = recorder
         self.facts = self.rows = 0
 
-    async def handle(self, batch: Any) -> None:
+    async def handle(self, batch: busrep.Batch[DemoRow]) -> None:
         """Record one batch."""
-        entries = list(entries_of(self.streams[batch.stream], batch))
+        entries = list(entries_of(batch))
         await self.recorder.record(batch, entries)
         self.facts, self.rows = self.facts + len(entries), self.rows + len(batch.rows)
 
     async def follow(self, bus: busrep.Bus) -> None:
         """Handle all batches of both streams in one loop."""
-        async for batch in bus.follow(*self.streams.values()):
+        async for batch in bus.follow(*self.streams):
             await self.handle(batch)
 
 
-async def reach(bus: busrep.Bus, finals: dict[str, dict[str, int]], timeout: float) -> list[str]:
+async def reach(bus: busrep.Bus, finals: dict[str, dict[str, int]], timeout: float) -> list[str]:  # noqa: ASYNC109
     """Wait until everything up to ``finals`` was handled; returns what was not reached in ``timeout`` seconds."""
     deadline = asyncio.get_running_loop().time() + timeout
     behind = []
@@ -96,7 +93,7 @@ async def reach(bus: busrep.Bus, finals: dict[str, dict[str, int]], timeout: flo
         for writer, position in writers.items():
             left = max(0.001, deadline - asyncio.get_running_loop().time())
             try:
-                await bus.wait_for(stream, writer, position, timeout=left)
+                await bus.wait_for(bus.streams[stream], writer, position, timeout=left)
             except WaitTimeout as error:
                 behind.append(str(error))
     return behind
@@ -117,18 +114,17 @@ async def read() -> None:
     bus = busrep.connect(
         task.redis,
         name=task.name,
-        streams=list(reading.streams.values()),
+        streams=reading.streams,
         store=task.store,
         reader=task.who,
         settings=task.settings,
     )
-    # Both ways to read: handlers where the position is saved with the effects, a loop where it is not.
-    if task.record is None:
-        for stream in reading.streams.values():
-            bus.subscribe(stream)(reading.handle)
     async with bus:
         background = [asyncio.create_task(_reports(parent, reading, bus))]
-        if task.record is not None:
+        # Both ways to read: handlers where the position is saved with the effects, a loop where it is not.
+        if task.record is None:
+            bus.subscribe(*reading.streams)(reading.handle)
+        else:
             background.append(asyncio.create_task(reading.follow(bus)))
         parent.tell(ready=True)
         try:

@@ -168,7 +168,7 @@ class DemoRun:
                 for slot in (*self.writers, *self.readers):
                     await slot.child.kill()
 
-    def _task(self, kind: str, who: str, life: int, facts: int, record: str | None) -> Task:
+    def _task(self, who: str, life: int, facts: int, record: str | None) -> Task:
         mark = "&" if "?" in self.redis_url else "?"
         return Task(
             # The name tells our links from those of other programs on the same Redis.
@@ -194,12 +194,12 @@ class DemoRun:
             who = f"demo-{self.run_id}-reader-{number}"
             # The odd ones save their position with what they did (exactly-once), the others a little later.
             record = None if number % 2 else str(self.folder / f"{who}.record")
-            child = await self._launch("reader", self._task("reader", who, 1, 0, record))
+            child = await self._launch("reader", self._task(who, 1, 0, record))
             self.readers.append(Slot("reader", who, child, record=record))
         for number in range(1, plan.writers + 1):
             who = f"demo-{self.run_id}-writer-{number}"
             facts = plan.facts * number // plan.writers - plan.facts * (number - 1) // plan.writers
-            child = await self._launch("writer", self._task("writer", who, 1, facts, None))
+            child = await self._launch("writer", self._task(who, 1, facts, None))
             self.writers.append(Slot("writer", who, child, facts=facts))
         await self._until(self._all_ready, PATIENCE, "the processes to start")
         self.on_event(f"{plan.writers} writer and {plan.readers} reader processes are up")
@@ -274,9 +274,10 @@ class DemoRun:
             # Not its last report: what it committed after that counts, as it does for the readers.
             slot.before = await asyncio.to_thread(self.table.facts_of, slot.who)
         life, left = slot.child.task.life + 1, max(0, slot.facts - slot.before)
-        task = self._task(slot.kind, slot.who, life, left, slot.record)
+        task = self._task(slot.who, life, left, slot.record)
         slot.child = await self._launch(slot.kind, task)
-        slot.child.tell(allowed=slot.allowed - slot.before)
+        if slot.kind == "writer":
+            slot.child.tell(allowed=slot.allowed - slot.before)
 
     async def _replace_fenced(self) -> None:
         for slot in self.writers:
@@ -311,7 +312,9 @@ class DemoRun:
             )
             _, errors = await shell.communicate()
             if shell.returncode != 0:
-                raise DemoFailed(f"--restart-redis ended with status {shell.returncode}: {errors.decode()[-500:]}")
+                raise DemoFailed(
+                    f"--restart-redis ended with status {shell.returncode}: {errors.decode()[-500:]}"
+                )
         elif self.server is not None:
             self.server.restart()
         self.counts["redis_restarts"] += 1
@@ -343,7 +346,9 @@ class DemoRun:
                     await slot.child.ended.wait()
         except TimeoutError:
             stuck = [s.who for s in (*self.writers, *self.readers) if not s.child.ended.is_set()]
-            raise DemoFailed(f"{', '.join(stuck)} did not end within {PATIENCE:g} s of being asked to") from None
+            raise DemoFailed(
+                f"{', '.join(stuck)} did not end within {PATIENCE:g} s of being asked to"
+            ) from None
 
     def _summary(self, truth: Truth, behind: list[str], seconds: float) -> dict[str, Any]:
         verdicts = {slot.who: self._verdict(slot, truth) for slot in self.readers}
@@ -383,7 +388,8 @@ class DemoRun:
             "not_reached": behind,
             "ok": not behind and not broken and all(verdict.clean for verdict in verdicts.values()),
             "by_reader": {
-                who.rpartition("-")[2]: attrs.asdict(verdict) for who, verdict in verdicts.items()
+                who.removeprefix(f"demo-{self.run_id}-"): attrs.asdict(verdict)
+                for who, verdict in verdicts.items()
             },
         }
 

@@ -191,7 +191,13 @@ class DemoTable:
         self._drop_sequences()
 
     def _drop_sequences(self) -> None:
-        raise NotImplementedError
+        for stream in self._streams:
+            if is_postgres(self._store):
+                from busrep.stores.postgres_dialect import sequence_name
+
+                self._execute(f'DROP SEQUENCE IF EXISTS "{sequence_name(stream)}"')
+            else:
+                self._execute("DELETE FROM busrep_sequences WHERE stream = ?", (stream,))
 
     def close(self) -> None:
         """Close the connection."""

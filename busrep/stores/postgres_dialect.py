@@ -1,0 +1,246 @@
+"""PostgreSQL's pieces of SQL (13 or newer: WITH TIES, pg_current_xact_id)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import orjson
+
+from busrep.stores.backing import Backing, columns_of
+from busrep.stores.plans import Plan, Sql
+
+TABLES = (
+    "CREATE TABLE busrep_meta (key text PRIMARY KEY, value text NOT NULL)",
+    # Locked FOR SHARE by every write transaction: nothing that changes often may live here.
+    "CREATE TABLE busrep_writers (writer text PRIMARY KEY, incarnation bigint NOT NULL, claimed_at timestamptz, "
+    "finished bigint)",
+    # Updated every heartbeat: room on the page keeps these updates off the index.
+    "CREATE TABLE busrep_positions (stream text, writer text, position bigint NOT NULL, floor bigint NOT NULL, "
+    "registered boolean NOT NULL, seen_at timestamptz NOT NULL, finished bigint, PRIMARY KEY (stream, writer)) "
+    "WITH (fillfactor = 50)",
+    "CREATE TABLE busrep_streams (stream text PRIMARY KEY, backing text)",
+    "CREATE TABLE busrep_facts (stream text, writer text, id bigint, idx integer, row text NOT NULL, "
+    "committed_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (stream, writer, id, idx))",
+    "CREATE TABLE busrep_readers (reader text, stream text, writer text, position bigint NOT NULL, "
+    "epoch text NOT NULL, saved_at timestamptz NOT NULL, PRIMARY KEY (reader, stream, writer)) WITH (fillfactor = 50)",
+    "CREATE TABLE busrep_dead_letters (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, reader text NOT NULL, "
+    "stream text NOT NULL, writer text NOT NULL, tokens text NOT NULL, payloads text NOT NULL, error text NOT NULL, "
+    "dead_at timestamptz NOT NULL)",
+)
+
+# Key of the advisory lock that keeps two processes from migrating at once: any constant, "busrep" in hex.
+INIT_LOCK = 0x627573726570
+
+
+def sequence_name(stream: str) -> str:
+    """The stream's sequence: its name where that is a plain identifier, else made plain, with a hash to be unique."""
+    if re.fullmatch(r"[a-z][a-z0-9_]{0,39}", stream):
+        return f"busrep_seq_{stream}"
+    plain = re.sub(r"[^a-z0-9_]", "_", stream.lower())[:30]
+    return f"busrep_seq_{plain}_{hashlib.blake2b(stream.encode(), digest_size=6).hexdigest()}"
+
+
+@attrs.frozen
+class PostgresDialect:
+    """A `Dialect`."""
+
+    name: str = "postgresql"
+    now: str = "clock_timestamp()"
+    share: str = " FOR SHARE"
+    exclusive: str = " FOR UPDATE"
+    replica: str = "pg_is_in_recovery()"
+    marker: str = "pg_current_xact_id()::text"
+    largest: str = "greatest"
+
+    def ddl(self, version: int) -> Sequence[Sql]:
+        """See `Dialect`."""
+        return {1: [Sql(text) for text in TABLES]}[version]
+
+    def init_lock(self) -> Sequence[Sql]:
+        """See `Dialect`."""
+        return [Sql(f"SELECT pg_advisory_xact_lock({INIT_LOCK})")]
+
+    def version(self) -> Plan[int | None]:
+        """See `Dialect`; asked in two steps, since an error would end the transaction this may run in."""
+        answers = yield Sql("SELECT to_regclass('busrep_meta') IS NOT NULL")
+        if not answers[0][0][0]:
+            return None
+        answers = yield Sql("SELECT value FROM busrep_meta WHERE key = 'version'")
+        return int(answers[0][0][0]) if answers[0] else None
+
+    def age(self, column: str) -> str:
+        """See `Dialect`."""
+        return f"extract(epoch FROM clock_timestamp() - {column})::float8"
+
+    def ago(self) -> str:
+        """See `Dialect`."""
+        return "(clock_timestamp() - ? * interval '1 second')"
+
+    def values(self, *columns: tuple[str, str]) -> str:
+        """See `Dialect`."""
+        picked = ", ".join(f"(value->>{at})::{kind} AS {name}" for at, (name, kind) in enumerate(columns))
+        return f"(SELECT {picked} FROM json_array_elements(?::json))"  # noqa: S608
+
+    def lock_timeout(self, seconds: float) -> Sequence[Sql]:
+        """See `Dialect`; 0 would mean no bound."""
+        return [Sql(f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}")]
+
+    def blockers(self, writer: str) -> Plan[list[str]]:
+        """See `Dialect`. Row locks stand in the row: its xmax is the locker's transaction ID, or a multixact."""
+        who = (
+            "SELECT DISTINCT a.pid, a.application_name, a.state, extract(epoch FROM clock_timestamp() - a.xact_start)"
+            "::int, extract(epoch FROM clock_timestamp() - a.state_change)::int FROM pg_locks t "
+            "JOIN pg_stat_activity a ON a.pid = t.pid JOIN pg_locks l ON l.pid = t.pid AND l.relation = "
+            "'busrep_writers'::regclass WHERE t.locktype = 'transactionid' AND t.mode = 'ExclusiveLock' "
+            "AND t.pid <> pg_backend_pid() AND t.granted"
+        )
+        single = (
+            f"{who} AND EXISTS (SELECT 1 FROM busrep_writers w WHERE (w.writer = ? OR ? = '*') "
+            "AND w.xmax = t.transactionid)"
+        )
+        many = (
+            f"{who} AND EXISTS (SELECT 1 FROM busrep_writers w, LATERAL pg_get_multixact_members(w.xmax) m "
+            "WHERE (w.writer = ? OR ? = '*') AND w.xmax <> '0'::xid AND m.xid = t.transactionid)"
+        )
+        found: list[tuple[Any, ...]] = []
+        for text in (single, many):
+            try:
+                found = found or (yield Sql(text, (writer, writer)))[0]
+            except Exception:  # noqa: S110 - xmax was no multixact: then nobody is named, the error stands anyway
+                pass
+        return [
+            f"pid {pid} ({name or 'no application_name'}, {state}, transaction open for {age} s, "
+            f"last statement {quiet} s ago)"
+            for pid, name, state, age, quiet in found
+        ]
+
+    def create_sequence(self, stream: str) -> Sql:
+        """See `Dialect`."""
+        return Sql(f'CREATE SEQUENCE IF NOT EXISTS "{sequence_name(stream)}" CACHE 1 NO CYCLE')
+
+    def next_ids(self, stream: str, count: int) -> Sql:
+        """See `Dialect`."""
+        each = f" FROM generate_series(1, {count})" if count > 1 else ""
+        return Sql(f"SELECT nextval('\"{sequence_name(stream)}\"'){each}")
+
+    def ids(self, answer: Sequence[tuple[Any, ...]], count: int) -> list[int]:
+        """See `Dialect`."""
+        return [row[0] for row in answer]
+
+    def sequence(self, stream: str) -> Sql:
+        """See `Dialect`."""
+        name = sequence_name(stream)
+        return Sql(
+            "SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, p.seqcache, p.seqcycle, "  # noqa: S608
+            f"p.seqincrement FROM \"{name}\" s, pg_sequence p WHERE p.seqrelid = '\"{name}\"'::regclass"
+        )
+
+    def raise_sequence(self, stream: str, least: int) -> Plan[None]:
+        """See `Dialect`. ALTER takes the lock that nextval waits for, so that setval cannot undo one."""
+        name = sequence_name(stream)
+        yield (
+            Sql(f'ALTER SEQUENCE "{name}" OWNED BY NONE'),
+            Sql(
+                f"SELECT setval('\"{name}\"', ?) FROM \"{name}\" "  # noqa: S608 - made of [a-z0-9_]
+                "WHERE CASE WHEN is_called THEN last_value ELSE last_value - 1 END < ?",
+                (least, least),
+            ),
+        )
+
+    def insert(self, backing: Backing, writer: str, rows: Sequence[tuple[int, int, bytes]]) -> Sequence[Sql]:
+        """See `Dialect`. Bulk rows travel as three strings: arrays cost psycopg 2.5 times as much."""
+        if not backing.own and len(rows) == 1:
+            ((token, at, payload),) = rows
+            return [
+                Sql(
+                    "INSERT INTO busrep_facts (stream, writer, id, idx, row) VALUES (?, ?, ?, ?, ?)",
+                    (backing.stream, writer, token, at, payload.decode()),
+                )
+            ]
+        tokens, places, payloads = zip(*rows, strict=True)
+        params = [",".join(map(str, tokens)), ",".join(map(str, places)), b"\n".join(payloads).decode()]
+        source = (
+            "unnest(string_to_array(?, ',')::bigint[], string_to_array(?, ',')::int[], "
+            "string_to_array(?, chr(10))) AS f(id, idx, row)"
+        )
+        if not backing.own:
+            return [
+                Sql(
+                    "INSERT INTO busrep_facts (stream, writer, id, idx, row) "  # noqa: S608
+                    f"SELECT ?, ?, f.id, f.idx, f.row FROM {source}",
+                    (backing.stream, writer, *params),
+                )
+            ]
+        for payload in payloads:
+            columns_of(backing, payload)  # their number; their types are the table's matter
+        sign = "-" if backing.negative else ""
+        named = ", ".join(
+            f"'{column.strip(chr(34))}', f.row::json->{at}" for at, column in enumerate(backing.columns)
+        )
+        names = [backing.id, backing.writer, *([backing.index] if backing.index else []), *backing.columns]
+        picked = [f"{sign}f.id", "?", *(["f.idx"] if backing.index else []), *(f"r.{c}" for c in backing.columns)]
+        return [
+            Sql(
+                f"INSERT INTO {backing.table} ({', '.join(names)}) SELECT {', '.join(picked)} FROM {source}, "  # noqa: S608
+                f"LATERAL json_populate_record(NULL::{backing.table}, json_build_object({named})) AS r",
+                (writer, *params),
+            )
+        ]
+
+    def _columns(self, backing: Backing) -> str:
+        """The payload, and the place in the fact: made to JSON by the server for an application's table."""
+        row = f"json_build_array({', '.join(backing.columns)})::text" if backing.own else "row"
+        return f"{backing.token} AS token, {row} AS payload, {backing.index or '0'} AS place"
+
+    def page(self, backing: Backing, writer: str, after: int, upto: int, limit: int) -> Sql:
+        """See `Dialect`."""
+        where, params = backing.of_writer(writer)
+        span, limits = backing.between(after, upto)
+        return Sql(
+            f"SELECT token, payload FROM (SELECT {self._columns(backing)} FROM {backing.table} "  # noqa: S608
+            f"WHERE {where} AND {span} ORDER BY {backing.by_token} FETCH FIRST {limit + 1} ROWS WITH TIES) AS p "
+            "ORDER BY token, place",
+            (*params, *limits),
+        )
+
+    def rows(self, backing: Backing, writer: str, ids: Sequence[int]) -> Sql:
+        """See `Dialect`."""
+        where, params = backing.of_writer(writer)
+        sign = "-" if backing.negative else ""
+        return Sql(
+            f"SELECT token, payload FROM (SELECT {self._columns(backing)} FROM {backing.table} WHERE {where} "  # noqa: S608
+            f"AND {backing.id} IN (SELECT {sign}(value::text)::bigint FROM json_array_elements(?::json))) AS p "
+            "ORDER BY token, place",
+            (*params, orjson.dumps(list(ids)).decode()),
+        )
+
+    def payloads(self, backing: Backing, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
+        """See `Dialect`."""
+        if not backing.own:
+            return [row[1].encode() for row in rows]
+        return [backing.payload(row[1]) for row in rows]
+
+    def outcome(self, marker: object) -> Sql | None:
+        """See `Dialect`. NULL: so long ago that the server has forgotten it."""
+        if marker is None:  # never begun
+            return None
+        return Sql("SELECT coalesce(pg_xact_status(?::xid8) = 'in progress', FALSE)", (str(marker),))
+
+    def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
+        """See `Dialect`. Locked first, so that what was counted is what is updated."""
+        values = self.values(("stream", "text"), ("writer", "text"), ("old", "bigint"), ("new", "bigint"))
+        return Sql(
+            f"WITH v AS (SELECT * FROM {values} AS j), hit AS (SELECT r.stream, r.writer, v.new "  # noqa: S608
+            "FROM busrep_readers r JOIN v ON r.stream = v.stream AND r.writer = v.writer AND r.position = v.old "
+            "WHERE r.reader = ? AND r.epoch = ? ORDER BY r.stream, r.writer FOR UPDATE OF r), "
+            "moved AS (UPDATE busrep_readers r SET position = hit.new, saved_at = clock_timestamp() FROM hit "
+            "WHERE r.reader = ? AND r.stream = hit.stream AND r.writer = hit.writer "
+            "AND (SELECT count(*) FROM hit) = ? RETURNING r.stream) SELECT stream, writer FROM hit",
+            (moved, reader, epoch, reader, count),
+        )
+
+

@@ -1,0 +1,979 @@
+"""The reader core by itself: the R cases of the protocol, and the rules of its section 9 that concern a reader."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+
+from busrep.commands import Name, Replicate, Server
+from busrep.delivery import Missed, RawBatch, Reset
+from busrep.reader import TRANSITIONS, Event, Followed, Reader, State
+from busrep.settings import Settings
+from busrep.updates import FetchUpdates, UpdatesPage
+
+EPOCH = "0" * 31 + "1"
+OTHER_EPOCH = "0" * 31 + "2"
+
+
+class Table:
+    """The truth: facts per (stream, writer), and pages of it."""
+
+    def __init__(self, page_rows: int = 1000) -> None:
+        self.rows: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
+        self.page_rows, self.epoch = page_rows, EPOCH
+        self.proven: int | None = None
+
+    def write(self, writer: str, *tokens: int, stream: str = "s") -> None:
+        rows = self.rows.setdefault((stream, writer), [])
+        rows += [(token, payload(writer, token, i)) for i, token in enumerate(tokens)]
+        rows.sort(key=lambda row: row[0])
+
+    def page(self, asked: FetchUpdates) -> UpdatesPage:
+        upto = asked.upto if self.proven is None else max(asked.after, min(asked.upto, self.proven))
+        rows = [row for row in self.rows.get((asked.stream, asked.writer), []) if asked.after < row[0] <= upto]
+        limited = len(rows) > self.page_rows
+        if limited:
+            last = rows[self.page_rows - 1][0]
+            rows = [row for row in rows if row[0] <= last]
+            limited = True
+            upto = last
+        tokens, payloads = [row[0] for row in rows], [row[1] for row in rows]
+        return UpdatesPage(
+            asked.stream, asked.writer, asked.after, upto, tokens, payloads, limited, self.epoch, asked.incarnation
+        )
+
+
+def payload(writer: str, token: int, index: int = 0) -> bytes:
+    return b'["%s",%d,%d]' % (writer.encode(), token, index)
+
+
+def rdata(writer: str, token: int | str, row: bytes | None = None, stream: str = "s") -> bytes:
+    shown = row if row is not None else payload(writer, token if isinstance(token, int) else 0)
+    return f"RDATA {stream} {writer} {token} ".encode() + shown
+
+
+def position(writer: str, prev: int, new: int, stream: str = "s") -> bytes:
+    return f"POSITION {stream} {writer} {prev} {new}".encode()
+
+
+class Driver:
+    """Drives a reader as a runtime does, without one: answers its fetches, handles what it hands out."""
+
+    def __init__(self, *, at: dict[str, int] | None = None, live: tuple[str, ...] = (), **options: object) -> None:
+        stream = options.pop("stream", Followed("s"))
+        settings = options.pop("settings", Settings())
+        self.table = options.pop("table", None) or Table()
+        self.reader = Reader([stream], settings=settings, epoch=EPOCH, jitter=lambda: 0.5, **options)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.log: list[tuple[str, str, int, bytes]] = []
+        self.notices: list[Reset | Missed] = []
+        self.asked: list[FetchUpdates] = []
+        self.answer = True
+        self.fail = 0
+        for writer, where in (at or {}).items():
+            self.reader.start_at("s", writer, where)
+        for writer in live:
+            self.send(position(writer, (at or {})[writer], (at or {})[writer]))
+
+    def send(self, *lines: bytes) -> Driver:
+        """One message of these lines."""
+        self.reader.receive(b"\n".join(lines), self.now)
+        return self.run()
+
+    def run(self) -> Driver:
+        while True:
+            asked = self.reader.fetches(self.now)
+            self.asked += asked
+            if not asked or not self.answer:
+                break
+            for one in asked:
+                if self.fail:
+                    self.fail -= 1
+                    self.reader.fetch_failed(one, OSError("away"), self.now)
+                else:
+                    self.reader.receive_page(one, self.table.page(one), self.now)
+            self.handle()
+        self.handle()
+        return self
+
+    def handle(self) -> None:
+        while self.reader.ready:
+            key = min(self.reader.ready)
+            taken = self.reader.take(*key)
+            if isinstance(taken, RawBatch):
+                assert len(taken.tokens) == len(taken.payloads)
+                self.log += [(*key, *pair) for pair in zip(taken.tokens, taken.payloads, strict=True)]
+            elif taken is not None:
+                self.notices.append(taken)
+            self.reader.done(*key)
+
+    def tokens(self, writer: str) -> list[int]:
+        return [token for _, name, token, _ in self.log if name == writer]
+
+    def at(self, writer: str) -> int:
+        progress = self.reader.progress["s", writer]
+        assert progress.queue.delivered == progress.position
+        return progress.position
+
+    def state(self, writer: str) -> State:
+        return self.reader.progress["s", writer].state
+
+    def later(self, seconds: float) -> Driver:
+        self.now += seconds
+        return self.run()
+
+
+def r1() -> None:
+    d = Driver(at={"w": 5})
+    d.table.write("w", 6)
+    d.send(rdata("w", 6))
+    assert d.log == []
+    d.send(position("w", 6, 6))
+    assert [(a.after, a.upto) for a in d.asked] == [(5, 6)]
+    assert d.tokens("w") == [6]
+    assert d.state("w") is State.LIVE
+
+
+def r2() -> None:
+    for together in (True, False):
+        d = Driver(at={"w": 6}, live=("w",))
+        lines = [rdata("w", 7, b"1"), rdata("w", 7, b"2"), rdata("w", 6)]
+        if together:
+            d.send(*lines)
+        else:
+            for line in lines:
+                d.send(line)
+        assert d.log == [("s", "w", 7, b"1")]
+        assert d.reader.counters.duplicates_dropped == 2
+
+
+def r3() -> None:
+    d = Driver(at={"w": 0}, table=Table(page_rows=100))
+    d.table.write("w", *range(1, 251))
+    d.send(position("w", 0, 0)).send(position("w", 250, 250))
+    assert len(d.asked) == 3
+    assert d.tokens("w") == list(range(1, 251))
+
+
+def r3_as_written() -> None:
+    """POSITION 0 250 at 0 is no gap: the writer says that it wrote no row in (0, 250]. Behind a gap it is."""
+    d = Driver(at={"w": 0}, live=("w",))
+    d.send(position("w", 0, 250))
+    assert d.asked == []
+    assert d.at("w") == 250
+
+
+def r4() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.write("w", 6, 7, 8)
+    d.send(rdata("w", 6))
+    d.send(position("w", 7, 7), rdata("w", 8))
+    d.send(position("w", 8, 9))
+    assert d.tokens("w") == [6, 7, 8]
+    assert d.at("w") == 9
+
+
+def r5() -> None:
+    d = Driver(at={"w": 6}, live=("w",))
+    d.table.write("w", 7, 8)
+    d.send(position("w", 8, 9))
+    assert [(a.after, a.upto) for a in d.asked] == [(6, 9)]
+    assert d.tokens("w") == [7, 8]
+    assert d.at("w") == 9
+
+
+def r6() -> None:
+    d = Driver(at={"a": 5, "b": 5}, live=("a", "b"))
+    d.send(rdata("a", "batch", b"1")).send(rdata("b", 9, b"2")).send(rdata("a", 10, b"3"))
+    assert d.log == [("s", "b", 9, b"2"), ("s", "a", 10, b"1"), ("s", "a", 10, b"3")]
+
+
+def r7() -> None:
+    d = Driver(at={"a": 5, "b": 9}, live=("a", "b"))
+    d.send(rdata("a", "batch", b"1")).send(rdata("b", 9)).send(rdata("a", 10, b"3"))
+    assert d.log == [("s", "a", 10, b"1"), ("s", "a", 10, b"3")]
+
+
+def r8() -> None:
+    d = Driver(at={"a": 5, "b": 5}, live=("a", "b"))
+    d.send(rdata("a", "batch", b"1")).send(position("b", 5, 8)).send(rdata("a", 10, b"3"))
+    assert d.log == [("s", "a", 10, b"1"), ("s", "a", 10, b"3")]
+    assert d.at("b") == 8
+
+
+def r9() -> None:
+    d = Driver(at={"a": 0, "b": 5})
+    d.table.write("b", 12, 20)
+    d.send(position("a", 0, 0)).send(rdata("b", 20)).send(position("b", 20, 20))
+    assert d.tokens("b") == [12, 20]
+
+
+def r10() -> None:
+    d = Driver(at={"w": 5})
+    d.table.write("w", *range(6, 10))
+    d.fail = 2
+    d.send(position("w", 9, 9))
+    assert d.log == []
+    d.later(10)
+    assert d.log == []
+    d.later(10)
+    assert d.tokens("w") == [6, 7, 8, 9]
+    assert d.state("w") is State.LIVE
+    assert d.reader.counters.fetches_failed == 2
+
+
+def r12() -> None:
+    for start in (10, 11, 12):
+        d = Driver(at={"w": start})
+        d.send(position("w", 10, 12))
+        assert d.asked == []
+        assert d.at("w") == 12
+        assert d.state("w") is State.LIVE
+
+
+def r13() -> None:
+    for live in (("w",), ()):
+        d = Driver(at={"w": 15}, live=live)
+        d.send(position("w", 10, 12))
+        assert d.at("w") == 15
+        assert d.notices == []
+        assert d.asked == []
+
+
+def r14() -> None:
+    d = Driver(at={"w": 15}, stream=Followed("s", resettable=True, fetchable=False))
+    d.send(position("w", 15, 15))
+    d.send(position("w", 3, 3))
+    assert d.at("w") == 3
+    assert d.notices == [Reset("s", "w", 3)]
+    d.send(rdata("w", 4))
+    assert d.tokens("w") == [4]
+
+
+def r14_with_a_source() -> None:
+    d = Driver(at={"w": 15}, stream=Followed("s", resettable=True))
+    d.table.write("w", 1, 3)
+    d.send(position("w", 15, 15))
+    d.send(position("w", 3, 3))
+    assert d.notices == [Reset("s", "w", 0)]
+    assert d.tokens("w") == [1, 3]
+    assert d.at("w") == 3
+
+
+FRAMES = [
+    [position("w", 5, 5), rdata("w", 6), rdata("w", 7)],
+    [position("w", 7, 7), rdata("w", "batch", payload("w", 9, 0)), rdata("w", 9, payload("w", 9, 1))],
+    [position("w", 9, 9), rdata("w", 12), position("w", 12, 15)],
+]
+
+
+def r15() -> None:
+    whole = [b"\n".join(frame) for frame in FRAMES]
+    deliveries = [
+        [whole[0], whole[0], whole[1], whole[1], whole[2], whole[2]],
+        [whole[1], whole[0], whole[2]],
+        [whole[2], whole[1], whole[0]],
+        [whole[0], whole[2], whole[0], whole[1], whole[2]],
+    ]
+    for number in range(3):  # every cut of every frame
+        for end in range(len(whole[number])):
+            deliveries.append([*whole[:number], whole[number][:end], *whole[number + 1 :]])
+    for messages in deliveries:
+        d = Driver(at={"w": 5}, live=("w",))
+        d.table.write("w", 6, 7, 9, 9, 12)
+        d.table.rows["s", "w"] = [(t, payload("w", t, 1 if i == 3 else 0)) for i, (t, _) in enumerate(d.table.rows["s", "w"])]
+        expected = [("s", "w", token, row) for token, row in d.table.rows["s", "w"]]
+        for message in messages:
+            decodes(d, message)
+        d.send(position("w", 15, 15))  # the heartbeat
+        assert d.log == expected, messages
+        assert d.at("w") == 15
+
+
+def decodes(d: Driver, message: bytes) -> None:
+    """As a runtime: what does not decode is rejected, and fetched."""
+    import orjson
+
+    reader = d.reader
+    reader.receive(message, d.now)
+    while reader.ready:
+        key = min(reader.ready)
+        taken = reader.take(*key)
+        assert isinstance(taken, RawBatch)
+        try:
+            for row in taken.payloads:
+                orjson.loads(row)
+        except ValueError:
+            assert not taken.fetched
+            reader.reject(taken)
+        else:
+            d.log += [(*key, *pair) for pair in zip(taken.tokens, taken.payloads, strict=True)]
+            reader.done(*key)
+    d.run()
+
+
+CASES = [r1, r2, r3, r3_as_written, r4, r5, r6, r7, r8, r9, r10, r12, r13, r14, r14_with_a_source, r15]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.__name__.upper().replace("_", "-") for case in CASES])
+def test_case(case: Callable[[], None]) -> None:
+    case()
+
+
+# R11 is about waiting: tests/test_bus.py.
+
+
+# -- section 9 ------------------------------------------------------------------------------------------------
+
+
+def announce(writer: str, incarnation: int, *lines: bytes, epoch: str = EPOCH) -> tuple[bytes, ...]:
+    return (f"SERVER bus {epoch}".encode(), f"NAME {writer} {incarnation}".encode(), *lines)
+
+
+def test_rule_9_9_a_page_counts_for_what_it_proves_not_for_what_was_asked() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.write("w", 6)
+    d.table.proven = 6  # a replica that lags: 8 exists, and it cannot know
+    d.send(position("w", 8, 8))
+    assert d.tokens("w") == [6]
+    assert d.at("w") == 6
+    assert d.state("w") is State.CATCHING_UP
+    d.table.write("w", 8)
+    d.table.proven = None
+    d.later(10)
+    assert d.tokens("w") == [6, 8]
+    assert d.state("w") is State.LIVE
+    assert d.reader.counters.pages_unproven == 1
+
+
+def test_rule_9_11_a_lower_incarnation_is_ignored() -> None:
+    d = Driver(stream=Followed("s", resettable=True, fetchable=False))
+    d.send(*announce("w", 7, position("w", 0, 0)), rdata("w", 1))
+    d.send(*announce("w", 6, position("w", 9, 9)), rdata("w", 10))
+    assert d.tokens("w") == [1]
+    assert d.at("w") == 1
+    assert d.reader.counters.old_incarnations == 2
+
+
+@pytest.mark.parametrize("new", [3, 9], ids=["back", "forward"])
+def test_rule_9_11_a_higher_incarnation_is_always_a_reset_in_any_direction(new: int) -> None:
+    d = Driver(stream=Followed("s", resettable=True))
+    d.table.write("w", 1, 5)
+    d.send(*announce("w", 7, position("w", 5, 5)))
+    assert d.tokens("w") == [1, 5]
+    d.table.rows.clear()
+    d.table.write("w", 2, new)
+    d.send(*announce("w", 8, position("w", new, new)))
+    assert d.notices == [Reset("s", "w", 0)]
+    assert d.asked[-1].after == 0
+    assert d.asked[-1].incarnation == 8
+    assert d.tokens("w") == [1, 5, 2, new]
+
+
+def test_rule_9_11_a_page_of_another_incarnation_is_not_taken() -> None:
+    d = Driver(stream=Followed("s", resettable=True))
+    d.answer = False
+    d.send(*announce("w", 7, position("w", 5, 5)))
+    d.reader.receive_page(d.asked[0], attrs.evolve(d.table.page(d.asked[0]), incarnation=6), d.now)
+    assert d.state("w") is State.CATCHING_UP
+    assert d.reader.counters.fetches_failed == 1
+
+
+def test_rule_9_11_a_step_back_within_one_incarnation_is_a_repeated_frame() -> None:
+    d = Driver(stream=Followed("s", resettable=True, fetchable=False))
+    d.send(*announce("w", 7, position("w", 0, 0)), rdata("w", 1), rdata("w", 2))
+    d.send(*announce("w", 7, position("w", 1, 1)), rdata("w", 2))
+    d.send(position("w", 1, 1))
+    assert d.notices == []
+    assert d.tokens("w") == [1, 2]
+    assert d.reader.counters.old_positions == 2
+
+
+def test_rule_9_13_lines_are_held_in_order_while_catching_up_and_follow_the_same_rules() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.write("w", 6, 7, 8, 9, 10)
+    d.answer = False
+    d.send(position("w", 7, 7), rdata("w", 8))
+    d.send(position("w", 9, 9), rdata("w", 10))  # a second gap among the held lines
+    d.send(position("w", 10, 12))
+    assert d.log == []
+    d.answer = True
+    for one in d.asked[:]:
+        d.reader.receive_page(one, d.table.page(one), d.now)
+    d.run()
+    assert d.tokens("w") == [6, 7, 8, 9, 10]
+    assert d.at("w") == 12
+
+
+def test_rule_9_13_on_overflow_the_newest_are_dropped_and_it_stays_unconnected() -> None:
+    d = Driver(at={"w": 5}, live=("w",), settings=Settings(held_bytes=600))
+    d.table.write("w", *range(6, 20))
+    d.answer = False
+    d.send(position("w", 7, 7), rdata("w", 8))
+    for token in range(9, 20):
+        d.send(rdata("w", token))
+    assert d.reader.progress["s", "w"].held_size <= 600
+    d.reader.receive_page(d.asked[0], d.table.page(d.asked[0]), d.now)
+    d.answer = True
+    d.run()
+    assert d.state("w") is State.UNSYNCED  # not live: what came after the held lines is unknown
+    d.send(rdata("w", 20))
+    assert 20 not in d.tokens("w")
+    d.table.write("w", 20)
+    d.send(position("w", 20, 20))
+    assert d.tokens("w") == list(range(6, 21))
+
+
+def test_rule_9_13_overflow_survives_a_second_gap_among_the_held_lines() -> None:
+    d = Driver(at={"w": 5}, live=("w",), settings=Settings(held_bytes=900))
+    d.table.write("w", *range(6, 30))
+    d.answer = False
+    d.send(position("w", 6, 6))
+    d.send(position("w", 9, 9), rdata("w", 10))
+    for token in range(11, 30):
+        d.send(rdata("w", token))
+    d.answer = True
+    d.reader.receive_page(d.asked[0], d.table.page(d.asked[0]), d.now)
+    d.run()
+    assert d.state("w") is State.UNSYNCED
+    d.send(position("w", 29, 29))
+    assert d.tokens("w") == list(range(6, 30))
+
+
+def test_rule_9_14_a_position_clears_a_held_batch() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.write("w", 6, 7)
+    d.send(rdata("w", "batch", b"lost"))
+    d.send(position("w", 5, 5), rdata("w", 6, b"six"))
+    assert d.log == [("s", "w", 6, b"six")]
+
+
+def test_rule_9_14_a_disconnect_clears_a_held_batch() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.send(rdata("w", "batch", b"lost"))
+    d.reader.connected(0.0)
+    assert d.state("w") is State.UNSYNCED
+    assert d.reader.progress["s", "w"].open == []
+
+
+def test_sequences_below_a_held_position_are_ignored_and_counted() -> None:
+    d = Driver()
+    d.send(*announce("w", 1, position("w", 0, 9)))
+    d.send(*announce("w", 1, position("w", 4, 4)))
+    assert d.at("w") == 9
+    assert d.reader.counters.old_positions == 1
+    assert d.state("w") is State.LIVE
+
+
+def test_a_native_writer_can_be_followed_from_an_old_head_a_foreign_one_cannot() -> None:
+    native = Driver(at={"w": 15})
+    native.send(*announce("w", 1, position("w", 12, 12)))
+    native.send(position("w", 12, 12), rdata("w", 16))
+    assert native.tokens("w") == [16]
+    foreign = Driver(at={"w": 15})
+    foreign.table.write("w", 16, 17)
+    foreign.send(position("w", 12, 12)).send(rdata("w", 17))
+    assert foreign.log == []  # 16 may have been sent before
+    foreign.send(position("w", 17, 17))
+    assert foreign.tokens("w") == [16, 17]
+
+
+# -- the epoch ------------------------------------------------------------------------------------------------
+
+
+def test_the_announced_epoch_is_a_hint_and_a_page_decides() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.send(*announce("w", 1, position("w", 5, 5), epoch=OTHER_EPOCH))
+    assert [(a.after, a.upto) for a in d.asked] == [(5, 5)]
+    assert d.reader.new_epoch is None
+    assert d.state("w") is State.LIVE
+    d.send(*announce("w", 1, position("w", 5, 5), epoch=OTHER_EPOCH))
+    assert len(d.asked) == 1  # refuted once, not asked again
+
+
+def test_another_epoch_stops_everything_until_rebased() -> None:
+    d = Driver(at={"w": 5, "v": 3}, live=("w", "v"))
+    d.table.epoch = OTHER_EPOCH
+    d.send(*announce("w", 2, position("w", 2, 2), epoch=OTHER_EPOCH))
+    assert d.reader.new_epoch == OTHER_EPOCH
+    d.answer = False
+    d.send(position("v", 9, 9))
+    assert len(d.asked) == 1  # no fetch while the log is in doubt
+    d.answer = True
+    d.table.write("w", 1, 2)
+    d.reader.rebase(OTHER_EPOCH, {("s", "u"): 4})
+    d.send(*announce("w", 2, position("w", 2, 2), epoch=OTHER_EPOCH))
+    assert d.tokens("w") == [1, 2]
+    assert set(d.notices) == {Reset("s", "w", 0), Reset("s", "v", 0), Reset("s", "u", 4)}
+    assert d.reader.statistics()["epoch_changes"] == 1
+
+
+def test_a_page_of_another_epoch_is_not_delivered() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.write("w", 6)
+    d.table.epoch = OTHER_EPOCH
+    d.send(position("w", 6, 6))
+    assert d.log == []
+    assert d.reader.new_epoch == OTHER_EPOCH
+    d.reader.receive_page(d.asked[0], d.table.page(d.asked[0]), d.now)
+    assert d.reader.counters.epoch_changes == 1
+
+
+def test_the_first_page_gives_a_reader_without_an_epoch_its_epoch() -> None:
+    d = Driver(at={"w": 5})
+    d.reader.epoch = None
+    d.send(*announce("w", 1, position("w", 6, 6), epoch=OTHER_EPOCH))
+    assert d.reader.epoch == EPOCH
+
+
+def test_an_epoch_check_that_fails_is_repeated_after_a_pause() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.fail = 1
+    d.send(*announce("w", 1, position("w", 5, 5), epoch=OTHER_EPOCH))
+    assert len(d.asked) == 1
+    assert d.reader.next_retry(d.now) == Settings().retry_max
+    d.later(6)
+    assert len(d.asked) == 2
+
+
+def test_an_epoch_that_concerns_nothing_followed_is_not_checked() -> None:
+    d = Driver(stream=Followed("s", resettable=True, fetchable=False))
+    d.send(*announce("w", 1, position("w", 5, 5), epoch=OTHER_EPOCH))
+    assert d.asked == []
+
+
+def test_a_page_of_another_epoch_while_one_is_known_already_is_dropped() -> None:
+    d = Driver(at={"w": 5, "v": 5}, live=("w", "v"))
+    d.answer = False
+    d.send(position("w", 6, 6), position("v", 6, 6))
+    d.table.write("v", 6)
+    good = d.table.page(d.asked[1])
+    d.table.epoch = OTHER_EPOCH
+    d.reader.receive_page(d.asked[0], d.table.page(d.asked[0]), 0.0)
+    d.reader.receive_page(d.asked[1], good, 0.0)
+    d.handle()
+    assert d.log == []
+
+
+# -- catch-up -------------------------------------------------------------------------------------------------
+
+
+def test_while_one_catches_up_the_others_flow() -> None:
+    d = Driver(at={"a": 5, "b": 5}, live=("a", "b"))
+    d.answer = False
+    d.send(position("a", 9, 9)).send(position("b", 5, 5), rdata("b", 6))
+    assert d.tokens("b") == [6]
+    assert d.state("a") is State.CATCHING_UP
+
+
+def test_a_catch_up_that_keeps_failing_is_stale_and_still_tries() -> None:
+    d = Driver(at={"w": 5})
+    d.table.write("w", 6)
+    d.fail = 5
+    d.send(position("w", 6, 6))
+    for _ in range(5):
+        assert d.reader.next_retry(d.now) is not None
+        d.later(10)
+    assert d.tokens("w") == [6]
+    assert d.state("w") is State.LIVE
+    d.reader.progress["s", "w"].state = State.LIVE
+    d.fail = 3
+    d.table.write("w", 9)
+    d.send(position("w", 9, 9)).later(10).later(10)
+    assert d.state("w") is State.STALE
+    assert d.reader.statistics()["states"] == {"s": {"w": "stale"}}
+    d.later(10)
+    assert d.state("w") is State.LIVE
+
+
+def test_pages_are_asked_for_in_turn_and_at_most_so_many_at_a_time() -> None:
+    names = [f"w{i}" for i in range(6)]
+    d = Driver(at=dict.fromkeys(names, 0), table=Table(page_rows=1), settings=Settings(fetches=2))
+    for name in names:
+        d.table.write(name, 1, 2, 3)
+    d.answer = False
+    d.send(*[position(name, 3, 3) for name in names])
+    assert len(d.asked) == 2
+    d.answer = True
+    order = []
+    asked = d.asked[:]
+    while asked:
+        order += [one.writer for one in asked]
+        for one in asked:
+            d.reader.receive_page(one, d.table.page(one), 0.0)
+        d.handle()
+        asked = d.reader.fetches(0.0)
+    assert order[:6] == names  # nobody waits for the whole of another's catch-up
+    assert all(d.tokens(name) == [1, 2, 3] for name in names)
+
+
+def test_a_page_that_comes_after_a_disconnect_is_ignored() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.write("w", 6)
+    d.answer = False
+    d.send(position("w", 6, 6))
+    d.reader.disconnected()
+    d.reader.receive_page(d.asked[0], d.table.page(d.asked[0]), 0.0)
+    d.reader.fetch_failed(d.asked[0], OSError(), 0.0)
+    assert d.reader.counters.pages_ignored == 2
+    assert d.at("w") == 5
+    d.answer = True
+    d.send(position("w", 6, 6))
+    assert d.tokens("w") == [6]
+
+
+def test_a_position_learned_from_the_table_is_fetched_without_the_link() -> None:
+    d = Driver(at={"w": 5})
+    d.table.write("w", 6, 7)
+    d.reader.learned("s", "w", 7)
+    d.run()
+    assert d.tokens("w") == [6, 7]
+    assert d.state("w") is State.UNSYNCED  # nothing was heard on the link yet
+    d.answer = False
+    d.reader.learned("s", "w", 9)
+    d.run()
+    d.reader.learned("s", "w", 12)
+    d.reader.learned("s", "w", 11)
+    assert d.reader.progress["s", "w"].target == 12
+    d.reader.learned("s", "new", 3)
+    assert d.state("new") is State.CATCHING_UP
+
+
+def test_a_pruned_range_is_skipped_only_when_told_so_and_reported() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.answer = False
+    d.table.write("w", 9, 10)
+    d.send(position("w", 10, 10))
+    d.reader.skip("s", "w", 8)
+    d.answer = True
+    d.run()
+    assert d.notices == [Missed("s", "w", 5, 8)]
+    assert d.tokens("w") == [9, 10]
+    d.reader.skip("s", "w", 10)
+    d.reader.learned("s", "w", 20)
+    d.reader.skip("s", "w", 20)
+    d.run()
+    assert d.state("w") is State.LIVE
+    assert d.at("w") == 20
+
+
+def test_rows_that_do_not_decode_are_fetched_again() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.write("w", 6, 7)
+    d.reader.receive(position("w", 5, 5) + b"\n" + rdata("w", 6, b'["cut'), 0.0)
+    d.reader.receive(position("w", 6, 6) + b"\n" + rdata("w", 7), 0.0)
+    taken = d.reader.take("s", "w")
+    assert isinstance(taken, RawBatch)
+    d.reader.reject(taken)
+    d.reader.reject(taken)  # handled no more: a second time is nothing
+    d.run()
+    assert d.tokens("w") == [6, 7]
+    assert d.reader.counters.rejected == 1
+
+
+def test_rows_that_do_not_decode_while_a_catch_up_runs() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.write("w", 6, 7, 8)
+    d.answer = False
+    d.reader.receive(position("w", 5, 5) + b"\n" + rdata("w", 6, b'["cut'), 0.0)
+    taken = d.reader.take("s", "w")
+    assert isinstance(taken, RawBatch)
+    d.reader.receive(position("w", 8, 8), 0.0)
+    d.reader.fetches(0.0)
+    d.reader.reject(taken)
+    d.answer = True
+    d.run()
+    assert d.tokens("w") == [6, 7, 8]
+
+
+def test_rows_that_do_not_decode_and_have_no_source_are_reported_missed() -> None:
+    d = Driver(stream=Followed("s", resettable=True, fetchable=False))
+    d.reader.receive(b"NAME w 1\n" + position("w", 0, 0) + b"\n" + rdata("w", 1, b'["cut'), 0.0)
+    taken = d.reader.take("s", "w")
+    assert isinstance(taken, RawBatch)
+    d.reader.reject(taken)
+    assert d.reader.counters.missed == 1
+    assert d.at("w") == 1
+
+
+def test_a_stream_without_a_source_says_what_it_missed() -> None:
+    d = Driver(stream=Followed("s", resettable=True, fetchable=False))
+    d.send(position("w", 0, 0)).send(rdata("w", 1)).send(position("w", 4, 4), rdata("w", 5))
+    assert d.tokens("w") == [1, 5]
+    assert d.notices == [Missed("s", "w", 1, 4)]
+    assert d.reader.statistics()["needed_catch_up"] == {"s": ["w"]}
+
+
+# -- bounds ---------------------------------------------------------------------------------------------------
+
+
+def test_a_full_receive_queue_drops_to_catch_up_and_loses_nothing() -> None:
+    settings = Settings(receive_queue_bytes=2_000, page_rows=10)
+    d = Driver(at={"w": 0}, live=("w",), settings=settings, table=Table(page_rows=10))
+    reader = d.reader
+    for token in range(1, 201):  # nobody handles
+        d.table.write("w", token)
+        reader.receive(position("w", token - 1, token - 1) + b"\n" + rdata("w", token), 0.0)
+        d.asked += reader.fetches(0.0)
+    assert reader.queue_bytes < 2_200
+    assert d.asked == []  # no fetch while there is no room
+    assert reader.counters.overflows >= 1
+    d.run()
+    d.send(position("w", 200, 200))
+    assert d.tokens("w") == list(range(1, 201))
+    assert reader.queue_bytes == 0
+    assert reader.queue_bytes_peak < 2_200
+
+
+def test_an_endless_batch_is_bounded() -> None:
+    d = Driver(at={"w": 5}, live=("w",), settings=Settings(held_bytes=1_000))
+    for _ in range(100):
+        d.send(rdata("w", "batch", b"x" * 50))
+    assert d.reader.progress["s", "w"].open_size <= 1_000
+    assert d.state("w") is State.UNSYNCED
+
+
+def test_repeated_positions_are_held_once() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.answer = False
+    d.send(position("w", 9, 9))
+    for _ in range(1000):
+        d.send(position("w", 9, 9))
+    assert len(d.reader.progress["s", "w"].held) == 1
+
+
+def test_large_batches_are_cut_at_fact_boundaries_and_small_ones_joined() -> None:
+    d = Driver(at={"w": 0}, live=("w",), settings=Settings(handler_batch_rows=4))
+    reader = d.reader
+    reader.receive(b"\n".join(rdata("w", token) for token in (1, 2, 3)), 0.0)
+    reader.receive(b"\n".join([rdata("w", "batch"), rdata("w", "batch"), rdata("w", 4), rdata("w", 5)]), 0.0)
+    big = [rdata("w", "batch") for _ in range(9)]
+    reader.receive(b"\n".join([*big, rdata("w", 6), rdata("w", 7)]), 0.0)
+    reader.receive(position("w", 7, 9), 0.0)
+    sizes = []
+    while reader.ready:
+        taken = reader.take("s", "w")
+        assert isinstance(taken, RawBatch)
+        sizes.append((list(taken.tokens), taken.after, taken.position))
+        reader.done("s", "w")
+    assert sizes == [
+        ([1, 2, 3], 0, 3),
+        ([4, 4, 4, 5], 3, 5),
+        ([6] * 10, 5, 6),
+        ([7], 6, 9),
+    ]
+    assert reader.queue_bytes == 0
+
+
+def test_put_back_gives_the_same_rows_again_one_fact_at_a_time() -> None:
+    d = Driver(at={"w": 0}, live=("w",))
+    d.reader.receive(b"\n".join(rdata("w", token) for token in (1, 2, 3)), 0.0)
+    assert d.reader.take("s", "w") is not None
+    assert d.reader.take("s", "w") is None  # one at a time
+    d.reader.put_back("s", "w")
+    tokens = []
+    for _ in range(3):
+        taken = d.reader.take("s", "w", 1)
+        assert isinstance(taken, RawBatch)
+        tokens.append(list(taken.tokens))
+        d.reader.done("s", "w")
+    assert tokens == [[1], [2], [3]]
+    d.reader.put_back("s", "w")  # nothing taken: nothing put back
+    assert d.reader.take("s", "w") is None
+
+
+def test_a_position_behind_a_batch_being_handled_waits_for_it() -> None:
+    d = Driver(at={"w": 0}, live=("w",))
+    d.reader.receive(rdata("w", 1), 0.0)
+    d.reader.take("s", "w")
+    d.reader.receive(position("w", 1, 5), 0.0)
+    assert d.reader.delivered("s", "w") == 0
+    assert d.reader.done("s", "w") == 5
+
+
+# -- stopping and going on ------------------------------------------------------------------------------------
+
+
+def test_a_stopped_one_takes_in_nothing_until_it_is_resumed() -> None:
+    d = Driver(at={"w": 5, "v": 5}, live=("w", "v"))
+    d.table.write("w", 6, 7)
+    d.reader.receive(position("w", 5, 5) + b"\n" + rdata("w", 6), 0.0)
+    d.reader.take("s", "w")
+    d.reader.stop("s", "w")
+    d.send(rdata("w", 7)).send(position("w", 7, 7)).send(rdata("v", 6))
+    d.reader.learned("s", "w", 7)
+    d.reader.connected(0.0)
+    d.reader.stop("s", "w")
+    assert d.state("w") is State.STOPPED
+    assert d.at("w") == 5
+    assert d.tokens("v") == [6]
+    d.reader.resume("s", "w")
+    d.reader.resume("s", "w")
+    d.send(position("w", 7, 7))
+    assert d.tokens("w") == [6, 7]
+
+
+def test_moving_to_a_saved_position_forth_and_back() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.write("w", *range(6, 11))
+    d.send(position("w", 5, 5), rdata("w", 6), rdata("w", 7))
+    d.reader.move_to("s", "w", 5)
+    d.run()
+    assert d.tokens("w") == [6, 7, 6, 7]
+    d.reader.move_to("s", "w", 9)
+    d.run()
+    d.send(position("w", 10, 10))
+    assert d.tokens("w") == [6, 7, 6, 7, 10]
+
+
+# -- the rest -------------------------------------------------------------------------------------------------
+
+
+def test_lines_nobody_asked_for_are_counted_and_ignored() -> None:
+    d = Driver(at={"w": 5}, own=["me"], live=("w",))
+    d.send(rdata("w", 6, stream="unknown"))
+    d.send(rdata("me", 6), position("me", 7, 7), position("x", 1, 1, stream="unknown"))
+    for junk in (b"", b"123", b"\xff\xfe", b"RDATA", b"RDATA s w x [1]", b"NOSUCH thing", b"POSITION s w 5 4"):
+        d.send(junk)
+    counters = d.reader.counters
+    assert counters.rows_unregistered == 1
+    assert counters.parse_errors >= 4
+    assert counters.unknown_lines == 1
+    assert len(d.reader.errors) == counters.parse_errors + counters.unknown_lines
+    assert ("s", "me") not in d.reader.progress
+    assert d.at("w") == 5
+
+
+def test_a_message_over_the_bound_is_dropped_and_its_rows_are_fetched() -> None:
+    d = Driver(at={"w": 5}, live=("w",), settings=Settings(message_bytes=2_000))
+    d.table.write("w", 6)
+    d.send(position("w", 5, 5), rdata("w", 6, b'"' + b"x" * 4_000 + b'"'))
+    d.send(position("w", 6, 6))
+    assert d.log == [("s", "w", 6, payload("w", 6))]
+
+
+def test_other_commands_are_handed_out() -> None:
+    d = Driver()
+    d.send(b"REPLICATE ", b"NAME somebody", *announce("w", 3))
+    assert d.reader.commands == [Replicate(), Name("somebody"), Server("bus", EPOCH), Name("w", 3)]
+
+
+def test_silent_writers_are_told() -> None:
+    d = Driver(own=["me"])
+    d.send(*announce("w", 1, position("w", 0, 0)))
+    d.send(*announce("me", 1))
+    assert d.reader.silent(10.0) == []
+    assert d.reader.silent(10.1) == ["w"]
+    d.reader.connected(5.0)
+    assert d.reader.silent(10.1) == []
+    d.now = 9.0
+    d.send(position("w", 0, 0))
+    assert d.reader.silent(18.0) == []
+
+
+def test_undeclared_streams_are_followed_as_resettable() -> None:
+    d = Driver(undeclared=True)
+    d.send(position("w", 4, 4, stream="new"))
+    assert d.reader.positions() == {"new": {"w": 4}}
+    assert d.reader.delivered("new", "w") == 4
+    assert d.reader.delivered("new", "nobody") == 0
+
+
+def test_streams_can_be_followed_later() -> None:
+    d = Driver()
+    d.send(position("w", 4, 4, stream="late"))
+    d.reader.follow(Followed("late", fetchable=False, resettable=True))
+    assert set(d.reader.followed) == {"s", "late"}
+    d.send(position("w", 5, 5, stream="late"))
+    assert d.reader.positions() == {"late": {"w": 5}}
+
+
+# -- the table of transitions ---------------------------------------------------------------------------------
+
+
+def test_every_state_can_be_lost_stopped_and_left() -> None:
+    for state, moves in TRANSITIONS.items():
+        assert moves[Event.LOST] is (State.STOPPED if state is State.STOPPED else State.UNSYNCED)
+        assert moves[Event.GIVEN_UP] is State.STOPPED
+        assert set(moves.values()) - {state}
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram."""
+    lines = ["stateDiagram-v2", "    [*] --> unsynced"]
+    for state, moves in TRANSITIONS.items():
+        arrows: dict[str, list[str]] = {}
+        for event, target in moves.items():
+            if target is not state:
+                arrows.setdefault(target.value, []).append(event.value)
+        lines += [f"    {state.value} --> {target}: {' / '.join(events)}" for target, events in arrows.items()]
+    return "\n".join(lines)
+
+
+def test_the_diagram_of_the_readme_is_drawn_from_the_table() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    found = re.search(r"```mermaid\n(.*?)\n```", readme, re.DOTALL)
+    assert found is not None
+    assert found[1] == diagram()
+
+
+# -- at random ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_channels_lose_nothing(seed: int) -> None:
+    """Chained frames over a channel that drops, repeats, reorders, cuts and disconnects; then it heals."""
+    rng = random.Random(seed)
+    writers = ["a", "b"]
+    settings = Settings(held_bytes=rng.choice([800, 10**6]), receive_queue_bytes=rng.choice([3_000, 10**6]))
+    d = Driver(at=dict.fromkeys(writers, 0), settings=settings, table=Table(page_rows=rng.choice([3, 1000])))
+    ends = dict.fromkeys(writers, 0)
+    channel: list[bytes] = []
+    token = 0
+    for _ in range(150):
+        writer = rng.choice(writers)
+        lines = [position(writer, ends[writer], ends[writer])]
+        for _ in range(rng.randrange(4)):
+            token += rng.randrange(1, 4)
+            rows = rng.randrange(1, 4)
+            d.table.write(writer, *[token] * rows)
+            lines += [rdata(writer, "batch", payload(writer, token, i)) for i in range(rows - 1)]
+            lines.append(rdata(writer, token, payload(writer, token, rows - 1)))
+            ends[writer] = token
+        channel.append(b"\n".join(lines))
+        if rng.random() < 0.3:
+            rng.shuffle(channel)
+        while channel and rng.random() < 0.7:
+            message = channel.pop(0)
+            fate = rng.random()
+            if fate < 0.15:
+                continue
+            if fate < 0.3:
+                channel.append(message)
+            if fate < 0.4:
+                message = message[: message.rfind(b"\n")] if b"\n" in message else b""
+            if rng.random() < 0.05:
+                d.reader.connected(d.now)
+            if rng.random() < 0.1:
+                d.fail = rng.randrange(4)
+            d.answer = rng.random() < 0.8
+            d.reader.receive(message, d.now)
+            if rng.random() < 0.6:
+                d.run()
+            d.now += rng.random() * 3
+    d.fail, d.answer = 0, True
+    for _ in range(4):
+        for asked in [p.asked for p in d.reader.progress.values() if p.asked is not None]:
+            d.reader.fetch_failed(asked, TimeoutError(), d.now)
+        d.later(20)
+        d.send(*[position(writer, ends[writer], ends[writer]) for writer in writers])
+    for writer in writers:
+        expected = [("s", writer, *row) for row in d.table.rows.get(("s", writer), [])]
+        assert [entry for entry in d.log if entry[1] == writer] == expected
+        assert d.at(writer) == ends[writer]
+    assert d.reader.queue_bytes == 0
