@@ -1,13 +1,14 @@
 """Decoding: bytes of one frame to typed rows, on one core, beside the least that any reader of such lines would do.
 
-busrep:    `parse_frame` (headers checked, tokens as integers, payloads apart) and `Stream.decode` of its one run
+busrep:    `parse_frame` (headers checked, tokens as integers, payloads apart) and `Stream.decode` of its one
+run
            (types checked, one attrs object a row).
 baseline:  ``frame.split(b"\\n")``, ``line.split(b" ", 4)`` on each line to take its header off, and one
            ``orjson.loads`` of all payloads of the frame, joined. It checks nothing and makes plain lists.
 
-A row has five fields and about 120 bytes; a frame is one POSITION line and 100 or 500 RDATA lines. Both sides run in one
-process, in turns, so that both see the same machine; each figure is the median of five rounds, the ratio is the median
-of the rounds' ratios.
+A row has five fields and about 120 bytes; a frame is one POSITION line and 100 or 500 RDATA lines. Both sides
+run in one process, in short turns, and are measured in CPU seconds, so that a busy machine slows both alike;
+each figure is the median of five rounds, the ratio is the median of the rounds' ratios.
 
     python benchmarks/decode.py
 """
@@ -26,6 +27,7 @@ from busrep.framing import Rows, format_rows, parse_frame
 from busrep.streams import Stream
 
 ROUNDS = 5
+TURNS = 20
 ROWS_PER_ROUND = 100_000
 TARGET = 0.5
 
@@ -72,12 +74,17 @@ def decoder(stream: Stream[Any]) -> Callable[[bytes], int]:
     return decode
 
 
-def rows_per_second(decode: Callable[[bytes], int], frame: bytes, rows: int) -> float:
-    repeats = ROWS_PER_ROUND // rows
-    start = time.perf_counter()
-    for _ in range(repeats):
-        assert decode(frame) == rows
-    return repeats * rows / (time.perf_counter() - start)
+def rows_per_second(decoders: list[Callable[[bytes], int]], frame: bytes, rows: int) -> list[float]:
+    """Of each decoder in one round, of TURNS turns each."""
+    repeats = ROWS_PER_ROUND // rows // TURNS
+    seconds = [0.0] * len(decoders)
+    for _ in range(TURNS):
+        for at, decode in enumerate(decoders):
+            start = time.process_time()
+            for _ in range(repeats):
+                assert decode(frame) == rows
+            seconds[at] += time.process_time() - start
+    return [TURNS * repeats * rows / spent for spent in seconds]
 
 
 def main() -> None:
@@ -86,11 +93,8 @@ def main() -> None:
     for rows in (100, 500):
         frame = frame_of(rows)
         for title, stream in streams.items():
-            decode = decoder(stream)
-            plain, ours = [], []
-            for _ in range(ROUNDS):
-                plain.append(rows_per_second(baseline, frame, rows))
-                ours.append(rows_per_second(decode, frame, rows))
+            rounds = [rows_per_second([baseline, decoder(stream)], frame, rows) for _ in range(ROUNDS)]
+            plain, ours = zip(*rounds, strict=True)
             ratio = median(mine / base for mine, base in zip(ours, plain, strict=True))
             print(f"{rows:5} {title:14}{median(plain):14,.0f}{median(ours):14,.0f}{ratio:8.2f}")
 

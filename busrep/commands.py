@@ -1,13 +1,13 @@
 """The command lines: one frozen attrs class each, `parse` and ``command.format()``.
 
-A line is ``NAME``, a space and the fields, separated by single spaces; only the last field (free text or JSON) may
-hold spaces (protocol.md, section 1). How a field is checked, read and written stands once, in a ``_Kind``: it is the
-validator of the attrs field, and parsing and formatting walk the fields of the class. So a command that exists can be
-formatted: its constructor raises `ConfigError` for what has no form on the wire, `parse` raises `ParseError` for the
-same reasons, and nothing else.
+A line is ``NAME``, a space and the fields, separated by single spaces; only the last field (free text or
+JSON) may hold spaces (protocol.md, section 1). How a field is checked, read and written stands once, in a
+``_Kind``: it is the validator of the attrs field, and parsing and formatting walk the fields of the class. So
+a command that exists can be formatted: its constructor raises `ConfigError` for what has no form on the wire,
+`parse` raises `ParseError` for the same reasons, and nothing else.
 
-Numbers are integers of 64 bits with sign and have one spelling: ``+5``, ``007``, ``1_0`` and ``-0`` are refused. Nobody
-writes them, and so two different lines never mean the same position.
+Numbers are integers of 64 bits with sign and have one spelling: ``+5``, ``007``, ``1_0`` and ``-0`` are
+refused. Nobody writes them, and so two different lines never mean the same position.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 
 _INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
+_POSITION = re.compile(rb"([^ \n]+) ([^ \n]+) (0|[1-9][0-9]{0,17}) (0|[1-9][0-9]{0,17})")
 _COMMAND_NAME = re.compile(rb"[A-Z_]+")
 _SERVER = re.compile(r"(.+) ([0-9a-f]{32})", re.DOTALL)
 _EPOCH = re.compile(r"[0-9a-f]{32}")
@@ -45,7 +46,8 @@ def json_bytes(value: object, default: Callable[[Any], Any] | None = None) -> by
     ``default`` turns what JSON does not have into what it has, or raises TypeError.
 
     Raises:
-        ValueError: NaN, Infinity, integers beyond 64 bits, lone surrogates, nesting over 254 levels, or a type that
+        ValueError: NaN, Infinity, integers beyond 64 bits, lone surrogates, nesting over 254 levels, or a
+        type that
             JSON does not have.
     """
     try:
@@ -83,7 +85,9 @@ def _finite(value: object) -> bool:
 
 @attrs.frozen
 class _Kind:
-    """One kind of field: why a value is refused (or None), bytes to value, value to bytes. Is an attrs validator."""
+    """One kind of field: why a value is refused (or None), bytes to value, value to bytes. Is an attrs
+    validator.
+    """
 
     refuse: Callable[[Any], str | None]
     read: Callable[[bytes], Any]
@@ -115,7 +119,7 @@ def _refuse_text(value: Any) -> str | None:
 
 def _refuse_word(value: Any) -> str | None:
     if type(value) is str and value.isascii() and value and " " not in value and "\n" not in value:
-        return None  # the usual word, at a third of the cost
+        return None  # the usual word, without the four checks one by one
     return _refuse_text(value) or ("holds a space" if " " in value else None)
 
 
@@ -142,7 +146,7 @@ def _refuse_json(value: object) -> str | None:
 def read_integer(data: bytes) -> int:
     """An integer of 64 bits in its one spelling; raises ValueError, which says what is wrong with it."""
     if data.isdigit() and len(data) < 19 and not data.startswith(b"0"):
-        return int(data)  # the usual token, at a third of the cost
+        return int(data)  # the usual token, without the pattern
     if not _INTEGER.fullmatch(data):
         raise ValueError("is not an integer" if len(data) < 20 else "is not an integer of 64 bits")
     number = int(data)
@@ -239,7 +243,9 @@ class _Line:
 
 @attrs.frozen
 class Server(_Line):
-    """``SERVER name [epoch]``: the identity of the deployment; ``epoch`` (32 hex digits) is that of its fact log."""
+    """``SERVER name [epoch]``: the identity of the deployment; ``epoch`` (32 hex digits) is that of its fact
+    log.
+    """
 
     NAME = b"SERVER"
     name: str = attrs.field(validator=_TEXT)
@@ -303,7 +309,9 @@ def _read_rest(line: bytes, field: str, rest: bytes) -> str:
 
 
 def _split_name(text: str) -> tuple[str, int] | None:
-    """Instance and incarnation, if the text is exactly a word, one space and a number; else it is all free text."""
+    """Instance and incarnation, if the text is exactly a word, one space and a number; else it is all free
+    text.
+    """
     match = _NAME.fullmatch(text)
     return (match[1], int(match[2])) if match and int(match[2]) <= INT64_MAX else None
 
@@ -345,10 +353,27 @@ class Position(_Line):
         if self.prev > self.new:
             raise _BadFieldError("Position", "prev", f"{self.prev} is above new, {self.new}")
 
+    @classmethod
+    def _read(cls, line: bytes, rest: bytes) -> Position:
+        match = _POSITION.fullmatch(rest)
+        if match is None or not line.isascii():
+            return cast(Position, super()._read(line, rest))
+        # Every frame begins with one: what the pattern has checked is not checked again.
+        stream, writer, prev, new = match.groups()
+        position = cls.__new__(cls)
+        object.__setattr__(position, "stream", stream.decode())
+        object.__setattr__(position, "writer", writer.decode())
+        object.__setattr__(position, "prev", int(prev))
+        object.__setattr__(position, "new", int(new))
+        position.__attrs_post_init__()
+        return position
+
 
 @attrs.frozen
 class Rdata(_Line):
-    """``RDATA stream writer token row``: one row, any JSON value; ``token`` None is ``batch`` (more rows follow)."""
+    """``RDATA stream writer token row``: one row, any JSON value; ``token`` None is ``batch`` (more rows
+    follow).
+    """
 
     NAME = b"RDATA"
     stream: str = attrs.field(validator=_WORD)
@@ -359,7 +384,9 @@ class Rdata(_Line):
 
 @attrs.frozen
 class UserSync(_Line):
-    """``USER_SYNC instance_id user_id device_id|None start|end last_sync_ms``: a user started or stopped syncing."""
+    """``USER_SYNC instance_id user_id device_id|None start|end last_sync_ms``: a user started or stopped
+    syncing.
+    """
 
     NAME = b"USER_SYNC"
     instance_id: str = attrs.field(validator=_WORD)
@@ -396,7 +423,9 @@ class RemoteServerUp(_Line):
 
 @attrs.frozen
 class UserIp(_Line):
-    """``USER_IP user_id [access_token, ip, user_agent, device_id|null, last_seen_ms]``; on its own sub-channel."""
+    """``USER_IP user_id [access_token, ip, user_agent, device_id|null, last_seen_ms]``; on its own
+    sub-channel.
+    """
 
     NAME = b"USER_IP"
     JSON_FROM = 1
@@ -478,6 +507,7 @@ def parse(line: bytes) -> Command:
 
 
 def is_unknown(line: bytes) -> bool:
-    """Whether the line has the form of a command, and its name is none of ours (a newer or foreign peer's)."""
+    """Whether the line has the form of a command, and its name is none of ours (a newer or foreign peer's).
+    """
     name = line.partition(b" ")[0]
     return name not in _BY_NAME and _COMMAND_NAME.fullmatch(name) is not None

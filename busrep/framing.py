@@ -1,8 +1,8 @@
 """Frames (several lines in one message) and newline-delimited bytes to lines, and rows to lines.
 
-The usual frame is ``POSITION s w p p`` and then hundreds of RDATA lines of the same stream and writer. They are taken
-as one run: headers are checked for the run as a whole, payloads stay bytes until a reader delivers them, and only a run
-that does not pass as a whole is looked at line by line.
+The usual frame is ``POSITION s w p p`` and then hundreds of RDATA lines of the same stream and writer. They
+are taken as one run: headers are checked for the run as a whole, payloads stay bytes until a reader delivers
+them, and only a run that does not pass as a whole is looked at line by line.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import orjson
 from busrep.commands import INT64_MAX, Command, is_unknown, parse, read_integer
 from busrep.errors import QUOTED_BYTES, ParseError
 
-# What a row costs in memory beside its payload's bytes (two list entries, the number, the head of the bytes object),
-# and what a run of rows costs (the object, three lists, two names). Measured with sys.getsizeof on CPython 3.11.
+# What a row costs in memory beside its payload (two list entries, the number, the head of the bytes object: 77 bytes),
+# and what a run costs (the object, three lists, two names: 378). sys.getsizeof on CPython 3.11, rounded up.
 ROW_OVERHEAD = 100
 RUN_OVERHEAD = 500
 
 # Errors that one message can leave: a message made of nothing else must not cost many times its own size.
 MOST_ERRORS = 100
 
-# Runs of one message that are searched for their end in the whole rest of the message, fast where runs are long. From
-# the next one on lines are taken one by one, so that two streams in turns do not cost the square of the size.
+# Runs of one message that are searched for their end in the whole rest of the message, fast where runs are
+# long. From the next one on lines are taken one by one, so that two streams in turns do not cost the square
+# of the size.
 RUNS_AT_ONCE = 8
 
 
@@ -33,10 +34,10 @@ RUNS_AT_ONCE = 8
 class Rows:
     """A run of consecutive RDATA lines of one (stream, writer).
 
-    ``tokens`` and ``payloads`` are parallel and hold the rows of closed facts, rows of one fact repeat its token; tokens
-    are not checked for order. ``open`` are the ``batch`` rows behind the last number: theirs has not come yet. A run may
-    close a batch that an earlier message began: those rows belong before it, under ``tokens[0]``. ``size`` is the memory
-    held, in bytes, estimated.
+    ``tokens`` and ``payloads`` are parallel and hold the rows of closed facts, rows of one fact repeat its
+    token; tokens are not checked for order. ``open`` are the ``batch`` rows behind the last number: theirs
+    has not come yet. A run may close a batch that an earlier message began: those rows belong before it,
+    under ``tokens[0]``. ``size`` is the memory held, in bytes, estimated.
     """
 
     stream: str
@@ -49,7 +50,9 @@ class Rows:
 
 @attrs.define
 class Frame:
-    """One message, parsed: commands and runs of rows in their order, the errors, and how many commands were unknown."""
+    """One message, parsed: commands and runs of rows in their order, the errors, and how many commands were
+    unknown.
+    """
 
     items: list[Command | Rows] = attrs.field(factory=list)
     errors: list[ParseError] = attrs.field(factory=list)
@@ -59,9 +62,10 @@ class Frame:
 def parse_frame(data: bytes, max_bytes: int) -> Frame:
     """The commands and rows of one message. Never raises: what is wrong stands in ``errors``.
 
-    From a malformed line on the rest of the message is dropped, as if it had been cut there: the chain (rule 9.6)
-    then shows the loss, while going on could step over a lost row. An unknown command is counted, and parsing goes on.
-    RDATA payloads are not decoded here. A message over ``max_bytes`` bytes, or not UTF-8, is dropped whole.
+    From a malformed line on the rest of the message is dropped, as if it had been cut there: the chain (rule
+    9.6) then shows the loss, while going on could step over a lost row. An unknown command is counted, and
+    parsing goes on. RDATA payloads are not decoded here. A message over ``max_bytes`` bytes, or not UTF-8, is
+    dropped whole.
     """
     frame = Frame()
     try:
@@ -182,7 +186,9 @@ def _read_tokens(texts: tuple[bytes, ...]) -> list[int] | None:
 
 
 def format_rows(stream: bytes, writer: bytes, token: int, payloads: Sequence[bytes]) -> list[bytes]:
-    """The RDATA lines of one fact, without newlines: all but the last row as ``batch``, the last with the number."""
+    """The RDATA lines of one fact, without newlines: all but the last row as ``batch``, the last with the
+    number.
+    """
     prefix = b"RDATA %b %b " % (stream, writer)
     return [
         *[b"%bbatch %b" % (prefix, payload) for payload in payloads[:-1]],
@@ -191,7 +197,8 @@ def format_rows(stream: bytes, writer: bytes, token: int, payloads: Sequence[byt
 
 
 class LineSplitter:
-    """Cuts a byte stream into lines, however it arrives, holding at most ``max_bytes`` of an unfinished line."""
+    """Cuts a byte stream into lines, however it arrives, holding at most ``max_bytes`` of an unfinished line.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -202,8 +209,10 @@ class LineSplitter:
         """The lines that ``data`` completes, without their newlines.
 
         Raises:
-            ParseError: a line is longer than ``max_bytes``. Lines before it in the same ``data`` are returned first and
-                the next call raises (``feed(b"")`` will do); from then on every call does: close the connection.
+            ParseError: a line is longer than ``max_bytes``. Lines before it in the same ``data`` are returned
+            first and
+                the next call raises (``feed(b"")`` will do); from then on every call does: close the
+                connection.
         """
         if self._too_long is not None:
             raise self._too_long

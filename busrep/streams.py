@@ -1,17 +1,19 @@
 """Streams: a name, the type of its rows, and where the rows are kept.
 
-A row travels as a compact JSON array of its fields in the order of the class. Rows are checked against the annotations
-of the attrs class, both ways, and built through the class, so its converters, validators and ``__attrs_post_init__``
-run. A field with a converter is not checked by annotation: the converter says what it takes.
+A row travels as a compact JSON array of its fields in the order of the class. Rows are checked against the
+annotations of the attrs class, both ways, and built through the class, so its converters, validators and
+``__attrs_post_init__`` run. A field with a converter is not checked by annotation: the converter says what it
+takes.
 
-Schemas change by adding fields with defaults at the end: a reader drops the trailing fields it does not know and
-fills missing ones with their defaults.
+Schemas change by adding fields with defaults at the end: a reader drops the trailing fields it does not know
+and fills missing ones with their defaults.
 """
 
 from __future__ import annotations
 
 import operator
 import re
+import secrets
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +30,10 @@ from busrep.errors import ConfigError, RowError, UnknownStream
 RowT = TypeVar("RowT")
 
 _SQL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
+# Stands between payloads that are decoded at once, and must be found between the rows: so ``[1],[2`` and
+# ``3]`` are not taken for two rows. A number that no payload can know.
+_MARK = secrets.randbelow(9 * 10**8) + 10**8
+_MARK_BETWEEN = b",%d," % _MARK
 _ONE_WORD = re.compile(r"[^ \n]+")
 
 
@@ -48,9 +54,10 @@ _Column = Sequence[Any]
 class _Kind:
     """What one annotation admits, checked by exact type (a bool is no int). No types at all: anything.
 
-    ``usual`` is the JSON type of a whole column that needs nothing done, ``read`` all JSON types with what turns a
-    column of them into the field's values (None: taken as it is). Columns, because asking hundreds of values for their
-    type at a time costs a fifth of looking at each. ``write``: the types of the field's values with a deeper check.
+    ``usual`` is the JSON type of a whole column that needs nothing done, ``read`` all JSON types with what
+    turns a column of them into the field's values (None: taken as it is). Columns, because asking hundreds of
+    values for their type at a time is cheaper than looking at each. ``write``: the types of the field's
+    values with a deeper check.
     """
 
     text: str
@@ -194,9 +201,10 @@ def _plain(value: Any) -> Any:
 def _thawed(row_type: type[Any], names: Sequence[str]) -> type[Any] | None:
     """A subclass of a frozen class with slots whose constructor assigns plainly; None where it would not do the same.
 
-    attrs' constructor of a frozen class with slots calls object.__setattr__ for each field, three times the cost of
-    plain assignments. The subclass adds no slots, so an object made as one can be given the class ``row_type`` itself.
-    Only for classes whose constructor does nothing else: no converters, validators, hooks, nor one of their own.
+    attrs' constructor of a frozen class with slots calls object.__setattr__ for each field, three times the
+    cost of plain assignments. The subclass adds no slots, so an object made as one can be given the class
+    ``row_type`` itself. Only for classes whose constructor does nothing else: no converters, validators,
+    hooks, nor one of their own.
     """
     slots = [slot for base in row_type.__mro__ for slot in base.__dict__.get("__slots__", ())]
     code = getattr(row_type.__init__, "__code__", None)
@@ -317,9 +325,10 @@ def _kinds_of_fields(stream: str, row_type: type[Any], fields: Iterable[attrs.At
 class Table:
     """The application's own table behind a stream.
 
-    ``id`` and ``writer`` are its columns for the fact's ID and the writer's name, ``columns`` those of the row's
-    fields (by default named as the fields), ``index`` the one that orders the rows of a fact; None means that a fact is
-    one row. Names are plain SQL identifiers, ``name`` may have a schema in front. Errors: `ConfigError`.
+    ``id`` and ``writer`` are its columns for the fact's ID and the writer's name, ``columns`` those of the
+    row's fields (by default named as the fields), ``index`` the one that orders the rows of a fact; None
+    means that a fact is one row. Names are plain SQL identifiers, ``name`` may have a schema in front.
+    Errors: `ConfigError`.
     """
 
     name: str
@@ -341,9 +350,10 @@ class Stream(Generic[RowT]):
     """One stream: a name, the type of its rows, how it travels and where it is kept.
 
     ``row_type``: an attrs class; None: rows are any JSON value. ``channel``: suffix of the sub-channel it is
-    published on, "" the main one. ``resettable``: kept in the writer's memory only, positions may go back (rule 9.11).
-    ``follows``: an idle writer announces the progress of others (W6: False for pure invalidations). ``negative``:
-    IDs count down (G17). ``table``: the application's own table instead of the generic one. Errors: `ConfigError`.
+    published on, "" the main one. ``resettable``: kept in the writer's memory only, positions may go back
+    (rule 9.11). ``follows``: an idle writer announces the progress of others (W6: False for pure
+    invalidations). ``negative``: IDs count down (G17). ``table``: the application's own table instead of the
+    generic one. Errors: `ConfigError`.
     """
 
     @overload
@@ -403,12 +413,15 @@ class Stream(Generic[RowT]):
             raise RowError(self.name, "row", str(error), row) from None
 
     def decode(self, payloads: Sequence[bytes]) -> list[RowT]:
-        """The rows of payloads, all of them or RowError, which names the first bad row by its index, and the field."""
+        """The rows of payloads, all of them or RowError, which names the first bad row by its index, and the
+        field.
+        """
         if not payloads:
             return []
         try:
-            rows = orjson.loads(b"[" + b",".join(payloads) + b"]")
-            if len(rows) == len(payloads):
+            values = orjson.loads(b"[" + _MARK_BETWEEN.join(payloads) + b"]")
+            rows = values[::2]
+            if len(values) == 2 * len(payloads) - 1 and values[1::2].count(_MARK) == len(payloads) - 1:
                 return rows if self._schema is None else self._schema.build(rows)
         except Exception:  # noqa: S110 - converters and validators may raise anything; the second look names it
             pass
@@ -432,7 +445,9 @@ class Stream(Generic[RowT]):
 
 
 class Registry(Iterable[Stream[Any]]):
-    """The streams of one bus, by name. Raises ConfigError for two of one name, UnknownStream for one it has not."""
+    """The streams of one bus, by name. Raises ConfigError for two of one name, UnknownStream for one it has
+    not.
+    """
 
     def __init__(self, streams: Iterable[Stream[Any]]) -> None:
         self._streams: dict[str, Stream[Any]] = {}

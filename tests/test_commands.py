@@ -85,7 +85,7 @@ CASES: list[tuple[bytes, Command]] = [
 FOREIGN: list[tuple[bytes, Command]] = [
     (b"REPLICATE ", Replicate()),
     (b"ERROR", Error("")),
-    (b'RDATA events w 5 ["$foo1:bar.com", "m.room.message"]', Rdata("events", "w", 5, ["$foo1:bar.com", "m.room.message"])),
+    (b'RDATA s w 5 ["$foo1:bar.com", "m.room.message"]', Rdata("s", "w", 5, ["$foo1:bar.com", "m.room.message"])),
     ('RDATA events w 5 "ä"'.encode(), Rdata("events", "w", 5, "ä")),
     (b'LOCK_RELEASED [ "w", "l", "k" ]', LockReleased("w", "l", "k")),
 ]
@@ -227,7 +227,7 @@ def test_json_null_is_not_taken_for_nan() -> None:
 
 
 def test_capture_parses_whole() -> None:
-    lines = [json.loads(line)["data"].encode() for line in gzip.open(CAPTURE)]
+    lines = [json.loads(line)["data"].encode() for line in gzip.decompress(CAPTURE.read_bytes()).splitlines()]
     assert len(lines) == 21_970
     for line in lines:
         command = parse(line)
@@ -285,7 +285,7 @@ def test_parse_of_format_agrees(command: Command) -> None:
 
 
 NAMES = [line.split(b" ")[0] for line, _ in CASES]
-PARTS = [b" ", b"\n", b"batch", b"None", b"start", b"0", b"-1", b"7", b"s", b"[", b"]", b'"', b"[1]", b"\xff", b"\xc3\xa4"]
+PARTS = [b" ", b"\n", b"batch", b"None", b"start", b"0", b"-1", b"7", b"s", b"[", b"]", b'"', b"[1]", b"\xff"]
 lines = st.one_of(
     st.binary(max_size=60),
     st.builds(lambda name, rest: name + b" " + rest, st.sampled_from(NAMES), st.binary(max_size=60)),

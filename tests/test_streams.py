@@ -200,7 +200,8 @@ GOOD = [1, 2, None, ["a"], [[1, 2.0]], {"x": [1]}, 0, [], [1, None]]
     ("place", "value", "field"),
     [
         (0, "1", "maybe"), (0, True, "maybe"), (0, 1.5, "maybe"), (1, None, "number"), (2, "soon", "at"), (2, 5, "at"),
-        (3, "a", "names"), (3, [1], "names"), (4, [[1]], "points"), (4, [["a", 1]], "points"), (5, {"x": 1}, "counts"),
+        (3, "a", "names"), (3, [1], "names"), (4, [[1]], "points"), (4, [["a", 1]], "points"),
+        (5, {"x": 1}, "counts"),
         (5, {"x": ["y"]}, "counts"), (8, [1], "pair"), (8, None, "pair"),
     ],
 )  # fmt: skip
@@ -218,8 +219,9 @@ def test_decode_names_row_and_field(place: int, value: object, field: str) -> No
     ("place", "value", "field"),
     [
         ("maybe", "1", "maybe"), ("maybe", True, "maybe"), ("number", "x", "number"), ("at", "2026", "at"),
-        ("names", ("a",), "names"), ("names", [1], "names"), ("points", ((1,),), "points"), ("counts", {"x": [""]}, "counts"),
-        ("pair", (1, 2), "pair"), ("anything", math.nan, "row"), ("anything", 2**64, "row"), ("number", math.inf, "row"),
+        ("names", ("a",), "names"), ("names", [1], "names"), ("points", ((1,),), "points"),
+        ("counts", {"x": [""]}, "counts"), ("pair", (1, 2), "pair"),
+        ("anything", math.nan, "row"), ("anything", 2**64, "row"), ("number", math.inf, "row"),
         ("anything", object(), "row"), ("raw", {1: 2}, "row"),
     ],
 )  # fmt: skip

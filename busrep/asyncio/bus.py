@@ -424,7 +424,6 @@ class Bus:
             except Unavailable as error:
                 failures += 1
                 if self._writing is not None:
-                    self._writing.core.publish_failed()
                     self._writing.publishing = False
                     self._writing.drained()
                 log.debug("publishing: %s", error)
@@ -450,7 +449,10 @@ class Bus:
             try:
                 await link.publish(messages)
             except BaseException:
+                # Unknown which arrived: the same frames go out again, byte for byte (9.6).
                 self._ask = self._ask or asked
+                if writing is not None:
+                    writing.core.publish_failed()
                 raise
             for _ in commands:
                 self._commands.popleft()
@@ -475,7 +477,10 @@ class Bus:
         loop, heartbeat = asyncio.get_running_loop(), self.settings.heartbeat
         beats = 0
         while True:
-            await asyncio.sleep(heartbeat * (0.9 + 0.2 * random.random()))
+            pause = heartbeat * (0.9 + 0.2 * random.random())
+            if self._writing is not None:  # the core has jittered its beat already
+                pause = max(0.0, min(1.1 * heartbeat, self._writing.core.next_deadline() - loop.time()))
+            await asyncio.sleep(pause)
             beats += 1
             try:
                 # A database that hangs must not keep the announcement back.

@@ -164,8 +164,9 @@ class Fact:
                 self._doubt()
                 return
             await transaction.rollback()
-        await self._stack.__aexit__(type(error), error, None)
-        self._writing.moved(self._opened)
+        for opened in self._opened.values():
+            opened.payloads.clear()
+        await self._writing.completed(list(self._opened.values()), self._stack)
 
     async def _commit(self) -> None:
         transaction = self._transaction
@@ -287,19 +288,17 @@ class Writing:
             raise
 
     async def completed(self, opened: Sequence[_Open], stack: AsyncExitStack) -> None:
-        """A transaction has committed, with these facts."""
+        """A transaction has ended, with these facts; an ID without rows is completed all the same."""
         for one in opened:
-            for id, payloads in one.payloads.items():
+            for id in one.ids:
+                payloads = one.payloads.get(id, ())
                 self.core.fact_completed(one.stream.name, id, payloads)
-                self.facts += 1
+                self.facts += bool(payloads)
                 self.rows += len(payloads)
             one.ids.outcome_known()
-        await stack.aclose()
-        self.moved({one.stream.name: one for one in opened})
-
-    def moved(self, streams: Mapping[str, Any]) -> None:
-        """IDs of these streams were completed."""
-        for name in streams:
+        await stack.aclose()  # the generator takes the IDs for complete from here on
+        for one in opened:
+            name = one.stream.name
             self.core.position_moved(name, self.generators[name].position)
         self._wake()
 

@@ -8,7 +8,7 @@ from busrep.errors import MissingExtra
 
 
 def main() -> None:
-    """Run the command line; the exit status is 0, 1 (something lost, a reader too far behind), 2 (an error)."""
+    """Run the command line. Exit status 0; 1: something lost, a reader too far behind; 2: an error."""
     try:
         import click  # noqa: F401
         import rich  # noqa: F401

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from busrep import __version__
 from busrep.cli.db import db
 from busrep.cli.demo import demo
 from busrep.cli.lag import lag
@@ -14,7 +15,7 @@ from busrep.cli.options import fail
 from busrep.cli.positions import positions
 from busrep.cli.publish import publish
 from busrep.cli.tail import tail
-from busrep.errors import BusrepError
+from busrep.errors import BusrepError, Unavailable
 
 # As a shell reports a program that SIGINT ended.
 INTERRUPTED = 130
@@ -30,18 +31,22 @@ class Commands(click.Group):
         except BusrepError as error:
             if ctx.params.get("verbose"):
                 logging.getLogger("busrep").exception("the command failed")
-            fail(" ".join(str(error).split("\n")) if "\n" not in str(error) else str(error))
+            text = str(error)
+            # Drivers like to explain over several lines; a server's log in a ConfigError is meant to have them.
+            fail(" ".join(text.split()) if isinstance(error, Unavailable) else text)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="busrep")
+@click.version_option(__version__)
 @click.option("-v", "--verbose", count=True, help="Log to standard error; twice for every line.")
 def cli(verbose: int) -> None:
     """A replication bus over Redis pub/sub that loses nothing."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     logging.basicConfig(level=level, format="busrep: %(message)s")
+    if not verbose:  # a link that fails ends these commands, with an error that says the same
+        logging.getLogger("busrep.redis").setLevel(logging.ERROR)
 
 
 for command in (demo, db, positions, tail, publish, lag):

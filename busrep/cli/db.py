@@ -12,6 +12,7 @@ import click
 
 from busrep.cli.options import (
     DURATION,
+    Decorator,
     json_option,
     print_json,
     print_table,
@@ -25,7 +26,7 @@ from busrep.stores.base import AsyncStore
 from busrep.streams import Registry, Stream
 
 
-def streams_option() -> Any:
+def streams_option() -> Decorator:
     """``--streams MODULE:NAME``, for streams that have a table of the application's."""
     return click.option(
         "--streams",
@@ -62,7 +63,7 @@ def make_store(url: str, declared: Iterable[Stream[Any]], names: Iterable[str] =
 
 
 async def open_with_all_streams(url: str, declared: list[Stream[Any]]) -> AsyncStore:
-    """An open store that knows all streams its tables list. Raises ConfigError for one whose table it cannot know."""
+    """An open store that knows every stream its tables list. ConfigError for one whose table it cannot know."""
     store = make_store(url, declared)
     await store.open()
     try:
@@ -72,9 +73,7 @@ async def open_with_all_streams(url: str, declared: list[Stream[Any]]) -> AsyncS
     known = {stream.name for stream in declared}
     for name, details in listed.items():
         if name not in known and details["table"] not in (None, "busrep_facts"):
-            raise ConfigError(
-                f"stream {name!r} is kept in the application's table {details['table']}: pass --streams MODULE:NAME"
-            )
+            raise ConfigError(f"stream {name!r} is kept in the table {details['table']}: pass --streams MODULE:NAME")
     store = make_store(url, declared, listed)
     await store.open()
     return store
@@ -87,9 +86,7 @@ def db() -> None:
 
 @db.command()
 @store_option(required=True)
-@click.option(
-    "--stream", "names", multiple=True, help="A stream kept in busrep's own table; may be repeated."
-)
+@click.option("--stream", "names", multiple=True, help="A stream kept in busrep's own table; may be repeated.")
 @streams_option()
 @json_option()
 def init(store_url: str, names: tuple[str, ...], declared: str | None, as_json: bool) -> None:
@@ -109,9 +106,7 @@ def init(store_url: str, names: tuple[str, ...], declared: str | None, as_json: 
 
     found = run(work())
     if as_json:
-        print_json(
-            {key: found[key] for key in ("schema_version", "epoch")} | {"streams": list(found["streams"])}
-        )
+        print_json({key: found[key] for key in ("schema_version", "epoch")} | {"streams": list(found["streams"])})
     else:
         streams = ", ".join(found["streams"]) or "none yet"
         click.echo(f"{without_password(store_url)}: schema {found['schema_version']}, streams: {streams}")
@@ -223,9 +218,7 @@ def restored(store_url: str, declared: str | None, sure: bool, as_json: bool) ->
 @db.command()
 @store_option(required=True)
 @click.option("--older-than", type=DURATION, help="Delete rows older than this, like 7d.")
-@click.option(
-    "--keep", type=click.IntRange(min=0), help="Delete all but the last so many IDs of each writer."
-)
+@click.option("--keep", type=click.IntRange(min=0), help="Delete all but the last so many IDs of each writer.")
 @click.option(
     "--reader-cap",
     type=DURATION,
@@ -261,8 +254,6 @@ def prune(
             nested.setdefault(stream, {})[writer] = floor
         print_json({"floors": nested})
     elif floors:
-        print_table(
-            "Pruned", ("stream", "writer", "up to"), [(*key, floor) for key, floor in sorted(floors.items())]
-        )
+        print_table("Pruned", ("stream", "writer", "up to"), [(*key, floor) for key, floor in sorted(floors.items())])
     else:
         click.echo("nothing to delete")

@@ -1,4 +1,4 @@
-"""``busrep demo``: writers, readers, kills and cuts on real servers, and a comparison of every row at the end."""
+"""``busrep demo``: writers, readers, kills and cuts on real servers, every row compared at the end."""
 
 from __future__ import annotations
 
@@ -80,12 +80,8 @@ def _terminate(*_: object) -> NoReturn:
 
 @click.command()
 @click.option("--redis", "redis_url", metavar="URL", help="Use this Redis [default: start one].")
-@click.option(
-    "--store", "store_url", metavar="URL", help="Use this table [default: an SQLite file of its own]."
-)
-@click.option(
-    "--facts", default=40_000, show_default=True, type=click.IntRange(min=1), help="Facts to write."
-)
+@click.option("--store", "store_url", metavar="URL", help="Use this table [default: an SQLite file of its own].")
+@click.option("--facts", default=40_000, show_default=True, type=click.IntRange(min=1), help="Facts to write.")
 @click.option("--writers", default=2, show_default=True, type=click.IntRange(1, 64), help="Writer processes.")
 @click.option("--readers", default=2, show_default=True, type=click.IntRange(1, 64), help="Reader processes.")
 @click.option(
@@ -101,10 +97,10 @@ def _terminate(*_: object) -> NoReturn:
 def demo(as_json: bool, **options: Any) -> None:
     """Show that nothing is lost: writers, readers, and harm done to both.
 
-    Starts writer and reader processes, kills some with -9, cuts links, restarts Redis, rolls transactions back; then
-    compares what each reader handled with the table. Without options it brings its own Redis and an SQLite file. A
-    given server is left as it was: BUSREP_REDIS and BUSREP_STORE are not looked at, and only the demo's own
-    connections are cut. Exit status 1 if anything was lost or out of order.
+    Starts writer and reader processes, kills some with -9, cuts links, restarts Redis, rolls transactions back;
+    then compares what each reader handled with the table. Without options it brings its own Redis and an SQLite
+    file. A given server is left as it was: only the demo's own connections are cut, and what it wrote is
+    removed; BUSREP_REDIS and BUSREP_STORE are not looked at. Exit status 1 if anything was lost or out of order.
     """
     signal.signal(signal.SIGTERM, _terminate)
     plan = Plan(

@@ -28,9 +28,9 @@ class Handled:
 class ReaderVerdict:
     """What is wrong with one reader's record; all zero but the first three when nothing is.
 
-    ``lost``: rows of the table it never handled. ``extra``: facts it handled that the table does not hold (rolled
-    back ones). ``torn``: facts with other rows than the table's, or only a part of them. ``out_of_order``: facts
-    handled after a later one of the same writer, in the same process; handled again in one process counts too.
+    ``lost``: rows of the table it never handled. ``extra``: facts it handled that the table does not hold, such
+    as rolled back ones. ``torn``: facts with other rows than the table's, or only a part of them.
+    ``out_of_order``: facts handled after a later one of the same writer, or twice, in one process.
     ``redeliveries``: facts handled again by the process after a kill, which at-least-once allows.
     """
 

@@ -1,4 +1,4 @@
-"""A reader process of ``busrep demo``: records every fact it handles, in the order in which it handled them."""
+"""A reader process of ``busrep demo``: records every fact it handles, in the order of handling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import busrep
-from busrep.cli.demo_rows import REPORT_EVERY, DemoRow, Parent, Task, demo_streams, fact_digest
+from busrep.cli.demo_rows import REPORT_EVERY, DemoRow, Parent, Task, demo_streams, fact_digest, run_child
 from busrep.cli.demo_table import HandledTable
 from busrep.errors import WaitTimeout
 
@@ -85,8 +85,8 @@ class Reading:
             await self.handle(batch)
 
 
-async def reach(bus: busrep.Bus, finals: dict[str, dict[str, int]], timeout: float) -> list[str]:  # noqa: ASYNC109
-    """Wait until everything up to ``finals`` was handled; returns what was not reached in ``timeout`` seconds."""
+async def reach(bus: busrep.Bus, finals: dict[str, dict[str, int]], timeout: float) -> list[str]:
+    """Wait until all up to ``finals`` was handled; returns what was not reached in ``timeout`` seconds."""
     deadline = asyncio.get_running_loop().time() + timeout
     behind = []
     for stream, writers in finals.items():
@@ -133,14 +133,12 @@ async def read() -> None:
         finally:
             for one in background:
                 one.cancel()
-        parent.tell(
-            facts=reading.facts, rows=reading.rows, statistics=bus.statistics(), finished=True, behind=behind
-        )
+        parent.tell(facts=reading.facts, rows=reading.rows, statistics=bus.statistics(), finished=True, behind=behind)
 
 
 def main() -> None:
     """Entry point of the process."""
-    asyncio.run(read())
+    run_child(read())
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import attrs
 import orjson
 
+from busrep.cli.options import first_error
+from busrep.errors import BusrepError, WriterFenced
 from busrep.settings import Settings
 from busrep.streams import Stream
 
@@ -39,11 +41,11 @@ class DemoRow:
 
 @attrs.frozen(kw_only=True)
 class Task:
-    """What a child process is told, in its first message (URLs hold passwords: not on its command line).
+    """What a child process is told, in its first message: URLs hold passwords, so not on its command line.
 
     ``who`` is the writer's or the reader's name, ``life`` counts its processes from 1. A writer writes ``facts``
-    facts; a reader records what it handled in ``record``, a file, or without one in the store, in the transaction
-    that saves its position.
+    facts. A reader records what it handled in ``record``, a file, or without one in the store, in the
+    transaction that saves its position.
     """
 
     redis: str
@@ -98,3 +100,15 @@ class Parent:
         """Send a message."""
         sys.stdout.buffer.write(orjson.dumps(what) + b"\n")
         sys.stdout.buffer.flush()
+
+
+def run_child(work: Coroutine[Any, Any, None]) -> None:
+    """Run a child process to its end. Errors that are not bugs end it with one line and status 2, or FENCED."""
+    try:
+        asyncio.run(work)
+    except* WriterFenced as fenced:
+        sys.stderr.write(f"{first_error(fenced)}\n")
+        sys.exit(FENCED)
+    except* BusrepError as failed:
+        sys.stderr.write(f"{first_error(failed)}\n")
+        sys.exit(2)

@@ -39,8 +39,8 @@ PATIENCE = 30.0
 class Plan:
     """What to run. ``redis`` None: a server of our own; ``store`` None: an SQLite file of our own.
 
-    ``restart_redis`` is a shell command that restarts a given Redis. ``timeout``: seconds that readers may take,
-    after the last fact, to reach the end.
+    ``restart_redis`` is a shell command that restarts a given Redis. ``timeout``: seconds that readers may
+    take, after the last fact, to reach the end.
     """
 
     redis: str | None = None
@@ -56,7 +56,7 @@ class Plan:
 
 @attrs.define(eq=False)
 class Slot:
-    """A writer's or reader's name through all its processes. ``before``: facts of the processes before this one."""
+    """A writer's or reader's name through all its processes. ``before``: facts of the earlier processes."""
 
     kind: str
     who: str
@@ -86,7 +86,7 @@ def _dig(reports: dict[str, Any], path: tuple[str, ...]) -> int:
 
 @attrs.define(eq=False)
 class DemoRun:
-    """One run. ``on_event`` is called with a sentence, ``on_progress`` with (facts written, facts handled by all)."""
+    """One run. ``on_event`` is called with a sentence, ``on_progress`` with (written, handled by all) facts."""
 
     plan: Plan
     on_event: Callable[[str], None]
@@ -122,7 +122,7 @@ class DemoRun:
             if not self.plan.keep:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
-    # -- setting up and clearing away ---------------------------------------------------------------------------
+    # -- setting up and clearing away -------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _servers(self) -> AsyncIterator[None]:
@@ -223,7 +223,7 @@ class DemoRun:
     def _handled(self) -> int:
         return min((slot.total("facts") for slot in self.readers), default=0)
 
-    # -- writing, and the harm done meanwhile -------------------------------------------------------------------
+    # -- writing, and the harm done meanwhile -----------------------------------------------------
 
     async def _write(self) -> None:
         faults = self._faults()
@@ -312,14 +312,12 @@ class DemoRun:
             )
             _, errors = await shell.communicate()
             if shell.returncode != 0:
-                raise DemoFailed(
-                    f"--restart-redis ended with status {shell.returncode}: {errors.decode()[-500:]}"
-                )
+                raise DemoFailed(f"--restart-redis ended with status {shell.returncode}: {errors.decode()[-500:]}")
         elif self.server is not None:
             self.server.restart()
         self.counts["redis_restarts"] += 1
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- the end ----------------------------------------------------------------------------------
 
     async def _let_readers_finish(self, truth: Truth) -> list[str]:
         finals = highest_tokens(truth)
@@ -346,9 +344,7 @@ class DemoRun:
                     await slot.child.ended.wait()
         except TimeoutError:
             stuck = [s.who for s in (*self.writers, *self.readers) if not s.child.ended.is_set()]
-            raise DemoFailed(
-                f"{', '.join(stuck)} did not end within {PATIENCE:g} s of being asked to"
-            ) from None
+            raise DemoFailed(f"{', '.join(stuck)} did not end within {PATIENCE:g} s of being asked to") from None
 
     def _summary(self, truth: Truth, behind: list[str], seconds: float) -> dict[str, Any]:
         verdicts = {slot.who: self._verdict(slot, truth) for slot in self.readers}
@@ -388,8 +384,7 @@ class DemoRun:
             "not_reached": behind,
             "ok": not behind and not broken and all(verdict.clean for verdict in verdicts.values()),
             "by_reader": {
-                who.removeprefix(f"demo-{self.run_id}-"): attrs.asdict(verdict)
-                for who, verdict in verdicts.items()
+                who.removeprefix(f"demo-{self.run_id}-"): attrs.asdict(verdict) for who, verdict in verdicts.items()
             },
         }
 

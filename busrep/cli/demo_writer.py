@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 
 import attrs
 
 import busrep
-from busrep.cli.demo_rows import ABORTED, FENCED, REPORT_EVERY, DemoRow, Parent, Task, demo_streams
+from busrep.cli.demo_rows import ABORTED, REPORT_EVERY, DemoRow, Parent, Task, demo_streams, run_child
 from busrep.cli.demo_table import business_insert
-from busrep.errors import WriterFenced
 from busrep.streams import Stream
 
-# Facts of one round. Most come by publish(), in one transaction, as in a busy program's import; the rest one by one.
+# Facts of one round. Most come by publish(), in one transaction, as in an import; the rest one by one.
 ROUND = 100
 BULK = 80
 # Facts open at a time: they complete in any order.
@@ -143,11 +141,7 @@ async def write() -> None:
 
 def main() -> None:
     """Entry point of the process."""
-    try:
-        asyncio.run(write())
-    except* WriterFenced as fenced:
-        sys.stderr.write(f"{fenced.exceptions[0]}\n")
-        sys.exit(FENCED)
+    run_child(write())
 
 
 if __name__ == "__main__":

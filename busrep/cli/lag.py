@@ -19,8 +19,8 @@ from busrep.errors import ConfigError
 def lag(store_url: str, wanted: tuple[str, ...], limit: int | None, as_json: bool) -> None:
     """Show how far readers are behind.
 
-    The lag of a reader at a writer is the distance between its saved position and what the writer proved. Positions
-    are IDs of the stream's sequence, so it is at least the number of facts it has not handled.
+    The lag of a reader at a writer is the distance between its saved position and what the writer proved.
+    Positions are IDs of the stream's sequence, so it is at least the number of facts not handled yet.
     """
 
     async def work() -> dict[str, Any]:
@@ -34,9 +34,7 @@ def lag(store_url: str, wanted: tuple[str, ...], limit: int | None, as_json: boo
     readers: dict[str, Any] = run(work())["readers"]
     for name in wanted:
         if name not in readers:
-            raise ConfigError(
-                f"no reader {name!r} has saved a position (there are: {', '.join(readers) or 'none'})"
-            )
+            raise ConfigError(f"no reader {name!r} has saved a position (there are: {', '.join(readers) or 'none'})")
     rows = [
         (reader, stream, writer, at["position"], at["lag"], at["saved_ago"])
         for reader, streams in readers.items()

@@ -1,9 +1,10 @@
-"""What the commands share: options, durations, checks of the servers, and how errors and tables are printed."""
+"""What the commands share: options, durations, a look at Redis, and how errors and tables are printed."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -16,9 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 from busrep.errors import BusrepError, ConfigError, Unavailable
-from busrep.stores import open_store
-from busrep.stores.base import AsyncStore
-from busrep.streams import Registry, Stream
 
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -26,10 +24,13 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 # Seconds that one command waits for a server to accept a connection and answer: a person is waiting.
 CONNECT_TIMEOUT = 5.0
 
+# Columns of a table that does not go to a terminal.
+PIPE_WIDTH = 200
+
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "": 1.0}
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType[float]):
     """``500ms``, ``10s``, ``2m``, ``1h``, ``7d``; a bare number is seconds. Converts to seconds, a float."""
 
     name = "duration"
@@ -119,9 +120,7 @@ def without_password(url: str) -> str:
 def redis_client(url: str) -> redis.asyncio.Redis:
     """A client for a few commands. Raises ConfigError for a URL that is none."""
     try:
-        return redis.asyncio.Redis.from_url(
-            url, socket_connect_timeout=CONNECT_TIMEOUT, socket_timeout=CONNECT_TIMEOUT
-        )
+        return redis.asyncio.Redis.from_url(url, socket_connect_timeout=CONNECT_TIMEOUT, socket_timeout=CONNECT_TIMEOUT)
     except ValueError as error:
         raise ConfigError(f"--redis {without_password(url)!r}: {error}") from None
 
@@ -134,29 +133,10 @@ async def check_redis(url: str) -> None:
     client = redis_client(url)
     try:
         await client.ping()
-    except (redis.RedisError, OSError, asyncio.TimeoutError) as error:
+    except (redis.RedisError, OSError, TimeoutError) as error:
         raise Unavailable(f"Redis at {without_password(url)}", str(error) or type(error).__name__) from None
     finally:
         await client.aclose()
-
-
-def untyped_registry(names: Iterable[str]) -> Registry:
-    """Streams of any rows, by name."""
-    return Registry([Stream(name) for name in dict.fromkeys(names)])
-
-
-class opened_store:  # noqa: N801 - used like a function: async with opened_store(url) as store
-    """An open store for the length of a block. Raises SchemaError unless ``check`` is off, and Unavailable."""
-
-    def __init__(self, url: str, streams: Iterable[str] = ()) -> None:
-        self.store: AsyncStore = open_store(url, untyped_registry(streams))
-
-    async def __aenter__(self) -> AsyncStore:
-        await self.store.open()
-        return self.store
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.store.close()
 
 
 def print_json(value: object) -> None:
@@ -173,7 +153,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
         table.add_row(*(f"{cell:,}" if type(cell) is int else str(cell) for cell in row))
-    Console().print(table)
+    # Into a pipe or a file: as wide as it needs, for nobody looks at it through a window.
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    Console(width=width).print(table)
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

@@ -48,9 +48,7 @@ def positions(redis_url: str, name: str, seconds: float, as_json: bool) -> None:
     click.echo(f"lines not understood: {reader['parse_errors']}")
 
 
-async def follow(
-    redis_url: str, name: str, seconds: float
-) -> tuple[dict[str, dict[str, int]], dict[str, Any]]:
+async def follow(redis_url: str, name: str, seconds: float) -> tuple[dict[str, dict[str, int]], dict[str, Any]]:
     """Follow for so many seconds; the positions, and the bus's statistics."""
     async with busrep.connect(redis_url, name=name, streams=[], undeclared=True) as bus:
         await asyncio.sleep(seconds)

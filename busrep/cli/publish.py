@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, BinaryIO
 
 import attrs
@@ -83,29 +85,34 @@ class StandardInput:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._lines: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue(maxsize=4 * BATCH)
-        self._loop = asyncio.get_running_loop()
+        # The thread waits while it is full: input may be longer than memory.
+        self._lines: queue.Queue[tuple[int, bytes] | None] = queue.Queue(4 * BATCH)
+        self._there = asyncio.Event()
         self._ended = False
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read, args=(asyncio.get_running_loop(),), daemon=True).start()
 
-    def _read(self) -> None:
-        try:
-            for number, line in enumerate(blocking_lines(self._file), 1):
-                if line.strip():
-                    self._put((number, line))
-            self._put(None)
-        except RuntimeError:
-            return  # the loop is gone, and with it all interest in further lines
-
-    def _put(self, item: tuple[int, bytes] | None) -> None:
-        # Waits while the queue is full: input may be longer than memory.
-        asyncio.run_coroutine_threadsafe(self._lines.put(item), self._loop).result()
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        numbered = ((n, line) for n, line in enumerate(blocking_lines(self._file), 1) if line.strip())
+        for item in chain(numbered, [None]):
+            self._lines.put(item)
+            try:
+                loop.call_soon_threadsafe(self._there.set)
+            except RuntimeError:
+                return  # the loop is closed, and with it all interest in further lines
 
     async def batch(self) -> list[tuple[int, bytes]]:
         """At least one line, at most BATCH; an empty list at the end of the input."""
         found: list[tuple[int, bytes]] = []
-        while not self._ended and len(found) < BATCH and (not found or not self._lines.empty()):
-            item = await self._lines.get()
+        while not self._ended and len(found) < BATCH:
+            try:
+                item = self._lines.get_nowait()
+            except queue.Empty:
+                if found:
+                    break
+                self._there.clear()
+                if self._lines.empty():  # nothing came since: what comes now sets the event
+                    await self._there.wait()
+                continue
             if item is None:
                 self._ended = True
             else:
@@ -153,7 +160,7 @@ async def copy(source: BinaryIO, connect: Connect, stream: str | None) -> Publis
                 while {line.stream for line in batch} <= names:
                     await done.write(bus, batch)
                     if bad is not None:
-                        raise ConfigError(f"{bad}; the {done.facts} facts before it were published") from None
+                        raise ConfigError(f"{bad} (facts published before it: {done.facts})") from None
                     batch, bad = parse(await lines.batch(), stream)
                     if not batch and bad is None:
                         return done
@@ -177,25 +184,21 @@ def parse(lines: list[tuple[int, bytes]], stream: str | None) -> tuple[list[Inpu
 @redis_option()
 @store_option(required=True)
 @name_option()
-@click.option(
-    "--writer", default="busrep-publish", show_default=True, help="The writer's name; one process each."
-)
+@click.option("--writer", default="busrep-publish", show_default=True, help="The writer's name; one process each.")
 @click.option("--stream", help="Every line is a row of this stream.")
 @json_option()
-def publish(
-    redis_url: str, store_url: str, name: str, writer: str, stream: str | None, as_json: bool
-) -> None:
+def publish(redis_url: str, store_url: str, name: str, writer: str, stream: str | None, as_json: bool) -> None:
     """Write facts from JSON lines on standard input.
 
-    A line is {"stream": NAME, "row": ROW}, or {"stream": NAME, "rows": [ROW, ...]} for several rows in one fact, or
-    with --stream a row alone. The streams must be known to the table ("busrep db init --stream NAME").
+    A line is {"stream": NAME, "row": ROW}, or {"stream": NAME, "rows": [ROW, ...]} for several rows in one fact,
+    or with --stream a row alone. The streams must be known to the table ("busrep db init --stream NAME").
     """
 
     def connect(names: Iterable[str]) -> busrep.Bus:
-        streams = [Stream[Any](one) for one in sorted(names)]
+        streams: list[Stream[Any]] = [Stream(one) for one in sorted(names)]
         return busrep.connect(redis_url, name=name, store=store_url, writer=writer, streams=streams)
 
-    done = run(copy(click.get_binary_stream("stdin"), connect, stream))
+    done = run(copy(sys.stdin.buffer, connect, stream))
     summary = {"facts": done.facts, "rows": done.rows, "last": done.last}
     if as_json:
         print_json(summary)

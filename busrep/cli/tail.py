@@ -25,9 +25,7 @@ class Filter:
         command, *rest = line.split(" ", 3)
         if self.commands and command not in self.commands:
             return False
-        stream, writer = (
-            (rest[0], rest[1]) if command in ("RDATA", "POSITION") and len(rest) > 1 else ("", "")
-        )
+        stream, writer = (rest[0], rest[1]) if command in ("RDATA", "POSITION") and len(rest) > 1 else ("", "")
         if command == "NAME" and rest:
             writer = rest[0]
         return (not self.streams or stream in self.streams) and (not self.writers or writer in self.writers)
@@ -36,9 +34,7 @@ class Filter:
 @click.command()
 @redis_option()
 @name_option()
-@click.option(
-    "--stream", "streams", multiple=True, help="Only RDATA and POSITION of this stream; may be repeated."
-)
+@click.option("--stream", "streams", multiple=True, help="Only RDATA and POSITION of this stream; may be repeated.")
 @click.option("--writer", "writers", multiple=True, help="Only lines of this writer; may be repeated.")
 @click.option("--command", "commands", multiple=True, help="Only this command, like RDATA; may be repeated.")
 @click.option("--for", "seconds", type=DURATION, help="Stop after this time [default: Ctrl-C].")
@@ -72,19 +68,22 @@ async def follow(
     """Print lines until the time is over or enough were printed."""
     bus = busrep.connect(redis_url, name=name, streams=[], undeclared=True)
     enough = asyncio.Event()
-    printed = 0
+    printed, broken = 0, None
 
     def show(direction: str, channel: str, line: bytes) -> None:
-        nonlocal printed
+        nonlocal printed, broken
         text = line.decode(errors="backslashreplace")
         if enough.is_set() or not wanted.passes(text):
             return
-        if as_json:
-            print_json({"direction": direction, "channel": channel, "line": text})
-        else:
-            click.echo(f"{direction} {text}")
+        try:
+            if as_json:
+                print_json({"direction": direction, "channel": channel, "line": text})
+            else:
+                click.echo(f"{direction} {text}")
+        except OSError as error:  # `busrep tail | head` has seen enough
+            broken = error
         printed += 1
-        if printed == count:
+        if printed == count or broken is not None:
             enough.set()
 
     bus.on_line(show)
@@ -92,3 +91,5 @@ async def follow(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await enough.wait()
+    if broken is not None:
+        raise broken

@@ -181,7 +181,7 @@ def _bound(
         # Below the fact that holds the last row to keep: facts go whole. Fewer rows than that: all stay.
         if keep > 0:
             bounds.append(kept[0][0][0] - 1 if kept[0] else 0)
-    return max(0, min(bounds))
+    return max(0, int(min(bounds)))
 
 
 def _readers_bound(
@@ -200,4 +200,4 @@ def _readers_bound(
         f"WHERE {condition} GROUP BY reader{recent}",
         (writer, *params, *having),
     )
-    return min([position, *(row[0] for row in held[0])])
+    return int(min([position, *(row[0] for row in held[0])]))

@@ -89,7 +89,8 @@ def final(error: Signal) -> Exception:
 
 def composed(steps: Sequence[Step]) -> tuple[bytes, list[Any] | None]:
     """All steps as one text, and its parameters."""
-    texts, params = [], []
+    texts: list[str] = []
+    params: list[Any] = []
     for step in steps:
         if isinstance(step, Control):
             texts.append(CONTROLS[step])
@@ -328,18 +329,15 @@ class PostgresTransaction:
         begin = (Control.BEGIN,) if self.connection.autocommit and not self.joined else ()
         try:
             self.marker = await self._run(self._lock_claim(begin))
+        except psycopg.errors.SerializationFailure:
+            # The claim was moved (9.4); unless, in the caller's SERIALIZABLE transaction, the failure came from
+            # elsewhere: the claim as it is now tells.
+            await self.rollback()
+            await self.store.check_claim(self.claim)
+            raise
         except BaseException:
             await self.rollback()
             raise
-
-    async def _fenced_or(self, error: BaseException) -> BaseException:
-        """A serialization failure of the lock means that the claim was moved (9.4), unless, in the caller's
-        SERIALIZABLE transaction, it came from elsewhere: the claim as it is now tells."""
-        try:
-            await self.store.check_claim(self.claim)
-        except BusrepError as fenced:
-            return fenced
-        return error
 
     def _lock_claim(self, begin: tuple[Control, ...]) -> Plan[object]:
         answers = yield (*begin, claims.lock_claim(self.store.dialect, self.claim))

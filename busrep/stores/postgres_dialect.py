@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import orjson
 
 from busrep.stores.backing import Backing, columns_of
@@ -44,7 +43,6 @@ def sequence_name(stream: str) -> str:
     return f"busrep_seq_{plain}_{hashlib.blake2b(stream.encode(), digest_size=6).hexdigest()}"
 
 
-@attrs.frozen
 class PostgresDialect:
     """A `Dialect`."""
 

@@ -98,7 +98,8 @@ def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any
         Sql("SELECT stream, count(*) FROM busrep_facts GROUP BY stream"),
     )
     (epoch_row,), streams, writers, readers, ((dead,),), counts = answers
-    rows: dict[str, int | None] = {name: 0 for name, _ in streams} | dict(counts)
+    rows: dict[str, int | None] = dict.fromkeys((name for name, _ in streams), 0)
+    rows.update(counts)
     sequences: dict[str, int | None] = {}
     for name, declared in streams:
         found = (yield dialect.sequence(name))[0]

@@ -300,7 +300,7 @@ class SqliteTransaction:
     @property
     def may_be_open(self) -> bool:
         """Whether the transaction may still become committed."""
-        if self._committing is not None and not self._committing.done():
+        if self._holds:
             return True
         return self._callers and self.connection is not None and self.connection.in_transaction
 

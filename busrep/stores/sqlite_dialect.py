@@ -7,7 +7,6 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import orjson
 
 from busrep.stores.backing import Backing, columns_of, field_types
@@ -33,7 +32,6 @@ TABLES = (
 )
 
 
-@attrs.frozen
 class SqliteDialect:
     """A `Dialect`. Rows need no locks: BEGIN IMMEDIATE is the lock."""
 

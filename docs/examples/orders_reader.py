@@ -9,6 +9,7 @@ import busrep
 
 
 async def main() -> None:
+    """Read until told to stop."""
     bus = busrep.connect(
         os.environ["BUSREP_REDIS"],
         name=os.environ["BUSREP_NAME"],

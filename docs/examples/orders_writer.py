@@ -10,6 +10,7 @@ import busrep
 
 
 async def main() -> None:
+    """Write until told to stop."""
     bus = busrep.connect(
         os.environ["BUSREP_REDIS"],
         name=os.environ["BUSREP_NAME"],

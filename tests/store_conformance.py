@@ -1,0 +1,623 @@
+"""What every store must do. test_stores.py runs this class over each of them; the names carry the rules' numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import pytest
+
+from busrep.errors import (
+    ClaimBlocked,
+    ConfigError,
+    PositionsAheadOfTable,
+    PositionTooOld,
+    ReaderMoved,
+    SchemaError,
+    UnknownStream,
+    WriterFenced,
+)
+from busrep.stores import AsyncStore, Claim, CommitUnknown, open_store
+from busrep.streams import Registry, Stream, Table
+from busrep.updates import FetchUpdates, UpdatesPage
+
+# Long enough for a loaded machine; nothing here takes a second unless it fails.
+PATIENCE = 30.0
+SHORT = 0.2
+
+
+@attrs.frozen
+class Order:
+    customer: str
+    amount: float
+    paid: bool
+    tags: list[str]
+    note: str | None = None
+
+
+OWN_TABLES = [
+    "CREATE TABLE shop_orders (fact_id bigint, by_writer text, n int, customer text, amount double precision, "
+    "paid boolean, tags {json}, note text, PRIMARY KEY (fact_id, n))",
+    "CREATE TABLE history (id bigint PRIMARY KEY, writer text, what text)",
+]
+
+
+def streams() -> Registry:
+    return Registry(
+        [
+            Stream("orders"),
+            Stream("payments"),
+            Stream("typing", resettable=True),
+            Stream(
+                "own", Order, table=Table("shop_orders", id="fact_id", writer="by_writer", index="n")
+            ),
+            Stream("backfill", negative=True, table=Table("history", columns=("what",))),
+        ]
+    )
+
+
+def generic() -> Registry:
+    return Registry([Stream("orders"), Stream("payments"), Stream("typing", resettable=True)])
+
+
+def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """An async test as pytest runs it."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(PATIENCE):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return run
+
+
+def row(*fields: Any) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+async def write(
+    store: AsyncStore, claim: Claim, *sizes: int, stream: str = "orders", commit: bool = True
+) -> list[int]:
+    """One transaction with facts of these numbers of rows; row k of fact i is [i, k]."""
+    transaction = store.transaction(claim)
+    ids = await store.reserve(stream, len(sizes))
+    await transaction.begin()
+    facts = [
+        (token, [[token, k] for k in range(size)], [row(token, k) for k in range(size)])
+        for token, size in zip(ids, sizes, strict=True)
+    ]
+    await transaction.insert(stream, facts)
+    await (transaction.commit() if commit else transaction.rollback())
+    return ids
+
+
+async def read(
+    store: AsyncStore, writer: str, after: int, upto: int, *, limit: int = 1000, stream: str = "orders"
+) -> list[tuple[int, bytes]]:
+    """All pages."""
+    rows: list[tuple[int, bytes]] = []
+    while True:
+        page = await store.fetch(FetchUpdates(stream, writer, after, upto, limit))
+        rows += zip(page.tokens, page.payloads, strict=True)
+        if not page.limited:
+            return rows
+        assert page.upto > after
+        after = page.upto
+
+
+async def page(store: AsyncStore, after: int, upto: int, limit: int = 1000, writer: str = "w1") -> UpdatesPage:
+    return await store.fetch(FetchUpdates("orders", writer, after, upto, limit))
+
+
+class StoreConformance:
+    """Subclasses say how to make a store, in `url`."""
+
+    @pytest.fixture
+    def url(self) -> str:
+        raise NotImplementedError
+
+    def make(self, url: str, registry: Registry | None = None) -> AsyncStore:
+        return open_store(url, registry or generic())
+
+    @asynccontextmanager
+    async def opened(self, url: str, registry: Registry | None = None) -> AsyncIterator[AsyncStore]:
+        store = self.make(url, registry)
+        await store.init()
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    # --- schema
+
+    @sync
+    async def test_no_tables_is_a_schema_error(self, url: str) -> None:
+        store = self.make(url)
+        with pytest.raises(SchemaError) as caught:
+            await store.open()
+        assert caught.value.found is None
+        await store.close()
+
+    @sync
+    async def test_init_is_idempotent_and_may_race(self, url: str) -> None:
+        await asyncio.gather(*(self.make(url).init() for _ in range(4)))
+        async with self.opened(url) as store:
+            epoch = await store.epoch()
+            await store.init()
+            assert await store.epoch() == epoch
+            assert len(epoch) == 32
+            assert set(epoch) <= set("0123456789abcdef")
+
+    @sync
+    async def test_streams_must_be_known_and_kept_in_the_store(self, url: str) -> None:
+        async with self.opened(url) as store:
+            with pytest.raises(UnknownStream):
+                await store.reserve("nonsense", 1)
+            with pytest.raises(ConfigError, match="resettable"):
+                await store.claim("w1", ["typing"], timeout=1)
+
+    @sync
+    async def test_a_stream_added_later_needs_init(self, url: str) -> None:
+        async with self.opened(url):
+            pass
+        store = self.make(url, Registry([Stream("new")]))
+        await store.open()
+        with pytest.raises(ConfigError, match="db init"):
+            await store.claim("w1", ["new"], timeout=1)
+        await store.close()
+
+    # --- facts
+
+    @sync
+    async def test_G1_first_id_is_1_and_the_position_before_it_0(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders", "payments"], timeout=1)
+            assert claim.starts == {"orders": 0, "payments": 0}
+            assert claim.highest == {"orders": 0, "payments": 0}
+            assert await store.reserve("orders", 1) == [1]
+            assert await store.reserve("payments", 2) == [1, 2]
+
+    @sync
+    async def test_racing_reservations_never_share_an_id(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other:
+            asked = [s.reserve("orders", n) for n in (1, 3, 2) for s in (store, other) for _ in range(5)]
+            answers = await asyncio.gather(*asked)
+            assert sorted(i for ids in answers for i in ids) == list(range(1, 61))
+            assert all(ids == sorted(ids) for ids in answers)
+
+    @sync
+    async def test_a_cancelled_reservation_disturbs_nobody(self, url: str) -> None:
+        async with self.opened(url) as store:
+            tasks = [asyncio.create_task(store.reserve("orders", 1)) for _ in range(4)]
+            await asyncio.sleep(0)
+            tasks[0].cancel()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            got = [ids for ids in answers if not isinstance(ids, BaseException)]
+            assert len({ids[0] for ids in got}) == len(got) >= 3
+
+    @sync
+    async def test_racing_writers_and_rollbacks_leave_exactly_what_was_committed(self, url: str) -> None:
+        dice = random.Random(5)
+        async with self.opened(url) as store, self.opened(url) as other:
+            kept: dict[str, list[tuple[int, bytes]]] = {}
+
+            async def work(writer: str, own: AsyncStore, plan: list[tuple[int, bool]]) -> None:
+                claim = await own.claim(writer, ["orders"], timeout=PATIENCE)
+                for size, commit in plan:
+                    for token in await write(own, claim, size, commit=commit):
+                        if commit:
+                            kept.setdefault(writer, []).extend((token, row(token, k)) for k in range(size))
+
+            plans = [[(dice.randint(0, 3), dice.random() < 0.7) for _ in range(10)] for _ in range(4)]
+            await asyncio.gather(
+                *(work(f"w{i}", (store, other)[i % 2], plan) for i, plan in enumerate(plans))
+            )
+            for writer, rows in kept.items():
+                assert await read(store, writer, 0, 1000, limit=3) == rows
+
+    @sync
+    async def test_uncommitted_rows_are_not_seen_and_reads_do_not_wait_for_them(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            transaction = store.transaction(claim)
+            ids = await store.reserve("orders", 1)
+            await transaction.begin()
+            await transaction.insert("orders", [(ids[0], [[1]], [row(1)])])
+            assert await read(store, "w1", 0, 9) == []
+            assert (await store.known())[0].position == 0
+            await store.check_claim(claim)
+            await transaction.commit()
+            assert await read(store, "w1", 0, 9) == [(1, row(1))]
+
+    @sync
+    async def test_a_large_fact_and_many_facts_in_one_transaction(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            ids = await write(store, claim, *([1] * 3000), 2500)
+            rows = await read(store, "w1", 0, ids[-1])
+            assert [token for token, _ in rows] == [*ids[:-1], *([ids[-1]] * 2500)]
+            assert rows[-1][1] == row(ids[-1], 2499)
+
+    @sync
+    async def test_payloads_come_back_byte_for_byte(self, url: str) -> None:
+        odd = [b'"%s ? \\n \\u0000 \\\\ \' \\u00e4"', b"null", b"[]", b'{"a":[1,2.5,null]}', b"17", b'"' + b"x" * 70_000 + b'"']
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            for facts in ([(n, [None], [payload]) for n, payload in enumerate(odd, 1)], [(100, odd, odd)]):
+                transaction = store.transaction(claim)
+                await transaction.begin()
+                await transaction.insert("orders", facts)
+                await transaction.commit()
+            assert [payload for _, payload in await read(store, "w1", 0, 99)] == odd
+            assert [payload for _, payload in await read(store, "w1", 99, 100)] == odd
+            left = await store.outcome(claim, None, [("orders", 100), ("orders", 1), ("orders", 55)])
+            assert left == {("orders", 100): odd, ("orders", 1): odd[:1]}
+
+    # --- 9.1
+
+    @sync
+    async def test_9_1_outcome_open_committed_and_rolled_back(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            for commit in (True, False):
+                transaction = store.transaction(claim)
+                (token,) = await store.reserve("orders", 1)
+                await transaction.begin()
+                await transaction.insert("orders", [(token, [[1]], [row(1)])])
+                assert await store.outcome(claim, transaction.marker, [("orders", token)]) is None
+                await (transaction.commit() if commit else transaction.rollback())
+                left = await store.outcome(claim, transaction.marker, [("orders", token)])
+                assert left == ({("orders", token): [row(1)]} if commit else {})
+
+    @sync
+    async def test_9_1_a_cancelled_commit_is_unknown_until_the_table_decides(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            transaction = store.transaction(claim)
+            (token,) = await store.reserve("orders", 1)
+            await transaction.begin()
+            await transaction.insert("orders", [(token, [[1]], [row(1)])])
+            task = asyncio.create_task(transaction.commit())
+            await asyncio.sleep(0)
+            task.cancel()
+            try:
+                await task
+            except CommitUnknown as unknown:
+                assert unknown.cancelled
+                assert unknown.marker is transaction.marker
+                assert unknown.marker is not None
+            except asyncio.CancelledError:
+                pytest.fail("CommitUnknown is due: COMMIT was on its way")
+            while (left := await store.outcome(claim, transaction.marker, [("orders", token)])) is None:
+                await asyncio.sleep(0.001)
+            # Whatever it was, it is final: the name can be claimed, so the transaction has ended.
+            await store.claim("w1", ["orders"], timeout=PATIENCE)
+            assert await store.outcome(claim, transaction.marker, [("orders", token)]) == left
+
+    # --- claims: 9.2, 9.3, 9.4, 9.5, 9.7
+
+    @sync
+    async def test_9_2_and_9_4_a_fenced_writer_is_told_everywhere(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other:
+            old = await store.claim("w1", ["orders"], timeout=1)
+            await store.check_claim(old)
+            await store.reserve("orders", 3)
+            await store.heartbeat(old, {"orders": 3})
+            new = await other.claim("w1", ["orders"], timeout=1)
+            assert new.incarnation == old.incarnation + 1
+            for call in (store.check_claim(old), store.heartbeat(old, {"orders": 9}), store.transaction(old).begin()):
+                with pytest.raises(WriterFenced):
+                    await call
+            assert [w.position for w in await store.known()] == [3]
+            await other.check_claim(new)
+            await write(other, new, 1)
+
+    @sync
+    async def test_9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other:
+            old = await store.claim("w1", ["orders"], timeout=1)
+            zombie = store.transaction(old)
+            (token,) = await store.reserve("orders", 1)
+            await zombie.begin()
+            await zombie.insert("orders", [(token, [[1]], [row(1)])])
+            claiming = asyncio.create_task(other.claim("w1", ["orders"], timeout=PATIENCE))
+            await asyncio.wait([claiming], timeout=SHORT)
+            assert not claiming.done(), "a successor must not start before its predecessor's transaction ended"
+            await zombie.commit()
+            assert (await claiming).starts["orders"] == token
+
+    @sync
+    async def test_9_4_a_claim_that_waits_too_long_names_the_blocker(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other:
+            old = await store.claim("w1", ["orders"], timeout=1)
+            zombie = store.transaction(old)
+            await zombie.begin()
+            with pytest.raises(ClaimBlocked) as caught:
+                await other.claim("w1", ["orders"], timeout=SHORT)
+            assert caught.value.writer == "w1"
+            assert caught.value.blockers
+            with pytest.raises(ClaimBlocked):
+                await other.finish("w1", old.incarnation, timeout=SHORT)
+            await zombie.rollback()
+            assert (await other.claim("w1", ["orders"], timeout=1)).incarnation == old.incarnation + 1
+
+    @sync
+    async def test_9_3_rows_prove_a_position_only_for_the_own_name(self, url: str) -> None:
+        async with self.opened(url) as store:
+            first = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, first, 1, 1, 1)
+            second = await store.claim("w2", ["orders"], timeout=1)
+            assert second.known["orders"] == {"w1": 0, "w2": 0}  # rows 1 to 3 are there, but 1 heartbeat is not
+            assert second.starts == {"orders": 0}
+            assert second.highest == {"orders": 3}
+            await store.heartbeat(first, {"orders": 2})
+            third = await store.claim("w3", ["orders"], timeout=1)
+            assert third.known["orders"] == {"w1": 2, "w2": 0, "w3": 0}
+            again = await store.claim("w1", ["orders"], timeout=1)
+            assert again.starts == {"orders": 3}
+
+    @sync
+    async def test_9_3_ids_without_rows_are_kept_in_the_positions_table(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1, 0, 0)
+            await store.heartbeat(claim, {"orders": 3})
+            await store.heartbeat(claim, {"orders": 2})  # late: nothing moves back
+            again = await store.claim("w1", ["orders"], timeout=1)
+            assert again.starts == {"orders": 3}
+            assert again.highest == {"orders": 3}
+
+    @sync
+    async def test_9_7_a_claim_registers_before_the_first_reservation(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other:
+            await store.claim("w1", ["orders", "payments"], timeout=1)
+            found = {(w.stream, w.writer): w for w in await other.known()}
+            assert set(found) == {("orders", "w1"), ("payments", "w1")}
+            for writer in found.values():
+                assert writer.registered
+                assert (writer.position, writer.floor, writer.incarnation) == (0, 0, 1)
+                assert 0 <= writer.silent_for < PATIENCE
+
+    @sync
+    async def test_9_5_finish_fences_then_takes_the_sequence_as_the_final_position(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other:
+            dead = await store.claim("w1", ["orders", "payments"], timeout=1)
+            alive = await other.claim("w2", ["orders"], timeout=1)
+            await write(store, dead, 1)
+            await write(other, alive, 1, 1)
+            assert await other.finish("w1", dead.incarnation, timeout=1) == {"orders": 3, "payments": 0}
+            with pytest.raises(WriterFenced):
+                await store.transaction(dead).begin()
+            known = {(w.stream, w.writer): (w.position, w.registered) for w in await other.known()}
+            assert known["orders", "w1"] == (3, False)
+            assert known["orders", "w2"] == (0, True)
+            assert await read(other, "w1", 0, 3) == [(1, row(1, 0))]
+            await other.reserve("orders", 5)
+            assert await other.finish("w1", dead.incarnation, timeout=1) == {"orders": 3, "payments": 0}
+            assert await other.finish("w1", 77, timeout=1) == {}
+            assert await other.finish("nobody", 1, timeout=1) == {}
+            third = await other.claim("w3", ["orders"], timeout=1)
+            assert set(third.known["orders"]) == {"w2", "w3"}  # finished: counts no more
+            back = await store.claim("w1", ["orders"], timeout=1)
+            assert back.starts == {"orders": 3}
+            assert back.incarnation > dead.incarnation + 1
+            assert await other.finish("w1", dead.incarnation, timeout=1) == {}
+            await store.check_claim(back)
+
+    @sync
+    async def test_9_5_several_finishers_agree(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other:
+            dead = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, dead, 1)
+            finals = await asyncio.gather(
+                *(s.finish("w1", dead.incarnation, timeout=PATIENCE) for s in (store, other, store, other))
+            )
+            assert finals == [{"orders": 1}] * 4
+
+    @sync
+    async def test_racing_claims_have_incarnations_of_their_own(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other:
+            claims = await asyncio.gather(
+                *(s.claim("w1", ["payments", "orders"], timeout=PATIENCE) for s in (store, other) * 3)
+            )
+            assert sorted(claim.incarnation for claim in claims) == [1, 2, 3, 4, 5, 6]
+
+    # --- pages: 9.9 is with the SQL stores
+
+    @sync
+    async def test_9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            ids = await write(store, claim, 3, 1, 5, 2, 1)
+            other = await store.claim("w2", ["orders"], timeout=1)
+            await write(store, other, 2)
+            everything = await read(store, "w1", 0, 6)
+            assert len(everything) == 12
+            for limit in range(1, 14):
+                assert await read(store, "w1", 0, 6, limit=limit) == everything
+                after = 0
+                while True:
+                    found = await page(store, after, 6, limit)
+                    sizes = {token: found.tokens.count(token) for token in found.tokens}
+                    assert all(sizes[token] == size for token, size in zip(ids, (3, 1, 5, 2, 1), strict=True) if token in sizes)
+                    assert len(found.tokens) <= limit or len(sizes) == 1
+                    if not found.limited:
+                        assert found.upto == 6
+                        break
+                    assert found.upto == found.tokens[-1]
+                    after = found.upto
+
+    @sync
+    async def test_pages_are_exclusive_below_and_inclusive_above(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1, 1, 1)
+            found = await page(store, 1, 2)
+            assert (found.after, found.upto, list(found.tokens), found.limited) == (1, 2, [2], False)
+            assert found.epoch == claim.epoch
+            empty = await page(store, 2, 2)
+            assert (empty.upto, list(empty.tokens), empty.limited) == (2, [], False)
+            unknown = await page(store, 0, 2, writer="nobody")
+            assert (unknown.upto, list(unknown.tokens)) == (2, [])
+
+    # --- readers: 9.12
+
+    @sync
+    async def test_9_12_a_save_hits_the_row_it_left_or_none(self, url: str) -> None:
+        async with self.opened(url) as store:
+            epoch = await store.epoch()
+            assert (await store.load_reader("r")).epoch is None
+            with pytest.raises(ReaderMoved):  # never registered
+                await store.save_reader("r", [("orders", "w1", 0, 5)], epoch)
+            await store.register_reader("r", "orders", "w1", 3, epoch)
+            await store.register_reader("r", "orders", "w1", 0, epoch)  # leaves the row alone
+            await store.register_reader("r", "orders", "w2", 7, epoch)
+            await store.save_reader("r", [("orders", "w1", 3, 5), ("orders", "w2", 7, 8)], epoch)
+            bad = {
+                "stale": ([("orders", "w1", 3, 6)], epoch),
+                "ahead": ([("orders", "w1", 9, 10)], epoch),
+                "epoch": ([("orders", "w1", 5, 6)], "0" * 32),
+                "one of two": ([("orders", "w2", 8, 9), ("orders", "w1", 3, 6)], epoch),
+            }
+            for changes, of in bad.values():
+                with pytest.raises(ReaderMoved):
+                    await store.save_reader("r", changes, of)
+                state = await store.load_reader("r")
+                assert state.positions == {("orders", "w1"): 5, ("orders", "w2"): 8}
+            assert state.epoch == epoch
+            await store.reset_reader("r", {("orders", "w1"): 2}, "1" * 32)
+            state = await store.load_reader("r")
+            assert (state.epoch, state.positions) == ("1" * 32, {("orders", "w1"): 2})
+
+    @sync
+    async def test_9_12_of_two_savers_one_wins(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other:
+            epoch = await store.epoch()
+            await store.register_reader("r", "orders", "w1", 0, epoch)
+            for at in range(10):
+                outcomes = await asyncio.gather(
+                    *(s.save_reader("r", [("orders", "w1", at, at + 1)], epoch) for s in (store, other) * 2),
+                    return_exceptions=True,
+                )
+                assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType"] + ["ReaderMoved"] * 3
+
+    @sync
+    async def test_dead_letters_are_kept_newest_first(self, url: str) -> None:
+        async with self.opened(url) as store:
+            await store.dead_letter("r", "orders", "w1", [4, 4], [b"[1]", b'"\\u00e4"'], "ValueError: no")
+            await store.dead_letter("r", "orders", "w1", [5], [b"\xff\x00{"], "boom\0")
+            latest, first = await store.dead_letters(10)
+            assert (first.tokens, list(first.payloads), first.error) == ([4, 4], [b"[1]", b'"\\u00e4"'], "ValueError: no")
+            assert (latest.reader, latest.stream, latest.writer, latest.tokens) == ("r", "orders", "w1", [5])
+            assert 0 <= latest.age < PATIENCE
+            assert len(await store.dead_letters(1)) == 1
+
+    # --- retention
+
+    @sync
+    async def test_pruning_moves_the_floor_and_a_fetch_below_it_is_told(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1, 2, 1, 3, 1)
+            assert await store.prune(keep=0) == {}  # nothing is proven yet
+            await store.heartbeat(claim, {"orders": 4})
+            assert await store.prune(keep=3) == {("orders", "w1"): 3}  # the fact of three rows goes whole or not
+            assert await store.prune(keep=3) == {}
+            with pytest.raises(PositionTooOld) as caught:
+                await page(store, 2, 5)
+            assert (caught.value.position, caught.value.floor) == (2, 3)
+            assert [token for token, _ in await read(store, "w1", 3, 5)] == [4, 4, 4, 5]
+            assert (await page(store, 1, 1)).upto == 1  # asks for no rows
+            assert await store.prune(keep=0) == {("orders", "w1"): 4}  # not 5: not proven
+            assert [w.floor for w in await store.known()] == [4]
+            assert [token for token, _ in await read(store, "w1", 4, 5)] == [5]
+            again = await store.claim("w1", ["orders"], timeout=1)
+            assert again.starts == {"orders": 5}
+
+    @sync
+    async def test_pruning_stops_at_registered_readers_up_to_a_cap(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1, 1, 1, 1)
+            await store.heartbeat(claim, {"orders": 4})
+            await store.register_reader("r", "orders", "w1", 2, claim.epoch)
+            await store.register_reader("elsewhere", "payments", "w1", 0, claim.epoch)
+            assert await store.prune(keep=0) == {("orders", "w1"): 2}
+            assert [token for token, _ in await read(store, "w1", 2, 4)] == [3, 4]
+            assert await store.prune(keep=0, reader_cap=PATIENCE) == {}
+            await store.register_reader("late", "orders", "w2", 0, claim.epoch)  # will read w1 from 0
+            await store.save_reader("r", [("orders", "w1", 2, 4)], claim.epoch)
+            assert await store.prune(keep=0) == {}
+            await asyncio.sleep(0.02)
+            assert await store.prune(keep=0, reader_cap=0.01) == {("orders", "w1"): 4}
+
+    @sync
+    async def test_pruning_by_age(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1, 1)
+            await asyncio.sleep(0.3)
+            await write(store, claim, 1)
+            await store.heartbeat(claim, {"orders": 3})
+            assert await store.prune(older_than=PATIENCE) == {}
+            assert await store.prune(older_than=0.25, keep=2) == {("orders", "w1"): 1}
+            assert await store.prune(older_than=0.25, stream="payments") == {}
+            assert await store.prune(older_than=0.25, stream="orders") == {("orders", "w1"): 2}
+            with pytest.raises(ConfigError):
+                await store.prune()
+
+    # --- restore
+
+    @sync
+    async def test_restored_changes_the_epoch_and_fences_everybody(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1, 0)
+            await store.heartbeat(claim, {"orders": 2})
+            epoch = await store.restored()
+            assert epoch == await store.epoch() != claim.epoch
+            with pytest.raises(WriterFenced):
+                await store.check_claim(claim)
+            assert [w.position for w in await store.known()] == [1]
+            again = await store.claim("w1", ["orders"], timeout=1)
+            assert (again.starts, again.epoch) == ({"orders": 1}, epoch)
+            assert (await page(store, 0, 1)).epoch == epoch
+            assert (await store.reserve("orders", 1))[0] > 1
+
+    @sync
+    async def test_9_15_positions_ahead_of_table_and_sequence_refuse_to_start(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await store.heartbeat(claim, {"orders": 12})
+            with pytest.raises(PositionsAheadOfTable) as caught:
+                await store.claim("w2", ["orders"], timeout=1)
+            assert (caught.value.position, caught.value.highest) == (12, 0)
+            await store.restored()
+            assert (await store.claim("w2", ["orders"], timeout=1)).starts == {"orders": 0}
+
+    # --- status
+
+    @sync
+    async def test_status_is_json_and_tells_all(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 2)
+            await store.heartbeat(claim, {"orders": 1})
+            await store.register_reader("r", "orders", "w1", 0, claim.epoch)
+            status = json.loads(json.dumps(await store.status()))
+            assert (status["epoch"], status["dead_letters"], status["schema_version"]) == (claim.epoch, 0, 1)
+            orders = status["streams"]["orders"]
+            assert (orders["rows"], orders["sequence"], orders["table"]) == (2, 1, "busrep_facts")
+            assert orders["writers"]["w1"]["position"] == 1
+            assert orders["writers"]["w1"]["registered"] is True
+            assert status["readers"]["r"]["orders"]["w1"]["lag"] == 1

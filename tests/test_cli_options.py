@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from busrep.cli.app import cli
+from busrep.cli.options import DURATION, first_error, without_password
+from busrep.errors import BusrepError, ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("10s", 10), ("2m", 120), ("1h", 3600), ("7d", 604_800), ("1.5", 1.5), (" 3s ", 3)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert DURATION.convert(text, None, None) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "ten", "5 s", "-1s", "1w", "1e3", "s"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="500ms"):
+        DURATION.convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://127.0.0.1:6379", "redis://127.0.0.1:6379"),
+        ("redis://:secret@host:1/0", "redis://:***@host:1/0"),
+        ("postgresql://me:se@cret@host/db", "postgresql://me:***@host/db"),
+        ("sqlite:///file.db", "sqlite:///file.db"),
+        ("redis://[broken", "redis://[broken"),
+    ],
+)
+def test_passwords_are_not_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+def test_of_a_group_of_errors_ours_is_shown() -> None:
+    ours = ConfigError("ours")
+    group = BaseExceptionGroup("", [ValueError("theirs"), ExceptionGroup("", [ours])])
+    assert first_error(group) is ours
+    assert isinstance(first_error(ExceptionGroup("", [ValueError()])), ValueError)
+    assert first_error(ours) is ours
+
+
+def failing(error: BaseException) -> click.Command:
+    @click.command("fail")
+    def command() -> None:
+        raise error
+
+    return command
+
+
+@pytest.fixture
+def fail_with(monkeypatch: pytest.MonkeyPatch) -> object:
+    def run(error: BaseException, *options: str) -> object:
+        monkeypatch.setitem(cli.commands, "fail", failing(error))
+        return CliRunner().invoke(cli, [*options, "fail"])
+
+    return run
+
+
+def test_our_errors_are_one_line_and_status_2(fail_with) -> None:  # type: ignore[no-untyped-def]
+    result = fail_with(BusrepError("what to do"))
+    assert (result.exit_code, result.stderr) == (2, "busrep: what to do\n")
+    result = fail_with(BusrepError("what to do"), "--verbose")
+    assert (result.exit_code, result.stderr) == (2, "busrep: what to do\n")
+
+
+def test_interrupted_is_status_130(fail_with) -> None:  # type: ignore[no-untyped-def]
+    assert fail_with(KeyboardInterrupt()).exit_code == 130
+
+
+def test_bugs_keep_their_traceback(fail_with) -> None:  # type: ignore[no-untyped-def]
+    assert isinstance(fail_with(ZeroDivisionError()).exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_the_extra_one_line_says_what_to_install(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import busrep.cli; busrep.cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'busrep[cli]'" in done.stderr
+
+
+def test_version_and_help() -> None:
+    done = subprocess.run([sys.executable, "-m", "busrep.cli", "--help"], capture_output=True, text=True, check=True)
+    for command in ("demo", "db", "positions", "tail", "publish", "lag"):
+        assert command in done.stdout
+    version = CliRunner().invoke(cli, ["--version"])
+    assert version.exit_code == 0
+    assert "0.1.0" in version.stdout
