@@ -136,7 +136,7 @@ def _parse_run(data: bytes, at: int, frame: Frame, *, at_once: bool) -> int:
     size = RUN_OVERHEAD + ROW_OVERHEAD * len(pieces) + len(joined)
     rows = Rows(head[1].decode(), head[2].decode(), [], [], [], size)
     frame.items.append(rows)
-    _add_rows(rows, prefix, pieces)
+    _add_rows(frame, rows, prefix, pieces)
     return end + 1
 
 
@@ -152,7 +152,7 @@ def _cut_run(data: bytes, at: int, prefix: bytes) -> tuple[list[bytes], int]:
     return pieces, end
 
 
-def _add_rows(rows: Rows, prefix: bytes, pieces: list[bytes]) -> None:
+def _add_rows(frame: Frame, rows: Rows, prefix: bytes, pieces: list[bytes]) -> None:
     """Adds the rows of ``token payload`` pieces, up to the first malformed one, which raises ParseError."""
     texts, _, payloads = zip(*map(bytes.partition, pieces, repeat(b" ")), strict=False)
     numbers = _read_tokens(texts) if all(payloads) else None
@@ -166,6 +166,12 @@ def _add_rows(rows: Rows, prefix: bytes, pieces: list[bytes]) -> None:
             raise ParseError(prefix + piece, "token", str(error)) from None
         if not payload:
             raise ParseError(prefix + piece, "row", "is empty")
+        if number is not None and rows.tokens and number <= rows.tokens[-1]:
+            # A repeated or older fact: in a run of its own, so that who reads a run need not look for it.
+            following = Rows(rows.stream, rows.writer, [], [], rows.open, RUN_OVERHEAD + ROW_OVERHEAD + len(payload))
+            rows.open = []
+            rows = following
+            frame.items.append(rows)
         rows.open.append(payload)
         if number is not None:
             rows.tokens += [number] * len(rows.open)
@@ -174,7 +180,7 @@ def _add_rows(rows: Rows, prefix: bytes, pieces: list[bytes]) -> None:
 
 
 def _read_tokens(texts: tuple[bytes, ...]) -> list[int] | None:
-    """The tokens, checked as a whole; None if one of them is not a plain number: they need a closer look."""
+    """The tokens, if all are plain numbers and each above the one before; None: they need a closer look."""
     if not b"".join(texts).isdigit():
         return None
     try:
@@ -182,7 +188,9 @@ def _read_tokens(texts: tuple[bytes, ...]) -> list[int] | None:
         numbers: list[int] = orjson.loads(b"[" + b",".join(texts) + b"]")
     except ValueError:
         return None
-    return numbers if max(numbers) <= INT64_MAX else None
+    if max(numbers) > INT64_MAX or sorted(numbers) != numbers or len(set(numbers)) != len(numbers):
+        return None
+    return numbers
 
 
 def format_rows(stream: bytes, writer: bytes, token: int, payloads: Sequence[bytes]) -> list[bytes]:

@@ -1016,7 +1016,8 @@ def test_a_crash_between_commit_and_publish_is_repaired_by_the_successor(
             for number in (1, 2):
                 process = await asyncio.to_thread(subprocess.run, [*arguments, str(number)], timeout=20)
                 assert process.returncode == -signal.SIGKILL
-            assert seen.numbers == []
+            # The second process found what the first had committed, announced it, and died the same way.
+            assert 2 not in seen.numbers
             async with deployment.bus(writer="w1") as writer:
                 await reader.wait_for(orders, "w1", await write(writer, 3))
             assert seen.numbers == [1, 2, 3]
@@ -1027,12 +1028,14 @@ def test_a_crash_between_commit_and_publish_is_repaired_by_the_successor(
 def test_a_reader_that_writes_too_gets_what_its_dead_predecessor_committed(deployment: Deployment) -> None:
     async def main() -> None:
         seen = Seen()
-        first = deployment.bus(writer="w1", reader="w1")
+        # It saves only in an orderly end, and does not get that far.
+        first = deployment.bus(writer="w1", reader="w1", settings=attrs.evolve(QUICK, save_every=60.0))
         await first.open()
         first.subscribe(orders)(seen)
-        await until(lambda: ("orders", "w1") in first._reading._saved or "orders" in first._reading.core.followed)
+        await until(lambda: "orders" in first._reading.core.followed)
         await write(first, 1)
         await _crash(first)
+        first._reading._name = None
         await first._reading.close(0)
         await first._store.close()
         async with deployment.bus(writer="w1", reader="w1") as second:
@@ -1256,7 +1259,7 @@ def test_errors_say_what_to_do(deployment: Deployment, tmp_path: Path) -> None:
             with pytest.raises(NotAWriter, match="writer="):
                 reader.write(orders)
             with pytest.raises(UnknownStream):
-                reader.subscribe(Stream("nobody"))
+                reader.subscribe(Stream("nobody"))(print)
             with pytest.raises(ConfigError):
                 await reader.linear_position(typing)
         with pytest.raises(Closed):

@@ -1167,7 +1167,7 @@ class Model:
 
 def test_model() -> None:
     reached: Counter[str] = Counter()
-    for seed in range(80):
+    for seed in range(5000, 5080):  # with these each of the rules 9.2, 9.3, 9.7, 9.8 left out is noticed here too
         try:
             Model(seed, reached).run()
         except Exception as error:

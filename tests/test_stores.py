@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from store_conformance import (
+from tests.store_conformance import (
     OWN_TABLES,
     PATIENCE,
     SHORT,
@@ -319,7 +319,7 @@ class SqlConformance(StoreConformance):
             await write(store, claim, 1, 1, 1)
             self.set_sequence(url, "orders", 35)  # what PostgreSQL does in a crash
             again = await store.claim("w1", ["orders"], timeout=1)
-            assert (again.starts, again.highest, again.known["orders"]["w1"]) == ({"orders": 3}, {"orders": 3}, 0)
+            assert (again.starts, again.highest, again.known["orders"]["w1"]) == ({"orders": 3}, {"orders": 3}, 3)
             assert await store.reserve("orders", 1) == [36]
 
     @sync

@@ -168,6 +168,7 @@ class Reading:
         self._waiting = 0
         self._numbers = itertools.count()
         self._offers: set[asyncio.Queue[Any]] = set()
+        self._offered: set[asyncio.Future[None]] = set()
         self._saved_at: dict[Key, float] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
@@ -686,12 +687,14 @@ class Reading:
 
         async def offer(batch: Batch[Any]) -> None:
             handled = asyncio.get_running_loop().create_future()
-            pending.add(handled)
+            for futures in (pending, self._offered):
+                futures.add(handled)
             offers.put_nowait((batch, handled))
             try:
                 await handled
             finally:
-                pending.discard(handled)
+                for futures in (pending, self._offered):
+                    futures.discard(handled)
 
         self._offers.add(offers)
         for stream in streams:
@@ -717,8 +720,7 @@ class Reading:
             for stream in streams:
                 self.unsubscribe(stream, offer)
             for future in pending:
-                if not future.done():
-                    future.set_exception(_DetachedError())
+                _refuse(future, _DetachedError())
 
     def _interrupt(self, error: BusrepError) -> None:
         for offers in self._offers:
@@ -745,6 +747,8 @@ class Reading:
         for waiters in list(self._waiters.values()):
             for waiter in waiters:
                 _refuse(waiter[2], Closed())
+        for future in list(self._offered):  # a loop that was left, or is at work: its batch comes again next time
+            _refuse(future, _DetachedError())
         workers = list(self._workers.values())
         if workers:
             _, slow = await asyncio.wait(workers, timeout=timeout)

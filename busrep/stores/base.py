@@ -150,8 +150,12 @@ class AsyncStore(Protocol):
         """What an unknown COMMIT left (9.1): None while the transaction may still be open, else the payloads the
         table holds by (stream, id); a fact that is missing was aborted."""
 
-    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> None:
-        """Store proven own positions and a sign of life, only while the claim stands: else WriterFenced."""
+    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Mapping[str, Mapping[str, int]]:
+        """Store proven own positions and a sign of life, only while the claim stands: else WriterFenced.
+
+        Returns the registry, {stream: {registered writer: proven position}}, read on the primary while the claim
+        was locked: what rules 9.2 and 9.7 want read after the highest ID was noted.
+        """
 
     async def check_claim(self, claim: Claim) -> None:
         """Read the claim on the primary (9.2): WriterFenced."""

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import orjson
 
-from busrep.errors import ClaimBlocked, ConfigError, PositionsAheadOfTable, WriterFenced
+from busrep.errors import ClaimBlocked, ConfigError, WriterFenced
+from busrep.ids import Start, plan_start
 from busrep.stores.backing import Backing
 from busrep.stores.base import Claim, KnownWriter
 from busrep.stores.dialect import Dialect
@@ -23,24 +24,48 @@ log = logging.getLogger("busrep.stores")
 def claim(dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float) -> Plan[Claim]:
     """Win the name, register it (9.7), commit, and only then read where it starts (9.4)."""
     yield from verify(dialect, backings)
-    incarnation = yield from _or_blocked(dialect, writer, in_transaction(_win(dialect, writer, backings, seconds)))
-    starts: dict[str, int] = {}
-    known: dict[str, dict[str, int]] = {}
-    highest: dict[str, int] = {}
-    for backing in backings:  # in a new snapshot: whatever a predecessor committed is visible now, or fenced
-        name = backing.stream
-        given, rows, own, positions = yield from _stream_state(dialect, backing, writer)
-        starts[name] = max(own, positions[writer][0])
-        known[name] = {who: position for who, (position, registered) in positions.items() if registered}
-        ahead = max(position for position, _ in positions.values())
-        if ahead > max(rows, given):
-            raise PositionsAheadOfTable(name, ahead, max(rows, given))
-        highest[name] = max(rows, ahead)
-        if given < rows:
-            log.warning("stream %r: its sequence is at %d, behind its table at %d; repaired", name, given, rows)
-            yield from in_transaction(_repair(dialect, name, rows))
-    epoch = (yield Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'"))[0][0][0]
-    return Claim(writer, incarnation, epoch, starts, known, highest)
+    won = in_transaction(_win(dialect, writer, backings, seconds))
+    incarnation, registered = yield from _or_blocked(dialect, writer, won)
+    # In a new snapshot: whatever a predecessor committed is visible now, or was fenced.
+    epoch, found = yield from in_transaction(_where(writer, incarnation, dialect, backings))
+    starts = {name: _start(writer, name, name in registered, found[name]) for name in found}
+    for name, start in starts.items():
+        if start.repair_sequence_to is not None:
+            _, rows, _, _ = found[name]
+            log.warning("stream %r: its sequence is behind its table at %d; repaired", name, rows)
+            yield from in_transaction(_repair(dialect, name, start.repair_sequence_to))
+    held = Claim(
+        writer,
+        incarnation,
+        epoch,
+        {name: start.positions[writer] for name, start in starts.items()},
+        {name: start.positions for name, start in starts.items()},
+        {name: start.highest for name, start in starts.items()},
+    )
+    yield from heartbeat(dialect, held, held.starts)  # before the first reservation, so that others see it (G11)
+    return held
+
+
+State = tuple[int, int, int, dict[str, tuple[int, bool]]]
+"""Of one stream: highest ID given out, highest row, highest own row, {writer: (position, registered)}."""
+
+
+def _start(writer: str, stream: str, was_registered: bool, state: State) -> Start:
+    """Section 5's rules, which ids.py knows. A name that registers anew has nothing open: it starts at the highest
+    ID known, its position of old (which may lie above: a final position) being one of them."""
+    given, rows, own, listed = state
+    # No writer's name is a space: what stands under it counts in `highest` alone, such as others' rows (9.3).
+    positions = {
+        " " if who == writer and not was_registered else who: position for who, (position, _) in listed.items()
+    }
+    return plan_start(
+        stream=stream,
+        rows={writer: own, " ": rows},
+        positions=positions,
+        sequence=given,
+        writers=[who for who, (_, registered) in listed.items() if registered],
+        own=writer,
+    )
 
 
 def verify(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
@@ -77,7 +102,10 @@ def _or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
         raise ClaimBlocked(writer, blockers) from locked
 
 
-def _win(dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float) -> Plan[int]:
+def _win(
+    dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float
+) -> Plan[tuple[int, set[str]]]:
+    """The incarnation, and the streams the name was registered for already."""
     answers = yield (
         Control.BEGIN,
         *dialect.lock_timeout(seconds),
@@ -88,6 +116,7 @@ def _win(dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: fl
             "claimed_at = excluded.claimed_at RETURNING incarnation",
             (writer,),
         ),
+        Sql("SELECT stream FROM busrep_positions WHERE writer = ? AND registered", (writer,)),
     )
     for backing in backings:
         yield Sql(
@@ -97,24 +126,36 @@ def _win(dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: fl
             (backing.stream, writer),
         )
     yield Control.COMMIT
-    return int(answers[-1][0][0])
+    return int(answers[-2][0][0]), {stream for (stream,) in answers[-1]}
 
 
-def _stream_state(
-    dialect: Dialect, backing: Backing, writer: str
-) -> Plan[tuple[int, int, int, dict[str, tuple[int, bool]]]]:
-    """(highest ID given out, highest row, highest own row, {writer: (position, registered)})."""
-    own_where, own_params = backing.of_writer(writer)
+def _where(
+    writer: str, incarnation: int, dialect: Dialect, backings: Sequence[Backing]
+) -> Plan[tuple[str, dict[str, State]]]:
+    """The epoch, and the state of each stream, in one snapshot in which the claim still stands."""
     answers = yield (
-        Sql("SELECT writer, position, registered FROM busrep_positions WHERE stream = ?", (backing.stream,)),
-        highest_row(backing),
-        Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table} WHERE {own_where}", own_params),  # noqa: S608
-        # Last: what it says is never less than what the rows above needed.
-        dialect.sequence(backing.stream),
+        Control.SNAPSHOT,
+        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'"),
+        Sql("SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ?", (writer, incarnation)),
     )
-    listed, ((rows,),), ((own,),), sequence = answers
-    given = sequence[0][0] if sequence else 0
-    return given, rows, own, {who: (position, bool(registered)) for who, position, registered in listed}
+    ((epoch,),), held = answers
+    if not held:
+        raise WriterFenced(writer, incarnation)
+    states: dict[str, State] = {}
+    for backing in backings:
+        where, params = backing.of_writer(writer)
+        answers = yield (
+            Sql("SELECT writer, position, registered FROM busrep_positions WHERE stream = ?", (backing.stream,)),
+            highest_row(backing),
+            Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table} WHERE {where}", params),  # noqa: S608
+            # A sequence is in no snapshot: read last, it is never less than what the rows above needed.
+            dialect.sequence(backing.stream),
+        )
+        listed, ((rows,),), ((own,),), sequence = answers
+        positions = {who: (position, bool(registered)) for who, position, registered in listed}
+        states[backing.stream] = (sequence[0][0] if sequence else 0, rows, own, positions)
+    yield Control.COMMIT
+    return epoch, states
 
 
 def highest_row(backing: Backing) -> Sql:
@@ -152,23 +193,28 @@ def check_claim(held: Claim) -> Plan[None]:
         raise WriterFenced(held.writer, held.incarnation)
 
 
-def heartbeat(dialect: Dialect, held: Claim, positions: Mapping[str, int]) -> Plan[None]:
-    """Proven positions and a sign of life, while the claim stands."""
+def heartbeat(dialect: Dialect, held: Claim, positions: Mapping[str, int]) -> Plan[dict[str, dict[str, int]]]:
+    """Proven positions and a sign of life, while the claim stands; the registry as it is under that lock."""
 
-    def body() -> Plan[None]:
+    def body() -> Plan[dict[str, dict[str, int]]]:
         answers = yield (Control.BEGIN, lock_claim(dialect, held))
         if not answers[0]:
             raise WriterFenced(held.writer, held.incarnation)
         moved = orjson.dumps([[stream, position] for stream, position in positions.items()]).decode()
-        yield (
+        answers = yield (
             Sql(
                 f"UPDATE busrep_positions SET seen_at = {dialect.now}, position = {dialect.largest}(position, "
                 f"coalesce((SELECT v.position FROM {dialect.values(('stream', 'text'), ('position', 'bigint'))} "
                 "AS v WHERE v.stream = busrep_positions.stream), 0)) WHERE writer = ? AND registered",
                 (moved, held.writer),
             ),
+            Sql("SELECT stream, writer, position FROM busrep_positions WHERE registered"),
             Control.COMMIT,
         )
+        registry: dict[str, dict[str, int]] = {}
+        for stream, writer, position in answers[1]:
+            registry.setdefault(stream, {})[writer] = position
+        return registry
 
     return in_transaction(body())
 

@@ -17,12 +17,12 @@ import attrs
 from busrep.errors import (
     ClaimBlocked,
     ConfigError,
-    PositionsAheadOfTable,
     PositionTooOld,
     ReaderMoved,
     SchemaError,
     WriterFenced,
 )
+from busrep.ids import Start, plan_start
 from busrep.settings import Settings
 from busrep.stores.base import Claim, DeadLetter, FactRows, KnownWriter, ReaderState
 from busrep.stores.schema import VERSION, new_epoch
@@ -126,20 +126,33 @@ class MemoryStore:
         with world.lock:
             name.incarnation += 1
             starts, known, highest = {}, {}, {}
+            fresh = [key for key in ((name, writer) for name in names) if not self._registered(key)]
             for stream in names:
                 own = world.positions.setdefault((stream, writer), _Position())
                 own.registered, own.finished, own.seen_at = True, None, time.monotonic()
             for stream in names:
-                rows = world.highest_row(stream)
-                listed = {who: at for (of, who), at in world.positions.items() if of == stream}
-                ahead = max(at.position for at in listed.values())
-                if ahead > max(rows, world.sequences[stream]):
-                    raise PositionsAheadOfTable(stream, ahead, max(rows, world.sequences[stream]))
-                world.sequences[stream] = max(rows, world.sequences[stream])
-                starts[stream] = max(world.own_row(stream, writer), listed[writer].position)
-                known[stream] = {who: at.position for who, at in listed.items() if at.registered}
-                highest[stream] = max(rows, ahead)
+                start = self._start(stream, writer, (stream, writer) in fresh)
+                world.positions[stream, writer].position = starts[stream] = start.positions[writer]
+                known[stream], highest[stream] = start.positions, start.highest
+                if start.repair_sequence_to is not None:
+                    world.sequences[stream] = start.repair_sequence_to
             return Claim(writer, name.incarnation, await self.epoch(), starts, known, highest)
+
+    def _registered(self, key: Key) -> bool:
+        return key in self.world.positions and self.world.positions[key].registered
+
+    def _start(self, stream: str, writer: str, fresh: bool) -> Start:
+        """As claims.py plans it."""
+        world = self.world
+        listed = {who: at for (of, who), at in world.positions.items() if of == stream}
+        return plan_start(
+            stream=stream,
+            rows={writer: world.own_row(stream, writer), " ": world.highest_row(stream)},
+            positions={" " if who == writer and fresh else who: at.position for who, at in listed.items()},
+            sequence=world.sequences[stream],
+            writers=[who for who, at in listed.items() if at.registered],
+            own=writer,
+        )  # fmt: skip
 
     async def _without_transactions(self, writer: str, wait: float) -> _Name:
         """The name, once none of its transactions is open: they hold it as FOR SHARE does in a database (9.4)."""
@@ -185,13 +198,17 @@ class MemoryStore:
                     found[stream, token] = list(fact[0])
             return found
 
-    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> None:
+    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """See `AsyncStore`."""
+        registry: dict[str, dict[str, int]] = {}
         with self.world.lock:
             self._check(claim)
             for (stream, writer), at in self.world.positions.items():
                 if writer == claim.writer and at.registered:
                     at.position, at.seen_at = max(at.position, positions.get(stream, 0)), time.monotonic()
+                if at.registered:
+                    registry.setdefault(stream, {})[writer] = at.position
+        return registry
 
     async def check_claim(self, claim: Claim) -> None:
         """See `AsyncStore`."""

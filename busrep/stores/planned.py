@@ -110,8 +110,10 @@ class PlannedStore(abc.ABC):
         asked = [(self.backing(stream), token) for stream, token in facts_]
         return await self._read(facts.outcome(self.dialect, marker, asked, claim.writer))
 
-    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> None:  # noqa: D102
-        await self._write(claims.heartbeat(self.dialect, claim, positions))
+    async def heartbeat(  # noqa: D102
+        self, claim: Claim, positions: Mapping[str, int]
+    ) -> Mapping[str, Mapping[str, int]]:
+        return await self._write(claims.heartbeat(self.dialect, claim, positions))
 
     async def check_claim(self, claim: Claim) -> None:  # noqa: D102
         await self._read(claims.check_claim(claim))

@@ -42,49 +42,8 @@ import attrs
 
 from busrep.errors import ConfigError
 
-# A server that is not ready after this many seconds counts as broken; a loaded machine needs a few.
-START_TIMEOUT = 30.0
-# Between two looks at a starting server, seconds.
-POLL = 0.005
 # Free ports tried before giving up: another process may take one between our look and the server's bind.
 PORT_ATTEMPTS = 5
-# Lines of the server's log that an error message quotes.
-LOG_LINES = 20
-
-# Runs in the child before the server: gives up root, asks the kernel for a signal when the parent dies, and
-# becomes the server (same process ID). Not preexec_fn, which may deadlock in a threaded parent.
-_LAUNCHER = """
-import os, sys
-uid, gid, signum, parent = map(int, sys.argv[1:5])
-if signum:
-    import ctypes  # before root is given up: others may not be able to read this Python's files
-    libc = ctypes.CDLL(None)
-if uid >= 0:
-    os.setgroups([]); os.setgid(gid); os.setuid(uid)
-if signum:
-    libc.prctl(1, signum, 0, 0, 0)  # after it, because a change of user takes the setting back
-    if os.getppid() != parent:
-        sys.exit("the parent process is gone")
-os.execv(sys.argv[5], sys.argv[5:])
-"""
-
-_started: WeakSet[ServerProcess] = WeakSet()
-
-
-@atexit.register
-def _stop_all() -> None:
-    for server in list(_started):
-        server.close()
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def find_redis() -> list[str] | None:
     """The command that starts a Redis-compatible server, or None when there is none.
 
@@ -140,157 +99,12 @@ def _package_directory(name: str) -> Path | None:
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
-@attrs.define(eq=False, weakref_slot=True)
-class ServerProcess:
-    """One server that this process started. ``close()``, or leaving ``with``, stops it, removes its files."""
-
-    port: int
-    """The TCP port on 127.0.0.1."""
-    directory: Path
-    """Where its data and its log are."""
-    remove_directory: bool
-    identity: tuple[int, int] | None = None
-    """(uid, gid) that it runs as; None: as this process."""
-    child: subprocess.Popen[bytes] | None = attrs.field(default=None, init=False)
-
-    death_signal = signal.SIGKILL
-    stop_signal = signal.SIGTERM
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The running server process. Raises ConfigError when it is stopped."""
-        if self.child is None:
-            raise ConfigError("the server is not running: call start()")
-        return self.child
-
-    @property
-    def running(self) -> bool:
-        """Whether the server process lives."""
-        return self.child is not None and self.child.poll() is None
-
-    @property
-    def log(self) -> str:
-        """The last lines of what the server wrote to its log."""
-        try:
-            text = (self.directory / "server.log").read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
-        return "\n".join(text.splitlines()[-LOG_LINES:])
-
-    def command(self) -> list[str]:
-        """The command line of the server."""
-        raise NotImplementedError
-
-    def is_ready(self) -> bool:
-        """Whether this very process (not another one on its port) serves requests."""
-        raise NotImplementedError
-
-    def start(self) -> None:
-        """Start it on its port and return once it serves. Raises ConfigError with the log if it does not."""
-        if self.running:
-            return
-        deadline = time.monotonic() + START_TIMEOUT
-        # An outgoing connection may have got the number of our port for a moment: try the same one again.
-        while not self._try_start(deadline):
-            if not self.port_taken() or time.monotonic() > deadline:
-                raise ConfigError(f"{self.command()[0]} did not start; its log ends:\n{self.log}")
-            time.sleep(0.05)
-
-    def _try_start(self, deadline: float) -> bool:
-        _started.add(self)
-        (self.directory / "server.log").unlink(missing_ok=True)
-        self.child = _spawn(self.command(), self.directory, self.identity, self.death_signal)
-        while self.child.poll() is None:
-            if self.is_ready():
-                return True
-            if time.monotonic() > deadline:
-                break
-            time.sleep(POLL)
-        self._end(signal.SIGKILL)
-        return False
-
-    def port_taken(self) -> bool:
-        """Whether the log says that another process has the port."""
-        return "ddress already in use" in self.log
-
-    def stop(self) -> None:
-        """Shut it down in order; its port and directory stay for ``start()``."""
-        self._end(self.stop_signal)
-
-    def kill(self) -> None:
-        """Kill it at once (SIGKILL)."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Stop it and start it on the same port."""
-        self.stop()
-        self.start()
-
-    def pause(self) -> None:
-        """Freeze it (SIGSTOP): connections stay open and nothing answers, as with a half-open link."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let a frozen server go on."""
-        self.process.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        """Stop it for good and remove its files, not a directory the caller named. May be called twice."""
-        self.stop()
-        _started.discard(self)
-        if self.remove_directory:
-            shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _end(self, signum: signal.Signals) -> None:
-        child, self.child = self.child, None
-        if child is None:
-            return
-        if child.poll() is None:
-            child.send_signal(signum)
-            child.send_signal(signal.SIGCONT)  # a paused server could not see the first one
-            try:
-                child.wait(10)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _spawn(
-    command: Sequence[str], directory: Path, identity: tuple[int, int] | None, death_signal: signal.Signals
-) -> subprocess.Popen[bytes]:
-    uid, gid = identity or (-1, -1)
-    # The kernel sends the death signal when the *thread* that forked ends; only the main one lasts.
-    linux = sys.platform == "linux"
-    signum = int(death_signal) if linux and _in_main_thread() else 0
-    launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, *map(str, (uid, gid, signum, os.getpid()))]
-    with open(directory / "server.log", "ab") as log:
-        return subprocess.Popen(  # noqa: S603 - the command is made here
-            [*launcher, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=directory,
-            env=_clean_environment(),
-            start_new_session=True,
-        )
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def _clean_environment() -> dict[str, str]:
-    # PGDATA, PGPORT and the like would change what our command line says.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
-    return {**kept, "LC_ALL": "C"}
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @attrs.define(eq=False)
@@ -381,7 +195,7 @@ class PostgresServer(ServerProcess):
             os.chown(password_file, *self.identity)
         initdb = [str(self.programs / "initdb"), "-D", str(self.data), "-U", "postgres", "-A", "password"]
         initdb += ["--pwfile", str(password_file), "--no-sync", "-E", "UTF8", "--locale=C"]
-        child = _spawn(initdb, self.directory, self.identity, signal.SIGKILL)
+        child = spawn(initdb, self.directory, self.identity, signal.SIGKILL)
         try:
             if child.wait(START_TIMEOUT * 2) != 0:
                 raise ConfigError(f"{initdb[0]} failed:\n{self.log}")
@@ -396,12 +210,12 @@ class PostgresServer(ServerProcess):
         signals = {"fast": signal.SIGINT, "smart": signal.SIGTERM, "immediate": signal.SIGQUIT}
         if mode not in signals:
             raise ConfigError(f"mode is {mode!r}: one of {', '.join(signals)}")
-        self._end(signals[mode])
+        self.end(signals[mode])
         self.start()
 
     def kill(self) -> None:
         """Kill it as a crash does (immediate shutdown); SIGKILL would leave its children behind."""
-        self._end(signal.SIGQUIT)
+        self.end(signal.SIGQUIT)
 
 
 def start_redis(
@@ -478,7 +292,7 @@ def _start_on_a_port(server: ServerProcess, wanted: int | None) -> None:
     with _closing_on_error(server):
         for attempt in range(PORT_ATTEMPTS):
             server.port = wanted or free_port()
-            if server._try_start(time.monotonic() + START_TIMEOUT):
+            if server.try_start(time.monotonic() + START_TIMEOUT):
                 return
             if wanted or not server.port_taken() or attempt == PORT_ATTEMPTS - 1:
                 raise ConfigError(f"{server.command()[0]} did not start; its log ends:\n{server.log}")
