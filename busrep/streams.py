@@ -11,6 +11,7 @@ and fills missing ones with their defaults.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import secrets
@@ -231,6 +232,9 @@ def _thawed(row_type: type[Any], names: Sequence[str]) -> type[Any] | None:
     return type(row_type.__name__, (row_type,), body)
 
 
+_PLAIN = (int, float, str, bool)
+
+
 class _Schema(Generic[RowT]):
     """The fields of a row class: the values of a row, and rows made of values."""
 
@@ -245,6 +249,7 @@ class _Schema(Generic[RowT]):
         self.names = tuple(field.name for field in fields)
         self.kinds = _kinds_of_fields(stream, row_type, fields)
         self.usual: list[Any] = [kind.usual for kind in self.kinds]
+        self.plain = all(kind.usual in _PLAIN and kind.write.get(kind.usual, _PLAIN) is None for kind in self.kinds)
         self.required = max((i + 1 for i, field in enumerate(fields) if field.default is attrs.NOTHING), default=0)
         self.make: Callable[..., RowT] = row_type
         if any(field.kw_only for field in fields):
@@ -253,6 +258,20 @@ class _Schema(Generic[RowT]):
         self.thawed = _thawed(row_type, self.names)
         getter = operator.attrgetter(*self.names)
         self.values: Callable[[RowT], Sequence[Any]] = getter if fields[1:] else lambda row: [getter(row)]
+
+    def dump(self, rows: Sequence[RowT]) -> list[bytes] | None:
+        """The payloads of rows whose fields are all plain; None if one of them needs a closer look."""
+        count = len(rows)
+        if list(map(type, rows)).count(self.row_type) != count:
+            return None
+        values = list(map(self.values, rows))
+        for usual, column in zip(self.usual, zip(*values, strict=True), strict=True):
+            if list(map(type, column)).count(usual) != count:
+                return None
+            if usual is float and not all(map(math.isfinite, column)):  # orjson would write null
+                return None
+        payloads = [orjson.dumps(value) for value in values]
+        return payloads if b"".join(payloads).isascii() else None
 
     def build(self, rows: Sequence[Any]) -> list[RowT]:
         """Row objects of decoded rows; whatever is wrong with one of them raises."""
@@ -405,6 +424,18 @@ class Stream(Generic[RowT]):
             if not kind.fits(value):
                 raise RowError(self.name, name, f"{kind.text} is needed, not {type(value).__name__}", row)
         return self._dump(values, row, _plain)
+
+    def encode_all(self, rows: Sequence[RowT]) -> list[bytes]:
+        """As ``encode``, of many rows: a third of the time where all fields are numbers and texts."""
+        schema = self._schema
+        if schema is not None and schema.plain and rows:
+            try:
+                payloads = schema.dump(rows)
+            except (TypeError, ValueError):  # the second look names the row and the field
+                payloads = None
+            if payloads is not None:
+                return payloads
+        return [self.encode(row) for row in rows]
 
     def _dump(self, value: object, row: object, default: Callable[[Any], Any] | None) -> bytes:
         try:

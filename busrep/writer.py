@@ -85,6 +85,7 @@ class _Chain:
     may_follow: bool = True
     held: dict[int, _Fact] = attrs.field(factory=dict)
     tokens: list[int] = attrs.field(factory=list)  # the keys of held, as a heap
+    runs: list[tuple[int, list[_Fact]]] = attrs.field(factory=list)  # a heap; facts numbered without a gap
     ready: deque[_Fact] = attrs.field(factory=deque)
     queued_bytes: int = 0
     rows_dropped: int = 0
@@ -134,15 +135,38 @@ class _Chain:
         self.queued_bytes += cost
         return cost
 
+    def hold_run(self, first: int, payloads: Sequence[bytes]) -> int:
+        """Take over facts of one row each, numbered from ``first`` on without a gap; gives the bytes they occupy."""
+        rdata = self.rdata
+        facts = [(token, b"%b%d %b" % (rdata, token, payload), 1) for token, payload in enumerate(payloads, first)]
+        heappush(self.runs, (first, facts))
+        cost = FACT_BYTES * len(facts) + sum([len(line) for _, line, _ in facts])
+        self.queued_bytes += cost
+        return cost
+
+    def _next(self, position: int) -> list[_Fact]:
+        """The lowest of the held facts, with what follows it without a gap, as far as ``position`` reaches."""
+        if self.runs and (not self.tokens or self.runs[0][0] < self.tokens[0]):
+            first, facts = self.runs[0]
+            if first > position:
+                return []
+            heappop(self.runs)
+            if facts[-1][0] > position:
+                heappush(self.runs, (position + 1, facts[position + 1 - first :]))
+                return facts[: position + 1 - first]
+            return facts
+        if self.tokens and self.tokens[0] <= position:
+            return [self.held.pop(heappop(self.tokens))]
+        return []
+
     def move(self, position: int) -> int:
         """Every fact up to ``position`` has ended: line them up. Gives the bytes set free."""
         self.position = position
         freed = 0
-        while self.tokens and self.tokens[0] <= position:
-            fact = self.held.pop(heappop(self.tokens))
-            self.own = fact[0]
-            if fact[2]:
-                self.ready.append(fact)
+        while facts := self._next(position):
+            self.own = facts[-1][0]
+            if facts[0][2]:
+                self.ready.extend(facts)
             else:
                 freed += FACT_BYTES
         if self.own < self.dropped <= position:
@@ -152,12 +176,13 @@ class _Chain:
 
     def drop(self) -> int:
         """Forget all waiting facts; readers will be told to fetch them. Gives the bytes set free."""
-        facts = [*self.ready, *self.held.values()]
+        facts = [*self.ready, *self.held.values(), *[fact for _, run in self.runs for fact in run]]
         self.dropped = max((fact[0] for fact in facts), default=self.dropped)
         self.rows_dropped += sum(fact[2] for fact in facts)
         self.ready.clear()
         self.held.clear()
         self.tokens.clear()
+        self.runs.clear()
         freed, self.queued_bytes = self.queued_bytes, 0
         return freed
 
@@ -291,6 +316,25 @@ class Writer:
             return
         chain = self._chain(stream)
         self._queued_bytes += chain.hold(token, payloads)
+        self._bound()
+
+    def rows_completed(self, stream: str, tokens: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """As ``fact_completed`` for many facts of one row each, ``tokens`` ascending: at a third of the cost."""
+        chain, count = self._chain(stream), len(tokens)
+        if self._fenced or not count:
+            return
+        if (
+            tokens[-1] - tokens[0] == count - 1
+            and tokens[0] > max(chain.position, chain.dropped)
+            and max(map(len, payloads)) + len(chain.rdata) + DIGITS + 1 <= chain.largest
+        ):
+            self._queued_bytes += chain.hold_run(tokens[0], payloads)
+            self._bound()
+            return
+        for token, payload in zip(tokens, payloads, strict=True):
+            self.fact_completed(stream, token, (payload,))
+
+    def _bound(self) -> None:
         if self._queued_bytes > self._settings.publish_queue_bytes:
             # The largest, not the last: a stream behind an open fact must not keep the others off the wire.
             largest = max(self._chains.values(), key=lambda each: each.queued_bytes)
@@ -378,6 +422,11 @@ class Writer:
             self._queued_bytes -= chain.drop()
 
     @property
+    def unsent(self) -> bool:
+        """Whether something is to be published, or not confirmed yet. What waits for an open fact does not count."""
+        return bool(self._unconfirmed) or any(chain.due() for chain in self._chains.values())
+
+    @property
     def queued_bytes(self) -> int:
         """Memory that facts occupy which are in no frame yet, bounded by ``publish_queue_bytes``."""
         return self._queued_bytes
@@ -404,7 +453,7 @@ class Writer:
                     "composed": chain.composed,
                     "position": chain.position,
                     "ready": len(chain.ready),
-                    "held": len(chain.held),
+                    "held": len(chain.held) + sum(len(run) for _, run in chain.runs),
                 }
                 for name, chain in chains.items()
             },

@@ -10,27 +10,13 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from tests.store_conformance import (
-    OWN_TABLES,
-    PATIENCE,
-    SHORT,
-    Order,
-    StoreConformance,
-    generic,
-    page,
-    read,
-    row,
-    streams,
-    sync,
-    write,
-)
 
 from busrep.errors import (
     ClaimBlocked,
@@ -46,6 +32,20 @@ from busrep.stores import CommitUnknown, open_store
 from busrep.stores.postgres_dialect import sequence_name
 from busrep.streams import Registry, Stream, Table
 from busrep.testing.servers import PostgresServer
+from tests.store_conformance import (
+    OWN_TABLES,
+    PATIENCE,
+    SHORT,
+    Order,
+    StoreConformance,
+    generic,
+    page,
+    read,
+    row,
+    streams,
+    sync,
+    write,
+)
 
 HERE = Path(__file__).parent
 
@@ -88,12 +88,8 @@ class TestMemory(StoreConformance):
             claim = await store.claim("w1", ["orders"], timeout=1)
             transaction = store.transaction(claim)
             assert transaction.connection is None
-            for call in (
-                lambda: store.transaction(claim, object()),
-                lambda: asyncio.run(transaction.execute("SELECT 1")),
-            ):
-                with pytest.raises((ConfigError, RuntimeError)):
-                    call()
+            with pytest.raises(ConfigError):
+                store.transaction(claim, object())
             with pytest.raises(ConfigError):
                 await transaction.execute("SELECT 1")
             with pytest.raises(ConfigError):
@@ -159,10 +155,14 @@ class SqlConformance(StoreConformance):
                 (token,) = await store.reserve("orders", 1)
                 await transaction.begin()
                 await transaction.insert("orders", [(token, [[1]], [row(1)])])
-                assert await transaction.execute(
-                    f"INSERT INTO stock VALUES ({self.mark}, {self.mark})", ("nail?", 7)
-                ) == []
-                assert await transaction.execute("SELECT item, left_over FROM stock") in ([("nail?", 7)], [("nail?", 7)] * 2)
+                assert (
+                    await transaction.execute(f"INSERT INTO stock VALUES ({self.mark}, {self.mark})", ("nail?", 7))
+                    == []
+                )
+                assert await transaction.execute("SELECT item, left_over FROM stock") in (
+                    [("nail?", 7)],
+                    [("nail?", 7)] * 2,
+                )
                 await (transaction.commit() if commit else transaction.rollback())
             assert self.sql(url, "SELECT * FROM stock") == [("nail?", 7)]
             assert len(await read(store, "w1", 0, 9)) == 1
@@ -242,13 +242,11 @@ class SqlConformance(StoreConformance):
                 await store.prune(older_than=0, stream="own")
             assert await store.prune(keep=1, stream="own") == {("own", "w1"): 1}
             assert (await store.status())["streams"]["own"]["rows"] == 1
+            bad = store.transaction(await store.claim("w1", ["own"], timeout=1))
+            await bad.begin()
             with pytest.raises(RowError):
-                bad = store.transaction(await store.claim("w1", ["own"], timeout=1))
-                await bad.begin()
-                try:
-                    await bad.insert("own", [(4, [[1]], [b"[1]"])])
-                finally:
-                    await bad.rollback()
+                await bad.insert("own", [(4, [[1]], [b"[1]"])])
+            await bad.rollback()
 
     @sync
     async def test_G2_and_G13_own_rows_from_before_repair_the_sequence(
@@ -303,7 +301,9 @@ class SqlConformance(StoreConformance):
                 await store.claim("w1", ["own"], timeout=1)
 
     @sync
-    async def test_9_15_a_sequence_behind_the_table_is_repaired(self, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_9_15_a_sequence_behind_the_table_is_repaired(
+        self, url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async with self.opened(url) as store:
             claim = await store.claim("w1", ["orders"], timeout=1)
             await write(store, claim, 1, 1, 1)
@@ -512,8 +512,8 @@ class Cutter:
     """A TCP link to a server that, once `armed`, passes on the client's COMMIT and then answers nothing more."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.armed, self.passed = url, False, asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.url, self.armed = url, False
+        self._ends: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def __aenter__(self) -> Cutter:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -521,9 +521,9 @@ class Cutter:
 
     async def __aexit__(self, *_: object) -> None:
         self.server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for end in self._ends.values():
+            end.close()
+        await asyncio.gather(*self._ends)
 
     @property
     def through(self) -> str:
@@ -534,20 +534,15 @@ class Cutter:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._ends[task] = writer
         parts = urlsplit(self.url)
         upstream, downstream = await asyncio.open_connection(parts.hostname, parts.port)
         deaf = asyncio.Event()
 
         async def answers() -> None:
-            while data := await upstream.read(65536):
-                if not deaf.is_set():
-                    writer.write(data)
-                else:
-                    writer.close()
-                    self.passed.set()
-                    return
+            while (data := await upstream.read(65536)) and not deaf.is_set():
+                writer.write(data)
+            writer.close()
 
         answering = asyncio.create_task(answers())
         try:
@@ -563,10 +558,8 @@ class Cutter:
             await asyncio.gather(answering, return_exceptions=True)
             for end in (writer, downstream):
                 end.close()
-                try:
+                with suppress(ConnectionError):
                     await end.wait_closed()
-                except ConnectionError:
-                    pass
 
 
 @pytest.mark.servers
@@ -627,7 +620,7 @@ class TestPostgres(SqlConformance):
 
     @sync
     async def test_streams_of_any_name(self, url: str) -> None:
-        registry = Registry([Stream('we"ird\'?%s-\N{SNOWMAN}')])
+        registry = Registry([Stream("we\"ird'?%s-\N{SNOWMAN}")])
         (stream,) = (each.name for each in registry)
         async with self.opened(url, registry) as store:
             claim = await store.claim("w'?%s", [stream], timeout=1)
@@ -826,7 +819,9 @@ class TestPostgres(SqlConformance):
                 await transaction.rollback()
 
     @sync
-    async def test_after_a_restart_of_the_server_it_works_again(self, url: str, postgres_server: PostgresServer) -> None:
+    async def test_after_a_restart_of_the_server_it_works_again(
+        self, url: str, postgres_server: PostgresServer
+    ) -> None:
         async with self.opened(url) as store:
             claim = await store.claim("w1", ["orders"], timeout=1)
             transaction = store.transaction(claim)
@@ -877,10 +872,19 @@ class TestPostgres(SqlConformance):
 
 @pytest.mark.parametrize(
     "bad",
-    ["", "orders.db", "sqlite://", "sqlite:///", "sqlite:///:memory:", "memory://", "mysql://u:secret@h/d", "redis://h"],
+    [
+        "",
+        "orders.db",
+        "sqlite://",
+        "sqlite:///",
+        "sqlite:///:memory:",
+        "memory://",
+        "mysql://u:secret@h/d",
+        "redis://h",
+    ],
 )
 def test_a_bad_url_says_which_forms_work(bad: str) -> None:
-    with pytest.raises(ConfigError, match="sqlite:///relative.db") as caught:
+    with pytest.raises(ConfigError, match=r"sqlite:///relative\.db") as caught:
         open_store(bad, generic())
     assert "secret" not in str(caught.value)
 
@@ -902,5 +906,3 @@ def test_a_table_can_be_declared_with_reserved_words() -> None:
 
     backing = backing_of(Stream("s", table=Table("app.order", id="key", columns=("select",))))
     assert (backing.table, backing.id, backing.columns) == ('"app"."order"', '"key"', ('"select"',))
-
-

@@ -189,18 +189,14 @@ class Bus:
     async def _flush(self, timeout: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while self._pending() and self._link.connected:
+                while self._link.connected and self._unsent():
                     self._flushed.clear()
                     self._wake.set()
                     await self._flushed.wait()
 
-    def _pending(self) -> bool:
+    def _unsent(self) -> bool:
         writing = self._writing
-        if writing is None or writing.fenced is not None:
-            return bool(self._commands)
-        proven = {name: ids.position for name, ids in writing.generators.items()}
-        statistics = writing.core.statistics()
-        return bool(self._commands) or statistics["queued_bytes"] > 0 or statistics["unconfirmed_bytes"] > 0 or not proven
+        return bool(self._commands) or (writing is not None and writing.fenced is None and writing.core.unsent)
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -364,6 +360,9 @@ class Bus:
         now = asyncio.get_running_loop().time()
         if self._line_handlers:
             self._show("<", channel, data)
+        if self._writing is not None and not self._own and self._writing.is_echo(data):
+            self._echo_at = now
+            return
         frame = parse_frame(data, self.settings.message_bytes)
         if self._writing is not None:
             self._writing.heard(frame)

@@ -39,23 +39,47 @@ class WriterStore(Protocol):
 
 @attrs.define(eq=False)
 class _Open:
-    """The facts of one stream in one transaction: their IDs, and the rows of each."""
+    """The facts of one stream in one transaction: their IDs, and the rows of each.
+
+    ``each``: one row per ID, in order; else ``payloads`` holds the rows of an ID, and ``rows`` those of them that
+    busrep inserts.
+    """
 
     stream: Stream[Any]
     ids: ReservedIds
     rows: dict[int, list[Any]] = attrs.field(factory=dict)
     payloads: dict[int, list[bytes]] = attrs.field(factory=dict)
-    stored: bool = True  # rows are inserted by busrep; not where the application does it
-    insert: dict[int, bool] = attrs.field(factory=dict)
+    each: tuple[Sequence[Any], list[bytes]] | None = None
 
-    def add(self, id: int, row: Any, *, insert: bool) -> None:
-        payload = self.stream.encode(row)
+    def add(self, row: Any, *, insert: bool) -> None:
+        payload, id = self.stream.encode(row), self.ids[0]
         self.payloads.setdefault(id, []).append(payload)
         if insert:
             self.rows.setdefault(id, []).append(row)
 
-    def to_insert(self) -> list[tuple[int, list[Any], list[bytes]]]:
-        return [(id, rows, self.payloads[id]) for id, rows in self.rows.items()]
+    def to_insert(self) -> list[tuple[int, Sequence[Any], Sequence[bytes]]]:
+        if self.each is not None:
+            return [(id, (row,), (payload,)) for id, row, payload in zip(self.ids, *self.each, strict=True)]
+        return [(id, rows, self.payloads[id][: len(rows)]) for id, rows in self.rows.items()]
+
+    def forget(self) -> None:
+        """The transaction did not commit: the IDs are empty."""
+        self.each = None
+        self.payloads.clear()
+
+    def complete(self, core: Writer) -> tuple[int, int]:
+        """Hand the facts to the writer core; give how many facts and rows they were."""
+        name = self.stream.name
+        if self.each is not None:
+            core.rows_completed(name, self.ids, self.each[1])
+            return len(self.ids), len(self.ids)
+        facts = rows = 0
+        for id in self.ids:
+            payloads = self.payloads.get(id, ())
+            core.fact_completed(name, id, payloads)
+            facts += bool(payloads)
+            rows += len(payloads)
+        return facts, rows
 
 
 @attrs.define(eq=False)
@@ -107,15 +131,14 @@ class Fact:
         ``stream``: needed only for another than the first. ``insert=False``: the application inserts the row
         into the stream's own table itself, under ``fact.id``.
         """
-        opened = self._of(stream)
-        opened.add(opened.ids[0], row, insert=insert)
+        self._of(stream).add(row, insert=insert)
 
     def add_each(self, rows: Sequence[Any], stream: Stream[Any] | None = None) -> list[int]:
         """Add each row as a fact of its own, one for each ID reserved; give their IDs."""
         opened = self._of(stream)
-        for id, row in zip(opened.ids, rows, strict=True):
-            opened.add(id, row, insert=True)
-        return list(opened.ids)
+        opened.each = (rows, opened.stream.encode_all(rows))
+        table_id = self._writing.generators[opened.stream.name].table_id
+        return [table_id(id) for id in opened.ids] if opened.stream.negative else list(opened.ids)
 
     def _of(self, stream: Stream[Any] | None) -> _Open:
         name = (stream or self._streams[0]).name
@@ -165,7 +188,7 @@ class Fact:
                 return
             await transaction.rollback()
         for opened in self._opened.values():
-            opened.payloads.clear()
+            opened.forget()
         await self._writing.completed(list(self._opened.values()), self._stack)
 
     async def _commit(self) -> None:
@@ -239,6 +262,8 @@ class Writing:
                 stuck_after=settings.stuck_after,
             )
             self.core.add_stream(stream, start)
+        self._own_name = name.encode()
+        self._own_opening = b"NAME %b %d\n" % (self._own_name, incarnation)
         self._durable = {stream.name: stream for stream in streams if not stream.resettable}
         self._finishing: set[asyncio.Task[None]] = set()
         self._doubts: list[_InDoubt] = []
@@ -290,11 +315,9 @@ class Writing:
     async def completed(self, opened: Sequence[_Open], stack: AsyncExitStack) -> None:
         """A transaction has ended, with these facts; an ID without rows is completed all the same."""
         for one in opened:
-            for id in one.ids:
-                payloads = one.payloads.get(id, ())
-                self.core.fact_completed(one.stream.name, id, payloads)
-                self.facts += bool(payloads)
-                self.rows += len(payloads)
+            facts, rows = one.complete(self.core)
+            self.facts += facts
+            self.rows += rows
             one.ids.outcome_known()
         await stack.aclose()  # the generator takes the IDs for complete from here on
         for one in opened:
@@ -337,10 +360,11 @@ class Writing:
             return
         self._doubts.remove(doubt)
         for one in durable:
+            one.each = None
             one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
         if not any(one.payloads for one in durable):
             for one in doubt.opened:
-                one.payloads = {}
+                one.forget()
         await self.completed(doubt.opened, doubt.stack)
 
     async def keep_settling(self) -> None:
@@ -367,6 +391,16 @@ class Writing:
                         await self._doubted.wait()
 
     # -- the others, and the beat -----------------------------------------------------------------------------
+
+    def is_echo(self, data: bytes) -> bool:
+        """Whether a message is a frame of rows that this process sent: all its lines are its own, none matters here.
+
+        Announcements are not meant: they are looked at, for they may be another process's under the same name.
+        """
+        if data.startswith(self._own_opening):
+            return True
+        words = data[:200].split(b" ", 3)
+        return words[0] == b"POSITION" and len(words) == 4 and words[2] == self._own_name
 
     def heard(self, frame: Frame) -> None:
         """Other writers' rows and positions move what is known of the shared sequences."""

@@ -90,3 +90,33 @@ class Child:
         if self.process.returncode is None:
             self.process.kill()
         await self.process.wait()
+
+
+@attrs.define(eq=False)
+class Slot:
+    """A writer's or reader's name through all its processes. ``before``: facts of the earlier processes."""
+
+    kind: str
+    who: str
+    child: Child
+    facts: int = 0
+    allowed: int = 0
+    before: int = 0
+    record: str | None = None
+    past: list[dict[str, Any]] = attrs.field(factory=list)
+
+    @property
+    def written(self) -> int:
+        """Facts committed so far, as far as it has reported."""
+        return self.before + int(self.child.latest.get("facts", 0))
+
+    def total(self, *path: str) -> int:
+        """A number of the reports, summed over all processes of this name."""
+        return sum(_dig(reports, path) for reports in (*self.past, self.child.latest))
+
+
+def _dig(reports: dict[str, Any], path: tuple[str, ...]) -> int:
+    value: Any = reports
+    for part in path:
+        value = value.get(part, {}) if isinstance(value, dict) else {}
+    return int(value) if isinstance(value, (int, float)) else 0

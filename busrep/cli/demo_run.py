@@ -17,10 +17,11 @@ from urllib.parse import quote
 import attrs
 import redis
 
-from busrep.cli.demo_check import ReaderVerdict, Truth, judge
-from busrep.cli.demo_processes import Child, DemoFailed
+from busrep.cli.demo_check import Truth
+from busrep.cli.demo_processes import Child, DemoFailed, Slot
 from busrep.cli.demo_rows import Task, demo_streams
-from busrep.cli.demo_table import DemoTable, file_record, highest_tokens, is_postgres
+from busrep.cli.demo_summary import summary
+from busrep.cli.demo_table import DemoTable, highest_tokens, is_postgres
 from busrep.cli.options import check_redis, redis_client, without_password
 from busrep.stores import open_store
 from busrep.stores.base import AsyncStore
@@ -52,36 +53,6 @@ class Plan:
     keep: bool = False
     heartbeat: float = 1.0
     timeout: float = 60.0
-
-
-@attrs.define(eq=False)
-class Slot:
-    """A writer's or reader's name through all its processes. ``before``: facts of the earlier processes."""
-
-    kind: str
-    who: str
-    child: Child
-    facts: int = 0
-    allowed: int = 0
-    before: int = 0
-    record: str | None = None
-    past: list[dict[str, Any]] = attrs.field(factory=list)
-
-    @property
-    def written(self) -> int:
-        """Facts committed so far, as far as it has reported."""
-        return self.before + int(self.child.latest.get("facts", 0))
-
-    def total(self, *path: str) -> int:
-        """A number of the reports, summed over all processes of this name."""
-        return sum(_dig(reports, path) for reports in (*self.past, self.child.latest))
-
-
-def _dig(reports: dict[str, Any], path: tuple[str, ...]) -> int:
-    value: Any = reports
-    for part in path:
-        value = value.get(part, {}) if isinstance(value, dict) else {}
-    return int(value) if isinstance(value, (int, float)) else 0
 
 
 @attrs.define(eq=False)
@@ -117,7 +88,16 @@ class DemoRun:
                 seconds = time.monotonic() - started
                 await self._stop()
                 self.on_event("comparing every reader's record with the table")
-                return await asyncio.to_thread(self._summary, truth, behind, seconds)
+                return await asyncio.to_thread(
+                    summary,
+                    self.table,
+                    truth,
+                    self.writers,
+                    self.readers,
+                    seconds=seconds,
+                    behind=behind,
+                    counts=self.counts,
+                )
         finally:
             if not self.plan.keep:
                 shutil.rmtree(self.folder, ignore_errors=True)
@@ -141,7 +121,7 @@ class DemoRun:
                     try:
                         yield
                     finally:
-                        if not plan.keep:
+                        if plan.store and not plan.keep:  # a file of our own goes as a whole
                             names = [slot.who for slot in self.writers], [slot.who for slot in self.readers]
                             await asyncio.to_thread(self.table.drop, *names)
             finally:
@@ -345,51 +325,3 @@ class DemoRun:
         except TimeoutError:
             stuck = [s.who for s in (*self.writers, *self.readers) if not s.child.ended.is_set()]
             raise DemoFailed(f"{', '.join(stuck)} did not end within {PATIENCE:g} s of being asked to") from None
-
-    def _summary(self, truth: Truth, behind: list[str], seconds: float) -> dict[str, Any]:
-        verdicts = {slot.who: self._verdict(slot, truth) for slot in self.readers}
-        facts = sum(len(found) for found in truth.values())
-        rows = sum(content[0] for found in truth.values() for content in found.values())
-        broken = self.table.broken_transactions()
-
-        def wrong(name: str) -> int:
-            return sum(getattr(verdict, name) for verdict in verdicts.values())
-
-        def counted(name: str) -> int:
-            return sum(slot.total("statistics", "reader", name) for slot in self.readers)
-
-        return {
-            "facts": facts,
-            "rows": rows,
-            "writers": self.plan.writers,
-            "readers": self.plan.readers,
-            "seconds": round(seconds, 3),
-            "rows_per_second": round(rows / seconds, 1),
-            "rows_handled": wrong("rows"),
-            "rollbacks": sum(slot.total("rollbacks") for slot in self.writers),
-            **self.counts,
-            "reconnects": sum(
-                slot.total("statistics", "redis", "reconnects") for slot in (*self.writers, *self.readers)
-            ),
-            "gaps_found": counted("gaps_found"),
-            "gaps_filled": counted("gaps_filled"),
-            "duplicates_dropped": counted("duplicates_dropped"),
-            "parse_errors": counted("parse_errors"),
-            "redeliveries": wrong("redeliveries"),
-            "lost": wrong("lost"),
-            "out_of_order": wrong("out_of_order"),
-            "extra": wrong("extra"),
-            "torn": wrong("torn"),
-            "broken_transactions": broken,
-            "not_reached": behind,
-            "ok": not behind and not broken and all(verdict.clean for verdict in verdicts.values()),
-            "by_reader": {
-                who.removeprefix(f"demo-{self.run_id}-"): attrs.asdict(verdict) for who, verdict in verdicts.items()
-            },
-        }
-
-    def _verdict(self, slot: Slot, truth: Truth) -> ReaderVerdict:
-        if slot.record is None:
-            return judge(truth, self.table.handled(slot.who), exactly_once=True)
-        record = file_record(slot.record) if Path(slot.record).exists() else iter(())
-        return judge(truth, record, exactly_once=False)

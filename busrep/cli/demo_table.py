@@ -51,8 +51,8 @@ def _sql(store: str, text: str) -> str:
 
 
 def business_insert(store: str, run: str) -> str:
-    """Inserts (stream, id, fact) into the application's table, in the driver's placeholders."""
-    return _sql(store, f"INSERT INTO demo_{run}_orders (stream, id, fact) VALUES (?, ?, ?)")  # noqa: S608
+    """Inserts (stream, writer, id) into the application's table, in the driver's placeholders."""
+    return _sql(store, f"INSERT INTO demo_{run}_orders (stream, writer, id) VALUES (?, ?, ?)")  # noqa: S608
 
 
 class HandledTable:
@@ -129,7 +129,7 @@ class DemoTable:
     def prepare(self) -> None:
         """Make the application's table and the readers'."""
         number = "BIGINT GENERATED ALWAYS AS IDENTITY" if is_postgres(self._store) else "INTEGER"
-        self._execute(f"CREATE TABLE demo_{self._run}_orders (stream TEXT, id BIGINT, fact TEXT)")
+        self._execute(f"CREATE TABLE demo_{self._run}_orders (stream TEXT, writer TEXT, id BIGINT)")
         self._execute(
             f"CREATE TABLE demo_{self._run}_handled (n {number} PRIMARY KEY, reader TEXT, life BIGINT, "
             "stream TEXT, writer TEXT, token BIGINT, rows_ BIGINT, digest TEXT)"
@@ -160,7 +160,7 @@ class DemoTable:
         orders, marks = f"demo_{self._run}_orders", ", ".join("?" * len(self._streams))
         without = (
             f"SELECT count(*) FROM {orders} AS o WHERE NOT EXISTS (SELECT 1 FROM busrep_facts AS f "  # noqa: S608
-            "WHERE f.stream = o.stream AND f.id = o.id)"
+            "WHERE f.stream = o.stream AND f.writer = o.writer AND f.id = o.id)"
         )
         aborted = f"SELECT count(*) FROM busrep_facts WHERE stream IN ({marks}) AND row LIKE ?"  # noqa: S608
         return int(

@@ -57,7 +57,7 @@ class Work:
                 for row in rows:
                     fact.add(row)
                 sql = business_insert(self.task.store, self.task.run)
-                await fact.execute(sql, (stream.name, fact.id, rows[0].fact))
+                await fact.execute(sql, (stream.name, self.task.who, fact.id))
                 if kind == ABORTED:
                     raise RollBack
         except RollBack:

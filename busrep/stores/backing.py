@@ -104,7 +104,5 @@ def columns_of(backing: Backing, payload: bytes) -> list[Any]:
     """The column values of one row; RowError when their number does not fit the table."""
     values = orjson.loads(payload)
     if not isinstance(values, list) or len(values) != len(backing.columns):
-        raise RowError(
-            backing.stream, "row", f"does not have the {len(backing.columns)} columns of its table", values
-        )
+        raise RowError(backing.stream, "row", f"does not have the {len(backing.columns)} columns of its table", values)
     return values

@@ -19,7 +19,7 @@ FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
 """One fact to insert: its ID, its typed rows, and the same rows as payloads. No rows: nothing is inserted."""
 
 
-class CommitUnknown(BusrepError):
+class CommitUnknown(BusrepError):  # noqa: N818 - named as those in errors.py
     """COMMIT was sent and its outcome is not known; the facts stay open until ``outcome()`` tells (9.1).
 
     ``cancelled``: the task was cancelled while it waited for the answer; raise CancelledError again after the
@@ -93,13 +93,16 @@ class AsyncTransaction(Protocol):
     """
 
     @property
-    def connection(self) -> Any: ...
+    def connection(self) -> Any:
+        """The driver's connection, once begun."""
 
     @property
-    def joined(self) -> bool: ...
+    def joined(self) -> bool:
+        """Whether the caller ends the transaction."""
 
     @property
-    def marker(self) -> object: ...
+    def marker(self) -> object:
+        """Identifies the transaction for `AsyncStore.outcome`."""
 
     async def begin(self) -> None:
         """Begin, or join, and lock the claim. Raises WriterFenced, ConfigError, Unavailable."""

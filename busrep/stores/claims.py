@@ -3,6 +3,7 @@
 Rule numbers are those of protocol.md, section 9.
 """
 
+# ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
 import logging
@@ -86,7 +87,7 @@ def verify(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
         if backing.own:
             columns = [backing.id, backing.writer, *backing.columns, *([backing.index] if backing.index else [])]
             try:
-                yield Sql(f"SELECT {', '.join(columns)} FROM {backing.table} LIMIT 0")  # noqa: S608 - quoted
+                yield Sql(f"SELECT {', '.join(columns)} FROM {backing.table} LIMIT 0")
             except NoSuchTable as missing:
                 raise ConfigError(
                     f"stream {backing.stream!r}: its table {backing.table} with the columns "
@@ -102,9 +103,7 @@ def _or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
         raise ClaimBlocked(writer, blockers) from locked
 
 
-def _win(
-    dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float
-) -> Plan[tuple[int, set[str]]]:
+def _win(dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float) -> Plan[tuple[int, set[str]]]:
     """The incarnation, and the streams the name was registered for already."""
     answers = yield (
         Control.BEGIN,
@@ -147,7 +146,7 @@ def _where(
         answers = yield (
             Sql("SELECT writer, position, registered FROM busrep_positions WHERE stream = ?", (backing.stream,)),
             highest_row(backing),
-            Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table} WHERE {where}", params),  # noqa: S608
+            Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table} WHERE {where}", params),
             # A sequence is in no snapshot: read last, it is never less than what the rows above needed.
             dialect.sequence(backing.stream),
         )
@@ -161,7 +160,7 @@ def _where(
 def highest_row(backing: Backing) -> Sql:
     """The highest token in the stream's table, 0 without rows."""
     if backing.own:
-        return Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table}")  # noqa: S608 - quoted
+        return Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table}")
     # One look at the index per writer; every writer has a positions row before its first fact (9.7).
     return Sql(
         "SELECT coalesce(max(highest), 0) FROM (SELECT (SELECT max(f.id) FROM busrep_facts f WHERE "
@@ -272,8 +271,7 @@ def _finals(
         *dialect.lock_timeout(seconds),
         # Holds back a new claim of the name: IDs it reserves would lie below the final positions taken here.
         Sql(
-            "SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND finished = ?"
-            + dialect.exclusive,
+            "SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND finished = ?" + dialect.exclusive,
             (writer, incarnation + 1, incarnation),
         ),
         Sql("SELECT stream, position, registered, finished FROM busrep_positions WHERE writer = ?", (writer,)),
@@ -293,14 +291,12 @@ def _finals(
     return finals
 
 
-def _final_position(
-    dialect: Dialect, backing: Backing | None, stream: str, writer: str, position: int
-) -> Plan[int]:
+def _final_position(dialect: Dialect, backing: Backing | None, stream: str, writer: str, position: int) -> Plan[int]:
     sequence = (yield dialect.sequence(stream))[0]
     highest = max(position, sequence[0][0] if sequence else 0)
     if backing is not None:  # a sequence may be behind the table (restored, or rows written past it)
         where, params = backing.of_writer(writer)
-        rows = yield Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table} WHERE {where}", params)  # noqa: S608
+        rows = yield Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table} WHERE {where}", params)
         highest = max(highest, rows[0][0][0])
     return highest
 
@@ -321,7 +317,7 @@ def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float) -> P
             for (writer,) in listed:
                 where, params = backing.of_writer(writer)
                 yield Sql(
-                    f"UPDATE busrep_positions SET position = {dialect.largest}(floor, (SELECT "  # noqa: S608
+                    f"UPDATE busrep_positions SET position = {dialect.largest}(floor, (SELECT "
                     f"coalesce({backing.top}, 0) FROM {backing.table} WHERE {where})) "
                     "WHERE stream = ? AND writer = ?",
                     (*params, backing.stream, writer),

@@ -1,5 +1,6 @@
 """Plans of the facts themselves: writing them, what an unknown COMMIT left, pages of catch-up, retention."""
 
+# ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -132,17 +133,17 @@ def _prune_batch(
     span, limits = backing.between(0, bound)
     order = f"ORDER BY {backing.by_token} LIMIT 1 OFFSET {PRUNE_BATCH}"
     selected = f"FROM {backing.table} WHERE {where} AND {span}"
-    step = (yield Sql(f"SELECT {backing.token} {selected} {order}", (*params, *limits)))[0]  # noqa: S608
+    step = (yield Sql(f"SELECT {backing.token} {selected} {order}", (*params, *limits)))[0]
     if step:
         bound = step[0][0]
         span, limits = backing.between(0, bound)
         selected = f"FROM {backing.table} WHERE {where} AND {span}"
-    top = (yield Sql(f"SELECT {backing.top} {selected}", (*params, *limits)))[0][0][0]  # noqa: S608
+    top = (yield Sql(f"SELECT {backing.top} {selected}", (*params, *limits)))[0][0][0]
     if top is None:
         yield Control.COMMIT
         return None, False
     yield (
-        Sql(f"DELETE {selected}", (*params, *limits)),  # noqa: S608 - quoted names
+        Sql(f"DELETE {selected}", (*params, *limits)),
         Sql(
             f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream = ? AND writer = ?",
             (top, backing.stream, writer),
@@ -166,16 +167,14 @@ def _bound(
     bounds = [position, (yield from _readers_bound(dialect, backing.stream, writer, position, reader_cap))]
     if older_than is not None and not backing.own:
         young = yield Sql(
-            f"SELECT id FROM busrep_facts WHERE {where} AND committed_at > {dialect.ago()} "  # noqa: S608
-            "ORDER BY id, idx LIMIT 1",
+            f"SELECT id FROM busrep_facts WHERE {where} AND committed_at > {dialect.ago()} ORDER BY id, idx LIMIT 1",
             (*params, older_than),
         )
         bounds += [row[0] - 1 for row in young[0]]
     if keep is not None:
         turned = "" if backing.negative else " DESC"
         kept = yield Sql(
-            f"SELECT {backing.token} FROM {backing.table} WHERE {where} "  # noqa: S608 - quoted names
-            f"ORDER BY {backing.id}{turned} LIMIT 1 OFFSET ?",
+            f"SELECT {backing.token} FROM {backing.table} WHERE {where} ORDER BY {backing.id}{turned} LIMIT 1 OFFSET ?",
             (*params, max(0, keep - 1)),
         )
         # Below the fact that holds the last row to keep: facts go whole. Fewer rows than that: all stay.
@@ -184,9 +183,7 @@ def _bound(
     return max(0, int(min(bounds)))
 
 
-def _readers_bound(
-    dialect: Dialect, stream: str, writer: str, position: int, reader_cap: float | None
-) -> Plan[int]:
+def _readers_bound(dialect: Dialect, stream: str, writer: str, position: int, reader_cap: float | None) -> Plan[int]:
     """The lowest saved position for this (stream, writer) of the readers that read this stream; a reader that has
     none yet will begin at 0."""
     condition, params = "stream = ?", [stream]
@@ -196,7 +193,7 @@ def _readers_bound(
     else:
         recent = ""
     held = yield Sql(
-        "SELECT coalesce(max(CASE WHEN writer = ? THEN position END), 0) FROM busrep_readers "  # noqa: S608
+        "SELECT coalesce(max(CASE WHEN writer = ? THEN position END), 0) FROM busrep_readers "
         f"WHERE {condition} GROUP BY reader{recent}",
         (writer, *params, *having),
     )

@@ -118,7 +118,7 @@ class MemoryStore:
             raise SchemaError(None, VERSION)
         return self.world.epoch
 
-    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:  # noqa: ASYNC109
+    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:
         """See `AsyncStore`."""
         names = [self._stream(stream) for stream in sorted(set(streams))]
         world = self.world
@@ -152,7 +152,7 @@ class MemoryStore:
             sequence=world.sequences[stream],
             writers=[who for who, at in listed.items() if at.registered],
             own=writer,
-        )  # fmt: skip
+        )
 
     async def _without_transactions(self, writer: str, wait: float) -> _Name:
         """The name, once none of its transactions is open: they hold it as FOR SHARE does in a database (9.4)."""
@@ -242,13 +242,18 @@ class MemoryStore:
         with self.world.lock:
             return [
                 KnownWriter(
-                    stream, writer, at.position, at.floor, at.registered,
-                    self.world.names[writer].incarnation, time.monotonic() - at.seen_at,
-                )  # fmt: skip
+                    stream,
+                    writer,
+                    at.position,
+                    at.floor,
+                    at.registered,
+                    self.world.names[writer].incarnation,
+                    time.monotonic() - at.seen_at,
+                )
                 for (stream, writer), at in sorted(self.world.positions.items(), key=lambda item: item[0])
             ]
 
-    async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:  # noqa: ASYNC109
+    async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
         """See `AsyncStore`."""
         name = await self._without_transactions(writer, timeout)
         with self.world.lock:
@@ -399,13 +404,19 @@ class MemoryStore:
                 for (stream, writer), at in sorted(saved.items(), key=lambda item: item[0]):
                     proven = world.positions.get((stream, writer), _Position()).position
                     readers.setdefault(reader, {}).setdefault(stream, {})[writer] = {
-                        "position": at.position, "lag": max(0, proven - at.position), "epoch": at.epoch,
+                        "position": at.position,
+                        "lag": max(0, proven - at.position),
+                        "epoch": at.epoch,
                         "saved_ago": time.monotonic() - at.saved_at,
-                    }  # fmt: skip
+                    }
             return {
-                "schema_version": VERSION, "database": "memory", "epoch": await self.epoch(),
-                "streams": streams, "readers": readers, "dead_letters": len(world.dead),
-            }  # fmt: skip
+                "schema_version": VERSION,
+                "database": "memory",
+                "epoch": await self.epoch(),
+                "streams": streams,
+                "readers": readers,
+                "dead_letters": len(world.dead),
+            }
 
 
 class MemoryTransaction:
@@ -435,9 +446,7 @@ class MemoryTransaction:
         self.store._stream(stream)
         self._rows += [(stream, token, list(payloads)) for token, _, payloads in facts if payloads]
 
-    async def execute(
-        self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()
-    ) -> list[tuple[Any, ...]]:
+    async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """See `AsyncTransaction`; there is no SQL here."""
         raise ConfigError("the memory store runs no SQL: use an SQLite or PostgreSQL store")
 

@@ -95,7 +95,7 @@ class PlannedStore(abc.ABC):
     async def epoch(self) -> str:  # noqa: D102
         return await self._read(schema.epoch())
 
-    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:  # noqa: D102, ASYNC109
+    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:  # noqa: D102
         # In a fixed order, so that two claims never wait for each other.
         backings = [self.backing(stream) for stream in sorted(set(streams))]
         return await self._write(claims.claim(self.dialect, writer, backings, timeout), timeout)
@@ -124,10 +124,8 @@ class PlannedStore(abc.ABC):
     async def known(self) -> list[KnownWriter]:  # noqa: D102
         return await self._read(claims.known(self.dialect))
 
-    async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:  # noqa: D102, ASYNC109
-        return await self._write(
-            claims.finish(self.dialect, self.backings, writer, incarnation, timeout), timeout
-        )
+    async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:  # noqa: D102
+        return await self._write(claims.finish(self.dialect, self.backings, writer, incarnation, timeout), timeout)
 
     async def register_reader(  # noqa: D102
         self, reader: str, stream: str, writer: str, position: int, epoch: str

@@ -161,9 +161,7 @@ async def on_connection(connection: AnyConnection, plan: Plan[T]) -> T:
 def checked(connection: Any) -> AnyConnection:
     """The caller's connection; ConfigError when it is none of psycopg 3."""
     if not isinstance(connection, psycopg.AsyncConnection | psycopg.Connection):
-        raise ConfigError(
-            f"a psycopg.Connection or psycopg.AsyncConnection is needed, not {type(connection).__name__}"
-        )
+        raise ConfigError(f"a psycopg.Connection or psycopg.AsyncConnection is needed, not {type(connection).__name__}")
     return connection
 
 
@@ -249,7 +247,7 @@ class PostgresStore(PlannedStore):
         async with self._question() as connection:
             return await self._run(connection, plan)
 
-    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
+    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:  # noqa: ARG002 - the plan sets it
         return await self._read(plan)
 
     async def _run(self, connection: psycopg.AsyncConnection[Any], plan: Plan[T]) -> T:
@@ -347,9 +345,7 @@ class PostgresTransaction:
 
     async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
         """See `AsyncTransaction`; sent together with the next statement or COMMIT: one round trip less."""
-        self._pending += facts.insert(
-            self.store.dialect, self.store.backing(stream), self.claim.writer, facts_
-        )
+        self._pending += facts.insert(self.store.dialect, self.store.backing(stream), self.claim.writer, facts_)
 
     async def _flush(self, *last: Control) -> None:
         pending, self._pending = self._pending, []
@@ -360,9 +356,7 @@ class PostgresTransaction:
         if pending or last:
             await self._run(plan())
 
-    async def execute(
-        self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()
-    ) -> list[tuple[Any, ...]]:
+    async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """See `AsyncTransaction`; with the connection's own kind of cursor."""
         await self._flush()
         assert self.connection is not None  # noqa: S101

@@ -1,7 +1,9 @@
 """PostgreSQL's pieces of SQL (13 or newer: WITH TIES, pg_current_xact_id)."""
 
+# ruff: noqa: S608, ARG002 - table and column names are quoted, values are parameters; one interface for both databases
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Sequence
@@ -63,9 +65,12 @@ class PostgresDialect:
         return [Sql(f"SELECT pg_advisory_xact_lock({INIT_LOCK})")]
 
     def version(self) -> Plan[int | None]:
-        """See `Dialect`; asked in two steps, since an error would end the transaction this may run in."""
-        answers = yield Sql("SELECT to_regclass('busrep_meta') IS NOT NULL")
-        if not answers[0][0][0]:
+        """See `Dialect`; asked in two steps, since an error would end the transaction this may run in.
+
+        Not by to_regclass: it may answer from a cache that does not know yet what another process has made.
+        """
+        answers = yield Sql("SELECT 1 FROM pg_class WHERE relname = 'busrep_meta' AND pg_table_is_visible(oid)")
+        if not answers[0]:
             return None
         answers = yield Sql("SELECT value FROM busrep_meta WHERE key = 'version'")
         return int(answers[0][0][0]) if answers[0] else None
@@ -81,7 +86,7 @@ class PostgresDialect:
     def values(self, *columns: tuple[str, str]) -> str:
         """See `Dialect`."""
         picked = ", ".join(f"(value->>{at})::{kind} AS {name}" for at, (name, kind) in enumerate(columns))
-        return f"(SELECT {picked} FROM json_array_elements(?::json))"  # noqa: S608
+        return f"(SELECT {picked} FROM json_array_elements(?::json))"
 
     def lock_timeout(self, seconds: float) -> Sequence[Sql]:
         """See `Dialect`; 0 would mean no bound."""
@@ -106,10 +111,9 @@ class PostgresDialect:
         )
         found: list[tuple[Any, ...]] = []
         for text in (single, many):
-            try:
+            # It fails when xmax is no multixact: then nobody is named, the error stands all the same.
+            with contextlib.suppress(Exception):
                 found = found or (yield Sql(text, (writer, writer)))[0]
-            except Exception:  # noqa: S110 - xmax was no multixact: then nobody is named, the error stands anyway
-                pass
         return [
             f"pid {pid} ({name or 'no application_name'}, {state}, transaction open for {age} s, "
             f"last statement {quiet} s ago)"
@@ -133,8 +137,8 @@ class PostgresDialect:
         """See `Dialect`."""
         name = sequence_name(stream)
         return Sql(
-            "SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, p.seqcache, p.seqcycle, "  # noqa: S608
-            f"p.seqincrement FROM \"{name}\" s, pg_sequence p WHERE p.seqrelid = '\"{name}\"'::regclass"
+            "SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, p.seqcache, p.seqcycle, "
+            f'p.seqincrement FROM "{name}" s, pg_sequence p WHERE p.seqrelid = \'"{name}"\'::regclass'
         )
 
     def raise_sequence(self, stream: str, least: int) -> Plan[None]:
@@ -143,7 +147,7 @@ class PostgresDialect:
         yield (
             Sql(f'ALTER SEQUENCE "{name}" OWNED BY NONE'),
             Sql(
-                f"SELECT setval('\"{name}\"', ?) FROM \"{name}\" "  # noqa: S608 - made of [a-z0-9_]
+                f'SELECT setval(\'"{name}"\', ?) FROM "{name}" '
                 "WHERE CASE WHEN is_called THEN last_value ELSE last_value - 1 END < ?",
                 (least, least),
             ),
@@ -168,7 +172,7 @@ class PostgresDialect:
         if not backing.own:
             return [
                 Sql(
-                    "INSERT INTO busrep_facts (stream, writer, id, idx, row) "  # noqa: S608
+                    "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
                     f"SELECT ?, ?, f.id, f.idx, f.row FROM {source}",
                     (backing.stream, writer, *params),
                 )
@@ -176,14 +180,12 @@ class PostgresDialect:
         for payload in payloads:
             columns_of(backing, payload)  # their number; their types are the table's matter
         sign = "-" if backing.negative else ""
-        named = ", ".join(
-            f"'{column.strip(chr(34))}', f.row::json->{at}" for at, column in enumerate(backing.columns)
-        )
+        named = ", ".join(f"'{column.strip(chr(34))}', f.row::json->{at}" for at, column in enumerate(backing.columns))
         names = [backing.id, backing.writer, *([backing.index] if backing.index else []), *backing.columns]
         picked = [f"{sign}f.id", "?", *(["f.idx"] if backing.index else []), *(f"r.{c}" for c in backing.columns)]
         return [
             Sql(
-                f"INSERT INTO {backing.table} ({', '.join(names)}) SELECT {', '.join(picked)} FROM {source}, "  # noqa: S608
+                f"INSERT INTO {backing.table} ({', '.join(names)}) SELECT {', '.join(picked)} FROM {source}, "
                 f"LATERAL json_populate_record(NULL::{backing.table}, json_build_object({named})) AS r",
                 (writer, *params),
             )
@@ -199,7 +201,7 @@ class PostgresDialect:
         where, params = backing.of_writer(writer)
         span, limits = backing.between(after, upto)
         return Sql(
-            f"SELECT token, payload FROM (SELECT {self._columns(backing)} FROM {backing.table} "  # noqa: S608
+            f"SELECT token, payload FROM (SELECT {self._columns(backing)} FROM {backing.table} "
             f"WHERE {where} AND {span} ORDER BY {backing.by_token} FETCH FIRST {limit + 1} ROWS WITH TIES) AS p "
             "ORDER BY token, place",
             (*params, *limits),
@@ -210,7 +212,7 @@ class PostgresDialect:
         where, params = backing.of_writer(writer)
         sign = "-" if backing.negative else ""
         return Sql(
-            f"SELECT token, payload FROM (SELECT {self._columns(backing)} FROM {backing.table} WHERE {where} "  # noqa: S608
+            f"SELECT token, payload FROM (SELECT {self._columns(backing)} FROM {backing.table} WHERE {where} "
             f"AND {backing.id} IN (SELECT {sign}(value::text)::bigint FROM json_array_elements(?::json))) AS p "
             "ORDER BY token, place",
             (*params, orjson.dumps(list(ids)).decode()),
@@ -232,7 +234,7 @@ class PostgresDialect:
         """See `Dialect`. Locked first, so that what was counted is what is updated."""
         values = self.values(("stream", "text"), ("writer", "text"), ("old", "bigint"), ("new", "bigint"))
         return Sql(
-            f"WITH v AS (SELECT * FROM {values} AS j), hit AS (SELECT r.stream, r.writer, v.new "  # noqa: S608
+            f"WITH v AS (SELECT * FROM {values} AS j), hit AS (SELECT r.stream, r.writer, v.new "
             "FROM busrep_readers r JOIN v ON r.stream = v.stream AND r.writer = v.writer AND r.position = v.old "
             "WHERE r.reader = ? AND r.epoch = ? ORDER BY r.stream, r.writer FOR UPDATE OF r), "
             "moved AS (UPDATE busrep_readers r SET position = hit.new, saved_at = clock_timestamp() FROM hit "
@@ -240,5 +242,3 @@ class PostgresDialect:
             "AND (SELECT count(*) FROM hit) = ? RETURNING r.stream) SELECT stream, writer FROM hit",
             (moved, reader, epoch, reader, count),
         )
-
-

@@ -1,5 +1,6 @@
 """Plans of durable readers: their saved positions, and the rows they could not handle."""
 
+# ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +26,9 @@ def _rows(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int
     ]
 
 
-def register(
-    dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str
-) -> Plan[None]:
+def register(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> Plan[None]:
     """Insert the rows that saving updates (9.12); existing ones stay."""
-    for step in _rows(dialect, reader, positions, epoch):
-        yield step
+    yield tuple(_rows(dialect, reader, positions, epoch))
 
 
 def load(reader: str) -> Plan[ReaderState]:
@@ -96,8 +94,13 @@ def dead_letters(dialect: Dialect, limit: int) -> Plan[list[DeadLetter]]:
     )
     return [
         DeadLetter(
-            reader, stream, writer, orjson.loads(tokens), [p.encode() for p in orjson.loads(payloads)], error,
+            reader,
+            stream,
+            writer,
+            orjson.loads(tokens),
+            [p.encode() for p in orjson.loads(payloads)],
+            error,
             max(0.0, float(age)),
-        )  # fmt: skip
+        )
         for reader, stream, writer, tokens, payloads, error, age in answers[0]
     ]

@@ -10,6 +10,7 @@ facts (stream, id, idx, writer, row, committed_at): rows; the primary key is the
 readers (reader, stream, writer, position, epoch, saved_at); dead_letters.
 """
 
+# ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
 import secrets
@@ -34,6 +35,8 @@ def new_epoch() -> str:
 def init(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
     """Create or migrate all tables and the sequences of these streams; SchemaError when the schema is newer."""
 
+    wanted = {backing.stream: _declared(backing) for backing in backings}
+
     def body() -> Plan[None]:
         yield (Control.BEGIN, *dialect.init_lock())
         found = yield from dialect.version()
@@ -47,21 +50,24 @@ def init(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
             Sql("DELETE FROM busrep_meta WHERE key = 'version'"),
             Sql("INSERT INTO busrep_meta (key, value) VALUES ('version', ?)", (str(VERSION),)),
         )
-        for backing in backings:
-            yield from add_stream(dialect, backing)
+        for stream, declared in wanted.items():
+            yield (
+                dialect.create_sequence(stream),
+                Sql("DELETE FROM busrep_streams WHERE stream = ?", (stream,)),
+                Sql("INSERT INTO busrep_streams (stream, backing) VALUES (?, ?)", (stream, declared)),
+            )
         yield Control.COMMIT
 
-    return in_transaction(body())
+    # Where all is there already it takes no lock, and so waits for no writer.
+    if (yield from dialect.version()) == VERSION:
+        present: dict[str, str | None] = dict((yield Sql("SELECT stream, backing FROM busrep_streams"))[0])
+        if wanted.items() <= present.items():
+            return
+    yield from in_transaction(body())
 
 
-def add_stream(dialect: Dialect, backing: Backing) -> Plan[None]:
-    """Within a transaction: the stream's sequence, and its entry in the list of streams."""
-    declared = orjson.dumps(backing.table).decode() if backing.own else None
-    yield (
-        dialect.create_sequence(backing.stream),
-        Sql("DELETE FROM busrep_streams WHERE stream = ?", (backing.stream,)),
-        Sql("INSERT INTO busrep_streams (stream, backing) VALUES (?, ?)", (backing.stream, declared)),
-    )
+def _declared(backing: Backing) -> str | None:
+    return orjson.dumps(backing.table).decode() if backing.own else None
 
 
 def check(dialect: Dialect) -> Plan[str]:
@@ -106,7 +112,7 @@ def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any
         sequences[name] = found[0][0] if found else None
         if declared is not None:  # counted only if this process declared it: else its name alone is known
             table = backings[name].table if name in backings else None
-            rows[name] = (yield Sql(f"SELECT count(*) FROM {table}"))[0][0][0] if table else None  # noqa: S608
+            rows[name] = (yield Sql(f"SELECT count(*) FROM {table}"))[0][0][0] if table else None
     yield Control.COMMIT
     report: dict[str, Any] = {
         "schema_version": VERSION,

@@ -207,5 +207,3 @@ def _clean_environment() -> dict[str, str]:
     # PGDATA, PGPORT and the like would change what our command line says.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     return {**kept, "LC_ALL": "C"}
-
-

@@ -15,7 +15,6 @@ kernel even when this process is killed.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import glob
 import importlib.util
@@ -27,23 +26,21 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
-from weakref import WeakSet
 
 import attrs
 
 from busrep.errors import ConfigError
+from busrep.testing.processes import START_TIMEOUT, ServerProcess, spawn
 
 # Free ports tried before giving up: another process may take one between our look and the server's bind.
 PORT_ATTEMPTS = 5
+
+
 def find_redis() -> list[str] | None:
     """The command that starts a Redis-compatible server, or None when there is none.
 

