@@ -17,8 +17,9 @@ For each (stream, writer) it knows one position: every row up to it has been tak
     Its handler failed for good, or its rows are gone below the retention floor. Nothing is taken in until
     ``resume``; the others go on.
 
-How to drive it: after each of ``connected``, ``receive``, ``receive_page``, ``fetch_failed``, ``learned``, ``done`` and ``tick``
-call ``fetches()`` and do what it returns; whatever ``ready`` names has something to ``take`` and then ``done``.
+How to drive it: after each of ``connected``, ``receive``, ``receive_page``, ``fetch_failed``, ``learned`` and ``done``, and when
+``next_retry`` says so, call ``fetches()`` and do what it returns; whatever ``ready`` names has something to ``take``
+and then ``done``.
 """
 
 from __future__ import annotations
@@ -527,7 +528,7 @@ class Reader:
             self._take_in(progress, list(page.tokens), list(page.payloads), page.upto, fetched=True)
         if progress.position >= progress.target:
             self._caught_up(progress)
-        elif not page.limited:
+        elif not page.limited or page.upto <= asked.after:
             # Asked of a source that cannot prove more yet (9.9): not an error, but no reason to hurry either.
             self.counters.pages_unproven += 1
             self._retry_later(progress, now)

@@ -26,8 +26,13 @@ EDGES = {"stores", "asyncio", "sync"}
 TOP = {"cli", "testing", "spark"}
 
 # What each part of the package may import of the others, beside itself.
+UP_TO = {
+    name: {below for layer in CORE_ORDER[: at + 1] for below in layer}
+    for at, layer in enumerate(CORE_ORDER)
+    for name in layer
+}
 MAY_IMPORT = {
-    **{name: {below for layer in CORE_ORDER[: at + 1] for below in layer} for at, layer in enumerate(CORE_ORDER) for name in layer},
+    **UP_TO,
     "stores": CORE - {"reader", "writer", "delivery", "framing"},
     "asyncio": CORE,
     "sync": CORE,
@@ -38,9 +43,9 @@ MAY_IMPORT = {
 
 # Modules of the standard library that do I/O, keep time, or run things.
 IMPURE = {
-    "asyncio", "concurrent", "ctypes", "ftplib", "glob", "http", "io", "logging", "mmap", "multiprocessing", "os", "pathlib",
-    "queue", "select", "selectors", "shutil", "signal", "smtplib", "socket", "socketserver", "sqlite3", "ssl", "subprocess",
-    "sys", "tempfile", "threading", "time", "urllib",
+    "asyncio", "concurrent", "ctypes", "ftplib", "glob", "http", "io", "logging", "mmap", "multiprocessing", "os",
+    "pathlib", "queue", "select", "selectors", "shutil", "signal", "smtplib", "socket", "socketserver", "sqlite3",
+    "ssl", "subprocess", "sys", "tempfile", "threading", "time", "urllib",
 }  # fmt: skip
 
 PURE_EXCEPTIONS = {
@@ -108,10 +113,10 @@ def imports_of(source: str, path: str) -> Iterator[Import]:
                 inside = module.startswith("busrep") and is_module(f"{module}.{alias.name}")
                 yield Import(path, node.lineno, f"{module}.{alias.name}" if inside else module, not lazy, typing_only)
         elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            for child in node.body:
-                yield from visit(child, lazy, True)
-            for child in node.orelse:
-                yield from visit(child, lazy, typing_only)
+            for statement in node.body:
+                yield from visit(statement, lazy, True)
+            for statement in node.orelse:
+                yield from visit(statement, lazy, typing_only)
         else:
             inner = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             for child in ast.iter_child_nodes(node):
@@ -129,14 +134,12 @@ PATHS = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 IMPORTS = [one for path in PATHS for one in imports_of((PACKAGE / path).read_text(), path)]
 OURS = [one for one in IMPORTS if one.name.partition(".")[0] == "busrep"]
 FOREIGN = [
-    one
-    for one in IMPORTS
-    if (top := one.name.partition(".")[0]) != "busrep" and top not in sys.stdlib_module_names
+    one for one in IMPORTS if (top := one.name.partition(".")[0]) != "busrep" and top not in sys.stdlib_module_names
 ]
 
 
 def target_part(name: str) -> str:
-    return (name.split(".") + ["busrep"])[1] if "." in name else "busrep"
+    return name.split(".")[1] if "." in name else "busrep"
 
 
 def target_path(name: str) -> str:
@@ -210,7 +213,9 @@ def test_edges_never_import_one_another() -> None:
 
 
 def test_nothing_imports_the_applications_on_top() -> None:
-    found = [str(one) for one in OURS if target_part(one.name) in {"cli", "spark"} and one.part != target_part(one.name)]
+    found = [
+        str(one) for one in OURS if target_part(one.name) in {"cli", "spark"} and one.part != target_part(one.name)
+    ]
     assert found == []
 
 

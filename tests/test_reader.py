@@ -709,6 +709,54 @@ def test_a_stream_without_a_source_says_what_it_missed() -> None:
     assert d.reader.statistics()["needed_catch_up"] == {"s": ["w"]}
 
 
+def test_a_page_that_proves_nothing_is_asked_for_again_after_a_pause() -> None:
+    for limited in (False, True):
+        d = Driver(at={"w": 5}, live=("w",))
+        d.answer = False
+        d.send(position("w", 9, 9))
+        d.reader.receive_page(d.asked[0], UpdatesPage("s", "w", 5, 5, [], [], limited, EPOCH), 0.0)
+        assert d.reader.fetches(0.0) == []
+        assert d.reader.next_retry(0.0) is not None
+
+
+def test_a_stale_one_that_is_skipped_to_its_end_is_live() -> None:
+    d = Driver(at={"w": 5}, live=("w",), settings=Settings(stale_after=1))
+    d.fail = 1
+    d.send(position("w", 9, 9))
+    assert d.state("w") is State.STALE
+    d.reader.skip("s", "w", 9)
+    assert d.state("w") is State.LIVE
+
+
+def test_a_reset_while_a_batch_is_being_handled() -> None:
+    d = Driver(stream=Followed("s", resettable=True, fetchable=False))
+    d.reader.receive(b"NAME w 1\n" + position("w", 0, 0) + b"\n" + rdata("w", 1), 0.0)
+    assert d.reader.take("s", "w") is not None
+    d.reader.receive(b"NAME w 2\n" + position("w", 0, 0) + b"\n" + rdata("w", 1, b"again"), 0.0)
+    d.reader.done("s", "w")  # of the former life: it must not count in the new one
+    assert d.reader.delivered("s", "w") == 0
+    d.handle()
+    assert d.notices == [Reset("s", "w", 0)]
+    assert d.log == [("s", "w", 1, b"again")]
+
+
+def test_a_new_log_leaves_in_memory_streams_alone() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.reader.follow(Followed("t", resettable=True, fetchable=False))
+    d.send(position("w", 4, 4, stream="t"))
+    d.reader.rebase(OTHER_EPOCH, {})
+    d.handle()
+    assert d.reader.positions() == {"s": {"w": 0}, "t": {"w": 4}}
+
+
+def test_one_fact_larger_than_a_batch_stays_whole() -> None:
+    d = Driver(at={"w": 0}, live=("w",), settings=Settings(handler_batch_rows=2))
+    d.reader.receive(b"\n".join([rdata("w", "batch")] * 4 + [rdata("w", 1)]), 0.0)
+    taken = d.reader.take("s", "w")
+    assert isinstance(taken, RawBatch)
+    assert list(taken.tokens) == [1] * 5
+
+
 # -- bounds ---------------------------------------------------------------------------------------------------
 
 

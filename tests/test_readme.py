@@ -80,9 +80,7 @@ BLOCKS = list(blocks())
 FILES = {block.file: block.code for block in BLOCKS if block.file is not None}
 FRAGMENTS = [block for block in BLOCKS if block.preamble is not None]
 PREAMBLES = dict(re.findall(r"<!-- preamble: (\S+)\n(.*?)-->", README, re.DOTALL))
-SHELL = [
-    line for found in FENCE.finditer(README) if found[1] == "sh" for line in found[2].splitlines() if line.strip()
-]
+SHELL = [line for found in FENCE.finditer(README) if found[1] == "sh" for line in found[2].splitlines() if line.strip()]
 
 
 def replaced(code: str, urls: dict[str, str]) -> str:
@@ -169,8 +167,8 @@ def wait_until_saved(shop: Path, token: int) -> None:
         await store.open()
         try:
             async with asyncio.timeout(20):
-                while (await store.load_reader("billing")).positions.get(("orders", "web-1"), 0) < token:
-                    await asyncio.sleep(0.05)
+                while (await store.load_reader("billing")).positions.get(("orders", "web-1"), 0) < token:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)  # another process saves: there is nothing here to be awaited
         finally:
             await store.close()
 
@@ -267,5 +265,3 @@ def test_lines_are_not_too_long() -> None:
     for number, line in enumerate(README.splitlines(), 1):
         inside = inside != line.startswith("```")
         assert inside or len(line) <= 130 or line.startswith("|"), number
-
-

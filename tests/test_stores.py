@@ -74,6 +74,8 @@ def committed(process: subprocess.Popen[str], until: str = "") -> list[int]:
 
 
 class TestMemory(StoreConformance):
+    commits_at_once = True
+
     @pytest.fixture
     def url(self) -> str:
         return f"memory://{secrets.token_hex(6)}"
@@ -501,7 +503,7 @@ class TestSqlite(SqlConformance):
             await self.make(f"sqlite:///{tmp_path}/no/such/directory.db").init()
         with pytest.raises(Unavailable, match="not open"):
             await self.make(url).epoch()
-        assert not Path(url.removeprefix("sqlite:///")).exists()
+        assert not Path(url.removeprefix("sqlite:///")).exists()  # noqa: ASYNC240
 
     def test_relative_and_absolute_paths(self) -> None:
         assert open_store("sqlite:///a%20b.db", generic()).path == "a b.db"  # type: ignore[attr-defined]
@@ -686,7 +688,7 @@ class TestPostgres(SqlConformance):
                     gate.execute("SELECT pg_advisory_lock(7)")
                     await transaction.execute("INSERT INTO gate VALUES (1)")
                     committing = asyncio.create_task(transaction.commit())
-                    while not gate.execute(
+                    while not gate.execute(  # noqa: ASYNC110 - the server is waited for
                         "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event = 'advisory'", (pid,)
                     ).fetchall():
                         await asyncio.sleep(0.01)
@@ -697,7 +699,7 @@ class TestPostgres(SqlConformance):
             assert not caught.value.cancelled
             assert caught.value.marker == transaction.marker
             await transaction.rollback()
-            while (left := await store.outcome(claim, transaction.marker, [("orders", token)])) is None:
+            while (left := await store.outcome(claim, transaction.marker, [("orders", token)])) is None:  # noqa: ASYNC110 - the same
                 await asyncio.sleep(0.01)
             assert left == ({("orders", token): [row(1)]} if landed else {})
             await write(store, claim, 1)

@@ -9,7 +9,7 @@ import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, TypeVar
 
 import redis.asyncio as aioredis
@@ -21,7 +21,7 @@ from busrep.settings import Settings
 from busrep.streams import Registry, Stream
 
 from .link import RedisLink
-from .reading import Batch, Handler, NoticeHandler, Reading, Start
+from .reading import Batch, Handler, NoticeHandler, Reading, Start, call, log_failure
 from .writing import Fact, Writing
 
 log = logging.getLogger("busrep")
@@ -130,9 +130,9 @@ class Bus:
         if self.reader is not None:
             self._background.append(self._start(self._reading.keep_saving()))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=f"busrep-{work.__qualname__}")
-        task.add_done_callback(_log_failure)
+    def _start(self, work: CoroutineType[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"busrep-{work.cr_code.co_name}")
+        task.add_done_callback(log_failure)
         return task
 
     async def _begin_writing(self, writer: str) -> Writing:
@@ -304,8 +304,16 @@ class Bus:
             raise ConfigError(f"stream {stream.name!r} has no linear position")
         await asyncio.shield(self._reading.follow_stream(self.streams[stream.name]))
         handled = self.positions().get(stream.name, {})
-        registered = [one.writer for one in await self._store.known() if one.stream == stream.name and one.registered]
-        return min((handled.get(writer, 0) for writer in registered), default=max(handled.values(), default=0))
+        lowest, highest = [], 0
+        for one in await self._store.known():
+            if one.stream != stream.name:
+                continue
+            at = handled.get(one.writer, 0)
+            highest = max(highest, at)
+            # One that left the registry counts until its last rows have been handled here.
+            if one.registered or at < one.position:
+                lowest.append(at)
+        return min(lowest, default=highest)
 
     def resume(self, stream: Stream[Any], writer: str) -> None:
         """Go on with a (stream, writer) that stopped on a poison row, at that row."""
@@ -394,7 +402,7 @@ class Bus:
             elif command.incarnation is not None and command.incarnation > writing.incarnation:
                 writing.fence(WriterFenced(writing.name, writing.incarnation))
         for handler in self._command_handlers.get(type(command), ()):
-            self._spawn(_call(handler, command))
+            self._spawn(call(handler, command))
 
     def _log_error(self, error: ParseError, now: float) -> None:
         reason = f"{error.field} {error.reason}"
@@ -408,7 +416,7 @@ class Bus:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_log_failure)
+        task.add_done_callback(log_failure)
 
     # -- publishing -------------------------------------------------------------------------------------------
 
@@ -537,17 +545,6 @@ class Bus:
 def settings_in_flight(settings: Settings) -> int:
     """Commands that share a pipeline with frames."""
     return settings.publish_in_flight * 16
-
-
-async def _call(handler: Callable[[Any], Any], command: Any) -> None:
-    result = handler(command)
-    if asyncio.iscoroutine(result) or isinstance(result, asyncio.Future):
-        await result
-
-
-def _log_failure(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("%s failed", task.get_name(), exc_info=error)
 
 
 def _one_of(what: str, value: str, allowed: Sequence[str]) -> None:

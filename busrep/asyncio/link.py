@@ -32,6 +32,8 @@ def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
 
     Raises ConfigError for a URL that redis-py does not understand.
     """
+    kwargs: dict[str, Any]
+    kind: Any
     if isinstance(redis, str):
         try:
             kwargs = dict(parse_url(redis))

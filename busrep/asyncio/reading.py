@@ -112,7 +112,8 @@ class _DetachedError(Exception):
     """The loop that took a batch ended before it asked for the next: the batch was not handled."""
 
 
-async def _call(function: Callable[..., Awaitable[None] | None], *args: Any) -> None:
+async def call(function: Callable[..., Any], *args: Any) -> None:
+    """Call a handler, whether it is a coroutine function or not."""
     result = function(*args)
     if inspect.isawaitable(result):
         await result
@@ -121,6 +122,12 @@ async def _call(function: Callable[..., Awaitable[None] | None], *args: Any) -> 
 def _refuse(future: asyncio.Future[None], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+def log_failure(task: asyncio.Task[Any]) -> None:
+    """A done callback: a background task that fails says so."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s failed", task.get_name(), exc_info=error)
 
 
 class Reading:
@@ -227,6 +234,10 @@ class Reading:
             except BusrepError as error:
                 self._fail(error)
                 return
+            except Exception as error:
+                log.exception("cannot begin to follow %s", stream.name)
+                self._fail(Unavailable("the store", error))
+                return
             else:
                 self._ask()
                 self.pump()
@@ -316,6 +327,7 @@ class Reading:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(log_failure)
 
     async def _fetch(self, asked: FetchUpdates) -> None:
         clock = asyncio.get_running_loop().time
@@ -328,9 +340,9 @@ class Reading:
         except (BusrepError, TimeoutError) as error:
             log.warning("fetching (%s, %s) from %d: %s", asked.stream, asked.writer, asked.after, error)
             self.core.fetch_failed(asked, error, clock())
-        except BaseException as error:
+        except Exception as error:  # a bug, in a store perhaps: loud, and tried again
+            log.exception("fetching (%s, %s) from %d failed", asked.stream, asked.writer, asked.after)
             self.core.fetch_failed(asked, error, clock())
-            raise
         else:
             self.core.receive_page(asked, page, clock())
         self.pump()
@@ -413,6 +425,9 @@ class Reading:
                 await self._save_if_due(key)
                 # A handler that never waits must not keep the link from being read.
                 await asyncio.sleep(0)
+        except Exception as error:  # ours, not the handler's: loud, and not over and over
+            self._stop(key, HandlerFailed(*key, core.delivered(*key), error))
+            log.exception("handing out rows of %s failed", key)
         finally:
             del self._workers[key]
             self.pump()
@@ -427,7 +442,7 @@ class Reading:
             calls = [(f, found) for s, f in self._missed_handlers if s in (None, notice.stream)]  # type: ignore[misc]
         for function, args in calls:
             try:
-                await _call(function, notice.stream, notice.writer, *args)
+                await call(function, notice.stream, notice.writer, *args)
             except Exception:
                 log.exception("the handler of a reset or of missed rows failed")
 
@@ -449,7 +464,7 @@ class Reading:
             try:
                 batch._saved = False
                 for handler in list(self._handlers.get(raw.stream, ())):
-                    await _call(handler, batch)
+                    await call(handler, batch)
             except _DetachedError:
                 core.put_back(*key)
                 return False

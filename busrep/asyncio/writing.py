@@ -22,7 +22,7 @@ from busrep.writer import Writer
 
 log = logging.getLogger("busrep.writer")
 
-# An unknown COMMIT is asked after at this pace at first; it doubles up to the slowest (a held transaction may take long).
+# An unknown COMMIT is asked after at this pace at first, doubling up to the slowest: a held transaction may take long.
 SETTLE_FIRST, SETTLE_SLOWEST = 0.01, 1.0
 
 
@@ -228,7 +228,7 @@ class Fact:
 
 
 class Writing:
-    """Owns a ``Writer`` core and one ID generator per stream. ``wake()`` is called when there is something to publish."""
+    """Owns a ``Writer`` core and one ID generator per stream; calls ``wake()`` when there is something to publish."""
 
     def __init__(
         self,

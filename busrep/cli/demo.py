@@ -81,7 +81,7 @@ def _terminate(*_: object) -> NoReturn:
 @click.command()
 @click.option("--redis", "redis_url", metavar="URL", help="Use this Redis [default: start one].")
 @click.option("--store", "store_url", metavar="URL", help="Use this table [default: an SQLite file of its own].")
-@click.option("--facts", default=40_000, show_default=True, type=click.IntRange(min=1), help="Facts to write.")
+@click.option("--facts", default=50_000, show_default=True, type=click.IntRange(min=1), help="Facts to write.")
 @click.option("--writers", default=2, show_default=True, type=click.IntRange(1, 64), help="Writer processes.")
 @click.option("--readers", default=2, show_default=True, type=click.IntRange(1, 64), help="Reader processes.")
 @click.option(

@@ -118,6 +118,7 @@ async def read() -> None:
         store=task.store,
         reader=task.who,
         settings=task.settings,
+        require_redis=False,  # it may be away while this process is started again
     )
     async with bus:
         background = [asyncio.create_task(_reports(parent, reading, bus))]

@@ -20,6 +20,8 @@ from busrep.streams import Stream
 
 # A fact whose rows carry this kind was rolled back on purpose: it must appear nowhere.
 ABORTED = "aborted"
+# Rows of this kind came by publish(), without a row of the application.
+BULK = "bulk"
 # Exit status of a writer whose name was claimed by another process: a supervisor starts it again.
 FENCED = 3
 # Exit status of a child whose parent is gone.

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from busrep.cli.demo_check import FactContent, Handled
-from busrep.cli.demo_rows import ABORTED, demo_streams, fact_digest
+from busrep.cli.demo_rows import ABORTED, BULK, demo_streams, fact_digest
 from busrep.errors import ConfigError, MissingExtra, Unavailable
 
 # Seconds to wait for SQLite's one write lock while several processes write.
@@ -129,7 +129,10 @@ class DemoTable:
     def prepare(self) -> None:
         """Make the application's table and the readers'."""
         number = "BIGINT GENERATED ALWAYS AS IDENTITY" if is_postgres(self._store) else "INTEGER"
-        self._execute(f"CREATE TABLE demo_{self._run}_orders (stream TEXT, writer TEXT, id BIGINT)")
+        self._execute(
+            f"CREATE TABLE demo_{self._run}_orders (stream TEXT, writer TEXT, id BIGINT, "
+            "PRIMARY KEY (stream, writer, id))"
+        )
         self._execute(
             f"CREATE TABLE demo_{self._run}_handled (n {number} PRIMARY KEY, reader TEXT, life BIGINT, "
             "stream TEXT, writer TEXT, token BIGINT, rows_ BIGINT, digest TEXT)"
@@ -156,16 +159,22 @@ class DemoTable:
         return dict(found)
 
     def broken_transactions(self) -> int:
-        """Application rows without their fact, or facts rolled back that are there all the same."""
-        orders, marks = f"demo_{self._run}_orders", ", ".join("?" * len(self._streams))
-        without = (
-            f"SELECT count(*) FROM {orders} AS o WHERE NOT EXISTS (SELECT 1 FROM busrep_facts AS f "  # noqa: S608
-            "WHERE f.stream = o.stream AND f.writer = o.writer AND f.id = o.id)"
-        )
-        aborted = f"SELECT count(*) FROM busrep_facts WHERE stream IN ({marks}) AND row LIKE ?"  # noqa: S608
-        return int(
-            self._execute(without).fetchone()[0]
-            + self._execute(aborted, (*self._streams, f'%"{ABORTED}"%')).fetchone()[0]
+        """Application rows without their fact, facts without their application row, facts that were rolled back."""
+        marks = ", ".join("?" * len(self._streams))
+        same = "f.stream = o.stream AND f.writer = o.writer AND f.id = o.id"
+        facts = f"busrep_facts AS f WHERE f.stream IN ({marks}) AND f.idx = 0"
+        orders = f"demo_{self._run}_orders AS o"
+        questions: list[tuple[str, list[str]]] = [
+            (f"{orders} WHERE NOT EXISTS (SELECT 1 FROM busrep_facts AS f WHERE {same})", []),  # noqa: S608
+            (
+                f"{facts} AND f.row NOT LIKE ? AND NOT EXISTS (SELECT 1 FROM {orders} WHERE {same})",  # noqa: S608
+                [*self._streams, f'%"{BULK}"%'],
+            ),
+            (f"{facts} AND f.row LIKE ?", [*self._streams, f'%"{ABORTED}"%']),
+        ]
+        return sum(
+            self._execute(f"SELECT count(*) FROM {text}", params).fetchone()[0]  # noqa: S608
+            for text, params in questions
         )
 
     def handled(self, reader: str) -> Iterator[Handled]:

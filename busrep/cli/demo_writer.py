@@ -9,13 +9,13 @@ import time
 import attrs
 
 import busrep
-from busrep.cli.demo_rows import ABORTED, REPORT_EVERY, DemoRow, Parent, Task, demo_streams, run_child
+from busrep.cli.demo_rows import ABORTED, BULK, REPORT_EVERY, DemoRow, Parent, Task, demo_streams, run_child
 from busrep.cli.demo_table import business_insert
 from busrep.streams import Stream
 
 # Facts of one round. Most come by publish(), in one transaction, as in an import; the rest one by one.
 ROUND = 100
-BULK = 80
+BULK_FACTS = 80
 # Facts open at a time: they complete in any order.
 LANES = 5
 # How the facts outside of publish() are made, and how often.
@@ -75,7 +75,7 @@ class Work:
 
     async def bulk(self, stream: Stream[DemoRow], count: int) -> None:
         """``count`` facts of one row in one transaction."""
-        rows = [row for _ in range(count) for row in self.make_rows("bulk")]
+        rows = [row for _ in range(count) for row in self.make_rows(BULK)]
         await self.bus.publish(stream, rows)
         self.facts, self.rows = self.facts + count, self.rows + count
 
@@ -89,9 +89,9 @@ class Work:
                 await self.wake.wait()
                 continue
             stream = self.chance.choice(streams)
-            bulk = min(BULK, left)
+            bulk = min(BULK_FACTS, left)
             await self.bulk(stream, bulk)
-            await self.some(stream, min(ROUND - BULK, left - bulk))
+            await self.some(stream, min(ROUND - BULK_FACTS, left - bulk))
 
     def report(self, **more: object) -> None:
         """Tell the parent how far it is."""
@@ -123,6 +123,7 @@ async def write() -> None:
         writer=task.who,
         store=task.store,
         settings=task.settings,
+        require_redis=False,  # it may be away while this process is started again
     )
     async with bus:
         work = Work(task, bus, parent)

@@ -4,6 +4,7 @@ Stores of one name share their contents within the process. Every operation is o
 no snapshots to take; transactions keep their rows to themselves until they commit.
 """
 
+# ruff: noqa: ARG002 - the interface has parameters that memory has no use for
 from __future__ import annotations
 
 import asyncio
