@@ -28,13 +28,25 @@ Errors carry their facts as attributes; the class writes the message, which says
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 # A bad line is quoted up to this many bytes (protocol.md, section 1): enough to find it, not enough to flood a log.
 QUOTED_BYTES = 200
 
 
 class BusrepError(Exception):
-    """Base of all busrep errors."""
+    """Base of all busrep errors. They can be pickled, so they pass between processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default calls the class with the message alone, where most need their fields.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[BusrepError], args: tuple[Any, ...], fields: dict[str, Any]) -> BusrepError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class ConfigError(BusrepError):
@@ -74,7 +86,7 @@ class UnknownStream(BusrepError):
     def __init__(self, stream: str, known: Sequence[str] = ()) -> None:
         self.stream, self.known = stream, tuple(known)
         listed = ", ".join(sorted(self.known)) or "none"
-        super().__init__(f"stream {stream!r} is not registered on this bus (registered: {listed})")
+        super().__init__(f"stream {stream!r} is not registered on this bus ({listed}): pass it in streams=")
 
 
 class NotAWriter(BusrepError):
@@ -135,7 +147,10 @@ class EpochChanged(BusrepError):
 
     def __init__(self, held: str, found: str) -> None:
         self.held, self.found = held, found
-        super().__init__(f"positions are of epoch {held}, the fact log is of epoch {found}")
+        super().__init__(
+            f"positions are of epoch {held}, the fact log is of epoch {found}: it was restored or replaced. Begin "
+            "again with on_epoch_change='rebootstrap', or give the reader a new name"
+        )
 
 
 class PositionTooOld(BusrepError):
@@ -173,7 +188,10 @@ class HandlerFailed(BusrepError):
 
     def __init__(self, stream: str, writer: str, token: int, error: BaseException) -> None:
         self.stream, self.writer, self.token, self.error = stream, writer, token, error
-        super().__init__(f"the handler of ({stream}, {writer}) failed at {token}: {type(error).__name__}: {error}")
+        super().__init__(
+            f"the handler of ({stream}, {writer}) failed at {token}: {type(error).__name__}: {error}; mend it, then "
+            "call bus.resume() or restart"
+        )
 
 
 class SchemaError(BusrepError):

@@ -358,6 +358,9 @@ class Reader:
                 progress.overflowed = True
                 self.counters.overflows += 1
             self.counters.rows_dropped += len(item.payloads) if isinstance(item, Rows) else 0
+            # What is dropped still tells how far the writer is: there is no need to hear it again to fetch it.
+            upto = item.new if isinstance(item, Position) else item.tokens[-1] if item.tokens else 0
+            progress.target = max(progress.target, upto)
             return
         progress.heard = progress.heard or isinstance(item, Position)
         # Heartbeats of a catch-up that lasts for hours must not pile up: a repeated POSITION says nothing new.
@@ -386,7 +389,9 @@ class Reader:
             if not tokens:
                 return
         if self.queue_bytes > self.settings.receive_queue_bytes:
-            self._overflow(progress, len(tokens))
+            self.counters.overflows += 1
+            self.counters.rows_dropped += len(tokens)
+            self._gap(progress, tokens[-1])  # fetched when there is room
             return
         self.counters.rows_received += len(tokens)
         self._take_in(progress, tokens, payloads, tokens[-1], fetched=False)
@@ -395,12 +400,8 @@ class Reader:
         progress.open += rows
         progress.open_size += sum(map(len, rows)) + 100 * len(rows)
         if progress.open_size > self.settings.held_bytes:  # an endless batch: its rows come by fetch, or not at all
-            self._overflow(progress, 0)
-
-    def _overflow(self, progress: Progress, rows: int) -> None:
-        self.counters.overflows += 1
-        self.counters.rows_dropped += rows
-        self._lose(progress)
+            self.counters.overflows += 1
+            self._lose(progress)
 
     def _take_in(
         self, progress: Progress, tokens: list[int], payloads: list[bytes], upto: int, *, fetched: bool
@@ -528,7 +529,7 @@ class Reader:
             self._take_in(progress, list(page.tokens), list(page.payloads), page.upto, fetched=True)
         if progress.position >= progress.target:
             self._caught_up(progress)
-        elif not page.limited or page.upto <= asked.after:
+        elif page.upto <= asked.after or (page.upto < asked.upto and not page.limited):
             # Asked of a source that cannot prove more yet (9.9): not an error, but no reason to hurry either.
             self.counters.pages_unproven += 1
             self._retry_later(progress, now)

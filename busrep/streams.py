@@ -483,6 +483,8 @@ class Registry(Iterable[Stream[Any]]):
     def __init__(self, streams: Iterable[Stream[Any]]) -> None:
         self._streams: dict[str, Stream[Any]] = {}
         for stream in streams:
+            if not isinstance(stream, Stream):
+                raise ConfigError(f"streams= takes busrep.Stream objects, not {stream!r}")
             if self._streams.setdefault(stream.name, stream) is not stream:
                 raise ConfigError(f"two streams are named {stream.name!r}")
 

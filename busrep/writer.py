@@ -138,9 +138,10 @@ class _Chain:
     def hold_run(self, first: int, payloads: Sequence[bytes]) -> int:
         """Take over facts of one row each, numbered from ``first`` on without a gap; gives the bytes they occupy."""
         rdata = self.rdata
-        facts: list[_Fact] = [(token, b"%b%d %b" % (rdata, token, payload), 1) for token, payload in enumerate(payloads, first)]
+        lines = [b"%b%d %b" % (rdata, token, payload) for token, payload in enumerate(payloads, first)]
+        facts: list[_Fact] = [(token, line, 1) for token, line in enumerate(lines, first)]
         heappush(self.runs, (first, facts))
-        cost = FACT_BYTES * len(facts) + sum([len(line) for _, line, _ in facts])
+        cost = FACT_BYTES * len(facts) + sum(map(len, lines))
         self.queued_bytes += cost
         return cost
 

@@ -281,7 +281,7 @@ def test_one_fact_of_two_streams_is_one_transaction(deployment: Deployment) -> N
             async with writer.write(orders, payments) as fact:
                 fact.add(Order(1, "new"))
                 fact.add(Order(2, "due"), stream=payments)
-                with pytest.raises(NotAWriter):
+                with pytest.raises(ConfigError, match="bus.write"):
                     fact.add(Order(3, "?"), stream=typing)
             await reader.wait_for(orders, "w1", fact.ids["orders"])
             await reader.wait_for(payments, "w1", fact.ids["payments"])
@@ -755,6 +755,44 @@ def test_two_processes_under_one_reader_name_are_found_out(on_postgres: Deployme
             numbers = [row[0] for row in connection.execute("SELECT n FROM effects ORDER BY n")]
         assert numbers == list(range(30))  # exactly once, whoever did it
         assert moved
+
+    run(main())
+
+
+def test_positions_may_be_saved_in_another_database(deployment: Deployment, tmp_path: Path) -> None:
+    async def main() -> None:
+        elsewhere = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+        await Deployment(deployment.redis, deployment.name, elsewhere).init()
+        async with deployment.bus(writer="w1") as writer:
+            for number in (1, 2):
+                seen = Seen()
+                async with deployment.bus(reader="billing", reader_store=elsewhere) as reader:
+                    reader.subscribe(orders)(seen)
+                    await reader.wait_for(orders, "w1", await write(writer, number))
+                assert seen.numbers == [number]
+
+    run(main())
+
+
+def test_a_stream_that_counts_down(deployment: Deployment) -> None:
+    backfill = Stream("backfill", Order, negative=True)
+
+    async def main() -> None:
+        store = open_store(deployment.store, Registry([backfill]))
+        await store.init()
+        await store.close()
+        seen = Seen()
+        async with (
+            deployment.bus(streams=[backfill], writer="w1") as writer,
+            deployment.bus(streams=[backfill]) as reader,
+        ):
+            reader.subscribe(backfill)(seen)
+            last = await write(writer, 1, 2, stream=backfill)
+            assert last < 0
+            ids = await writer.publish(backfill, [Order(3, "bulk")])
+            assert ids[0] < last
+            await reader.wait_for(backfill, "w1", ids[0])
+            assert seen.numbers == [1, 2, 3]
 
     run(main())
 
@@ -1252,9 +1290,22 @@ def test_errors_say_what_to_do(deployment: Deployment, tmp_path: Path) -> None:
         with pytest.raises(SchemaError, match="busrep db init"):
             async with deployment.bus(store=f"sqlite:///{tmp_path / 'empty.db'}"):
                 pass
-        bus = deployment.bus()
+        bus = deployment.bus(writer="w1")
         with pytest.raises(ConfigError, match="async with"):
             bus.subscribe(orders)
+        with pytest.raises(ConfigError, match="async with"):
+            bus.write(orders)
+        with pytest.raises(ConfigError, match="start="):
+            deployment.bus(start="sometime")
+        with pytest.raises(ConfigError, match="store="):
+            connect(deployment.redis, name="x", reader="r")
+        with pytest.raises(ConfigError, match="store="):
+            connect(deployment.redis, name="x", store=3)
+        with pytest.raises(ConfigError, match="streams="):
+            connect(deployment.redis, name="x", streams=[1])  # type: ignore[list-item]
+        with pytest.raises(ConfigError) as caught:
+            connect("http://user:secret@nowhere", name="x")
+        assert "secret" not in str(caught.value)
         async with deployment.bus() as reader:
             with pytest.raises(NotAWriter, match="writer="):
                 reader.write(orders)
@@ -1262,6 +1313,8 @@ def test_errors_say_what_to_do(deployment: Deployment, tmp_path: Path) -> None:
                 reader.subscribe(Stream("nobody"))(print)
             with pytest.raises(ConfigError):
                 await reader.linear_position(typing)
+            with pytest.raises(ConfigError, match="command"):
+                await reader.send("hello")  # type: ignore[arg-type]
         with pytest.raises(Closed):
             reader.write(orders)
         with pytest.raises(Closed):
@@ -1269,6 +1322,8 @@ def test_errors_say_what_to_do(deployment: Deployment, tmp_path: Path) -> None:
         async with deployment.bus(writer="w1") as writer:
             with pytest.raises(ConfigError):
                 writer.write()
+            with pytest.raises(ConfigError, match="async with"):
+                writer.write(orders).add(Order(1, "new"))
             assert await writer.publish(orders, []) == []
             with pytest.raises(NotAWriter):
                 writer.write(Stream("nobody"))

@@ -345,9 +345,9 @@ def test_error_redis_is_not_there(command: tuple[str, ...], closed_port: int) ->
 
 
 @pytest.mark.parametrize("command", BAD_REDIS, ids=lambda command: command[0])
-@pytest.mark.parametrize("url", ["http://127.0.0.1", "redis://h:port", "nonsense"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1", "redis://h:port", "nonsense", "redis://me:***@h:port"])
 def test_error_bad_redis_url(command: tuple[str, ...], url: str) -> None:
-    assert url in error_of(*command, "--redis", url)
+    assert url in error_of(*command, "--redis", url.replace("***", "secret"))
 
 
 STORE_COMMANDS = [

@@ -258,6 +258,17 @@ def test_a_restart_command_that_fails_is_an_error(redis_url: str) -> None:
     assert "status 5: no such unit" in result.stderr
 
 
+def test_a_restart_command_needs_a_given_redis() -> None:
+    result = CliRunner().invoke(cli, ["demo", "--restart-redis", "true"])
+    assert (result.exit_code, "--redis" in result.stderr) == (2, True)
+
+
+def test_one_fact_is_enough_to_be_killed_for(redis_url: str) -> None:
+    result = CliRunner().invoke(cli, ["demo", "--facts", "1", "--redis", redis_url, "--json"])
+    assert result.exit_code == 0, result.output
+    clean(json.loads(result.stdout))
+
+
 def test_memory_is_no_store_for_several_processes() -> None:
     result = CliRunner().invoke(cli, ["demo", "--store", "memory://x", "--json"])
     assert (result.exit_code, "postgresql://" in result.stderr) == (2, True)

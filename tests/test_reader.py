@@ -430,19 +430,21 @@ def test_rule_9_13_on_overflow_the_newest_are_dropped_and_it_stays_unconnected()
 
 
 def test_rule_9_13_overflow_survives_a_second_gap_among_the_held_lines() -> None:
-    d = Driver(at={"w": 5}, live=("w",), settings=Settings(held_bytes=900))
-    d.table.write("w", *range(6, 30))
+    d = Driver(at={"w": 5}, live=("w",), settings=Settings(held_bytes=500))
+    d.table.write("w", *range(6, 12))
     d.answer = False
     d.send(position("w", 6, 6))
-    d.send(position("w", 9, 9), rdata("w", 10))
-    for token in range(11, 30):
-        d.send(rdata("w", token))
+    d.send(position("w", 9, 9))
+    d.send(rdata("w", "batch", b"x" * 600))  # dropped, and tells nothing of where the writer is
     d.answer = True
     d.reader.receive_page(d.asked[0], d.table.page(d.asked[0]), d.now)
     d.run()
+    assert d.tokens("w") == [6, 7, 8, 9]
     assert d.state("w") is State.UNSYNCED
-    d.send(position("w", 29, 29))
-    assert d.tokens("w") == list(range(6, 30))
+    d.send(rdata("w", 11))
+    assert d.tokens("w") == [6, 7, 8, 9]
+    d.send(position("w", 11, 11))
+    assert d.tokens("w") == list(range(6, 12))
 
 
 def test_rule_9_14_a_position_clears_a_held_batch() -> None:
@@ -755,6 +757,19 @@ def test_one_fact_larger_than_a_batch_stays_whole() -> None:
     taken = d.reader.take("s", "w")
     assert isinstance(taken, RawBatch)
     assert list(taken.tokens) == [1] * 5
+
+
+def test_a_target_that_moved_while_a_page_was_fetched_is_fetched_at_once() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.write("w", 6, 9)
+    d.answer = False
+    d.reader.learned("s", "w", 6)
+    d.run()
+    d.reader.learned("s", "w", 9)
+    d.answer = True
+    d.reader.receive_page(d.asked[0], d.table.page(d.asked[0]), 0.0)
+    d.run()
+    assert d.tokens("w") == [6, 9]
 
 
 # -- bounds ---------------------------------------------------------------------------------------------------

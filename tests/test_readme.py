@@ -30,6 +30,7 @@ from typing import Any
 import attrs
 import click
 import pytest
+import redis
 
 import busrep
 from busrep.cli.app import cli
@@ -175,6 +176,33 @@ def wait_until_saved(shop: Path, token: int) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.servers
+def test_the_rights_named_are_enough(shop: Path, redis_url: str, bus_name: str) -> None:
+    rights = re.search(r"needs\s+`([^`]*)`\s+and\s+the\s+channels\s+`(\S+)`\s+and\s+`(\S+)`", README)
+    assert rights is not None
+    rules = [*rights[1].split(), *(channel.replace("shop", bus_name) for channel in rights.groups()[1:])]
+    stream = busrep.Stream("numbers")
+
+    async def work() -> None:
+        # The name of the bus serves as the user's: nobody else has it.
+        url = redis_url.replace("redis://", f"redis://{bus_name}:secret@")
+        common: dict[str, Any] = {"name": bus_name, "streams": [stream], "store": f"memory://{bus_name}"}
+        await open_store(common["store"], Registry([stream])).init()
+        async with busrep.connect(url, writer="w", **common) as bus, busrep.connect(url, **common) as reading:
+            reading.subscribe(stream)(lambda batch: None)
+            reading.on(busrep.UserSync)(lambda command: None)
+            (token,) = await bus.publish(stream, [1])
+            await reading.wait_for(stream, "w", token)
+
+    with redis.Redis.from_url(redis_url) as admin:
+        admin.acl_setuser(bus_name, enabled=True, reset=True, passwords=["+secret"])
+        admin.execute_command("ACL", "SETUSER", bus_name, "-@all", *rules)
+        try:
+            asyncio.run(work())
+        finally:
+            admin.acl_deluser(bus_name)
+
+
 @pytest.mark.parametrize("name", ["writer.py", "reader.py"])
 def test_the_programs_have_about_ten_lines(name: str) -> None:
     assert len([line for line in FILES[name].splitlines() if line.strip()]) <= 11
@@ -187,7 +215,7 @@ def test_the_two_commands_stand_there_and_their_extras_exist() -> None:
         assert named in extras
     sentence = re.search(r"The rest are extras: (.*?)\.\n", README, re.DOTALL)
     assert sentence is not None
-    assert set(re.findall(r"`(\w+)` \(", sentence[1])) == extras.keys() - {"demo", "test"}
+    assert set(re.findall(r"`(\w+)`\s+\(", sentence[1])) == extras.keys() - {"demo", "test"}
 
 
 def busrep_commands() -> list[str]:

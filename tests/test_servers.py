@@ -149,9 +149,7 @@ def test_postgres_starts_and_restarts_in_every_mode() -> None:
     assert not directory.exists()
 
 
-def test_the_environment_names_the_postgres_directory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_environment_names_the_postgres_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     programs = find_postgres()
     monkeypatch.setenv("BUSREP_POSTGRES_BIN", str(programs))
     assert find_postgres() == programs
@@ -167,9 +165,7 @@ def test_a_wheel_that_nobody_may_read_is_copied(monkeypatch: pytest.MonkeyPatch)
         pytest.skip("only root runs PostgreSQL as somebody else")
     monkeypatch.setenv("BUSREP_POSTGRES_BIN", str(package / "pginstall" / "bin"))
     reachable = servers._anyone_may_enter
-    monkeypatch.setattr(
-        servers, "_anyone_may_enter", lambda path: package not in path.parents and reachable(path)
-    )
+    monkeypatch.setattr(servers, "_anyone_may_enter", lambda path: package not in path.parents and reachable(path))
     with start_postgres() as server:
         assert server.directory in server.programs.parents
         assert select_one(server.url) == (1,)

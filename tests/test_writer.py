@@ -809,8 +809,21 @@ class Model:
 
     def complete(self) -> None:
         name = self.random.choice(self.names)
-        if self.open[name]:
+        if self.open[name] and self.random.random() < 0.3:
+            self.end_together(name)
+        elif self.open[name]:
             self.end(name, self.random.choice(sorted(self.open[name])))
+
+    def end_together(self, name: str) -> None:
+        """One transaction of several facts of one row each."""
+        tokens = sorted(self.random.sample(sorted(self.open[name]), self.random.randint(1, len(self.open[name]))))
+        rows = [f"[{token},0,{'7' * self.random.choice([1, 30, 300, 1200])}]" for token in tokens]
+        self.open[name].difference_update(tokens)
+        self.ended[name].update(tokens)
+        self.truth[name].update({token: [row] for token, row in zip(tokens, rows, strict=True)})
+        self.writer.rows_completed(name, tokens, [row.encode() for row in rows])
+        if self.random.random() < 0.8:
+            self.move(name)
 
     def end(self, name: str, token: int) -> None:
         self.open[name].remove(token)
@@ -913,3 +926,59 @@ def test_random_every_fact_once_in_order_and_no_false_chain(seed: int) -> None:
     model = Model(seed)
     model.run(400)
     model.finish()
+
+
+# --- many facts at once
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_completed_together_make_the_frames_that_they_make_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    settings = Settings(frame_bytes=rng.choice([1_024, 65_536]))
+    together, singly = (
+        Writer("bus", "w", incarnation=1, epoch="0" * 32, settings=settings, jitter=lambda: 0.5) for _ in range(2)
+    )
+    for writer in (together, singly):
+        writer.add_stream(Stream("s"), 0)
+        writer.connected(0.0)
+    position, next_id, waiting = 0, 1, []
+    for _ in range(60):
+        for _ in range(rng.randrange(3)):
+            count = rng.randrange(1, 8)
+            step = rng.choice([1, 1, 1, 2])  # another writer's IDs between them
+            waiting.append([next_id + step * i for i in range(count)])
+            next_id = waiting[-1][-1] + rng.randrange(1, 3)
+        rng.shuffle(waiting)
+        while waiting and rng.random() < 0.7:
+            ids = waiting.pop()
+            payloads = [b"[%d,%d]" % (id, 10 ** rng.choice([1, 5, 1_500])) for id in ids]
+            together.rows_completed("s", ids, payloads)
+            for id, payload in zip(ids, payloads, strict=True):
+                singly.fact_completed("s", id, (payload,))
+        floor = min((ids[0] for ids in waiting), default=next_id) - 1
+        position = max(position, rng.randint(min(position, floor), floor))  # it may stop in the middle of a run
+        for writer in (together, singly):
+            writer.position_moved("s", position)
+        frames, expected = together.frames_to_publish(), singly.frames_to_publish()
+        assert [frame.data for frame in frames] == [frame.data for frame in expected]
+        for frame in frames:
+            together.published(frame)
+            singly.published(frame)
+        assert together.statistics() == singly.statistics()
+    assert together.positions() == singly.positions()
+
+
+def test_rows_completed_after_the_end_are_ignored_and_below_the_position_refused() -> None:
+    writer = Writer("bus", "w", incarnation=1, epoch="0" * 32, settings=Settings())
+    writer.add_stream(Stream("s"), 5)
+    writer.rows_completed("s", [], [])
+    with pytest.raises(ValueError, match="5 completed"):
+        writer.rows_completed("s", [5, 6], [b"1", b"2"])
+    assert not writer.unsent
+    writer.connected(0.0)
+    writer.rows_completed("s", [6, 7], [b"1", b"2"])
+    writer.position_moved("s", 7)
+    assert writer.unsent
+    writer.fenced()
+    writer.rows_completed("s", [8], [b"1"])
+    assert writer.queued_bytes == 0

@@ -9,7 +9,7 @@ import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from types import CoroutineType, TracebackType
+from types import TracebackType
 from typing import Any, TypeVar
 
 import redis.asyncio as aioredis
@@ -98,6 +98,12 @@ class Bus:
             ask=self._ask_for_positions,
             own_positions=self._own_positions,
         )
+        self._stores = [one for one in dict.fromkeys((store, reader_store)) if one is not None]
+        _check_stores(self._stores)
+        if not (start is None or isinstance(start, Mapping) or start in ("now", "earliest")):
+            raise ConfigError(f"start={start!r}: 'now', 'earliest' or {{stream: {{writer: position}}}}")
+        if reader is not None and not self._stores:
+            raise ConfigError(f"reader={reader!r} saves its positions in a store: pass store= or reader_store=")
         durable = [stream.name for stream in self.streams if not stream.resettable]
         if durable and store is None:
             raise ConfigError(f"streams {', '.join(durable)} are kept in a table: pass store=, or make them resettable")
@@ -116,22 +122,22 @@ class Bus:
             raise Closed
         self._state = "open"
         try:
-            if self._store is not None:
-                await self._store.open()
+            for store in self._stores:
+                await store.open()
             if self.writer is not None:
                 self._writing = await self._begin_writing(self.writer)
             await self._link.start(required=self._require_redis)
         except BaseException:
             await self.close()
             raise
-        self._background = [self._start(self._keep_publishing()), self._start(self._keep_beating())]
+        self._background = [self._start(self._keep_publishing(), "publish"), self._start(self._keep_beating(), "beat")]
         if self._writing is not None:
-            self._background.append(self._start(self._writing.keep_settling()))
+            self._background.append(self._start(self._writing.keep_settling(), "settle"))
         if self.reader is not None:
-            self._background.append(self._start(self._reading.keep_saving()))
+            self._background.append(self._start(self._reading.keep_saving(), "save"))
 
-    def _start(self, work: CoroutineType[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=f"busrep-{work.cr_code.co_name}")
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"busrep-{name}")
         task.add_done_callback(log_failure)
         return task
 
@@ -173,8 +179,8 @@ class Bus:
                 async with asyncio.timeout(timeout):
                     await self._writing.beat()
         await self._link.close()
-        if self._store is not None:
-            await self._store.close()
+        for store in self._stores:
+            await store.close()
 
     async def __aenter__(self) -> Bus:
         await self.open()
@@ -226,8 +232,7 @@ class Bus:
             await self._writing.settle()
 
     def _writer_of(self, streams: Sequence[Stream[Any]]) -> Writing:
-        if self._state == "closed":
-            raise Closed
+        self._check_open()
         if not streams:
             raise ConfigError("write() needs a stream")
         for stream in streams:
@@ -266,7 +271,8 @@ class Bus:
         """
         self._check_open()
         if writer != self.writer or self._own:
-            await self._reading.wait_for(self.streams[stream.name], writer, token, timeout)
+            # IDs of a negative stream are below zero in the table, above it everywhere else.
+            await self._reading.wait_for(self.streams[stream.name], writer, abs(token), timeout)
 
     def on_reset(self, stream: Stream[Any] | None = None) -> Callable[[NoticeHandler], NoticeHandler]:
         """Decorate a function called with (stream name, writer, position) when that stream begins anew."""
@@ -326,6 +332,8 @@ class Bus:
         when all is well, and again when it is unknown whether it arrived. Raises Unavailable when too many wait.
         """
         self._check_open()
+        if not isinstance(command, Command):
+            raise ConfigError(f"send() takes a command of busrep.commands, not {command!r}")
         if len(self._commands) >= COMMAND_QUEUE:
             raise Unavailable("Redis", f"{COMMAND_QUEUE} commands are waiting for it")
         channel = self._channel("USER_IP" if isinstance(command, UserIp) else "")
@@ -550,6 +558,12 @@ def settings_in_flight(settings: Settings) -> int:
 def _one_of(what: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ConfigError(f"{what}={value!r}: one of {', '.join(map(repr, allowed))}")
+
+
+def _check_stores(stores: Iterable[Any]) -> None:
+    for store in stores:
+        if not all(hasattr(store, name) for name in ("open", "fetch", "claim")):
+            raise ConfigError(f"store={store!r} is no store: pass a URL, or one of busrep.stores")
 
 
 def _check_name(what: str, value: str) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
             kwargs = dict(parse_url(redis))
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"bad Redis URL {redis!r}: {error}; use redis://[user:password@]host:port/db, rediss://... or "
+                f"bad Redis URL {without_password(redis)!r}: {error}; use redis://[user:password@]host:port/db, rediss://... or "
                 "unix:///path?db=0"
             ) from None
         kind = kwargs.pop("connection_class", aioredis.Connection)
@@ -57,6 +58,11 @@ def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
         return aioredis.ConnectionPool(connection_class=kind, **kwargs)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"Redis settings that do not go together: {error}") from None
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
+    return re.sub(r"(?<=:)[^:@/]*(?=@)", "***", re.sub(r"(?<=password=)[^&]*", "***", url))
 
 
 class RedisLink:

@@ -111,7 +111,8 @@ class Fact:
 
     @property
     def id(self) -> int:
-        """The fact's ID in the first stream."""
+        """The fact's ID in the first stream. Raises ConfigError outside the block."""
+        self._of(None)
         return self.ids[self._streams[0].name]
 
     @property
@@ -142,8 +143,10 @@ class Fact:
 
     def _of(self, stream: Stream[Any] | None) -> _Open:
         name = (stream or self._streams[0]).name
+        if not self._opened:
+            raise ConfigError("this fact is not open: use 'async with bus.write(...) as fact'")
         if name not in self._opened:
-            raise NotAWriter(name, f"this fact ({', '.join(self._opened) or 'not open'})")
+            raise ConfigError(f"this fact is of {', '.join(self._opened)}, not of {name!r}: name all streams in bus.write()")
         return self._opened[name]
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:

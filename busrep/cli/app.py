@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import click
@@ -31,7 +32,8 @@ class Commands(click.Group):
         except BusrepError as error:
             if ctx.params.get("verbose"):
                 logging.getLogger("busrep").exception("the command failed")
-            text = str(error)
+            # Errors quote the URL that was wrong.
+            text = re.sub(r"(\w+://[^\s:/@]*):[^\s@]*@", r"\1:***@", str(error))
             # Drivers like to explain over several lines; a server's log in a ConfigError is meant to have them.
             fail(" ".join(text.split()) if isinstance(error, Unavailable) else text)
         except KeyboardInterrupt:

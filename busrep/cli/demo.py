@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
@@ -73,9 +75,18 @@ class Screen:
         self._progress.update(self._handled, completed=handled)
 
 
-def _terminate(*_: object) -> NoReturn:
-    # As Ctrl-C: children are ended and files removed on the way out.
-    sys.exit(128 + signal.SIGTERM)
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM does as Ctrl-C does: children are ended and files removed on the way out."""
+
+    def end(*_: object) -> NoReturn:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.command()
@@ -102,7 +113,8 @@ def demo(as_json: bool, **options: Any) -> None:
     file. A given server is left as it was: only the demo's own connections are cut, and what it wrote is
     removed; BUSREP_REDIS and BUSREP_STORE are not looked at. Exit status 1 if anything was lost or out of order.
     """
-    signal.signal(signal.SIGTERM, _terminate)
+    if options["restart_redis"] and not options["redis_url"]:
+        raise click.UsageError("--restart-redis is for the Redis of --redis; one of its own the demo restarts anyway")
     plan = Plan(
         redis=options["redis_url"],
         store=options["store_url"],
@@ -113,7 +125,7 @@ def demo(as_json: bool, **options: Any) -> None:
         keep=options["keep"],
         timeout=options["timeout"],
     )
-    with Screen(plan.facts, quiet=as_json) as screen:
+    with _ending_in_order(), Screen(plan.facts, quiet=as_json) as screen:
         this = DemoRun(plan, screen.event, screen.progress)
         summary = run(this.run())
         if plan.keep:

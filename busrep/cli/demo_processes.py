@@ -21,7 +21,7 @@ LINE_BYTES = 4 * 2**20
 LOG_TAIL = 1_500
 
 
-class DemoFailed(BusrepError):  # noqa: N818 - as HandlerFailed
+class DemoFailed(BusrepError):
     """The demo could not be run to its end; not a verdict about lost rows."""
 
 

@@ -22,7 +22,7 @@ LANES = 5
 KINDS = {"single": 50, "many": 30, ABORTED: 20}
 
 
-class RollBack(Exception):  # noqa: N818 - nothing went wrong: it makes the block roll back
+class RollBack(Exception):
     """Raised in a fact's block to roll it back."""
 
 

@@ -19,7 +19,7 @@ FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
 """One fact to insert: its ID, its typed rows, and the same rows as payloads. No rows: nothing is inserted."""
 
 
-class CommitUnknown(BusrepError):  # noqa: N818 - named as those in errors.py
+class CommitUnknown(BusrepError):
     """COMMIT was sent and its outcome is not known; the facts stay open until ``outcome()`` tells (9.1).
 
     ``cancelled``: the task was cancelled while it waited for the answer; raise CancelledError again after the
@@ -211,10 +211,14 @@ class AsyncStore(Protocol):
         reader_cap: float | None = None,
         stream: str | None = None,
     ) -> dict[tuple[str, str], int]:
-        """Delete rows older than ``older_than`` seconds and, with ``keep``, all but the last so many IDs of each
-        (stream, writer); never above its proven position, nor above a registered reader saved within
-        ``reader_cap`` seconds (None: ever). Returns the floors that moved. An application's own table is pruned
-        only when ``stream`` names it, and by ``keep`` alone."""
+        """Delete old rows; returns the floors that moved.
+
+        A row may go when it is older than ``older_than`` seconds, and not among the last ``keep`` rows of its
+        (stream, writer), as far as these are given (at least one must be: ConfigError); never above the proven
+        position, nor above a registered reader saved within ``reader_cap`` seconds (None: ever). A reader that
+        reads the stream but has no position for that writer yet holds all of that writer's rows. Facts go whole.
+        An application's own table is pruned only when ``stream`` names it, and by ``keep`` alone.
+        """
 
     async def restored(self) -> str:
         """Declare the database restored: a new epoch (returned), all writers fenced, positions back to the rows."""

@@ -46,7 +46,7 @@ Steps = Step | tuple[Step, ...]
 Plan = Generator[Steps, Answers, T]
 
 
-class Signal(Exception):  # noqa: N818 - a message from the executor to a plan, not an error of the package
+class Signal(Exception):
     """A driver error that a plan may act on; ``cause`` is the driver's exception."""
 
     def __init__(self, cause: BaseException) -> None:
