@@ -58,7 +58,9 @@ async def read(url: str, store: str, seconds: float) -> None:
     peak = 0
     total = asyncio.get_running_loop().create_future()
 
-    async with busrep.connect(url, name="memory", streams=[rows], store=store, settings=SETTINGS, start="earliest") as bus:
+    async with busrep.connect(
+        url, name="memory", streams=[rows], store=store, settings=SETTINGS, start="earliest"
+    ) as bus:
         base = resident()
         awake = time.monotonic() + seconds
 
@@ -120,7 +122,7 @@ def main() -> int:
 
         def child(role: str, seconds: float) -> subprocess.Popen[str]:
             arguments = [sys.executable, __file__, "--seconds", str(seconds), "--child", role, server.url, store]
-            return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+            return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
         with child("read", options.seconds + 2) as reader:
             assert reader.stdout is not None

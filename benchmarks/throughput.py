@@ -3,11 +3,11 @@
     python benchmarks/throughput.py [--rows 200000] [--rounds 5]
 
 One round runs every variant once, in turns, each with a fresh writer and a fresh reader process; printed are medians
-over the rounds, and their ratio to the first variant. A row is ["w1", i, text, float, bool], about 120 bytes as JSON.
+over the rounds, and their ratio to the first variant. A row is ["w1", i, text, float, bool], some 120 bytes as JSON.
 The clock runs from just before the first row is written until the last is in the reader's hands.
 
-``plain``      redis.asyncio with hiredis: one row a message, PUBLISH pipelined by 500; the reader is ``pubsub.listen()``
-               and one ``orjson.loads`` a message. Loses what it loses.
+``plain``      redis.asyncio with hiredis: one row a message, PUBLISH pipelined by 500; the reader is
+               ``pubsub.listen()`` and one ``orjson.loads`` a message. Loses what it loses.
 ``memory``     busrep without a table (a resettable stream), ``bus.publish`` by 500, typed rows at the handler.
 ``sqlite``     busrep with its table in SQLite: 500 facts a transaction.
 ``postgres``   busrep with its table in PostgreSQL: 500 facts a transaction.
@@ -131,7 +131,7 @@ def measure(url: str, rows: int, variant: str, store: str | None, number: int) -
 
     def start(role: str) -> subprocess.Popen[str]:
         arguments = [sys.executable, __file__, "--child", json.dumps({"role": role, **spec})]
-        return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
 
     with start("reader") as reader:
         assert reader.stdout is not None
@@ -174,7 +174,9 @@ def main() -> None:
     print(f"{options.rows:,} rows, medians of {options.rounds}")
     for variant, results in found.items():
         median = statistics.median(results)
-        print(f"{variant:10} {median:>12,.0f} rows/s  {median / base:5.1f}x   ({min(results):,.0f} to {max(results):,.0f})")
+        print(
+            f"{variant:10} {median:>12,.0f} rows/s  {median / base:5.1f}x   ({min(results):,.0f} to {max(results):,.0f})"
+        )
 
 
 if __name__ == "__main__":

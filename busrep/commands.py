@@ -507,7 +507,6 @@ def parse(line: bytes) -> Command:
 
 
 def is_unknown(line: bytes) -> bool:
-    """Whether the line has the form of a command, and its name is none of ours (a newer or foreign peer's).
-    """
+    """Whether the line has the form of a command, and its name is none of ours (a newer or foreign peer's)."""
     name = line.partition(b" ")[0]
     return name not in _BY_NAME and _COMMAND_NAME.fullmatch(name) is not None

@@ -172,9 +172,7 @@ class DeliveryQueue:
         """Undo the last ``take``: the same rows come again, cut as the next ``take`` asks."""
         batch, self.handling = self.handling, None
         if isinstance(batch, RawBatch):
-            self._entries.appendleft(
-                Chunk(batch.tokens, batch.payloads, batch.position, batch.fetched, batch.size)
-            )
+            self._entries.appendleft(Chunk(batch.tokens, batch.payloads, batch.position, batch.fetched, batch.size))
 
     def clear(self) -> int:
         """Drop all that waits, and what is being handled; return the bytes freed."""

@@ -19,6 +19,7 @@
     ├── WaitTimeout               a position was not reached in time (is a TimeoutError)
     ├── HandlerFailed             a handler kept raising; its (stream, writer) has stopped
     ├── SchemaError               the tables are missing, older or newer than this version
+    ├── CommitUnknown             COMMIT got no answer; busrep finds out by itself what became of the facts
     ├── Unavailable               Redis or the store cannot be reached now; worth trying again
     └── Closed                    the bus was closed
 
@@ -206,6 +207,20 @@ class SchemaError(BusrepError):
         else:
             what = f"the store's schema is version {found}, newer than this busrep ({expected}): upgrade busrep"
         super().__init__(what)
+
+
+class CommitUnknown(BusrepError):
+    """COMMIT was sent and its outcome is not known; the facts stay open until the table tells (rule 9.1).
+
+    ``cancelled``: the task was cancelled while it waited for the answer. ``marker`` is the transaction's.
+    """
+
+    def __init__(self, marker: object, reason: BaseException, *, cancelled: bool = False) -> None:
+        self.marker, self.reason, self.cancelled = marker, reason, cancelled
+        super().__init__(
+            f"the outcome of a COMMIT is unknown: {type(reason).__name__}: {reason}. The fact is published if it was "
+            "committed; look before you write it again"
+        )
 
 
 class Unavailable(BusrepError):

@@ -205,8 +205,7 @@ def format_rows(stream: bytes, writer: bytes, token: int, payloads: Sequence[byt
 
 
 class LineSplitter:
-    """Cuts a byte stream into lines, however it arrives, holding at most ``max_bytes`` of an unfinished line.
-    """
+    """Cuts a byte stream into lines, however it arrives, holding at most ``max_bytes`` of an unfinished line."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

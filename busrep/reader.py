@@ -17,9 +17,9 @@ For each (stream, writer) it knows one position: every row up to it has been tak
     Its handler failed for good, or its rows are gone below the retention floor. Nothing is taken in until
     ``resume``; the others go on.
 
-How to drive it: after each of ``connected``, ``receive``, ``receive_page``, ``fetch_failed``, ``learned`` and ``done``, and when
-``next_retry`` says so, call ``fetches()`` and do what it returns; whatever ``ready`` names has something to ``take``
-and then ``done``.
+How to drive it: after each of ``connected``, ``receive``, ``receive_page``, ``fetch_failed``, ``learned`` and ``done``,
+and when ``next_retry`` says so, call ``fetches()`` and do what it returns; whatever ``ready`` names has something to
+``take``, and then ``done``.
 """
 
 from __future__ import annotations

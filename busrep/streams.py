@@ -18,7 +18,7 @@ import secrets
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -192,7 +192,8 @@ def _tuple_of(inner: Sequence[_Kind]) -> _Kind:
 def _plain(value: Any) -> Any:
     """What is written for a value that JSON does not have."""
     if isinstance(value, datetime):
-        return value.isoformat()
+        # In UTC: a database gives the same instant back in the zone of whoever asks, and a row has one form only.
+        return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 

@@ -64,9 +64,9 @@ CASES: list[tuple[bytes, Command]] = [
     (b"REPLICATE", Replicate()),
     (b"POSITION events master 53 53", Position("events", "master", 53, 53)),
     (b"POSITION events master -5 9223372036854775807", Position("events", "master", -5, INT64_MAX)),
-    (b"RDATA events master 54 [1,\"a b\"]", Rdata("events", "master", 54, [1, "a b"])),
+    (b'RDATA events master 54 [1,"a b"]', Rdata("events", "master", 54, [1, "a b"])),
     (b"RDATA caches master batch [null]", Rdata("caches", "master", None, [None])),
-    (b"RDATA s w -9223372036854775808 {\"a\":1.5}", Rdata("s", "w", INT64_MIN, {"a": 1.5})),
+    (b'RDATA s w -9223372036854775808 {"a":1.5}', Rdata("s", "w", INT64_MIN, {"a": 1.5})),
     (b"RDATA s w 0 null", Rdata("s", "w", 0, None)),
     (b'RDATA s w 1 "\\u00e4\\ud83d\\ude00\\n"', Rdata("s", "w", 1, "ä😀\n")),
     (b"USER_SYNC p1 @a:b None start 1490197670513", UserSync("p1", "@a:b", None, True, 1490197670513)),
@@ -245,8 +245,6 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(strings, inner, max_size=4),
     max_leaves=10,
 )
-
-
 
 
 @st.composite

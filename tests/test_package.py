@@ -112,7 +112,7 @@ def test_names_in_docstrings_of_errors_exist() -> None:
 
 # Errors of one layer, kept beside it: they need not be known to whoever reads errors.py.
 ELSEWHERE = {
-    "CommitUnknown": "of the stores' interface, stores/base.py",
+    "CommitUnknown": "of the stores' interface, storage.py",
     "DemoFailed": "of the demo, whose readers are its own processes",
 }
 

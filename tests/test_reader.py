@@ -286,7 +286,9 @@ def r15() -> None:
     for messages in deliveries:
         d = Driver(at={"w": 5}, live=("w",))
         d.table.write("w", 6, 7, 9, 9, 12)
-        d.table.rows["s", "w"] = [(t, payload("w", t, 1 if i == 3 else 0)) for i, (t, _) in enumerate(d.table.rows["s", "w"])]
+        d.table.rows["s", "w"] = [
+            (t, payload("w", t, 1 if i == 3 else 0)) for i, (t, _) in enumerate(d.table.rows["s", "w"])
+        ]
         expected = [("s", "w", token, row) for token, row in d.table.rows["s", "w"]]
         for message in messages:
             decodes(d, message)

@@ -168,7 +168,7 @@ def wait_until_saved(shop: Path, token: int) -> None:
         await store.open()
         try:
             async with asyncio.timeout(20):
-                while (await store.load_reader("billing")).positions.get(("orders", "web-1"), 0) < token:  # noqa: ASYNC110
+                while (await store.load_reader("billing")).positions.get(("orders", "web-1"), 0) < token:
                     await asyncio.sleep(0.05)  # another process saves: there is nothing here to be awaited
         finally:
             await store.close()

@@ -688,7 +688,7 @@ class TestPostgres(SqlConformance):
                     gate.execute("SELECT pg_advisory_lock(7)")
                     await transaction.execute("INSERT INTO gate VALUES (1)")
                     committing = asyncio.create_task(transaction.commit())
-                    while not gate.execute(  # noqa: ASYNC110 - the server is waited for
+                    while not gate.execute(
                         "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event = 'advisory'", (pid,)
                     ).fetchall():
                         await asyncio.sleep(0.01)
@@ -699,7 +699,7 @@ class TestPostgres(SqlConformance):
             assert not caught.value.cancelled
             assert caught.value.marker == transaction.marker
             await transaction.rollback()
-            while (left := await store.outcome(claim, transaction.marker, [("orders", token)])) is None:  # noqa: ASYNC110 - the same
+            while (left := await store.outcome(claim, transaction.marker, [("orders", token)])) is None:
                 await asyncio.sleep(0.01)
             assert left == ({("orders", token): [row(1)]} if landed else {})
             await write(store, claim, 1)

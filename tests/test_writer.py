@@ -25,9 +25,7 @@ OPENING = [f"SERVER test {EPOCH}", "NAME w1 7"]
 class Bench:
     """A writer `w1`, what it published, and a Redis that confirms everything at once."""
 
-    def __init__(
-        self, *streams: Stream[Any], start: int = 10, connected: bool = True, **settings: Any
-    ) -> None:
+    def __init__(self, *streams: Stream[Any], start: int = 10, connected: bool = True, **settings: Any) -> None:
         bounds = Settings(**settings)
         self.writer = Writer("test", "w1", incarnation=7, epoch=EPOCH, settings=bounds, jitter=lambda: 0.5)
         for stream in streams or (Stream("events"),):

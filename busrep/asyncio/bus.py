@@ -18,11 +18,12 @@ from busrep.commands import Command, Name, Replicate, UserIp
 from busrep.errors import BusrepError, Closed, ConfigError, NotAWriter, ParseError, Unavailable, WriterFenced
 from busrep.framing import parse_frame
 from busrep.settings import Settings
+from busrep.storage import AsyncStore
 from busrep.streams import Registry, Stream
 
 from .link import RedisLink
 from .reading import Batch, Handler, NoticeHandler, Reading, Start, call, log_failure
-from .writing import Fact, Writing
+from .writing import Claimed, Fact, Writing
 
 log = logging.getLogger("busrep")
 
@@ -46,8 +47,8 @@ class Bus:
         name: str,
         streams: Iterable[Stream[Any]] = (),
         writer: str | None = None,
-        store: Any = None,
-        reader_store: Any = None,
+        store: AsyncStore | None = None,
+        reader_store: AsyncStore | None = None,
         reader: str | None = None,
         start: Start | None = None,
         settings: Settings | None = None,
@@ -143,10 +144,11 @@ class Bus:
 
     async def _begin_writing(self, writer: str) -> Writing:
         durable = [stream.name for stream in self.streams if not stream.resettable]
-        claim, incarnation, epoch = None, int(time.time() * 1000), "0" * 32
-        if durable:
+        # Without a table the clock makes incarnations that rise (9.11).
+        claimed, incarnation, epoch = None, int(time.time() * 1000), "0" * 32
+        if durable and self._store is not None:
             claim = await self._store.claim(writer, durable, timeout=self.settings.claim_timeout)
-            incarnation, epoch = claim.incarnation, claim.epoch
+            claimed, incarnation, epoch = Claimed(self._store, claim), claim.incarnation, claim.epoch
         elif self._store is not None:
             epoch = await self._store.epoch()
         return Writing(
@@ -154,8 +156,7 @@ class Bus:
             self.name,
             self.streams,
             self.settings,
-            store=self._store,
-            claim=claim,
+            claimed=claimed,
             incarnation=incarnation,
             epoch=epoch,
             wake=self._wake.set,
@@ -216,9 +217,7 @@ class Bus:
         """
         return Fact(self._writer_of(streams), streams, connection)
 
-    async def publish(
-        self, stream: Stream[Any], rows: Sequence[Any], *, connection: Any = None
-    ) -> list[int]:
+    async def publish(self, stream: Stream[Any], rows: Sequence[Any], *, connection: Any = None) -> list[int]:
         """Each row a fact of its own, in one transaction, IDs reserved at once. Returns the IDs."""
         if not rows:
             return []
@@ -513,10 +512,7 @@ class Bus:
     async def _beat(self, beats: int) -> None:
         all_known = beats % self.settings.silent_after_beats == 1
         if self._writing is not None:
-            noted = self._writing.noted()
             await self._writing.beat()
-            if all_known and noted:
-                self._writing.registry(noted, await self._store.known())
         await self._reading.look_after_silent(all_known=all_known)
 
     def _check_link(self, now: float) -> None:

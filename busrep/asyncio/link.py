@@ -40,8 +40,8 @@ def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
             kwargs = dict(parse_url(redis))
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"bad Redis URL {without_password(redis)!r}: {error}; use redis://[user:password@]host:port/db, rediss://... or "
-                "unix:///path?db=0"
+                f"bad Redis URL {without_password(redis)!r}: {error}; use redis://[user:password@]host:port/db, "
+                "rediss://... or unix:///path?db=0"
             ) from None
         kind = kwargs.pop("connection_class", aioredis.Connection)
     else:

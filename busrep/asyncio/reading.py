@@ -10,7 +10,7 @@ import itertools
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 
@@ -30,8 +30,9 @@ from busrep.errors import (
 from busrep.framing import Frame
 from busrep.reader import Followed, Key, Reader
 from busrep.settings import Settings
+from busrep.storage import AsyncStore, KnownWriter
 from busrep.streams import Registry, Stream
-from busrep.updates import FetchUpdates, UpdatesPage
+from busrep.updates import FetchUpdates
 
 log = logging.getLogger("busrep.reader")
 
@@ -40,31 +41,6 @@ RowT = TypeVar("RowT")
 Start = Literal["now", "earliest"] | Mapping[str, Mapping[str, int]]
 """Where a reader without saved positions begins: behind what is proven now, at the oldest row there is, or at given
 positions {stream: {writer: position}} (writers not named there: at their oldest row)."""
-
-
-class ReaderStore(Protocol):
-    """What reading needs of a store; see busrep.stores.base.AsyncStore."""
-
-    async def epoch(self) -> str: ...
-    async def fetch(self, question: FetchUpdates) -> UpdatesPage: ...
-    async def known(self) -> Sequence[Any]: ...
-    async def finish(self, writer: str, incarnation: int, *, timeout: float) -> Mapping[str, int]: ...
-    async def load_reader(self, reader: str) -> Any: ...
-    async def register_reader(self, reader: str, stream: str, writer: str, position: int, epoch: str) -> None: ...
-    async def save_reader(
-        self, reader: str, changes: Sequence[tuple[str, str, int, int]], epoch: str, connection: Any = None
-    ) -> None: ...
-    async def reset_reader(self, reader: str, positions: Mapping[Key, int], epoch: str) -> None: ...
-    async def dead_letter(
-        self,
-        reader: str,
-        stream: str,
-        writer: str,
-        tokens: Sequence[int],
-        payloads: Sequence[bytes],
-        error: str,
-        connection: Any = None,
-    ) -> None: ...
 
 
 @attrs.define(eq=False)
@@ -142,8 +118,8 @@ class Reading:
         registry: Registry,
         settings: Settings,
         *,
-        store: ReaderStore | None,
-        reader_store: ReaderStore | None,
+        store: AsyncStore | None,
+        reader_store: AsyncStore | None,
         reader: str | None,
         start: Start | None,
         own: str | None,
@@ -276,7 +252,7 @@ class Reading:
         for writer in known:
             core.learned(name, writer.writer, writer.position)
 
-    def _start_position(self, stream: str, writer: Any) -> int:
+    def _start_position(self, stream: str, writer: KnownWriter) -> int:
         if self._start == "now":
             return int(writer.position)
         if self._start == "earliest":
@@ -458,6 +434,8 @@ class Reading:
                 core.reject(raw)
                 return False
             return await self._failed(key, raw, error)
+        if not await self._registered(key, raw):
+            return True
         batch = Batch(stream, raw.writer, raw.after, raw.position, raw.tokens, rows, self._save_batch)
         pause = self._settings.retry_min
         for attempt in range(self._settings.handler_retries + 1):
@@ -483,6 +461,22 @@ class Reading:
         if batch._saved:
             self._saved[key] = raw.position
         core.done(*key)
+        return True
+
+    async def _registered(self, key: Key, raw: RawBatch) -> bool:
+        """Make sure that there is a row to save to, for a writer that joined while we listened.
+
+        Before the handler, for its transaction may hold the only write lock there is (SQLite).
+        """
+        if self._name is None or key in self._saved or not self.core.progress[key].stream.fetchable:
+            return True
+        try:
+            await self._register(key, raw.after)
+        except BusrepError as trouble:
+            log.warning("the position of %s cannot be registered yet: %s", key, trouble)
+            await asyncio.sleep(self._settings.retry_max)
+            self.core.put_back(*key)
+            return False
         return True
 
     def _stream(self, name: str) -> Stream[Any]:
@@ -522,8 +516,8 @@ class Reading:
         if self._name is None or self._reader_store is None:
             raise ConfigError("saving a position needs a durable reader: pass reader= and store= to connect()")
         key = (batch.stream.name, batch.writer)
-        if key not in self._saved:  # a writer that joined while we listened
-            await self._register(key, batch.after)
+        if key not in self._saved:
+            raise ConfigError(f"stream {batch.stream.name!r} is kept in memory: its positions are not saved")
         change = (*key, self._saved[key], batch.position)
         await self._reader_store.save_reader(self._name, [change], self.core.epoch or "", connection)
 
@@ -633,12 +627,10 @@ class Reading:
                 await self._finish(known)
         self.pump()
 
-    async def _finish(self, known: Any) -> None:
+    async def _finish(self, known: KnownWriter) -> None:
         assert self._store is not None  # noqa: S101
         try:
-            finals = await self._store.finish(
-                known.writer, known.incarnation, timeout=self._settings.heartbeat
-            )
+            finals = await self._store.finish(known.writer, known.incarnation, timeout=self._settings.heartbeat)
         except BusrepError as error:  # its last transaction is still open: it goes on being followed
             log.info("writer %s is silent, and cannot be finished yet: %s", known.writer, error)
             return

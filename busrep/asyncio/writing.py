@@ -8,15 +8,16 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
 from busrep.commands import Position
-from busrep.errors import BusrepError, ConfigError, NotAWriter, Unavailable, WriterFenced
+from busrep.errors import BusrepError, CommitUnknown, ConfigError, NotAWriter, Unavailable, WriterFenced
 from busrep.framing import Frame, Rows
-from busrep.ids import IdGenerator, Noted, ReservedIds
+from busrep.ids import IdGenerator, ReservedIds
 from busrep.settings import Settings
+from busrep.storage import AsyncStore, AsyncTransaction, Claim
 from busrep.streams import Registry, Stream
 from busrep.writer import Writer
 
@@ -24,17 +25,6 @@ log = logging.getLogger("busrep.writer")
 
 # An unknown COMMIT is asked after at this pace at first, doubling up to the slowest: a held transaction may take long.
 SETTLE_FIRST, SETTLE_SLOWEST = 0.01, 1.0
-
-
-class WriterStore(Protocol):
-    """What writing needs of a store; see busrep.stores.base.AsyncStore."""
-
-    async def reserve(self, stream: str, count: int) -> list[int]: ...
-    def transaction(self, claim: Any, connection: Any = None) -> Any: ...
-    async def outcome(
-        self, claim: Any, marker: object, facts: Sequence[tuple[str, int]]
-    ) -> Mapping[tuple[str, int], list[bytes]] | None: ...
-    async def heartbeat(self, claim: Any, positions: Mapping[str, int]) -> None: ...
 
 
 @attrs.define(eq=False)
@@ -106,7 +96,7 @@ class Fact:
         self._writing, self._streams, self._count = writing, streams, count
         self._caller = connection
         self._opened: dict[str, _Open] = {}
-        self._transaction: Any = None
+        self._transaction: AsyncTransaction | None = None
         self._stack = AsyncExitStack()
 
     @property
@@ -146,7 +136,8 @@ class Fact:
         if not self._opened:
             raise ConfigError("this fact is not open: use 'async with bus.write(...) as fact'")
         if name not in self._opened:
-            raise ConfigError(f"this fact is of {', '.join(self._opened)}, not of {name!r}: name all streams in bus.write()")
+            known = ", ".join(self._opened)
+            raise ConfigError(f"this fact is of {known}, not of {name!r}: name all its streams in bus.write()")
         return self._opened[name]
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
@@ -204,11 +195,8 @@ class Fact:
                 for opened in self._opened.values():
                     opened.ids.commit_sent()
                 await transaction.commit()
-            except BusrepError as error:
-                if hasattr(error, "marker"):  # CommitUnknown: the table will tell
-                    self._doubt()
-                    raise
-                await self._failed(error)
+            except CommitUnknown:  # the table will tell
+                self._doubt()
                 raise
             except BaseException as error:
                 await self._failed(error)
@@ -226,8 +214,17 @@ class Fact:
     def _doubt(self) -> None:
         for opened in self._opened.values():
             opened.ids.commit_sent()
+        assert self._transaction is not None  # noqa: S101 (only a transaction leaves a doubt)
         doubt = _InDoubt(self._transaction.marker, list(self._opened.values()), self._stack)
         self._writing.in_doubt(doubt)
+
+
+@attrs.frozen
+class Claimed:
+    """A store, and the writer's name won in it."""
+
+    store: AsyncStore
+    claim: Claim
 
 
 class Writing:
@@ -240,27 +237,27 @@ class Writing:
         streams: Registry,
         settings: Settings,
         *,
-        store: WriterStore | None,
-        claim: Any,
+        claimed: Claimed | None,
         incarnation: int,
         epoch: str,
         wake: Callable[[], None],
     ) -> None:
         self.name, self.incarnation = name, incarnation
-        self._settings, self._store, self._claim, self._wake = settings, store, claim, wake
+        self._settings, self._claimed, self._wake = settings, claimed, wake
         self.core = Writer(server, name, incarnation=incarnation, epoch=epoch, settings=settings)
         self.generators: dict[str, IdGenerator] = {}
         self._last: dict[str, int] = {}
         for stream in streams:
-            durable = not stream.resettable
-            known = dict(claim.known[stream.name]) if durable else {name: 0}
-            start = claim.starts[stream.name] if durable else 0
-            known[name] = start
+            start, highest, known = 0, 0, {name: 0}
+            if not stream.resettable:
+                claim = self._table.claim
+                start, highest = claim.starts[stream.name], claim.highest[stream.name]
+                known = {**claim.known[stream.name], name: start}
             self.generators[stream.name] = IdGenerator(
                 stream.name,
                 name,
                 start=known,
-                highest=claim.highest[stream.name] if durable else 0,
+                highest=highest,
                 negative=stream.negative,
                 stuck_after=settings.stuck_after,
             )
@@ -277,13 +274,17 @@ class Writing:
         self.rows = 0
         self.publishing = False  # whether Redis takes what is published; then a full queue is worth a wait
 
+    @property
+    def _table(self) -> Claimed:
+        if self._claimed is None:  # connect() has refused streams with a table and no store
+            raise ConfigError("pass store= to connect()")
+        return self._claimed
+
     # -- facts ------------------------------------------------------------------------------------------------
 
-    def transaction(self, connection: Any) -> Any:
+    def transaction(self, connection: Any) -> AsyncTransaction:
         """A transaction of the store on busrep's connection, or the caller's."""
-        if self._store is None:  # pragma: no cover (connect() has refused it)
-            raise ConfigError("pass store= to connect()")
-        return self._store.transaction(self._claim, connection)
+        return self._table.store.transaction(self._table.claim, connection)
 
     def reserve(self, stream: Stream[Any], count: int) -> Any:
         """A context manager that holds ``count`` new IDs of the stream. Raises NotAWriter, WriterFenced."""
@@ -293,8 +294,7 @@ class Writing:
         if generator is None:
             raise NotAWriter(stream.name, self.name)
         if stream.name in self._durable:
-            store = self._store
-            assert store is not None  # noqa: S101 (connect() has refused it)
+            store = self._table.store
             return generator.reserve_async(lambda count: store.reserve(stream.name, count), count)
         return generator.reserve_async(lambda count: self._next_in_memory(stream.name, count), count)
 
@@ -357,8 +357,7 @@ class Writing:
     async def _settle(self, doubt: _InDoubt) -> None:
         durable = [one for one in doubt.opened if one.stream.name in self._durable]
         facts = [(one.stream.name, id) for one in durable for id in one.ids]
-        assert self._store is not None  # noqa: S101 (a transaction came from it)
-        found = await self._store.outcome(self._claim, doubt.marker, facts)
+        found = await self._table.store.outcome(self._table.claim, doubt.marker, facts)
         if found is None or doubt not in self._doubts:
             return
         self._doubts.remove(doubt)
@@ -414,33 +413,24 @@ class Writing:
             elif isinstance(item, Position) and item.writer != self.name and item.stream in self._durable:
                 self.generators[item.stream].announced(item.writer, item.new)
 
-    def noted(self) -> dict[str, tuple[int, Noted]]:
-        """What is known now, before the claim and the registry are read (9.2, 9.7)."""
-        return {name: (self.generators[name].followable(), self.generators[name].noted()) for name in self._durable}
-
     async def beat(self) -> None:
         """Store the proven positions and, the claim being ours still, follow the others. Raises Unavailable."""
-        if self._store is None or not self._durable or self.fenced is not None:
+        if not self._durable or self.fenced is not None:
             return
-        noted = self.noted()
+        # Noted before the claim and the registry are read, which the store does under one lock (9.2, 9.7).
+        noted = {name: (self.generators[name].followable(), self.generators[name].noted()) for name in self._durable}
         positions = {name: self.generators[name].position for name in self._durable}
         try:
-            await self._store.heartbeat(self._claim, positions)
+            registry = await self._table.store.heartbeat(self._table.claim, positions)
         except WriterFenced as error:
             self.fence(error)
             return
         for name, stream in self._durable.items():
+            generator = self.generators[name]
+            generator.registry_read(noted[name][1], registry[name])
             if stream.follows:
-                self.generators[name].follow(noted[name][0])
-                self.core.position_moved(name, self.generators[name].position)
-
-    def registry(self, noted: Mapping[str, tuple[int, Noted]], known: Sequence[Any]) -> None:
-        """The registry, read after ``noted``: who counts for persisted_upto."""
-        for name in noted:
-            writers = {one.writer: one.position for one in known if one.stream == name and one.registered}
-            if self.fenced is None and self.name not in writers:
-                continue  # finished by someone who took us for dead; the next beat finds it out
-            self.generators[name].registry_read(noted[name][1], writers)
+                generator.follow(noted[name][0])
+                self.core.position_moved(name, generator.position)
 
     def fence(self, error: WriterFenced) -> None:
         """Another process has the name: nothing more is written or published under it."""

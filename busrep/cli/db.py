@@ -21,8 +21,8 @@ from busrep.cli.options import (
     without_password,
 )
 from busrep.errors import ConfigError
+from busrep.storage import AsyncStore
 from busrep.stores import open_store
-from busrep.stores.base import AsyncStore
 from busrep.streams import Registry, Stream
 
 

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from urllib.parse import unquote, urlsplit
 
-from busrep.errors import ConfigError
+from busrep.errors import CommitUnknown, ConfigError
 from busrep.settings import Settings
-from busrep.stores.base import (
-    AsyncStore,
-    AsyncTransaction,
-    Claim,
-    CommitUnknown,
-    DeadLetter,
-    FactRows,
-    KnownWriter,
-    ReaderState,
-)
+from busrep.storage import AsyncStore, AsyncTransaction, Claim, DeadLetter, FactRows, KnownWriter, ReaderState
 from busrep.streams import Registry
 
 __all__ = [

@@ -13,8 +13,8 @@ import orjson
 
 from busrep.errors import ClaimBlocked, ConfigError, WriterFenced
 from busrep.ids import Start, plan_start
+from busrep.storage import Claim, KnownWriter
 from busrep.stores.backing import Backing
-from busrep.stores.base import Claim, KnownWriter
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, Sql, T, in_transaction
 from busrep.stores.schema import new_epoch

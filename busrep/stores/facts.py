@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from busrep.errors import PositionTooOld
+from busrep.storage import FactRows
 from busrep.stores.backing import Backing
-from busrep.stores.base import FactRows
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Plan, Sql, in_transaction
 from busrep.updates import FetchUpdates, UpdatesPage

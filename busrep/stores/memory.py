@@ -25,7 +25,7 @@ from busrep.errors import (
 )
 from busrep.ids import Start, plan_start
 from busrep.settings import Settings
-from busrep.stores.base import Claim, DeadLetter, FactRows, KnownWriter, ReaderState
+from busrep.storage import Claim, DeadLetter, FactRows, KnownWriter, ReaderState
 from busrep.stores.schema import VERSION, new_epoch
 from busrep.streams import Registry
 from busrep.updates import FetchUpdates, UpdatesPage

@@ -9,9 +9,9 @@ from typing import Any
 
 from busrep.errors import ConfigError
 from busrep.settings import Settings
+from busrep.storage import AsyncTransaction, Claim, DeadLetter, KnownWriter, ReaderState
 from busrep.stores import claims, facts, readers, schema
 from busrep.stores.backing import Backing, backing_of
-from busrep.stores.base import AsyncTransaction, Claim, DeadLetter, KnownWriter, ReaderState
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Plan, Row, T
 from busrep.streams import Registry

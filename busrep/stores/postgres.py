@@ -15,10 +15,10 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from busrep.errors import BusrepError, ConfigError, MissingExtra, SchemaError, Unavailable, WriterFenced
+from busrep.errors import BusrepError, CommitUnknown, ConfigError, MissingExtra, SchemaError, Unavailable, WriterFenced
 from busrep.settings import Settings
+from busrep.storage import Claim, FactRows
 from busrep.stores import claims, facts, schema
-from busrep.stores.base import Claim, CommitUnknown, FactRows
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import (
     Answers,
@@ -54,6 +54,13 @@ QUESTIONS = 5
 POOL_WAIT = 30.0
 # Deadline of a connect, seconds; libpq's own default is for ever.
 CONNECT_TIMEOUT = 10
+# A peer that is gone without a word is noticed within some 20 s: an answer to COMMIT is not waited for for ever.
+KEEPALIVE = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 
 CONTROLS = {
     Control.BEGIN: "BEGIN",
@@ -181,6 +188,8 @@ class PostgresStore(PlannedStore):
             raise ConfigError(f"the PostgreSQL URL does not work: {error}".replace(url, "...")) from error
         parts.setdefault("connect_timeout", CONNECT_TIMEOUT)
         parts.setdefault("fallback_application_name", "busrep")
+        for name, value in KEEPALIVE.items():
+            parts.setdefault(name, value)
         self.url = psycopg.conninfo.make_conninfo("", **parts)
         self.where = f"PostgreSQL at {parts.get('host', 'the default host')}:{parts.get('port', 5432)}"
         self.transactions: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None

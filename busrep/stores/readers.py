@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import orjson
 
 from busrep.errors import ReaderMoved
-from busrep.stores.base import DeadLetter, ReaderState
+from busrep.storage import DeadLetter, ReaderState
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, in_transaction
 

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from busrep.errors import ClaimBlocked, ConfigError, SchemaError, Unavailable, WriterFenced
+from busrep.errors import ClaimBlocked, CommitUnknown, ConfigError, SchemaError, Unavailable, WriterFenced
 from busrep.settings import Settings
+from busrep.storage import Claim, FactRows
 from busrep.stores import claims, facts, schema
-from busrep.stores.base import Claim, CommitUnknown, FactRows
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import (
     Answers,
@@ -188,17 +188,21 @@ class SqliteStore(PlannedStore):
 
     async def acquire(self, wait: float = BUSY) -> None:
         """The process's turn to write. A task that holds it already would wait for itself: ConfigError."""
-        if self.holder is not None and self.holder is asyncio.current_task():
-            raise ConfigError(
-                "SQLite has one write lock, and this task holds it in an open fact: reserve, write and save before "
-                "it or after it, or use PostgreSQL"
-            )
+        self.check_not_nested()
         try:
             async with asyncio.timeout(wait):
                 await self.lock.acquire()
         except TimeoutError as late:
             held = "a fact of this process has been open"
             raise Unavailable(f"SQLite database {self.path}", f"{held} for more than {wait:g} s") from late
+
+    def check_not_nested(self) -> None:
+        """Raise ConfigError in a task that holds the write lock in an open fact."""
+        if self.holder is not None and self.holder is asyncio.current_task():
+            raise ConfigError(
+                "SQLite has one write lock, and this task holds it in an open fact: reserve, write and save before "
+                "it or after it, or use PostgreSQL"
+            )
 
     async def in_write_thread(self, work: Callable[[], T]) -> T:
         """Run in the writing thread, to the end even when cancelled; the lock must be held."""
@@ -251,12 +255,12 @@ class SqliteStore(PlannedStore):
 
     async def reserve(self, stream: str, count: int) -> list[int]:
         """See `AsyncStore`. ConfigError inside an open fact of the same task."""
-        if self.holder is not None and self.holder is asyncio.current_task():
-            await self.acquire()  # raises
+        self.check_not_nested()
         return await super().reserve(stream, count)
 
     def transaction(self, claim: Claim, connection: Any = None) -> SqliteTransaction:
-        """See `AsyncStore`."""
+        """See `AsyncStore`. ConfigError inside an open fact of the same task."""
+        self.check_not_nested()
         if connection is not None:
             if not isinstance(connection, sqlite3.Connection):
                 raise ConfigError(f"a sqlite3.Connection is needed, not {type(connection).__name__}")

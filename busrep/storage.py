@@ -1,4 +1,4 @@
-"""What a store is: the values it takes and gives, and the interface that the asyncio runtime consumes.
+"""What a store is: the values it takes and gives, and the interface that the runtimes consume and the stores implement.
 
 A store keeps facts, proven positions, writers' claims and readers' saved positions. Three exist (memory, SQLite,
 PostgreSQL); one conformance suite holds them to this file. IDs and positions are 64-bit integers, positive inside
@@ -12,23 +12,10 @@ from typing import Any, Protocol
 
 import attrs
 
-from busrep.errors import BusrepError
 from busrep.updates import FetchUpdates, UpdatesPage
 
 FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
 """One fact to insert: its ID, its typed rows, and the same rows as payloads. No rows: nothing is inserted."""
-
-
-class CommitUnknown(BusrepError):
-    """COMMIT was sent and its outcome is not known; the facts stay open until ``outcome()`` tells (9.1).
-
-    ``cancelled``: the task was cancelled while it waited for the answer; raise CancelledError again after the
-    facts were handed to whoever asks ``outcome()``. ``marker`` is the transaction's.
-    """
-
-    def __init__(self, marker: object, reason: BaseException, *, cancelled: bool = False) -> None:
-        self.marker, self.reason, self.cancelled = marker, reason, cancelled
-        super().__init__(f"the outcome of a COMMIT is unknown: {type(reason).__name__}: {reason}")
 
 
 @attrs.frozen
