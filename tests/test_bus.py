@@ -386,6 +386,9 @@ def test_facts_on_the_caller_s_sqlite_connection(deployment: Deployment) -> None
                     async with writer.write(orders, connection=connection):
                         pass
                 connection.rollback()
+            async with writer.write(orders):
+                with pytest.raises(ConfigError, match="one write lock"):  # at once, not after a deadlock
+                    await write(writer, 2)
             assert seen.numbers == [1]
 
     run(main())

@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "busrep"
 # From the bottom up; a module imports from its own layer or a lower one. A new core module has to be placed here.
 CORE_ORDER = (
     ("errors",),
-    ("settings", "storage", "updates", "commands"),
-    ("framing", "streams", "delivery"),
+    ("settings", "updates", "commands"),
+    ("storage", "framing", "streams", "delivery"),
     ("ids", "reader", "writer"),
 )
 CORE = {name for layer in CORE_ORDER for name in layer}

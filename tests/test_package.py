@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import inspect
 import itertools
+import pickle
 import pkgutil
 import re
 import subprocess
@@ -25,6 +26,7 @@ from busrep.errors import (
     BusrepError,
     ClaimBlocked,
     Closed,
+    CommitUnknown,
     ConfigError,
     EpochChanged,
     HandlerFailed,
@@ -112,7 +114,6 @@ def test_names_in_docstrings_of_errors_exist() -> None:
 
 # Errors of one layer, kept beside it: they need not be known to whoever reads errors.py.
 ELSEWHERE = {
-    "CommitUnknown": "of the stores' interface, storage.py",
     "DemoFailed": "of the demo, whose readers are its own processes",
 }
 
@@ -176,7 +177,8 @@ CASES = [
     Case(MissingExtra, {"extra": "postgres", "purpose": "this"}, ("this",), "pip install 'busrep[postgres]'"),
     Case(ParseError, {"line": b"RDATA x", "field": "token", "reason": "is missing"}, ("RDATA x", "token", "missing")),
     Case(RowError, {"stream": "s1", "field": "f", "reason": "int is needed", "row": [1]}, ("s1", "f:", "int", "[1]")),
-    Case(UnknownStream, {"stream": "s1", "known": ("s2", "s3")}, ("'s1'", "s2, s3")),
+    Case(UnknownStream, {"stream": "s1", "known": ("s2", "s3")}, ("'s1'", "s2, s3"), "streams="),
+    Case(CommitUnknown, {"marker": 7, "reason": OSError("gone")}, ("OSError: gone",), "look before you write it again"),
     Case(NotAWriter, {"stream": "s1", "writer": "w1"}, ("s1", "w1"), "pass writer="),
     Case(NotAWriter, {"stream": "s1", "writer": None}, ("s1", "without a writer name"), "pass writer="),
     Case(SequenceWentBack, {"stream": "s1", "got": 5, "known": 9}, ("s1", "5", "9"), "Run 'busrep db restored'"),
@@ -216,6 +218,9 @@ def test_errors_carry_their_fields_and_say_what_to_do(case: Case) -> None:
     assert "\n" not in message
     with pytest.raises(BusrepError):
         raise error
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (case.make, message)
+    assert again.__dict__.keys() == error.__dict__.keys()
 
 
 def test_each_error_has_a_case() -> None:

@@ -415,9 +415,10 @@ class TestSqlite(SqlConformance):
             claim = await store.claim("w1", ["orders"], timeout=1)
             transaction = store.transaction(claim)
             await transaction.begin()
+            with pytest.raises(ConfigError, match="one write lock"):
+                store.transaction(claim)
             for call in (
                 store.reserve("orders", 1),
-                store.transaction(claim).begin(),
                 store.heartbeat(claim, {}),
                 store.register_reader("r", "orders", "w1", 0, claim.epoch),
             ):

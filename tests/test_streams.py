@@ -394,7 +394,7 @@ def test_registry() -> None:
     assert len(registry) == 2
     assert "a" in registry
     assert "c" not in registry
-    with pytest.raises(UnknownStream, match="registered: a, b"):
+    with pytest.raises(UnknownStream, match=r"registered on this bus \(a, b\)"):
         registry["c"]
     with pytest.raises(ConfigError, match="two streams"):
         Registry([a, Stream("a")])
