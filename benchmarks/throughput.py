@@ -174,9 +174,9 @@ def main() -> None:
     print(f"{options.rows:,} rows, medians of {options.rounds}")
     for variant, results in found.items():
         median = statistics.median(results)
-        print(
-            f"{variant:10} {median:>12,.0f} rows/s  {median / base:5.1f}x   ({min(results):,.0f} to {max(results):,.0f})"
-        )
+        spread = f"({min(results):,.0f} to {max(results):,.0f})"
+        print(f"{variant:10} {median:>12,.0f} rows/s  {median / base:5.1f}x   {spread}")
+
 
 
 if __name__ == "__main__":
