@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from types import TracebackType
 from urllib.parse import urlsplit, urlunsplit
 
@@ -11,7 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 class Proxy:
     """``async with Proxy(url) as proxy``: use ``proxy.url`` in place of ``url``."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self._target = urlsplit(url)
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -21,7 +23,7 @@ class Proxy:
         self.connections = 0
 
     async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         port = self._server.sockets[0].getsockname()[1]
         user, at, _ = self._target.netloc.rpartition("@")
         self.url = urlunsplit(self._target._replace(netloc=f"{user}{at}127.0.0.1:{port}"))
