@@ -178,6 +178,5 @@ def main() -> None:
         print(f"{variant:10} {median:>12,.0f} rows/s  {median / base:5.1f}x   {spread}")
 
 
-
 if __name__ == "__main__":
     main()

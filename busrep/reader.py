@@ -200,6 +200,7 @@ class Reader:
         self.commands: list[Command] = []  # other commands, for the runtime to drain after each receive()
         self.errors: list[ParseError] = []  # likewise
         self.ready: set[Key] = set()  # what has something to take()
+        self.stepped_back: set[Key] = set()  # whose writer was heard below its position: look at the sequence
         self.new_epoch: str | None = None  # set when the log is proven to be another: see rebase()
         self.queue_bytes = 0
         self.queue_bytes_peak = 0
@@ -224,6 +225,10 @@ class Reader:
         self.disconnected()
         for writer in self.last_heard:  # silence is counted from here
             self.last_heard[writer] = now
+
+    def disown(self) -> None:
+        """The own names are another process's now: their lines count like anybody's."""
+        self._own = frozenset()
 
     def disconnected(self) -> None:
         """The link is gone, or what came over it cannot be trusted: nothing is live any more."""
@@ -293,7 +298,7 @@ class Reader:
                     known = self._incarnations.get(item.instance, -1)
                     self._incarnations[item.instance] = max(known, incarnation)
             elif isinstance(item, Server):
-                self._doubt(item.epoch)
+                self.doubt(item.epoch)
             self.commands.append(item)
 
     def _progress_of(self, item: Rows | Position) -> Progress | None:
@@ -335,7 +340,7 @@ class Reader:
         self._forget(progress)
         # Rows of the former life that nobody handled yet are void: the handler is told before it gets new ones.
         self._freed(progress.queue.clear())
-        progress.position = position
+        progress.position, progress.target = position, 0
         self._notice(progress, Reset(progress.stream.name, progress.writer, position))
 
     def _notice(self, progress: Progress, notice: Reset | Missed) -> None:
@@ -363,6 +368,9 @@ class Reader:
             progress.target = max(progress.target, upto)
             return
         progress.heard = progress.heard or isinstance(item, Position)
+        if not progress.heard:  # unknown what came before these rows: once caught up they would pass for live ones
+            self.counters.rows_dropped += len(item.payloads) if isinstance(item, Rows) else 0
+            return
         # Heartbeats of a catch-up that lasts for hours must not pile up: a repeated POSITION says nothing new.
         if isinstance(item, Position) and progress.held and progress.held[-1][0] == item:
             return
@@ -437,6 +445,8 @@ class Reader:
                 self._move(progress, Event.UP_TO_DATE)
             return
         self.counters.old_positions += 1
+        if progress.stream.fetchable and not progress.stream.resettable:
+            self.stepped_back.add((progress.stream.name, progress.writer))
         # Each frame of a native writer proves by its head what precedes it, so it can be followed from any head.
         # Of a foreign one it is unknown what was sent between this old line and now: wait for a newer.
         if native:
@@ -474,27 +484,27 @@ class Reader:
     def learned(self, stream: str, writer: str, position: int) -> None:
         """A proven position that was not heard on the wire: from the positions table, or of a finished writer."""
         progress = self.progress.get((stream, writer)) or self._add(self._streams[stream], writer, 0)
-        if progress.state is State.STOPPED:
-            return
-        if position > progress.position and not progress.holding:
-            self._gap(progress, position)
-        elif progress.holding:
+        if progress.holding or progress.state is State.STOPPED:
             progress.target = max(progress.target, position)
+        elif position > progress.position:
+            self._gap(progress, position)
 
     def fetches(self, now: float) -> list[FetchUpdates]:
         """Pages to fetch now. Answer each with ``receive_page`` or ``fetch_failed``.
 
-        None are asked for while the receive queue is more than half full: a slow handler is not helped by more.
+        While the receive queue is more than half full only those get a page that have nothing waiting: a slow
+        handler is not helped by more, but it must not keep the others from their rows.
         """
         wanted = []
         if self._doubted is not None and self._epoch_check is None and self._epoch_retry_at <= now:
             wanted += self._check_epoch()
-        if self.new_epoch is not None or self.queue_bytes > self.settings.receive_queue_bytes // 2:
+        if self.new_epoch is not None:
             return wanted
+        full = self.queue_bytes > self.settings.receive_queue_bytes // 2
         for key, progress in list(self._catching.items()):
             if self._fetching >= self.settings.fetches:
                 break
-            if progress.asked is None and progress.retry_at <= now:
+            if progress.asked is None and progress.retry_at <= now and not (full and progress.queue.size):
                 self._catching[key] = self._catching.pop(key)  # to the end of the line
                 progress.asked = FetchUpdates(
                     progress.stream.name,
@@ -511,11 +521,12 @@ class Reader:
 
     def receive_page(self, asked: FetchUpdates, page: UpdatesPage, now: float) -> None:
         """The answer to ``asked``."""
-        if not self._verify_epoch(asked, page.epoch):
-            return
-        progress = self.progress.get((asked.stream, asked.writer))
-        if progress is None or progress.asked is not asked:  # given up meanwhile: a disconnect, a reset
+        progress = self.progress[asked.stream, asked.writer]
+        # Given up meanwhile (a disconnect, a reset), it may even be of the log before: it proves nothing.
+        if progress.asked is not asked and self._epoch_check is not asked:
             self.counters.pages_ignored += 1
+            return
+        if not self._verify_epoch(asked, page.epoch):
             return
         if page.incarnation != progress.incarnation and progress.stream.resettable:
             self.fetch_failed(asked, None, now)
@@ -582,14 +593,18 @@ class Reader:
     def stop(self, stream: str, writer: str) -> None:
         """Take in nothing more of this (stream, writer), and drop what waits, until ``resume``."""
         progress = self.progress[stream, writer]
+        target = max(progress.position, progress.target)
         self._move(progress, Event.GIVEN_UP)
         self._move_to(progress, progress.queue.delivered)
+        progress.target = target
 
     def resume(self, stream: str, writer: str) -> None:
         """Go on behind what was handled; what was dropped comes by catch-up."""
         progress = self.progress[stream, writer]
         if progress.state is State.STOPPED:
             self._move(progress, Event.RESUMED)
+            # Not only at the next POSITION: its writer may be dead.
+            self.learned(stream, writer, progress.target)
 
     def move_to(self, stream: str, writer: str, position: int) -> None:
         """The saved position turned out to be this one: go on from there, whatever was taken in already."""
@@ -675,8 +690,8 @@ class Reader:
 
     # -- the epoch --------------------------------------------------------------------------------------------
 
-    def _doubt(self, announced: str | None) -> None:
-        # The announced epoch is a hint: a page, read from the log itself, decides.
+    def doubt(self, announced: str | None) -> None:
+        """Somebody says that the log is of this epoch. A hint: a page, read from the log itself, decides."""
         if announced not in (None, self.epoch, self._refuted) and self.epoch is not None:
             self._doubted = announced
 

@@ -124,6 +124,10 @@ class AsyncStore(Protocol):
     async def epoch(self) -> str:
         """Identity of the fact log: 32 lowercase hex digits."""
 
+    async def sequence(self, stream: str) -> int | None:
+        """The highest ID that the stream's sequence gave: no position above it can be of this log. None when this
+        store cannot know: a replica, which may lag."""
+
     async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:
         """Win a writer's name and register it (9.4, 9.7): ClaimBlocked, PositionsAheadOfTable, ConfigError."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,11 @@ LINUX = sys.platform == "linux"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what it puts in the background (`.ci/run &`) with SIGINT ignored, and children inherit that: the
+    # tests of Ctrl-C would wait for ever.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A cancelled CI job gets SIGTERM: as an interrupt, the fixtures still stop their servers and remove their files.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if LINUX:
         # PR_SET_CHILD_SUBREAPER: what a killed child leaves behind becomes ours, and the leak check sees it.
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)

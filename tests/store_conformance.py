@@ -367,8 +367,10 @@ class StoreConformance:
             await store.heartbeat(first, {"orders": 2})
             third = await store.claim("w3", ["orders"], timeout=1)
             assert third.known["orders"] == {"w1": 2, "w2": 3, "w3": 3}
+            await write(store, third, 1)
             again = await store.claim("w1", ["orders"], timeout=1)
-            assert again.starts == {"orders": 3}
+            assert again.starts == {"orders": 3}  # its own rows; row 4 is another's
+            assert again.highest == {"orders": 4}
 
     @sync
     async def test_9_3_ids_without_rows_are_kept_in_the_positions_table(self, url: str) -> None:
@@ -559,6 +561,17 @@ class StoreConformance:
             assert [token for token, _ in await read(store, "w1", 4, 5)] == [5]
             again = await store.claim("w1", ["orders"], timeout=1)
             assert again.starts == {"orders": 5}
+
+    @sync
+    async def test_the_floor_is_the_highest_deleted_row(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1, 1, 0, 0)
+            await store.heartbeat(claim, {"orders": 4})
+            assert await store.prune(keep=0) == {("orders", "w1"): 2}  # IDs 3 and 4 have no rows
+            assert [w.floor for w in await store.known()] == [2]
+            assert (await page(store, 2, 4)).upto == 4
+            assert await store.prune(keep=0) == {}
 
     @sync
     async def test_pruning_stops_at_registered_readers_up_to_a_cap(self, url: str) -> None:

@@ -75,6 +75,7 @@ class Deployment:
             "streams": STREAMS,
             "store": self.store,
             "settings": self.settings,
+            "start": "earliest",  # "now" is some moment after subscribe(): a row written at once may lie before it
             **options,
         }
         return connect(given.pop("redis", self.redis), **given)

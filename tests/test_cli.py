@@ -427,3 +427,27 @@ def test_error_a_missing_driver_names_its_extra(closed_port: int) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "pip install 'busrep[postgres]'" in done.stderr
+
+
+def test_what_a_person_is_told(redis_url: str, bus_name: str, store_url: str) -> None:
+    """The other tests read JSON."""
+    store = ("--store", store_url)
+    assert ": schema 1, streams: none yet\n" in busrep("db", "init", *store).stdout
+    assert ": schema 1, streams: orders\n" in busrep("db", "init", *store, "--stream", "orders").stdout
+    publish = ("publish", "--redis", redis_url, "--name", bus_name, *store, "--stream", "orders")
+    assert busrep(*publish, stdin=b"").stdout == "published 0 facts, 0 rows\n"
+    assert busrep(*publish, stdin=b"[1]\n[2]").stdout == "published 2 facts, 2 rows: orders at 2\n"
+    result = busrep(*publish, stdin=b"[3]\n[4,\n[5]")
+    assert result.exit_code == 2
+    assert "line 2 is not JSON" in result.stderr
+    assert "(facts published before it: 1)" in result.stderr
+    assert "line 1" not in result.stderr, "the parser counts within the line"
+    assert "busrep-publish" in busrep("db", "status", *store).stdout
+    assert "Pruned" in busrep("db", "prune", *store, "--keep", "1", "--stream", "orders").stdout
+    assert busrep("db", "prune", *store, "--keep", "1").stdout == "nothing to delete\n"
+    result = busrep("db", "prune", *store, "--keep", "1", "--stream", "order")
+    assert (result.exit_code, result.stderr) == (2, "busrep: no stream 'order' is known here (there are: orders)\n")
+    refused = busrep("db", "restored", *store, stdin=b"n\n")
+    assert refused.exit_code == 1
+    assert "Fence all writers" in refused.stderr
+    assert "restart the writers" in busrep("db", "restored", *store, stdin=b"y\n").stdout

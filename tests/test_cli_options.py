@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import errno
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from busrep.cli.app import cli
-from busrep.cli.options import DURATION, first_error, without_password
+from busrep.cli.options import DURATION, first_error, print_table, without_password
 from busrep.errors import BusrepError, ConfigError
 
 
@@ -74,6 +77,41 @@ def test_our_errors_are_one_line_and_status_2(fail_with) -> None:  # type: ignor
 
 def test_interrupted_is_status_130(fail_with) -> None:  # type: ignore[no-untyped-def]
     assert fail_with(KeyboardInterrupt()).exit_code == 130
+
+
+def test_a_full_disk_is_one_line() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-m", "busrep.cli", "db", "--help"], stdout=full, check=False)
+        assert done.returncode != 0
+        command = [sys.executable, "-m", "busrep.cli", "db", "init", "--store", "memory://x"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.stderr.splitlines()[0] == b"busrep: [Errno 28] No space left on device"
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_closed_pipe_is_left_to_click(fail_with) -> None:  # type: ignore[no-untyped-def]
+    result = fail_with(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    assert (result.exit_code, result.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(("terminal", "width"), [(40, 79), (80, 80), (100, 100)])
+def test_tables_fold_long_names_alone_and_show_them_as_they_are(
+    terminal: int, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(terminal))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    columns = ("stream", "writer", "position", "floor", "incarnation", "last heard", "registered")
+    long = "a-writer-with-a-name-of-its-own-that-is-long"
+    print_table("Writers", columns, [("a[/b]:heart:", long, 123_456, 7, 1, "113.0 s ago", "yes")])
+    lines = re.sub("\x1b.*?m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) == width
+    cells = [re.split("[\u2502\u2503]", line)[1:-1] for line in lines]  # the lines between columns
+    folded = ["".join(map(str.strip, column)) for column in zip(*filter(None, cells), strict=True)]
+    shown = ["a[/b]:heart:", long, "123,456", "7", "1", "113.0 s ago", "yes"]
+    headings = [column if width >= 80 else column.replace(" ", "") for column in columns]
+    assert folded == [heading + cell for heading, cell in zip(headings, shown, strict=True)]
 
 
 def test_bugs_keep_their_traceback(fail_with) -> None:  # type: ignore[no-untyped-def]

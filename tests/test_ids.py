@@ -536,6 +536,16 @@ def test_persisted_upto_moves_only_over_positions_known_before_the_registry_was_
 
 
 @concerns("9.7")
+def test_a_writer_counts_as_soon_as_it_is_read_in_the_registry(number: str) -> None:
+    ids = generator(None, w=7)
+    ids.registry_read(ids.noted(), {"w": 7, "v": 3})
+    assert ids.positions() == {"w": 7, "v": 3}
+    ids.announced("w", 9)
+    ids.registry_read(ids.noted(), {"w": 7, "v": 3})
+    assert ids.persisted_upto == 7  # as before: nothing moves back, and v holds it there
+
+
+@concerns("9.7")
 def test_a_registered_writer_counts_until_the_registry_is_without_it(number: str) -> None:
     ids = generator(None, w=7, v=5)
     ids.announced("w", 12)

@@ -1042,3 +1042,64 @@ def test_random_channels_lose_nothing(seed: int) -> None:
         assert [entry for entry in d.log if entry[1] == writer] == expected
         assert d.at(writer) == ends[writer]
     assert d.reader.queue_bytes == 0
+
+
+# -- found by fault tests -------------------------------------------------------------------------------------
+
+
+def test_rows_held_before_any_position_are_not_taken_for_live_ones() -> None:
+    d = Driver(at={"w": 5})
+    d.table.write("w", 6, 7, 8)
+    d.answer = False
+    d.reader.learned("s", "w", 6)  # from the positions table: nothing was heard on this link yet
+    d.send(rdata("w", 8))  # 7 was lost before it
+    d.send(position("w", 8, 8))
+    assert d.reader.counters.rows_dropped == 1
+    d.answer = True
+    for asked in list(d.asked):
+        d.reader.receive_page(asked, d.table.page(asked), d.now)
+    d.run()
+    assert d.tokens("w") == [6, 7, 8]
+
+
+def test_a_page_that_was_given_up_tells_nothing_of_the_epoch() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.answer = False
+    d.send(position("w", 7, 7))
+    (asked,) = d.asked
+    late = d.table.page(asked)
+    d.reader.rebase(OTHER_EPOCH, {("s", "w"): 0})
+    d.reader.receive_page(asked, late, d.now)
+    assert d.reader.new_epoch is None
+    assert d.reader.counters.pages_ignored == 1
+
+
+def test_a_full_queue_of_one_does_not_keep_another_from_its_rows() -> None:
+    d = Driver(at={"a": 0, "b": 0}, live=("a", "b"), settings=Settings(receive_queue_bytes=300))
+    d.answer = False
+    for token in range(1, 5):
+        d.reader.receive(rdata("a", token), d.now)
+    assert d.reader.queue_bytes > 300
+    d.table.write("b", 1, 2)
+    d.reader.receive(position("a", 9, 9), d.now)
+    d.reader.receive(position("b", 2, 2), d.now)
+    assert [asked.writer for asked in d.reader.fetches(d.now)] == ["b"]
+
+
+def test_resume_fetches_at_once_what_was_known_when_it_stopped() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.write("w", 6, 7, 8)
+    d.reader.receive(rdata("w", 6), d.now)
+    d.reader.stop("s", "w")
+    d.reader.learned("s", "w", 8)
+    assert d.run().tokens("w") == []
+    d.reader.resume("s", "w")
+    assert d.run().tokens("w") == [6, 7, 8]
+
+
+def test_an_own_name_that_was_taken_over_is_followed_as_any_other() -> None:
+    d = Driver(at={"me": 5}, own=("me",))
+    d.table.write("me", 6)
+    assert d.send(position("me", 6, 6)).tokens("me") == []
+    d.reader.disown()
+    assert d.send(position("me", 6, 6)).tokens("me") == [6]

@@ -192,6 +192,25 @@ class SqlConformance(StoreConformance):
             await write(store, claim, 1)
 
     @sync
+    async def test_9_7_a_silent_writer_counts_until_it_is_finished(self, url: str) -> None:
+        async with self.opened(url) as store:
+            silent = await store.claim("w2", ["orders"], timeout=1)
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            long_ago = "to_timestamp(0)" if url.startswith("postgres") else "0"
+            self.sql(url, f"UPDATE busrep_positions SET seen_at = {long_ago} WHERE writer = 'w2'")
+            assert await store.heartbeat(claim, {"orders": 0}) == {"orders": {"w1": 0, "w2": 0}}
+            assert await store.finish("w2", silent.incarnation, timeout=1) == {"orders": 0}
+            assert await store.heartbeat(claim, {"orders": 0}) == {"orders": {"w1": 0}}
+
+    @sync
+    async def test_9_5_rows_above_the_sequence_count_in_the_final_position(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1, 1, 1)
+            self.set_sequence(url, "orders", 1)
+            assert await store.finish("w1", claim.incarnation, timeout=1) == {"orders": 3}
+
+    @sync
     async def test_9_9_a_replica_proves_only_what_its_positions_row_says(
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

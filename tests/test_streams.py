@@ -386,6 +386,48 @@ def test_options() -> None:
     assert repr(stream) == "Stream('s')"
 
 
+@attrs.frozen
+class Number:
+    value: int
+
+
+ALL_PLAIN = [Plain(1, "x"), Plain(2, "y", 1.5)]
+MIXED: list[tuple[type[Any] | None, list[Any]]] = [
+    (Plain, []),
+    (Plain, ALL_PLAIN),
+    (Plain, [Plain(1, "\N{SNOWMAN}"), Plain(2, "not ASCII")]),
+    (Plain, [Plain(1, "x", 2), Plain(3, "an int is a float too")]),
+    (Single, [Single("x"), Single(None)]),
+    (Number, [Number(1), Number(2)]),
+    (None, [["of", 1], None]),
+]
+
+
+@pytest.mark.parametrize(("row_type", "rows"), MIXED)
+def test_encoding_together_is_encoding_one_by_one(row_type: type[Any] | None, rows: list[Any]) -> None:
+    stream = Stream("s", row_type)
+    assert stream.encode_all(rows) == [stream.encode(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        (attrs.evolve(ALL_PLAIN[0], a="1"), "a"),
+        (Plain(1, "x", math.nan), "row"), (Frozen(1, "x"), "row"), (None, "row"),
+        (Plain(2**64, "x"), "row"),
+    ],
+)  # fmt: skip
+def test_encoding_together_names_the_field(bad: Any, field: str) -> None:
+    with pytest.raises(RowError) as caught:
+        Stream("s", Plain).encode_all([*ALL_PLAIN, bad])
+    assert caught.value.field == field
+
+
+def test_registry_takes_streams_alone() -> None:
+    with pytest.raises(ConfigError, match="busrep.Stream objects, not 'orders'"):
+        Registry(["orders"])  # type: ignore[list-item]
+
+
 def test_registry() -> None:
     a, b = Stream("a"), Stream("b", Plain)
     registry = Registry([a, b])

@@ -22,7 +22,7 @@ from busrep.storage import AsyncStore
 from busrep.streams import Registry, Stream
 
 from .link import RedisLink
-from .reading import Batch, Handler, NoticeHandler, Reading, Start, call, log_failure
+from .reading import Batch, Handler, NoticeHandler, Reading, Start, call, log_failure, stop
 from .writing import Claimed, Fact, Writing
 
 log = logging.getLogger("busrep")
@@ -32,6 +32,9 @@ LineSeen = Callable[[str, str, bytes], None]
 
 # Other commands (presence, locks...) waiting for Redis. They are news, not facts: beyond this, send() says no.
 COMMAND_QUEUE = 10_000
+
+# Calls of command handlers under way. Handlers may be slower than commands come: beyond this they are dropped, counted.
+COMMAND_CALLS = 10_000
 
 # A bad line is logged at most once in this many seconds per reason; all are counted (protocol.md, section 1).
 LOG_EVERY = 1.0
@@ -83,6 +86,8 @@ class Bus:
         self._echo_at = 0.0
         self._reconnected_at = 0.0
         self._state = "new"
+        self._closing: asyncio.Task[None] | None = None
+        self._commands_dropped = 0
         self._writing: Writing | None = None
         self._reading = Reading(
             self.streams,
@@ -149,6 +154,7 @@ class Bus:
         if durable and self._store is not None:
             claim = await self._store.claim(writer, durable, timeout=self.settings.claim_timeout)
             claimed, incarnation, epoch = Claimed(self._store, claim), claim.incarnation, claim.epoch
+            self._reading.own_starts = claim.starts
         elif self._store is not None:
             epoch = await self._store.epoch()
         return Writing(
@@ -160,28 +166,40 @@ class Bus:
             incarnation=incarnation,
             epoch=epoch,
             wake=self._wake.set,
+            on_fence=self._reading.disown,
         )
 
     async def close(self) -> None:
-        """Publish what is queued (within ``shutdown_timeout``), save positions, close everything. May be repeated."""
-        if self._state == "closed":
-            return
-        self._state = "closed"
+        """Publish what is queued (within ``shutdown_timeout``), save positions, close everything. May be repeated.
+
+        Goes on when the caller is cancelled: a service that stops still publishes what it committed, and saves what
+        it handled. From inside a handler it returns at once, for it waits until the handler has ended.
+        """
+        if self._closing is None:
+            self._state = "closed"
+            self._closing = self._start(self._close(), "close")
+        task = asyncio.current_task()
+        if task not in self._tasks and not self._reading.is_worker(task):
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         timeout = self.settings.shutdown_timeout
-        if self._writing is not None:
-            await self._writing.close(timeout)
-            await self._flush(timeout)
-        await self._reading.close(timeout)
-        for task in [*self._background, *self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._background, *self._tasks, return_exceptions=True)
+        async with contextlib.AsyncExitStack() as stack:  # each of them, whatever the others raise
+            for store in self._stores:
+                stack.push_async_callback(store.close)
+            stack.push_async_callback(self._link.close)
+            stack.push_async_callback(self._stop_tasks, timeout)
+            if self._writing is not None:
+                await self._writing.close(timeout)
+                await self._flush(timeout)
+            await self._reading.close(timeout)
+
+    async def _stop_tasks(self, timeout: float) -> None:
+        await stop([*self._background, *self._tasks], timeout)
         if self._writing is not None:
             with contextlib.suppress(BusrepError, TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._writing.beat()
-        await self._link.close()
-        for store in self._stores:
-            await store.close()
 
     async def __aenter__(self) -> Bus:
         await self.open()
@@ -190,8 +208,7 @@ class Bus:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Shielded: a cancelled service still publishes what it committed, and saves what it handled.
-        await asyncio.shield(asyncio.ensure_future(self.close()))
+        await self.close()
 
     async def _flush(self, timeout: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -265,11 +282,12 @@ class Bus:
     async def wait_for(self, stream: Stream[Any], writer: str, token: int, timeout: float = 5.0) -> None:
         """Return once everything that ``writer`` wrote to ``stream`` up to ``token`` has been handled here.
 
-        The own writer's is at once. Raises WaitTimeout after ``timeout`` seconds, HandlerFailed or
-        PositionTooOld when it can never be.
+        The own writer's is at once. Without a handler rows count as handled; a durable reader's first handler
+        gets them all the same. Raises WaitTimeout after ``timeout`` seconds, HandlerFailed or PositionTooOld when it
+        can never be.
         """
         self._check_open()
-        if writer != self.writer or self._own:
+        if writer != self.writer or self._own or self._fenced:
             # IDs of a negative stream are below zero in the table, above it everywhere else.
             await self._reading.wait_for(self.streams[stream.name], writer, abs(token), timeout)
 
@@ -294,9 +312,10 @@ class Bus:
     def positions(self) -> dict[str, dict[str, int]]:
         """Where this process is, {stream: {writer: token}}: handled for others, published for itself."""
         found = self._reading.core.positions()
-        if self._writing is not None and not self._own:
+        if self._writing is not None and not self._own and not self._fenced:
             for stream, position in self._writing.core.positions().items():
-                found.setdefault(stream, {})[self._writing.name] = position
+                if self._reading.own_counts(stream):
+                    found.setdefault(stream, {})[self._writing.name] = position
         return found
 
     async def linear_position(self, stream: Stream[Any]) -> int:
@@ -307,7 +326,7 @@ class Bus:
         """
         if self._store is None or stream.resettable or not stream.follows:
             raise ConfigError(f"stream {stream.name!r} has no linear position")
-        await asyncio.shield(self._reading.follow_stream(self.streams[stream.name]))
+        await self._reading.followed(self.streams[stream.name])
         handled = self.positions().get(stream.name, {})
         lowest, highest = [], 0
         for one in await self._store.known():
@@ -375,7 +394,7 @@ class Bus:
         now = asyncio.get_running_loop().time()
         if self._line_handlers:
             self._show("<", channel, data)
-        if self._writing is not None and not self._own and self._writing.is_echo(data):
+        if self._writing is not None and not self._own and not self._fenced and self._writing.is_echo(data):
             self._echo_at = now
             return
         frame = parse_frame(data, self.settings.message_bytes)
@@ -395,7 +414,10 @@ class Bus:
     def _show(self, direction: str, channel: str, data: bytes) -> None:
         for line in data.split(b"\n"):
             for handler in self._line_handlers:
-                handler(direction, channel, line)
+                try:
+                    handler(direction, channel, line)
+                except Exception:  # who looks on must not stop the traffic
+                    log.exception("the handler of a line failed")
 
     def _command(self, command: Command, now: float) -> None:
         writing = self._writing
@@ -409,7 +431,11 @@ class Bus:
             elif command.incarnation is not None and command.incarnation > writing.incarnation:
                 writing.fence(WriterFenced(writing.name, writing.incarnation))
         for handler in self._command_handlers.get(type(command), ()):
-            self._spawn(call(handler, command))
+            if len(self._tasks) < COMMAND_CALLS:
+                self._spawn(call(handler, command))
+                continue
+            self._commands_dropped += 1
+            self._log_error(ParseError(command.format(), type(command).__name__, "handlers are too slow: dropped"), now)
 
     def _log_error(self, error: ParseError, now: float) -> None:
         reason = f"{error.field} {error.reason}"
@@ -435,7 +461,9 @@ class Bus:
             try:
                 await self._publish_all()
                 failures = 0
-            except Unavailable as error:
+            except Exception as error:
+                if not isinstance(error, Unavailable):  # a bug; what is not published is lost to whoever waits for it
+                    log.exception("publishing failed")
                 failures += 1
                 if self._writing is not None:
                     self._writing.publishing = False
@@ -502,6 +530,8 @@ class Bus:
                     await self._beat(beats)
             except (BusrepError, TimeoutError) as error:
                 log.warning("beat: %s: %s", type(error).__name__, error)
+            except Exception:  # a bug, in a store perhaps; without beats this process would count as dead
+                log.exception("beat failed")
             if self._writing is not None:
                 self._writing.core.tick(loop.time())
                 self._wake.set()
@@ -529,6 +559,10 @@ class Bus:
 
     # -- the rest ---------------------------------------------------------------------------------------------
 
+    @property
+    def _fenced(self) -> bool:
+        return self._writing is not None and self._writing.fenced is not None
+
     def _check_open(self) -> None:
         if self._state == "closed":
             raise Closed
@@ -541,7 +575,11 @@ class Bus:
         return {
             "reader": self._reading.statistics(),
             "writer": None if self._writing is None else self._writing.statistics(),
-            "redis": {**self._link.statistics(), "commands_waiting": len(self._commands)},
+            "redis": {
+                **self._link.statistics(),
+                "commands_waiting": len(self._commands),
+                "commands_dropped": self._commands_dropped,
+            },
             "stuck": [] if self._writing is None else self._writing.stuck(now),
         }
 

@@ -182,9 +182,11 @@ class RedisLink:
         try:
             async with asyncio.timeout(self._settings.redis_timeout):
                 await connection.connect()
-                await connection.send_command("SUBSCRIBE", *self._channels, check_health=False)
-                confirmed = 0
-                while confirmed < len(self._channels):
+                asked = confirmed = 0
+                while asked < len(self._channels) or confirmed < asked:
+                    if asked < len(self._channels):  # one more may be asked for while these are confirmed
+                        await connection.send_command("SUBSCRIBE", *self._channels[asked:], check_health=False)
+                        asked = len(self._channels)
                     reply = await connection.read_response(disable_decoding=True)
                     # A message that comes before the last confirmation is dropped: REPLICATE follows.
                     confirmed += reply[0] == b"subscribe"

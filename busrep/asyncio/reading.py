@@ -9,7 +9,7 @@ import inspect
 import itertools
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 import attrs
@@ -21,6 +21,7 @@ from busrep.errors import (
     ConfigError,
     EpochChanged,
     HandlerFailed,
+    PositionsAheadOfTable,
     PositionTooOld,
     ReaderMoved,
     RowError,
@@ -58,6 +59,8 @@ class Batch(Generic[RowT]):
     tokens: Sequence[int]
     rows: Sequence[RowT]
     _save: Callable[[Batch[RowT], Any], Awaitable[None]] = attrs.field(repr=False)
+    _raw: RawBatch = attrs.field(repr=False)
+    _tried: bool = attrs.field(default=False, init=False, repr=False)
     _saved: bool = attrs.field(default=False, init=False, repr=False)
 
     def facts(self) -> Iterator[tuple[int, list[RowT]]]:
@@ -100,6 +103,26 @@ def _refuse(future: asyncio.Future[None], error: BaseException) -> None:
         future.set_exception(error)
 
 
+def _being_cancelled() -> bool:
+    """Whether a CancelledError is meant for this task; else something that it awaited was cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def stop(tasks: Iterable[asyncio.Task[Any]], timeout: float) -> None:
+    """Cancel tasks until they end, within ``timeout``: Python 3.11's wait_for, which drivers use, may swallow one."""
+    left = set(tasks)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            while left:
+                for task in left:
+                    task.cancel()
+                _, left = await asyncio.wait(left, timeout=0.1)
+    for task in left:
+        if not task.done():
+            log.error("%s ignores its cancellation", task.get_name())
+
+
 def log_failure(task: asyncio.Task[Any]) -> None:
     """A done callback: a background task that fails says so."""
     if not task.cancelled() and (error := task.exception()) is not None:
@@ -135,6 +158,8 @@ class Reading:
         self._store, self._reader_store, self._name = store, reader_store, reader
         self._start: Start = start if start is not None else ("earliest" if reader else "now")
         self._own = own
+        self.own_starts: Mapping[str, int] = {}  # stream -> where this process's own facts begin
+        self._own_from: dict[str, int] = {}
         self._on_poison, self._on_epoch_change, self._on_too_old = on_poison, on_epoch_change, on_too_old
         self._ask, self._own_positions = ask, own_positions
         self._following: dict[str, asyncio.Task[None]] = {}
@@ -165,13 +190,17 @@ class Reading:
 
     def subscribe(self, stream: Stream[Any], handler: Handler) -> None:
         """Call ``handler`` with the stream's batches from now on."""
+        if stream.name not in self._handlers and self._name is not None:
+            # What passed while nobody handled it (somebody waited, perhaps) was not saved, and is due to this one.
+            for key, progress in self.core.progress.items():
+                if key[0] == stream.name and progress.stream.fetchable and key not in self.stopped:
+                    self.core.move_to(*key, self._saved.get(key, 0))
         handlers = self._handlers.setdefault(stream.name, [])
         handlers.append(handler)
         if len(handlers) == 1:
             for key in [key for key in self._paused if key[0] == stream.name]:
                 self._paused.discard(key)
                 self.core.resume(*key)
-                self.core.ready.add(key)
             self._ask()
         self.follow_stream(stream)
         self.pump()
@@ -182,9 +211,18 @@ class Reading:
         handlers.remove(handler)
         if not handlers:
             for key in [key for key in self.core.progress if key[0] == stream.name]:
-                if key not in self.stopped:
-                    self._paused.add(key)
-                    self.core.stop(*key)
+                self._pause(key)
+
+    def _pause(self, key: Key) -> None:
+        if key not in self.stopped:
+            self._paused.add(key)
+            self.core.stop(*key)
+        self.core.ready.discard(key)
+
+    def _handed_out(self, key: Key) -> bool:
+        """Whether rows are taken: where nobody ever asked for them they count as handled, where the last one left
+        they wait for the next."""
+        return key[0] not in self._handlers or bool(self._handlers[key[0]])
 
     def follow_stream(self, stream: Stream[Any]) -> asyncio.Task[None]:
         """Begin to follow a stream, once; the task ends when its positions are known."""
@@ -219,12 +257,24 @@ class Reading:
                 self.pump()
                 return
 
+    async def followed(self, stream: Stream[Any]) -> None:
+        """Wait until a stream's positions are known. Raises what keeps them from it."""
+        await asyncio.wait([self.follow_stream(stream)])  # which is cancelled by close(), unlike the one who waits
+        if self._closed:
+            raise Closed
+        if self.failure is not None:
+            raise self.failure
+
     async def _load(self, stream: Stream[Any]) -> None:
-        core, name = self.core, stream.name
         if stream.resettable or self._store is None:
-            core.follow(Followed(name, resettable=True, fetchable=False))
+            self.core.follow(Followed(stream.name, resettable=True, fetchable=False))
             return
-        epoch = await self._store.epoch()
+        async with self._saving:  # two streams that find a new epoch must not both throw out what was saved
+            await self._load_durable(stream.name, self._store)
+
+    async def _load_durable(self, name: str, store: AsyncStore) -> None:
+        core = self.core
+        epoch = await store.epoch()
         if core.epoch is None:
             core.epoch = epoch
         saved: dict[Key, int] = {}
@@ -238,9 +288,11 @@ class Reading:
                 self._saved.clear()
             else:
                 saved = {key: position for key, position in state.positions.items() if key[0] == name}
-        known = [writer for writer in await self._store.known() if writer.stream == name]
+        known = [writer for writer in await store.known() if writer.stream == name]
+        before = bool(saved)
         for writer in known:
-            saved.setdefault((name, writer.writer), self._start_position(name, writer))
+            # Who is not among the saved ones joined after them: this reader owes its handler all of their rows.
+            saved.setdefault((name, writer.writer), 0 if before else self._start_position(name, writer))
         for key, position in saved.items():
             if self._name is not None and self._reader_store is not None:
                 await self._reader_store.register_reader(self._name, *key, position, epoch)
@@ -248,9 +300,34 @@ class Reading:
         core.follow(Followed(name))
         for key, position in saved.items():
             core.start_at(*key, position)
-        # What was proven before we listened: a dead writer's last rows, and, of the own name, a predecessor's.
+        self._learn(known)
+
+    def _learn(self, known: Sequence[KnownWriter]) -> None:
+        """What was proven before we listened: a dead writer's last rows, and, of the own name, a predecessor's."""
         for writer in known:
-            core.learned(name, writer.writer, writer.position)
+            position = writer.position
+            if writer.writer == self._own:
+                position = min(position, self.own_starts.get(writer.stream, position))
+                self._own_from[writer.stream] = position
+            key = (writer.stream, writer.writer)
+            self.core.learned(*key, position)
+            if self.core.progress[key].position > writer.position:
+                self.core.stepped_back.add(key)
+
+    def own_counts(self, stream: str) -> bool:
+        """Whether the own facts count as handled: not before those that a predecessor left have been."""
+        return stream not in self._own_from or self.core.delivered(stream, self._own or "") >= self._own_from[stream]
+
+    def disown(self) -> None:
+        """The own name was taken over: follow it as any other, from where the own facts end."""
+        own, self._own = self._own, None
+        self.core.disown()
+        positions = self._own_positions()
+        for key, progress in self.core.progress.items():
+            if key[1] == own and self.own_counts(key[0]) and positions.get(key[0], 0) > progress.position:
+                self.core.move_to(*key, positions[key[0]])
+        self._own_from.clear()
+        self._ask()
 
     def _start_position(self, stream: str, writer: KnownWriter) -> int:
         if self._start == "now":
@@ -283,7 +360,9 @@ class Reading:
         for asked in core.fetches(now):
             self._spawn(self._fetch(asked), "fetch")
         for key in list(core.ready):
-            if key not in self._workers and key not in self._paused:
+            if not self._handed_out(key):
+                self._pause(key)
+            elif key not in self._workers:
                 task = asyncio.create_task(self._work(key), name=f"busrep-handle-{key[0]}-{key[1]}")
                 self._workers[key] = task
         for key in list(self._waiters):  # a position may move without rows, and so without a handler
@@ -297,7 +376,7 @@ class Reading:
 
     def _spawn(self, work: Any, name: str, *, once: bool = False) -> None:
         name = f"busrep-{name}"
-        if once and any(task.get_name() == name for task in self._tasks):
+        if once and any(task.get_name() == name and not task.done() for task in self._tasks):
             work.close()
             return
         task = asyncio.create_task(work, name=name)
@@ -312,6 +391,7 @@ class Reading:
             async with asyncio.timeout(self._settings.fetch_timeout):
                 page = await self._store.fetch(asked)
         except PositionTooOld as error:
+            self.core.fetch_failed(asked, error, clock())
             self._too_old(error)
         except (BusrepError, TimeoutError) as error:
             log.warning("fetching (%s, %s) from %d: %s", asked.stream, asked.writer, asked.after, error)
@@ -325,6 +405,8 @@ class Reading:
 
     def _too_old(self, error: PositionTooOld) -> None:
         key = (error.stream, error.writer)
+        if self.core.progress[key].position >= error.floor:  # the answer to a question given up meanwhile
+            return
         log.error("%s", error)
         if self._on_too_old == "skip":
             self.core.skip(*key, error.floor)
@@ -363,20 +445,18 @@ class Reading:
         log.warning("%s: starting again from the oldest rows", EpochChanged(held, found))
         assert self._store is not None  # noqa: S101 (an epoch comes from a store's page)
         try:
-            known = await self._store.known()
-            floors = {(writer.stream, writer.writer): writer.floor for writer in known}
-            floors = {key: floor for key, floor in floors.items() if key[0] in self._following}
-            if self._name is not None and self._reader_store is not None:
-                await self._reader_store.reset_reader(self._name, floors, found)
+            known = [one for one in await self._store.known() if one.stream in core.followed]
+            floors = {(one.stream, one.writer): one.floor for one in known}
+            async with self._saving:
+                if self._name is not None and self._reader_store is not None:
+                    await self._reader_store.reset_reader(self._name, floors, found)
+                core.rebase(found, floors)
+                self._saved = dict(floors)
         except BusrepError as error:
             log.warning("cannot read the new log yet: %s", error)
             await asyncio.sleep(self._settings.retry_max)
         else:
-            core.rebase(found, floors)
-            self._saved = dict(floors)
-            for writer in known:
-                if writer.stream in self._following:
-                    core.learned(writer.stream, writer.writer, writer.position)
+            self._learn(known)
             self._ask()
         asyncio.get_running_loop().call_soon(self.pump)
 
@@ -386,7 +466,7 @@ class Reading:
         """Hand out what waits for one (stream, writer), in order, until nothing does."""
         core = self.core
         try:
-            while not self._closed and key not in self._paused and key not in self.stopped:
+            while not self._closed and self._handed_out(key) and key not in self.stopped:
                 careful = core.delivered(*key) < self._careful.get(key, 0)
                 taken = core.take(*key, 1 if careful else None)
                 if taken is None:
@@ -419,7 +499,9 @@ class Reading:
         for function, args in calls:
             try:
                 await call(function, notice.stream, notice.writer, *args)
-            except Exception:
+            except (Exception, asyncio.CancelledError):
+                if _being_cancelled():
+                    raise
                 log.exception("the handler of a reset or of missed rows failed")
 
     async def _handle(self, key: Key, raw: RawBatch) -> bool:
@@ -436,20 +518,25 @@ class Reading:
             return await self._failed(key, raw, error)
         if not await self._registered(key, raw):
             return True
-        batch = Batch(stream, raw.writer, raw.after, raw.position, raw.tokens, rows, self._save_batch)
+        batch = Batch(stream, raw.writer, raw.after, raw.position, raw.tokens, rows, self._save_batch, raw)
         pause = self._settings.retry_min
         for attempt in range(self._settings.handler_retries + 1):
             try:
-                batch._saved = False
+                batch._tried = batch._saved = False
                 for handler in list(self._handlers.get(raw.stream, ())):
                     await call(handler, batch)
             except _DetachedError:
-                core.put_back(*key)
+                if not batch._tried or not await self._reload(key, raw):
+                    core.put_back(*key)
                 return False
-            except ReaderMoved as error:
-                return await self._moved(key, raw, error)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if _being_cancelled():  # close() lost its patience
+                    raise
                 self.handler_failures += 1
+                if batch._tried or isinstance(error, ReaderMoved):
+                    log.warning("handler of %s failed after it saved: %r", key, error)
+                    if await self._reload(key, raw):
+                        return True
                 if attempt == self._settings.handler_retries:
                     return await self._failed(key, raw, error)
                 log.warning("handler of %s failed at %d, trying again", key, raw.tokens[0], exc_info=True)
@@ -459,9 +546,14 @@ class Reading:
                 break
         self.rows_delivered += len(rows)
         if batch._saved:
+            if not self._in_hand(key, raw):  # stopped or reset meanwhile: the core forgot these rows, the table did not
+                return await self._reload(key, raw)
             self._saved[key] = raw.position
         core.done(*key)
         return True
+
+    def _in_hand(self, key: Key, raw: RawBatch) -> bool:
+        return self.core.progress[key].queue.handling is raw
 
     async def _registered(self, key: Key, raw: RawBatch) -> bool:
         """Make sure that there is a row to save to, for a writer that joined while we listened.
@@ -483,7 +575,7 @@ class Reading:
         # A stream that nobody declared has rows of any shape.
         return self._registry[name] if name in self._registry else Stream(name, resettable=True)
 
-    async def _failed(self, key: Key, raw: RawBatch, error: Exception) -> bool:
+    async def _failed(self, key: Key, raw: RawBatch, error: BaseException) -> bool:
         """The handler kept failing: find the fact that it fails on, then stop, or set that fact aside."""
         core = self.core
         if raw.tokens and raw.tokens[0] != raw.tokens[-1]:
@@ -518,7 +610,10 @@ class Reading:
         key = (batch.stream.name, batch.writer)
         if key not in self._saved:
             raise ConfigError(f"stream {batch.stream.name!r} is kept in memory: its positions are not saved")
+        if not self._in_hand(key, batch._raw):  # a reset, a stop: what is known here is not of these rows any more
+            raise ReaderMoved(self._name, *key, batch.after)
         change = (*key, self._saved[key], batch.position)
+        batch._tried = True
         await self._reader_store.save_reader(self._name, [change], self.core.epoch or "", connection)
 
     async def _register(self, key: Key, position: int) -> None:
@@ -527,28 +622,35 @@ class Reading:
         await self._reader_store.register_reader(self._name, *key, position, self.core.epoch or "")
         self._saved[key] = position
 
-    async def _moved(self, key: Key, raw: RawBatch, error: ReaderMoved) -> bool:
-        """Rule 9.12: what is saved decides, also after a COMMIT whose outcome is unknown."""
+    async def _reload(self, key: Key, raw: RawBatch) -> bool:
+        """Rule 9.12: what is saved decides, whatever became of the handler's transaction.
+
+        False when nothing was saved: the rows are to be handled again.
+        """
+        core = self.core
         assert self._name is not None  # noqa: S101
         assert self._reader_store is not None  # noqa: S101
         try:
             state = await self._reader_store.load_reader(self._name)
+            saved = state.positions.get(key)
+            if saved is None:
+                await self._register(key, raw.after)
+                saved = raw.after
         except BusrepError as trouble:
             log.warning("saved positions cannot be read yet: %s", trouble)
             await asyncio.sleep(self._settings.retry_max)
-            self.core.put_back(*key)
+            core.put_back(*key)
             return True
-        saved = state.positions.get(key)
-        if saved is None:
-            await self._register(key, raw.after)
-            saved = raw.after
-        log.warning("%s; it is at %d", error, saved)
+        core.doubt(state.epoch)
+        if saved == self._saved.get(key) and self._in_hand(key, raw):
+            return False
+        log.warning("the saved position of %s is %d", key, saved)
         self._saved[key] = saved
-        if saved == raw.position:
-            self.core.done(*key)
-            return True
-        self.core.move_to(*key, saved)
-        self._ask()
+        if saved == raw.position and self._in_hand(key, raw):
+            core.done(*key)
+        else:
+            core.move_to(*key, saved)
+            self._ask()
         return True
 
     async def _save_if_due(self, key: Key) -> None:
@@ -556,8 +658,7 @@ class Reading:
         if self._name is None or now - self._saved_at.get(key, 0.0) < self._settings.save_every:
             return
         self._saved_at[key] = now
-        with contextlib.suppress(Unavailable):
-            await self._save([key])
+        await self._try_save([key])
 
     async def save(self) -> None:
         """Save what was handled and not saved by a handler. Raises Unavailable."""
@@ -567,39 +668,58 @@ class Reading:
     async def _save(self, keys: Sequence[Key]) -> None:
         if self._name is None or self._reader_store is None or self.failure is not None:
             return
-        own = self._own_positions()
         async with self._saving:
-            changes = []
-            for key in keys:
-                progress = self.core.progress[key]
-                if not progress.stream.fetchable:
-                    continue
-                position = progress.queue.delivered
-                if key[1] == self._own:
-                    position = max(position, own.get(key[0], 0))
-                if key not in self._saved:
-                    await self._register(key, 0)
-                if self._saved[key] != position:
-                    changes.append((*key, self._saved[key], position))
-            if not changes:
-                return
+            changes = await self._to_save(keys)
             try:
-                await self._reader_store.save_reader(self._name, changes, self.core.epoch or "")
+                await self._save_changes(changes)
             except ReaderMoved as error:
                 log.error("%s", error)
                 state = await self._reader_store.load_reader(self._name)
-                self._saved.update(state.positions)
-            else:
-                self._saved.update({(stream, writer): new for stream, writer, _, new in changes})
+                self.core.doubt(state.epoch)
+                for key in keys:
+                    if key in state.positions:
+                        self._saved[key] = state.positions[key]
+                    else:  # thrown out with an older epoch: registered again next time
+                        self._saved.pop(key, None)
+                # One that was moved must not keep back the others.
+                unmoved = [change for change in changes if self._saved.get(change[:2]) == change[2]]
+                with contextlib.suppress(ReaderMoved):
+                    await self._save_changes(unmoved)
+
+    async def _to_save(self, keys: Sequence[Key]) -> list[tuple[str, str, int, int]]:
+        own, changes = self._own_positions(), []
+        for key in keys:
+            progress = self.core.progress[key]
+            if not progress.stream.fetchable or key[0] not in self._handlers:  # nobody has handled anything
+                continue
+            position = progress.queue.delivered
+            if key[1] == self._own and self.own_counts(key[0]):
+                position = max(position, own.get(key[0], 0))
+            if key not in self._saved:
+                await self._register(key, 0)
+            # Never back: another process, or a handler whose COMMIT was not answered, is further.
+            if self._saved[key] < position:
+                changes.append((*key, self._saved[key], position))
+        return changes
+
+    async def _save_changes(self, changes: Sequence[tuple[str, str, int, int]]) -> None:
+        if changes and self._name is not None and self._reader_store is not None:
+            await self._reader_store.save_reader(self._name, changes, self.core.epoch or "")
+            self._saved.update({(stream, writer): new for stream, writer, _, new in changes})
 
     async def keep_saving(self) -> None:
         """Save every ``save_every`` seconds until cancelled."""
         while True:
             await asyncio.sleep(self._settings.save_every)
-            try:
-                await self.save()
-            except BusrepError as error:
-                log.warning("positions could not be saved: %s", error)
+            await self._try_save([key for key in self.core.progress if key not in self._workers])
+
+    async def _try_save(self, keys: Sequence[Key]) -> None:
+        try:
+            await self._save(keys)
+        except BusrepError as error:
+            log.warning("positions could not be saved: %s", error)
+        except Exception:  # a bug, in a store perhaps: rows may come twice for it, but they must not stop
+            log.exception("positions could not be saved")
 
     # -- silent writers ---------------------------------------------------------------------------------------
 
@@ -611,11 +731,13 @@ class Reading:
         if self._store is None or not self._following:
             return
         core, settings = self.core, self._settings
+        await self._check_sequences()
         now = asyncio.get_running_loop().time()
         silent = set(core.silent(now))
         if not silent and not all_known:
             return
         bound = settings.heartbeat * settings.silent_after_beats
+        dead = []
         for known in await self._store.known():
             heard = known.writer in core.last_heard and known.writer not in silent
             if known.stream not in core.followed or known.writer == self._own or heard:
@@ -624,7 +746,26 @@ class Reading:
             if not known.registered:
                 core.last_heard.pop(known.writer, None)
             elif known.silent_for > bound:
-                await self._finish(known)
+                dead.append(known)
+        self.pump()
+        if dead:  # by itself: one that cannot be finished yet must not keep the others from being followed
+            self._spawn(self._finish_all(dead), "finish", once=True)
+
+    async def _check_sequences(self) -> None:
+        """A writer heard below its position may just repeat itself, or have followed others before it restarted. But a
+        position above all that the sequence ever gave is of rows that a restore took away: never silently accepted.
+        """
+        assert self._store is not None  # noqa: S101 (look_after_silent has looked)
+        while self.core.stepped_back:
+            key = self.core.stepped_back.pop()
+            held = self.core.progress[key].position
+            highest = await self._store.sequence(key[0])
+            if highest is not None and highest < held and key not in self.stopped:
+                self._stop(key, PositionsAheadOfTable(key[0], held, highest))
+
+    async def _finish_all(self, dead: Sequence[KnownWriter]) -> None:
+        for known in dead:
+            await self._finish(known)
         self.pump()
 
     async def _finish(self, known: KnownWriter) -> None:
@@ -647,7 +788,7 @@ class Reading:
         key = (stream.name, writer)
         try:
             async with asyncio.timeout(timeout):
-                await asyncio.shield(self.follow_stream(stream))
+                await self.followed(stream)
                 await self._reached(key, token)
         except TimeoutError:
             raise WaitTimeout(*key, token, self.core.delivered(*key), timeout) from None
@@ -743,6 +884,10 @@ class Reading:
         """Call ``handler(stream, writer, after, upto)`` when rows are gone for good."""
         self._missed_handlers.append((stream, handler))
 
+    def is_worker(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task is one that calls handlers."""
+        return task is not None and (task in self._workers.values() or task in self._tasks)
+
     async def close(self, timeout: float) -> None:
         """Let running handlers end, save, stop everything."""
         self._closed = True
@@ -758,11 +903,8 @@ class Reading:
             _refuse(future, _DetachedError())
         workers = list(self._workers.values())
         if workers:
-            _, slow = await asyncio.wait(workers, timeout=timeout)
-            for task in slow:
-                task.cancel()
-        gone = [*workers, *self._following.values(), *self._tasks]
-        await asyncio.gather(*gone, return_exceptions=True)
+            await asyncio.wait(workers, timeout=timeout)
+        await stop([*workers, *self._following.values(), *self._tasks], timeout)
         with contextlib.suppress(BusrepError, TimeoutError):
             async with asyncio.timeout(timeout):
                 await self.save()

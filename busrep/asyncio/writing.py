@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from busrep.commands import Position
-from busrep.errors import BusrepError, CommitUnknown, ConfigError, NotAWriter, Unavailable, WriterFenced
+from busrep.errors import BusrepError, CommitUnknown, ConfigError, NotAWriter, WriterFenced
 from busrep.framing import Frame, Rows
 from busrep.ids import IdGenerator, ReservedIds
 from busrep.settings import Settings
@@ -158,7 +158,8 @@ class Fact:
             if self._transaction is not None:
                 await self._transaction.begin()
         except BaseException as error:
-            await asyncio.shield(self._rolled_back(error))
+            self._look(error)
+            await writing.finish(self._rolled_back())
             raise
         return self
 
@@ -167,13 +168,16 @@ class Fact:
     ) -> None:
         # Neither half may be torn by a cancellation: whether COMMIT was sent decides what the fact becomes.
         if error is not None:
-            await self._writing.finish(self._rolled_back(error))
+            await self._writing.finish(self._rolled_back())
         else:
             await self._writing.finish(self._commit())
 
-    async def _rolled_back(self, error: BaseException) -> None:
+    def _look(self, error: BaseException) -> None:
+        # Not at what the caller's block raised: that may be of another bus.
         if isinstance(error, WriterFenced):
             self._writing.fence(error)
+
+    async def _rolled_back(self) -> None:
         transaction = self._transaction
         if transaction is not None:
             if transaction.joined and transaction.marker is not None:
@@ -209,7 +213,8 @@ class Fact:
     async def _failed(self, error: BaseException) -> None:
         for opened in self._opened.values():
             opened.ids.outcome_known()
-        await self._rolled_back(error)
+        self._look(error)
+        await self._rolled_back()
 
     def _doubt(self) -> None:
         for opened in self._opened.values():
@@ -241,9 +246,11 @@ class Writing:
         incarnation: int,
         epoch: str,
         wake: Callable[[], None],
+        on_fence: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self.incarnation = name, incarnation
-        self._settings, self._claimed, self._wake = settings, claimed, wake
+        self._settings, self._claimed = settings, claimed
+        self._wake, self._on_fence = wake, on_fence
         self.core = Writer(server, name, incarnation=incarnation, epoch=epoch, settings=settings)
         self.generators: dict[str, IdGenerator] = {}
         self._last: dict[str, int] = {}
@@ -350,9 +357,15 @@ class Writing:
         self._doubted.set()
 
     async def settle(self) -> None:
-        """Ask after every fact in doubt once, now. Raises Unavailable."""
+        """Ask after every fact in doubt once, now. Raises Unavailable, or what else keeps one from being known."""
+        trouble: Exception | None = None
         for doubt in list(self._doubts):
-            await self._settle(doubt)
+            try:
+                await self._settle(doubt)
+            except Exception as error:  # the others may have ended all the same
+                trouble = error
+        if trouble is not None:
+            raise trouble
 
     async def _settle(self, doubt: _InDoubt) -> None:
         durable = [one for one in doubt.opened if one.stream.name in self._durable]
@@ -383,7 +396,7 @@ class Writing:
             except WriterFenced as error:
                 self.fence(error)
                 self._doubts.clear()
-            except BusrepError as error:
+            except Exception as error:  # of whatever kind: the facts in doubt hold back all later ones
                 log.warning("the outcome of %d transactions is not known yet: %s", before, error)
             if self._doubts:
                 pause = SETTLE_FIRST if len(self._doubts) < before else min(2 * pause, SETTLE_SLOWEST)
@@ -440,13 +453,14 @@ class Writing:
             self.core.fenced()
             for generator in self.generators.values():
                 generator.fenced(error)
+            self._on_fence()
             self._wake()
 
     async def close(self, timeout: float) -> None:
         """Wait for transactions that are being ended."""
         if self._finishing:
             await asyncio.wait(self._finishing, timeout=timeout)
-        with contextlib.suppress(Unavailable, WriterFenced, TimeoutError):
+        with contextlib.suppress(BusrepError, TimeoutError):
             async with asyncio.timeout(timeout):
                 await self.settle()
 

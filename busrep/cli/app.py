@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 from typing import Any
@@ -36,6 +37,10 @@ class Commands(click.Group):
             text = re.sub(r"(\w+://[^\s:/@]*):[^\s@]*@", r"\1:***@", str(error))
             # Drivers like to explain over several lines; a server's log in a ConfigError is meant to have them.
             fail(" ".join(text.split()) if isinstance(error, Unavailable) else text)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # `busrep tail | head` has seen enough: click ends quietly
+                raise
+            fail(str(error))  # a full disk, say
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
 

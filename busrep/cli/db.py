@@ -62,8 +62,9 @@ def make_store(url: str, declared: Iterable[Stream[Any]], names: Iterable[str] =
     return open_store(url, Registry(streams.values()))
 
 
-async def open_with_all_streams(url: str, declared: list[Stream[Any]]) -> AsyncStore:
-    """An open store that knows every stream its tables list. ConfigError for one whose table it cannot know."""
+async def open_with_all_streams(url: str, declared: list[Stream[Any]], wanted: str | None = None) -> AsyncStore:
+    """An open store that knows every stream its tables list. ConfigError for one whose table it cannot know, and
+    when ``wanted`` is none of them."""
     store = make_store(url, declared)
     await store.open()
     try:
@@ -74,6 +75,8 @@ async def open_with_all_streams(url: str, declared: list[Stream[Any]]) -> AsyncS
     for name, details in listed.items():
         if name not in known and details["table"] not in (None, "busrep_facts"):
             raise ConfigError(f"stream {name!r} is kept in the table {details['table']}: pass --streams MODULE:NAME")
+    if wanted is not None and wanted not in known | set(listed):
+        raise ConfigError(f"no stream {wanted!r} is known here (there are: {', '.join(sorted(listed)) or 'none'})")
     store = make_store(url, declared, listed)
     await store.open()
     return store
@@ -241,7 +244,7 @@ def prune(
         raise click.UsageError("say what to delete: --older-than, --keep or both")
 
     async def work() -> dict[tuple[str, str], int]:
-        store = await open_with_all_streams(store_url, declared_streams(declared))
+        store = await open_with_all_streams(store_url, declared_streams(declared), name)
         try:
             return await store.prune(older_than=older_than, keep=keep, reader_cap=reader_cap, stream=name)
         finally:

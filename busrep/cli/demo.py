@@ -44,7 +44,7 @@ class Screen:
     """What a person sees during the run: a line per event; on a terminal, two progress bars."""
 
     def __init__(self, facts: int, *, quiet: bool) -> None:
-        self._console = Console(stderr=True, quiet=quiet)
+        self._console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
         self._started = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),

@@ -26,6 +26,8 @@ CONNECT_TIMEOUT = 5.0
 
 # Columns of a table that does not go to a terminal.
 PIPE_WIDTH = 200
+# Cells of so many characters and fewer are never folded ("113.3 s ago"), and longer ones not below so many.
+WHOLE, FOLDED = 11, 6
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "": 1.0}
 
@@ -145,17 +147,30 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table for a person; numbers are aligned to the right."""
-    cells = [[("" if cell is None else cell) for cell in row] for row in rows]
-    table = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        numeric = bool(cells) and all(isinstance(row[index], (int, float)) for row in cells)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*(f"{cell:,}" if type(cell) is int else str(cell) for cell in row))
+    """A table for a person; numbers are aligned to the right.
+
+    In a narrow terminal headings break at spaces and long names fold, over as many lines as they need; what is
+    short stays whole. If that does not fit either, the terminal wraps the lines, which loses nothing.
+    """
+    found = [["" if cell is None else cell for cell in row] for row in rows]
+    numeric = [bool(found) and all(isinstance(row[at], (int, float)) for row in found) for at in range(len(columns))]
+    cells = [[f"{cell:,}" if type(cell) is int else str(cell) for cell in row] for row in found]
     # Into a pipe or a file: as wide as it needs, for nobody looks at it through a window.
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
-    Console(width=width).print(table)
+    room = Console().width if sys.stdout.isatty() else PIPE_WIDTH
+    for headings in (list(columns), [column.replace(" ", "\n") for column in columns]):
+        parts = [[*heading.split("\n"), *(row[at] for row in cells)] for at, heading in enumerate(headings)]
+        widest = [max(map(len, column)) for column in parts]
+        whole = [number or width <= WHOLE for number, width in zip(numeric, widest, strict=True)]
+        needed = 1 + sum(3 + (width if kept else FOLDED) for width, kept in zip(widest, whole, strict=True))
+        if needed <= room:
+            break
+    table = Table(title=title, title_justify="left")
+    for heading, number, kept in zip(headings, numeric, whole, strict=True):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=kept, overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    # Names are shown as they are: "[/b]" is no markup, and ":heart:" no picture.
+    Console(width=max(needed, room), markup=False, emoji=False).print(table)
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

@@ -50,7 +50,7 @@ def parse_line(number: int, text: bytes, stream: str | None) -> InputLine:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"line {number} is not JSON: {error}") from None
+        raise ConfigError(f"line {number} is not JSON: {error.msg} (column {error.colno})") from None
     if stream is not None:
         return InputLine(number, stream, [value])
     match value:

@@ -291,6 +291,12 @@ def _finals(
     return finals
 
 
+def sequence(dialect: Dialect, backing: Backing) -> Plan[int | None]:
+    """The highest ID the stream's sequence gave; None on a replica."""
+    answers = yield (Sql(f"SELECT {dialect.replica}"), dialect.sequence(backing.stream))
+    return None if answers[0][0][0] or not answers[1] else int(answers[1][0][0])
+
+
 def _final_position(dialect: Dialect, backing: Backing | None, stream: str, writer: str, position: int) -> Plan[int]:
     sequence = (yield dialect.sequence(stream))[0]
     highest = max(position, sequence[0][0] if sequence else 0)

@@ -119,6 +119,10 @@ class MemoryStore:
             raise SchemaError(None, VERSION)
         return self.world.epoch
 
+    async def sequence(self, stream: str) -> int | None:
+        """See `AsyncStore`."""
+        return self.world.sequences[self._stream(stream)]
+
     async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:
         """See `AsyncStore`."""
         names = [self._stream(stream) for stream in sorted(set(streams))]

@@ -95,6 +95,9 @@ class PlannedStore(abc.ABC):
     async def epoch(self) -> str:  # noqa: D102
         return await self._read(schema.epoch())
 
+    async def sequence(self, stream: str) -> int | None:  # noqa: D102
+        return await self._read(claims.sequence(self.dialect, self.backing(stream)))
+
     async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:  # noqa: D102
         # In a fixed order, so that two claims never wait for each other.
         backings = [self.backing(stream) for stream in sorted(set(streams))]

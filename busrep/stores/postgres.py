@@ -271,6 +271,9 @@ class PostgresStore(PlannedStore):
             if connection.closed:  # the server went away: the idle ones of the pools are dead as well
                 self.renew()
             raise Unavailable(self.where, error.reason) from error
+        except psycopg.errors.SerializationFailure as error:
+            # A replica cancels questions that are in the way of its replay ("conflict with recovery").
+            raise Unavailable(self.where, error) from error
 
     def renew(self) -> None:
         """Replace the dead connections of both pools."""
@@ -323,10 +326,12 @@ class PostgresTransaction:
         assert self.connection is not None  # noqa: S101 - set by begin()
         try:
             return await on_connection(self.connection, plan)
-        except Unavailable:
-            if self.connection.closed and not self._callers:
+        except Unavailable as error:
+            if self._callers:
+                raise
+            if self.connection.closed:
                 self.store.renew()
-            raise
+            raise Unavailable(self.store.where, error.reason) from error
 
     async def begin(self) -> None:
         """See `AsyncTransaction`."""

@@ -192,15 +192,30 @@ class PostgresServer(ServerProcess):
             os.chown(password_file, *self.identity)
         initdb = [str(self.programs / "initdb"), "-D", str(self.data), "-U", "postgres", "-A", "password"]
         initdb += ["--pwfile", str(password_file), "--no-sync", "-E", "UTF8", "--locale=C"]
-        child = spawn(initdb, self.directory, self.identity, signal.SIGKILL)
+        try:
+            self.run_once(initdb)
+        finally:
+            password_file.unlink()
+
+    def copy(self, primary: PostgresServer) -> None:
+        """Make the data directory a copy of a running server's that follows it. Raises ConfigError."""
+        program = self.programs / "pg_basebackup"
+        if not os.access(program, os.X_OK):
+            raise ConfigError(f"{self.programs} has no pg_basebackup, which makes replicas")
+        self.run_once(
+            [str(program), "-D", str(self.data), "-d", primary.url, "-X", "stream", "-c", "fast", "-R", "--no-sync"]
+        )
+
+    def run_once(self, command: Sequence[str]) -> None:
+        """Run a program as the server's user to its end. Raises ConfigError with what it said."""
+        child = spawn(command, self.directory, self.identity, signal.SIGKILL)
         try:
             if child.wait(START_TIMEOUT * 2) != 0:
-                raise ConfigError(f"{initdb[0]} failed:\n{self.log}")
+                raise ConfigError(f"{command[0]} failed:\n{self.log}")
         finally:
             if child.poll() is None:
                 child.kill()
                 child.wait()
-            password_file.unlink()
 
     def restart(self, mode: str = "fast") -> None:
         """Stop it in ``mode`` (``fast``, ``smart`` or ``immediate``, a crash), start it on the same port."""
@@ -273,6 +288,24 @@ def start_postgres(
             server.programs = _readable_programs(programs, path, identity)
         server.initialise()
     _start_on_a_port(server, port)
+    return server
+
+
+def start_replica(primary: PostgresServer) -> PostgresServer:
+    """Start a streaming replica of a running PostgreSQL of this module; it answers questions and refuses writes.
+
+    Stop it before its primary, which otherwise waits for it to have everything. Raises ConfigError where the
+    installation has no ``pg_basebackup``, or it does not start.
+    """
+    path = Path(tempfile.mkdtemp(prefix="busrep-replica-", dir=primary.directory.parent))
+    server = PostgresServer(
+        0, path, True, primary.identity, programs=primary.programs, password=primary.password, config=primary.config
+    )
+    with _closing_on_error(server):
+        if primary.identity:
+            os.chown(path, *primary.identity)
+        server.copy(primary)
+    _start_on_a_port(server, None)
     return server
 
 

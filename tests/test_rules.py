@@ -1,0 +1,1211 @@
+"""Which tests guard which rule of protocol.md, section 9, and the rules that only show where parts are wired together.
+
+`RULES` is the table: rule -> tests that fail when the rule is left out. Each was seen to fail on a mutant of the code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import psycopg
+import pytest
+import redis.asyncio
+
+from busrep import Settings, Stream
+from busrep.asyncio.writing import Claimed, Fact, Writing
+from busrep.commands import Name
+from busrep.delivery import RawBatch
+from busrep.errors import (
+    ClaimBlocked,
+    CommitUnknown,
+    ConfigError,
+    EpochChanged,
+    ReaderMoved,
+    SequenceWentBack,
+    Unavailable,
+    WaitTimeout,
+    WriterFenced,
+)
+from busrep.framing import parse_frame
+from busrep.reader import Followed, Reader, State
+from busrep.stores import claims, facts, open_store
+from busrep.stores.memory import MemoryStore, MemoryTransaction
+from busrep.stores.plans import Answers, Sql, Step, run_sync
+from busrep.streams import Registry
+from busrep.updates import FetchUpdates, UpdatesPage
+
+from .proxy import Proxy
+from .test_bus import QUICK, Deployment, Order, Seen, deployment, on_postgres, orders, run, typing, until, write
+
+__all__ = ["deployment", "on_postgres"]  # fixtures
+
+ROOT = Path(__file__).parent.parent
+
+# A name without parameters stands for all its cases. After the rules: sentences of their closing paragraph.
+W = "test_writer.py::test_rules"
+RULES: dict[str, list[str]] = {
+    "9.1": [
+        "test_ids.py::test_an_exception_after_commit_was_sent_leaves_the_fact_open[rule 9.1]",
+        "test_ids.py::test_a_cancellation_after_commit_was_sent_leaves_the_fact_open[rule 9.1]",
+        "test_stores.py::TestMemory::test_9_1_outcome_open_committed_and_rolled_back",
+        "test_stores.py::TestSqlite::test_9_1_outcome_open_committed_and_rolled_back",
+        "test_stores.py::TestPostgres::test_9_1_outcome_open_committed_and_rolled_back",
+        "test_stores.py::TestSqlite::test_9_1_a_cancelled_commit_is_unknown_until_the_table_decides",
+        "test_stores.py::TestPostgres::test_9_1_a_cancelled_commit_is_unknown_until_the_table_decides",
+        "test_stores.py::TestPostgres::test_9_1_no_answer_to_commit",
+        "test_stores.py::TestPostgres::test_9_1_a_marker_from_the_future_is_a_transaction_that_a_crash_undid",
+        "test_bus.py::test_a_joined_transaction_is_seen_to_commit_without_being_told",
+        "test_rules.py::test_9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides",
+        "test_rules.py::test_9_1_a_commit_that_certainly_failed_completes_its_fact",
+        "test_rules.py::test_9_1_a_cancelled_caller_does_not_tear_the_commit",
+        "test_rules.py::test_9_1_a_joined_transaction_may_commit_though_the_fact_s_block_failed",
+        "test_rules.py::test_9_1_the_rows_are_read_after_the_transaction_was_seen_to_have_ended",
+    ],
+    "9.2": [
+        "test_ids.py::test_following_goes_to_what_was_noted_before_the_claim_was_read[rule 9.2]",
+        "test_ids.py::test_following_never_passes_the_open_floor[rule 9.2]",
+        "test_ids.py::test_writer_fenced_completes_nothing_and_ends_everything[rule 9.2]",
+        f"{W}[rule 9.2 nothing is published once fenced]",
+        f"{W}[rule 9.2 not past what the ID generator proved]",
+        "test_stores.py::TestMemory::test_9_2_and_9_4_a_fenced_writer_is_told_everywhere",
+        "test_stores.py::TestSqlite::test_9_2_and_9_4_a_fenced_writer_is_told_everywhere",
+        "test_stores.py::TestPostgres::test_9_2_and_9_4_a_fenced_writer_is_told_everywhere",
+        "test_rules.py::test_9_2_and_9_7_what_is_heard_during_a_beat_counts_in_the_next",
+        "test_rules.py::test_9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing",
+        "test_rules.py::test_9_2_a_fact_that_finds_the_claim_gone_ends_all_publishing",
+    ],
+    "9.3": [
+        "test_ids.py::test_start",
+        "test_ids.py::test_rows_prove_no_position_of_another_writer[rule 9.3]",
+        "test_stores.py::TestMemory::test_9_3_rows_prove_a_position_only_for_the_own_name",
+        "test_stores.py::TestSqlite::test_9_3_rows_prove_a_position_only_for_the_own_name",
+        "test_stores.py::TestPostgres::test_9_3_rows_prove_a_position_only_for_the_own_name",
+        "test_stores.py::TestSqlite::test_9_3_ids_without_rows_are_kept_in_the_positions_table",
+        "test_rules.py::test_9_3_a_beat_stores_nothing_above_an_open_fact",
+        "test_rules.py::test_9_3_the_own_position_at_start_is_what_the_claim_proved",
+    ],
+    "9.4": [
+        "test_stores.py::TestMemory::test_9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it",
+        "test_stores.py::TestSqlite::test_9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it",
+        "test_stores.py::TestPostgres::test_9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it",
+        "test_stores.py::TestPostgres::test_9_4_a_claim_that_waits_too_long_names_the_blocker",
+        "test_stores.py::TestPostgres::test_9_4_the_blocker_is_named",
+        "test_stores.py::TestPostgres::test_9_4_a_serialization_failure_of_the_lock_is_a_fence",
+        "test_stores.py::TestPostgres::test_9_4_facts_may_nest_while_a_successor_waits",
+        "test_stores.py::TestPostgres::test_racing_claims_have_incarnations_of_their_own",
+        "test_bus.py::test_a_name_claimed_anew_fences_its_former_holder",
+    ],
+    "9.5": [
+        "test_stores.py::TestMemory::test_9_5_finish_fences_then_takes_the_sequence_as_the_final_position",
+        "test_stores.py::TestSqlite::test_9_5_finish_fences_then_takes_the_sequence_as_the_final_position",
+        "test_stores.py::TestPostgres::test_9_5_finish_fences_then_takes_the_sequence_as_the_final_position",
+        "test_rules.py::test_9_5_rows_and_sequence_are_read_after_the_fence_was_granted",
+        "test_rules.py::test_9_5_nobody_claims_the_name_while_its_final_positions_are_taken",
+        "test_stores.py::TestSqlite::test_9_5_rows_above_the_sequence_count_in_the_final_position",
+        "test_stores.py::TestPostgres::test_9_5_rows_above_the_sequence_count_in_the_final_position",
+        "test_bus.py::test_a_silent_writer_is_finished_from_the_table",
+        "test_bus.py::test_a_writer_cut_off_from_redis_alone_is_followed_not_fenced",
+    ],
+    "9.6": [
+        f"{W}[rule 9.6 the head is where the previous frame ended]",
+        f"{W}[rule 9.6 after a restart: start start]",
+        f"{W}[rule 9.6 a stream that comes late is announced: start start]",
+        f"{W}[rule 9.6 after an unknown outcome: the same frames again, byte for byte, before anything new]",
+        f"{W}[rule 9.6 new new over dropped rows, late ones too, until the position is past them all]",
+        f"{W}[rule 9.6 prev new only over no own row: a drop between composed frames]",
+        f"{W}[rule 9.6 each stream has its own head in a shared frame]",
+        f"{W}[rule 9.6 a heartbeat is x x, never ahead of the rows that wait]",
+        "test_writer.py::test_random_every_fact_once_in_order_and_no_false_chain",
+        "test_reader.py::test_case[R4]",
+        "test_rules.py::test_9_6_after_a_publish_of_unknown_outcome_the_same_frame_goes_out_again",
+        "test_rules.py::test_9_6_facts_are_handed_over_before_the_position_moves_past_them",
+        "test_rules.py::test_9_6_frames_leave_in_the_order_in_which_they_were_composed",
+        "test_rules.py::test_a_writer_announces_itself_when_only_its_publishing_connection_was_lost",
+    ],
+    "9.7": [
+        "test_ids.py::test_persisted_upto_moves_only_over_positions_known_before_the_registry_was_read[rule 9.7]",
+        "test_ids.py::test_a_registered_writer_counts_until_the_registry_is_without_it[rule 9.7]",
+        "test_ids.py::test_a_writer_counts_as_soon_as_it_is_read_in_the_registry[rule 9.7]",
+        "test_ids.py::test_no_reservation_before_registration[rule 9.7]",
+        "test_stores.py::TestMemory::test_9_7_a_claim_registers_before_the_first_reservation",
+        "test_stores.py::TestSqlite::test_9_7_a_claim_registers_before_the_first_reservation",
+        "test_stores.py::TestPostgres::test_9_7_a_claim_registers_before_the_first_reservation",
+        "test_stores.py::TestSqlite::test_9_7_a_silent_writer_counts_until_it_is_finished",
+        "test_stores.py::TestPostgres::test_9_7_a_silent_writer_counts_until_it_is_finished",
+        "test_rules.py::test_9_2_and_9_7_what_is_heard_during_a_beat_counts_in_the_next",
+        "test_rules.py::test_9_7_a_generator_knows_the_registered_writers_from_its_start",
+        "test_rules.py::test_9_7_a_writer_counts_from_its_registration_though_nobody_has_heard_it",
+        "test_rules.py::test_9_7_a_writer_that_left_counts_until_its_last_rows_were_handled",
+        "test_rules.py::test_9_7_a_linear_position_is_of_positions_known_before_the_registry_was_read",
+    ],
+    "9.8": [
+        "test_ids.py::test_a_bare_position_says_nothing_of_single_ids[rule 9.8]",
+        "test_ids.py::test_own_completed_ids_and_row_tokens_extend_persisted_upto_at_once[rule 9.8]",
+        "test_ids.py::test_the_highest_id_comes_from_reservations_rows_and_announcements_never_from_the_sequence",
+        "test_ids.py::test_case[G8]",
+        "test_stores.py::TestSqlite::test_G12_a_jumped_sequence_proves_nothing",
+        "test_stores.py::TestPostgres::test_G12_a_jumped_sequence_proves_nothing",
+        "test_rules.py::test_9_8_a_writer_hears_the_rows_of_the_others",
+        "test_rules.py::test_9_8_rows_complete_ids_and_bare_positions_do_not",
+    ],
+    "9.9": [
+        "test_reader.py::test_rule_9_9_a_page_counts_for_what_it_proves_not_for_what_was_asked",
+        "test_stores.py::TestSqlite::test_9_9_a_replica_proves_only_what_its_positions_row_says",
+        "test_stores.py::TestPostgres::test_9_9_a_replica_proves_only_what_its_positions_row_says",
+        "test_rules.py::test_9_9_a_page_is_of_one_snapshot",
+    ],
+    "9.10": [
+        "test_stores.py::TestMemory::test_9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact",
+        "test_stores.py::TestSqlite::test_9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact",
+        "test_stores.py::TestPostgres::test_9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact",
+        f"{W}[rule 9.10 a fact is never split]",
+        f"{W}[rule 9.10 a fact over the frame bound is POSITION id id]",
+        "test_reader.py::test_large_batches_are_cut_at_fact_boundaries_and_small_ones_joined",
+    ],
+    "9.11": [
+        f"{W}[rule 9.11 every frame with a resettable stream opens with NAME]",
+        "test_reader.py::test_rule_9_11_a_lower_incarnation_is_ignored",
+        "test_reader.py::test_rule_9_11_a_higher_incarnation_is_always_a_reset_in_any_direction",
+        "test_reader.py::test_rule_9_11_a_page_of_another_incarnation_is_not_taken",
+        "test_reader.py::test_case[R14]",
+        "test_reader.py::test_case[R14-WITH-A-SOURCE]",
+        "test_bus.py::test_an_in_memory_stream_is_reset_when_its_writer_restarts",
+        "test_rules.py::test_9_11_frames_of_the_own_name_by_another_incarnation_are_no_echoes",
+        "test_rules.py::test_9_11_a_step_back_without_name_of_a_writer_that_has_one_is_no_reset",
+        "test_rules.py::test_9_11_a_lower_incarnation_of_the_own_name_stops_nobody",
+    ],
+    "9.12": [
+        "test_stores.py::TestMemory::test_9_12_a_save_hits_the_row_it_left_or_none",
+        "test_stores.py::TestSqlite::test_9_12_a_save_hits_the_row_it_left_or_none",
+        "test_stores.py::TestPostgres::test_9_12_a_save_hits_the_row_it_left_or_none",
+        "test_rules.py::test_9_12_the_row_to_save_to_is_inserted_at_registration",
+        "test_rules.py::test_9_12_a_timed_save_that_finds_another_position_reloads_and_never_goes_back",
+        "test_rules.py::test_9_12_positions_of_the_old_log_are_not_saved_over_those_of_the_new",
+        "test_stores.py::TestPostgres::test_9_12_a_save_under_repeatable_read_loses_to_an_earlier_one",
+        "test_bus.py::test_exactly_once_saves_in_the_handler_s_transaction",
+        "test_bus.py::test_two_processes_under_one_reader_name_are_found_out",
+        "test_bus.py::test_a_writer_that_joins_later_is_saved_exactly_once_on_sqlite",
+    ],
+    "9.13": [
+        "test_reader.py::test_rule_9_13_lines_are_held_in_order_while_catching_up_and_follow_the_same_rules",
+        "test_reader.py::test_rule_9_13_on_overflow_the_newest_are_dropped_and_it_stays_unconnected",
+        "test_reader.py::test_rule_9_13_overflow_survives_a_second_gap_among_the_held_lines",
+        "test_rules.py::test_9_13_after_an_overflow_all_lines_are_dropped_also_small_ones",
+    ],
+    "9.14": [
+        "test_reader.py::test_rule_9_14_a_position_clears_a_held_batch",
+        "test_reader.py::test_rule_9_14_a_disconnect_clears_a_held_batch",
+        "test_rules.py::test_9_14_what_follows_a_lost_link_is_not_trusted_before_a_position",
+    ],
+    "9.15": [
+        "test_ids.py::test_an_id_that_is_not_new_is_never_used",
+        "test_ids.py::test_an_id_finished_here_since_is_never_used_again[rule 9.15]",
+        "test_ids.py::test_ids_reserved_ahead_are_open_until_used_or_given_up[rule 9.15]",
+        "test_stores.py::TestPostgres::test_9_15_the_sequence_is_verified",
+        "test_stores.py::TestSqlite::test_9_15_a_sequence_behind_the_table_is_repaired",
+        "test_stores.py::TestPostgres::test_9_15_a_sequence_behind_the_table_is_repaired",
+        "test_rules.py::test_9_15_a_sequence_that_went_back_is_refused_while_running",
+    ],
+    "a lower POSITION is ignored and counted": [
+        "test_reader.py::test_sequences_below_a_held_position_are_ignored_and_counted",
+    ],
+    "the announced epoch is a hint, pages decide": [
+        "test_reader.py::test_the_announced_epoch_is_a_hint_and_a_page_decides",
+        "test_reader.py::test_a_page_of_another_epoch_is_not_delivered",
+    ],
+    "restored bumps all incarnations": [
+        "test_stores.py::TestMemory::test_restored_changes_the_epoch_and_fences_everybody",
+        "test_stores.py::TestSqlite::test_restored_changes_the_epoch_and_fences_everybody",
+        "test_stores.py::TestPostgres::test_restored_changes_the_epoch_and_fences_everybody",
+    ],
+    "saved positions include the epoch": [
+        "test_rules.py::test_9_12_positions_of_the_old_log_are_not_saved_over_those_of_the_new",
+        "test_rules.py::test_saved_positions_of_another_epoch_are_not_gone_on_from",
+        "test_stores.py::TestMemory::test_9_12_a_save_hits_the_row_it_left_or_none",
+        "test_stores.py::TestSqlite::test_9_12_a_save_hits_the_row_it_left_or_none",
+        "test_stores.py::TestPostgres::test_9_12_a_save_hits_the_row_it_left_or_none",
+    ],
+    "others are followed on heartbeats only": [
+        f"{W}[rule 9 others are followed on heartbeats only: once a beat]",
+    ],
+    "no linear position without following": [
+        "test_rules.py::test_9_7_streams_that_do_not_follow_have_no_linear_position",
+    ],
+    "delivered positions only": [
+        "test_rules.py::test_what_was_received_and_not_handled_is_neither_saved_nor_waited_for",
+        "test_rules.py::test_positions_of_a_reader_are_the_delivered_ones",
+        "test_reader.py::test_a_stopped_one_takes_in_nothing_until_it_is_resumed",
+    ],
+    "rows of a dead predecessor reach the local handlers": [
+        "test_bus.py::test_a_reader_that_writes_too_gets_what_its_dead_predecessor_committed",
+    ],
+    "the own name with a higher incarnation stops the writer": [
+        "test_bus.py::test_hearing_the_own_name_with_a_higher_incarnation_stops_the_writer",
+    ],
+    "the floor is the highest deleted row, never above the proven position": [
+        "test_stores.py::TestMemory::test_pruning_moves_the_floor_and_a_fetch_below_it_is_told",
+        "test_stores.py::TestMemory::test_the_floor_is_the_highest_deleted_row",
+        "test_stores.py::TestSqlite::test_pruning_moves_the_floor_and_a_fetch_below_it_is_told",
+        "test_stores.py::TestSqlite::test_the_floor_is_the_highest_deleted_row",
+        "test_stores.py::TestPostgres::test_pruning_moves_the_floor_and_a_fetch_below_it_is_told",
+        "test_stores.py::TestPostgres::test_the_floor_is_the_highest_deleted_row",
+    ],
+    "hearing nothing for five beats forces a reconnect": [
+        "test_bus.py::test_a_half_open_link_is_noticed",
+        "test_rules.py::test_hearing_nothing_for_five_beats_forces_a_reconnect",
+    ],
+    "a REPLICATE after an answer was composed gets another": [
+        f"{W}[rule 9 a REPLICATE after an answer was composed gets another]",
+        "test_rules.py::test_a_replicate_is_answered_at_once",
+    ],
+}
+
+CASES = [
+    *(f"R{number}" for number in range(1, 16)),
+    *(f"W{number}" for number in range(1, 9)),
+    *(f"G{number}" for number in range(1, 20)),
+]
+
+
+@pytest.fixture(scope="module")
+def collected() -> list[str]:
+    """Every test ID of the suite, ``file::name[case]``."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stdout
+    return re.findall(r"^tests/(test_\w+\.py::.+)$", found.stdout, re.M)
+
+
+def test_every_rule_names_tests_that_exist(collected: list[str]) -> None:
+    known = {*collected, *(name.partition("[")[0] for name in collected)}
+    assert {name for names in RULES.values() for name in names} - known == set()
+    assert list(RULES)[:15] == [f"9.{number}" for number in range(1, 16)]
+    assert all(RULES.values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_of_the_protocol_is_a_test(case: str, collected: list[str]) -> None:
+    files = {"R": r"test_(reader|bus)", "W": "test_writer", "G": r"test_(ids|stores)"}[case[0]]
+    named = re.compile(rf"{files}\.py::.*(?<![A-Za-z0-9]){case}(?![0-9])", re.IGNORECASE)
+    assert any(named.match(name) for name in collected), f"no test carries the name {case}"
+
+
+# --- the writing half on a memory store: no Redis, so every moment can be chosen
+
+
+class Bench:
+    """A `Writing` that is connected, and what it would publish."""
+
+    def __init__(self, store: MemoryStore, writing: Writing) -> None:
+        self.store, self.writing = store, writing
+
+    async def fact(self, number: int) -> int:
+        async with Fact(self.writing, (orders,)) as fact:
+            fact.add(Order(number, "new"))
+        return fact.id
+
+    def published(self) -> list[str]:
+        """Publish all; the RDATA lines and the POSITIONs that go somewhere, shortened."""
+        lines: list[str] = []
+        while frames := self.writing.core.frames_to_publish():
+            for frame in frames:
+                if not frame.announcement:
+                    lines += frame.data.decode().split("\n")
+                self.writing.core.published(frame)
+        return [" ".join(line.split(" ")[:4:3]) for line in lines if line.startswith("RDATA orders")]
+
+    async def proven(self, writer: str = "w1") -> int:
+        return next(one.position for one in await self.store.known() if one.writer == writer)
+
+
+@asynccontextmanager
+async def bench(*others: str) -> AsyncIterator[Bench]:
+    """Writer w1 of a fresh memory store, after ``others`` have registered."""
+    registry = Registry([orders])
+    store = MemoryStore(secrets.token_hex(6), registry, QUICK)
+    await store.init()
+    for other in others:
+        await store.claim(other, ["orders"], timeout=1)
+    claim = await store.claim("w1", ["orders"], timeout=1)
+    writing = Writing(
+        "w1", "bus", registry, QUICK, claimed=Claimed(store, claim),
+        incarnation=claim.incarnation, epoch=claim.epoch, wake=lambda: None,
+    )  # fmt: skip
+    writing.core.connected(0.0)
+    made = Bench(store, writing)
+    made.published()
+    yield made
+
+
+@pytest.mark.parametrize("landed", [True, False], ids=["landed", "aborted"])
+def test_9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides(
+    landed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = MemoryTransaction.commit
+
+    async def main() -> None:
+        async with bench() as w1:
+            assert await w1.fact(1) == 1
+            assert w1.published() == ["RDATA 1"]
+            under_way: list[MemoryTransaction] = []
+            rows: list[Any] = []
+
+            async def lose_the_answer(transaction: MemoryTransaction) -> None:
+                under_way.append(transaction)
+                rows.extend(transaction._rows)
+                raise CommitUnknown(transaction, OSError("connection lost"))
+
+            with monkeypatch.context() as patch:
+                patch.setattr(MemoryTransaction, "commit", lose_the_answer)
+                with pytest.raises(CommitUnknown):
+                    await w1.fact(2)
+            assert await w1.fact(3) == 3
+            await w1.writing.settle()  # its transaction goes on
+            assert w1.published() == []
+            assert w1.writing.generators["orders"].position == 1
+            (transaction,) = under_way
+            assert rows, "the store rolled it back although COMMIT was sent"
+            transaction._rows = rows if landed else []
+            await commit(transaction)
+            await w1.writing.settle()
+            assert w1.published() == (["RDATA 2", "RDATA 3"] if landed else ["RDATA 3"])
+            assert w1.writing.generators["orders"].position == 3
+
+    run(main())
+
+
+def test_9_1_a_commit_that_certainly_failed_completes_its_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(transaction: MemoryTransaction) -> None:
+        raise ValueError("a deferred constraint")
+
+    async def main() -> None:
+        async with bench() as w1:
+            with monkeypatch.context() as patch, pytest.raises(ValueError, match="constraint"):
+                patch.setattr(MemoryTransaction, "commit", refused)
+                await w1.fact(1)
+            await w1.fact(2)
+            assert w1.published() == ["RDATA 2"]
+
+    run(main())
+
+
+def test_9_1_a_cancelled_caller_does_not_tear_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = MemoryTransaction.commit
+
+    async def main() -> None:
+        async with bench() as w1:
+            sent, go_on = asyncio.Event(), asyncio.Event()
+
+            async def slow(transaction: MemoryTransaction) -> None:
+                sent.set()
+                await go_on.wait()
+                await commit(transaction)
+
+            monkeypatch.setattr(MemoryTransaction, "commit", slow)
+            task = asyncio.create_task(w1.fact(1))
+            await sent.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert w1.writing.generators["orders"].open == 1
+            go_on.set()
+            await until(lambda: w1.writing.generators["orders"].position == 1)
+            assert w1.published() == ["RDATA 1"]
+
+    run(main())
+
+
+def test_9_3_the_own_position_at_start_is_what_the_claim_proved() -> None:
+    async def main() -> None:
+        async with bench("w2") as w1:
+            await w1.fact(1)
+            other = await w1.store.claim("w2", ["orders"], timeout=1)
+            assert await w1.store.reserve("orders", 8) == [*range(2, 10)]
+            await w1.store.heartbeat(other, {"orders": 9})
+            again = await w1.store.claim("w1", ["orders"], timeout=1)
+            assert (again.starts, again.highest) == ({"orders": 1}, {"orders": 9})
+            writing = Writing(
+                "w1", "bus", w1.store.streams, QUICK, claimed=Claimed(w1.store, again),
+                incarnation=again.incarnation, epoch=again.epoch, wake=lambda: None,
+            )  # fmt: skip
+            assert writing.core.positions() == {"orders": 1}
+            assert writing.generators["orders"].position == 1
+            assert writing.generators["orders"].highest == 9
+
+    run(main())
+
+
+def while_beating(w1: Bench, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
+    """Have something happen between the note and the answer of the store's heartbeat."""
+    heartbeat = w1.store.heartbeat
+
+    async def slow(*args: Any) -> Any:
+        happens()
+        return await heartbeat(*args)
+
+    monkeypatch.setattr(w1.store, "heartbeat", slow)
+
+
+def hear(w1: Bench, *lines: str) -> None:
+    w1.writing.heard(parse_frame("\n".join(lines).encode(), 10_000))
+
+
+def test_9_2_and_9_7_what_is_heard_during_a_beat_counts_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with bench("w2") as w1:
+            ids = w1.writing.generators["orders"]
+            hear(w1, "POSITION orders w2 5 5")
+            while_beating(w1, monkeypatch, lambda: hear(w1, "POSITION orders w2 9 9"))
+            await w1.writing.beat()
+            assert (ids.position, ids.persisted_upto) == (5, 5)
+            await w1.writing.beat()
+            assert (ids.position, ids.persisted_upto) == (9, 9)
+
+    run(main())
+
+
+def test_9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing() -> None:
+    async def main() -> None:
+        async with bench("w2") as w1:
+            await w1.fact(1)
+            hear(w1, "POSITION orders w2 5 5")
+            await w1.store.claim("w1", ["orders"], timeout=1)
+            await w1.writing.beat()
+            ids = w1.writing.generators["orders"]
+            assert w1.writing.fenced is not None
+            assert w1.writing.core.statistics()["fenced"]
+            assert w1.published() == []
+            assert ids.position == 1  # and does not follow
+            with pytest.raises(WriterFenced):
+                ids.ask(now=0.0)
+            with pytest.raises(WriterFenced):
+                await w1.fact(2)
+
+    run(main())
+
+
+def test_9_2_a_fact_that_finds_the_claim_gone_ends_all_publishing() -> None:
+    async def main() -> None:
+        async with bench() as w1:
+            await w1.fact(1)
+            await w1.store.claim("w1", ["orders"], timeout=1)
+            with pytest.raises(WriterFenced):
+                await w1.fact(2)
+            assert w1.writing.fenced is not None
+            assert w1.published() == []
+            assert w1.writing.generators["orders"].position == 1  # ID 2 is not completed
+
+    run(main())
+
+
+def test_9_3_a_beat_stores_nothing_above_an_open_fact() -> None:
+    async def main() -> None:
+        async with bench() as w1:
+            async with Fact(w1.writing, (orders,)) as slow:
+                assert slow.id == 1
+                assert await w1.fact(2) == 2
+                await w1.writing.beat()
+                assert await w1.proven() == 0
+            await w1.writing.beat()
+            assert await w1.proven() == 2
+
+    run(main())
+
+
+def test_9_7_a_generator_knows_the_registered_writers_from_its_start() -> None:
+    async def main() -> None:
+        async with bench("w2") as w1:
+            await w1.fact(1)
+            assert w1.writing.generators["orders"].positions() == {"w1": 1, "w2": 0}
+
+    run(main())
+
+
+def test_9_6_facts_are_handed_over_before_the_position_moves_past_them() -> None:
+    async def main() -> None:
+        async with bench("w2") as w1:
+
+            async def keep_beating() -> None:
+                while True:
+                    await w1.writing.beat()
+                    await asyncio.sleep(0)
+
+            beating = asyncio.create_task(keep_beating())
+            for turn in range(4):
+                await asyncio.gather(*[w1.fact(number) for number in range(10)])
+                assert w1.published() == [f"RDATA {10 * turn + number}" for number in range(1, 11)]
+            beating.cancel()
+
+    run(main())
+
+
+def test_9_8_rows_complete_ids_and_bare_positions_do_not() -> None:
+    async def main() -> None:
+        async with bench("w2") as w1:
+            ids = w1.writing.generators["orders"]
+            hear(w1, "POSITION orders w2 0 1")
+            assert ids.persisted_upto == 0
+            hear(w1, "RDATA orders w2 1 [1]")
+            assert ids.persisted_upto == 1
+            assert ids.positions() == {"w1": 0, "w2": 1}
+
+    run(main())
+
+
+def test_9_11_frames_of_the_own_name_by_another_incarnation_are_no_echoes() -> None:
+    async def main() -> None:
+        async with bench() as w1:
+            assert w1.writing.incarnation == 1
+            assert w1.writing.is_echo(b"NAME w1 1\nPOSITION typing w1 1 1")
+            assert not w1.writing.is_echo(b"NAME w1 2\nPOSITION typing w1 1 1")
+            assert not w1.writing.is_echo(b"NAME w11 1\nPOSITION typing w11 1 1")
+
+    run(main())
+
+
+def test_9_15_a_sequence_that_went_back_is_refused_while_running() -> None:
+    async def main() -> None:
+        async with bench() as w1:
+            await w1.fact(1)
+            await w1.fact(2)
+            w1.store.world.sequences["orders"] = 0
+            with pytest.raises(SequenceWentBack) as caught:
+                await w1.fact(3)
+            assert caught.value.got == 1
+            assert w1.published() == ["RDATA 1", "RDATA 2"]
+            assert (await w1.store.fetch(FetchUpdates("orders", "w1", 0, 9, 100))).tokens == [1, 2]
+
+    run(main())
+
+
+# --- the reader core
+
+
+def reader_at(position: int, *, held_bytes: int = 10_000, **options: Any) -> Reader:
+    """Stream s of writer w, known up to there."""
+    reader = Reader([Followed("s", **options)], settings=Settings(held_bytes=held_bytes))
+    reader.start_at("s", "w", position)
+    reader.connected(0.0)
+    return reader
+
+
+def delivered(reader: Reader) -> list[tuple[int, bytes]]:
+    rows: list[tuple[int, bytes]] = []
+    while (batch := reader.take("s", "w")) is not None:
+        if isinstance(batch, RawBatch):
+            rows += zip(batch.tokens, batch.payloads, strict=True)
+        reader.done("s", "w")
+    return rows
+
+
+def test_9_11_a_step_back_without_name_of_a_writer_that_has_one_is_no_reset() -> None:
+    reader = reader_at(15, resettable=True, fetchable=False)
+    reader.receive(b"NAME w 3", 0.0)  # in an announcement of other streams
+    reader.receive(b"POSITION s w 15 15", 0.0)
+    reader.receive(b"POSITION s w 3 3", 0.0)
+    assert reader.counters.resets == 0
+    assert reader.positions() == {"s": {"w": 15}}
+
+
+def test_9_13_after_an_overflow_all_lines_are_dropped_also_small_ones() -> None:
+    reader = reader_at(5, held_bytes=2000)
+    reader.receive(b"POSITION s w 6 6", 0.0)
+    (asked,) = reader.fetches(0.0)
+    reader.receive(b'RDATA s w batch "%b"' % (b"x" * 3000), 0.0)  # too large to hold
+    reader.receive(b"RDATA s w 7 2", 0.0)  # the end of that fact: alone it would be half of it
+    reader.receive_page(asked, UpdatesPage("s", "w", 5, 6, [6], [b"6"], False, "e"), 0.0)
+    while fetches := reader.fetches(0.0):
+        for asked in fetches:
+            whole = {6: [b"6"], 7: [b"1", b"2"]}
+            due = [token for token in whole if asked.after < token <= asked.upto]
+            tokens = [token for token in due for _ in whole[token]]
+            payloads = [payload for token in due for payload in whole[token]]
+            page = UpdatesPage("s", "w", asked.after, asked.upto, tokens, payloads, False, "e")
+            reader.receive_page(asked, page, 0.0)
+    assert delivered(reader) in ([(6, b"6")], [(6, b"6"), (7, b"1"), (7, b"2")])
+    assert reader.progress["s", "w"].state is State.UNSYNCED
+
+
+def test_positions_of_a_reader_are_the_delivered_ones() -> None:
+    reader = reader_at(5)
+    reader.receive(b"POSITION s w 5 5\nRDATA s w 6 1", 0.0)
+    assert reader.positions() == {"s": {"w": 5}}
+    assert reader.delivered("s", "w") == 5
+    assert delivered(reader) == [(6, b"1")]
+    assert reader.positions() == {"s": {"w": 6}}
+
+
+# --- what a database does between two statements
+
+
+@pytest.mark.servers
+def test_9_1_the_rows_are_read_after_the_transaction_was_seen_to_have_ended(on_postgres: Deployment) -> None:
+    async def main() -> None:
+        store: Any = await on_postgres.store_of()
+        claim = await store.claim("w1", ["orders"], timeout=1)
+        transaction = store.transaction(claim)
+        (token,) = await store.reserve("orders", 1)
+        await transaction.begin()
+        await transaction.insert("orders", [(token, [[1]], [b"[1]"])])
+        await transaction.execute("SELECT 1")
+        question = facts.outcome(store.dialect, transaction.marker, [(store.backing("orders"), token)], "w1")
+        with psycopg.connect(on_postgres.store, autocommit=True) as connection:
+            step, answers = next(question), []
+            try:
+                while True:
+                    steps = step if isinstance(step, tuple) else (step,)
+                    answers = store_sync(connection)(steps)
+                    # The commit lands after the first look, before the second.
+                    if transaction is not None:
+                        await transaction.commit()
+                        transaction = None
+                    step = question.send(answers)
+            except StopIteration as stop:
+                found = stop.value
+        assert found in (None, {("orders", token): [b"[1]"]})
+        await store.close()
+
+    run(main())
+
+
+def store_sync(connection: Any) -> Callable[[tuple[Step, ...]], Answers]:
+    from busrep.stores.postgres import execute_sync
+
+    return lambda steps: execute_sync(connection, steps)
+
+
+@pytest.mark.servers
+def test_9_9_a_page_is_of_one_snapshot(on_postgres: Deployment) -> None:
+    """Rows pruned between the look at the floor and the look at the rows would be lost without a word."""
+
+    async def main() -> None:
+        store: Any = await on_postgres.store_of()
+        claim = await store.claim("w1", ["orders"], timeout=1)
+        ids = await store.reserve("orders", 3)
+        transaction = store.transaction(claim)
+        await transaction.begin()
+        await transaction.insert("orders", [(token, [[1]], [b"[1]"]) for token in ids])
+        await transaction.commit()
+        await store.heartbeat(claim, {"orders": 3})
+        pruned = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def prune() -> None:
+            asyncio.run_coroutine_threadsafe(store.prune(keep=0), loop).result(10)
+            pruned.set()
+
+        def fetch() -> UpdatesPage:
+            with psycopg.connect(on_postgres.store, autocommit=True) as connection:
+                execute = store_sync(connection)
+
+                def one_by_one(steps: tuple[Step, ...]) -> Answers:
+                    answers: Answers = []
+                    for at, step in enumerate(steps):
+                        answers += execute((step,))
+                        if at == 1:  # BEGIN, then epoch, floor and position
+                            prune()
+                    return answers
+
+                plan = facts.fetch(store.dialect, store.backing("orders"), FetchUpdates("orders", "w1", 0, 3, 100))
+                return run_sync(plan, one_by_one)
+
+        found = await asyncio.to_thread(fetch)
+        assert pruned.is_set()
+        assert (found.upto, list(found.tokens)) == (3, ids)
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_5_rows_and_sequence_are_read_after_the_fence_was_granted(on_postgres: Deployment) -> None:
+    """What the silent writer's last transaction still does while the fence waits for it counts."""
+
+    async def main() -> None:
+        store: Any = await on_postgres.store_of()
+        claim = await store.claim("w1", ["orders"], timeout=1)
+        transaction = store.transaction(claim)
+        await store.reserve("orders", 1)
+        await transaction.begin()
+        finishing = asyncio.create_task(store.finish("w1", claim.incarnation, timeout=10))
+        with psycopg.connect(on_postgres.store, autocommit=True) as connection:
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
+            database = connection.info.dbname
+            await until(lambda: connection.execute(waiting, (database,)).fetchone() != (0,))
+        (late,) = await store.reserve("orders", 1)
+        (unused,) = await store.reserve("orders", 1)
+        await transaction.insert("orders", [(late, [[1]], [b"[1]"])])
+        await transaction.commit()
+        assert await finishing == {"orders": unused}
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_5_nobody_claims_the_name_while_its_final_positions_are_taken(on_postgres: Deployment) -> None:
+    async def main() -> None:
+        store: Any = await on_postgres.store_of()
+        claim = await store.claim("w1", ["orders"], timeout=1)
+        loop = asyncio.get_running_loop()
+        blocked: list[bool] = []
+
+        def finish() -> dict[str, int]:
+            with psycopg.connect(on_postgres.store, autocommit=True) as connection:
+                execute = store_sync(connection)
+
+                def claim_meanwhile(steps: tuple[Step, ...]) -> Answers:
+                    answers = execute(steps)
+                    if any(isinstance(step, Sql) and "finished FROM busrep_positions" in step.text for step in steps):
+                        claiming = store.claim("w1", ["orders"], timeout=0.2)
+                        with contextlib.suppress(ClaimBlocked):
+                            asyncio.run_coroutine_threadsafe(claiming, loop).result(10)
+                            blocked.append(False)
+                        blocked.append(True)
+                    return answers
+
+                return run_sync(claims.finish(store.dialect, store.backings, "w1", 1, 5.0), claim_meanwhile)
+
+        assert claim.incarnation == 1
+        assert await asyncio.to_thread(finish) == {"orders": 0}
+        assert blocked == [True]
+        await store.close()
+
+    run(main())
+
+
+# --- whole buses
+
+
+@pytest.mark.servers
+def test_9_1_a_joined_transaction_may_commit_though_the_fact_s_block_failed(on_postgres: Deployment) -> None:
+    async def main() -> None:
+        seen = Seen()
+        insert = "INSERT INTO busrep_facts (stream, writer, id, idx, row) VALUES ('orders', 'w1', %s, 0, %s)"
+        async with (
+            on_postgres.bus(writer="w1") as writer,
+            on_postgres.bus() as reader,
+            await psycopg.AsyncConnection.connect(on_postgres.store) as connection,
+        ):
+            reader.subscribe(orders)(seen)
+            async with connection.transaction():
+                with pytest.raises(ValueError, match="of the block alone"):
+                    async with writer.write(orders, connection=connection) as fact:
+                        await connection.execute(insert, (fact.id, '[1,"by the application"]'))
+                        raise ValueError("of the block alone")
+                last = await write(writer, 2)
+                await writer.settle()
+                assert writer.positions()["orders"]["w1"] == 0
+            await reader.wait_for(orders, "w1", last)
+            assert seen.numbers == [1, 2]
+
+    run(main())
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost"])
+def test_9_6_after_a_publish_of_unknown_outcome_the_same_frame_goes_out_again(
+    deployment: Deployment, arrived: bool
+) -> None:
+    async def main() -> None:
+        seen, sent = Seen(), []
+        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        async with deployment.bus(writer="w1", settings=calm) as writer, deployment.bus(settings=calm) as reader:
+            reader.subscribe(orders)(seen)
+            await reader.wait_for(orders, "w1", await write(writer, 1))
+            link = writer._link
+            publish = link.publish
+
+            async def fail_once(messages: Any) -> None:
+                frames = [data for _, data in messages if b"RDATA" in data]
+                sent.extend(frames)
+                failing = frames and len(sent) == len(frames)
+                if arrived or not failing:
+                    await publish(messages)
+                if failing:
+                    await link._drop_publisher()
+                    raise Unavailable("Redis", "no answer")
+
+            link.publish = fail_once  # type: ignore[method-assign]
+            await reader.wait_for(orders, "w1", await write(writer, 2))
+            await reader.wait_for(orders, "w1", await write(writer, 3))
+            assert seen.numbers == [1, 2, 3]
+            assert sent[0] == sent[1] == b'POSITION orders w1 1 1\nRDATA orders w1 2 [2,"new"]'
+            assert sent[2:] == [b'POSITION orders w1 2 2\nRDATA orders w1 3 [3,"new"]']
+            assert writer.positions()["orders"]["w1"] == 3
+            assert writer.statistics()["writer"]["publish_failures"] == 1
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_6_frames_leave_in_the_order_in_which_they_were_composed(deployment: Deployment) -> None:
+    async def main() -> None:
+        lines: list[bytes] = []
+        small = attrs.evolve(QUICK, frame_rows=1)
+        async with deployment.bus(writer="w1", settings=small) as writer, deployment.bus() as reader:
+            writer.on_line(lambda way, _, line: lines.append(line) if way == ">" else None)
+            await write(writer, 0)
+            ids = await writer.publish(orders, [Order(number, "new") for number in range(8)])
+            await reader.wait_for(orders, "w1", ids[-1])
+            tokens = [int(line.split(b" ")[3]) for line in lines if line.startswith(b"RDATA ")]
+            assert tokens == [1, *ids]
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_a_writer_announces_itself_when_only_its_publishing_connection_was_lost(deployment: Deployment) -> None:
+    async def main() -> None:
+        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        async with deployment.bus(writer="w1", settings=calm) as writer:
+            await until(lambda: writer.statistics()["writer"]["announcements"])
+            await asyncio.sleep(0.2)  # the own REPLICATE's answer too
+            lines: list[bytes] = []
+            writer.on_line(lambda way, _, line: lines.append(line) if way == ">" else None)
+            await writer._link._drop_publisher()
+            await write(writer, 1)
+            await until(lambda: any(line.startswith(b"SERVER ") for line in lines))
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_7_a_writer_counts_from_its_registration_though_nobody_has_heard_it(deployment: Deployment) -> None:
+    async def main() -> None:
+        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        async with deployment.bus(writer="w1") as w1, deployment.bus(settings=calm) as reader:
+            reader.subscribe(orders)(Seen())
+            await reader.wait_for(orders, "w1", await write(w1, 1))
+            store = await deployment.store_of()
+            await store.claim("w2", ["orders"], timeout=1)
+            (reserved,) = await store.reserve("orders", 1)
+            await reader.wait_for(orders, "w1", await write(w1, 2))
+            assert await reader.linear_position(orders) < reserved
+            await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_7_a_linear_position_is_of_positions_known_before_the_registry_was_read(deployment: Deployment) -> None:
+    async def main() -> None:
+        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        async with deployment.bus(writer="w1") as w1, deployment.bus(settings=calm) as reader:
+            reader.subscribe(orders)(Seen())
+            await reader.wait_for(orders, "w1", await write(w1, 1))
+            store = await deployment.store_of()
+            known, reserved = reader._store.known, []  # type: ignore[union-attr]
+
+            async def slow() -> Any:
+                listed = await known()
+                await store.claim("w2", ["orders"], timeout=1)
+                reserved.extend(await store.reserve("orders", 1))  # open
+                await reader.wait_for(orders, "w1", await write(w1, 2))
+                return listed
+
+            reader._store.known = slow  # type: ignore[union-attr,method-assign]
+            assert await reader.linear_position(orders) < reserved[0]
+            await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_7_a_writer_that_left_counts_until_its_last_rows_were_handled(deployment: Deployment) -> None:
+    async def main() -> None:
+        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        async with deployment.bus(writer="w1") as w1, deployment.bus(settings=calm) as reader:
+            reader.subscribe(orders)(Seen())
+            await reader.wait_for(orders, "w1", await write(w1, 1))
+            store = await deployment.store_of()
+            claim = await store.claim("w2", ["orders"], timeout=1)
+            (token,) = await store.reserve("orders", 1)
+            transaction = store.transaction(claim)
+            await transaction.begin()
+            await transaction.insert("orders", [(token, [[2, "never published"]], [b'[2,"never published"]'])])
+            await transaction.commit()
+            assert await store.finish("w2", claim.incarnation, timeout=1) == {"orders": token}
+            await reader.wait_for(orders, "w1", await write(w1, 3))
+            assert await reader.linear_position(orders) < token
+            await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_12_the_row_to_save_to_is_inserted_at_registration(deployment: Deployment) -> None:
+    async def main() -> None:
+        store = await deployment.store_of()
+        late = attrs.evolve(QUICK, save_every=60.0)
+        found: list[Any] = []
+        async with deployment.bus(writer="w1") as w1:
+            await write(w1, 1)
+            async with deployment.bus(reader="billing", settings=late) as reader:
+
+                @reader.subscribe(orders)
+                async def handle(batch: Any) -> None:
+                    state = await store.load_reader("billing")
+                    found.append((batch.writer, state.positions.get(("orders", batch.writer))))
+
+                await reader.wait_for(orders, "w1", 1)
+                async with deployment.bus(writer="joins") as joins:
+                    last = await write(joins, 2)
+                    await reader.wait_for(orders, "joins", last)
+        assert [writer for writer, _ in found] == ["w1", "joins"]
+        assert found[0] == ("w1", 0)
+        assert found[1][1] is not None
+        assert found[1][1] < last
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_12_positions_of_the_old_log_are_not_saved_over_those_of_the_new(deployment: Deployment) -> None:
+    path = deployment.store.removeprefix("sqlite:///")
+
+    async def main() -> None:
+        store = await deployment.store_of()
+        moved: list[ReaderMoved] = []
+        calm = attrs.evolve(QUICK, save_every=60.0, heartbeat=30.0)
+        async with (
+            deployment.bus(writer="w1", settings=calm) as w1,
+            deployment.bus(reader="billing", settings=calm, on_epoch_change="stop") as reader,
+        ):
+
+            @reader.subscribe(orders)
+            async def handle(batch: Any) -> None:
+                if moved:
+                    return
+                epoch = await store.restored()  # and another process of this name has seen it
+                await store.reset_reader("billing", {("orders", "w1"): batch.after}, epoch)
+                with contextlib.closing(sqlite3.connect(path, timeout=2)) as connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    with pytest.raises(ReaderMoved) as caught:
+                        await batch.save(connection)
+                    moved.append(caught.value)
+                    connection.rollback()
+
+            await write(w1, 1)
+            await until(lambda: moved)
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_12_a_timed_save_that_finds_another_position_reloads_and_never_goes_back(deployment: Deployment) -> None:
+    key = ("orders", "w1")
+
+    async def main() -> None:
+        store = await deployment.store_of()
+        late = attrs.evolve(QUICK, save_every=60.0)
+        async with deployment.bus(writer="w1") as w1, deployment.bus(reader="billing", settings=late) as reader:
+            reader.subscribe(orders)(Seen())
+            await reader.wait_for(orders, "w1", await write(w1, 1))
+            await reader._reading._save([key])
+            await store.save_reader("billing", [(*key, 1, 3)], await store.epoch())  # a twin, further than we are
+            await reader.wait_for(orders, "w1", await write(w1, 2))
+            for _ in range(2):
+                await reader._reading._save([key])
+                assert (await store.load_reader("billing")).positions == {key: 3}
+            await reader.wait_for(orders, "w1", await write(w1, 3, 4))
+            await reader._reading._save([key])
+            assert (await store.load_reader("billing")).positions == {key: 4}
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_14_what_follows_a_lost_link_is_not_trusted_before_a_position(deployment: Deployment) -> None:
+    async def main() -> None:
+        rows: list[Any] = []
+        missed: list[Any] = []
+        asked: list[bytes] = []
+        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        client = redis.asyncio.Redis.from_url(deployment.redis)
+
+        async def publish(*lines: str) -> None:
+            for line in lines:
+                await client.publish(deployment.name, line)
+
+        async with deployment.bus(store=None, streams=[typing], settings=calm) as reader:
+            reader.on_line(lambda way, _, line: asked.append(line) if way == ">" else None)
+            reader.subscribe(typing)(lambda batch: rows.extend(batch.rows))
+            reader.on_missed(typing)(lambda *args: missed.append(args))
+            await until(lambda: "typing" in reader._reading.core.followed)
+            await publish("POSITION typing f 5 5", "RDATA typing f 6 1", "RDATA typing f batch 2")
+            await until(lambda: rows == [1])
+            asked.clear()
+            before = reader.statistics()["redis"]["reconnects"]
+            await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")  # type: ignore[no-untyped-call]
+            await until(lambda: reader.statistics()["redis"]["reconnects"] > before)
+            await until(lambda: reader.statistics()["redis"]["connected"])
+            await until(lambda: b"REPLICATE" in asked)
+            await publish("RDATA typing f 8 4", "POSITION typing f 8 8", "RDATA typing f 9 5")
+            await until(lambda: 5 in rows)
+            assert rows == [1, 5]
+            assert [where[1:] for where in missed][-1] == ("f", 6, 8)
+        await client.aclose()
+
+    run(main())
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("who", ["writer", "reader", "reader that heard nobody"])
+def test_hearing_nothing_for_five_beats_forces_a_reconnect(deployment: Deployment, who: str) -> None:
+    """A subscription that Redis forgot still answers PING; a reader that heard nobody has nothing but PING."""
+
+    async def main() -> None:
+        async with Proxy(deployment.redis) as proxy, deployment.bus(writer="w1") as w1:
+            options = {"writer": {"writer": "w2"}, "reader": {}}.get(who, {"name": f"{deployment.name}-alone"})
+            async with deployment.bus(redis=proxy.url, **options) as deaf:
+                reconnects = deaf.statistics()["redis"]["reconnects"]
+                if who == "reader that heard nobody":
+                    proxy.black_hole()
+                    await until(lambda: deaf.statistics()["redis"]["last_error"])
+                    proxy.open_for_traffic.set()
+                else:
+                    await until(lambda: "w1" in deaf._reading.core.last_heard)
+                    await deaf._link._subscriber.send_command("UNSUBSCRIBE", deployment.name)
+                    if who == "writer":  # others it does not miss: then the own echo is all that tells
+                        deaf._reading.core.last_heard.clear()
+                await until(lambda: deaf.statistics()["redis"]["reconnects"] > reconnects)
+                await until(lambda: deaf.statistics()["redis"]["connected"])
+            assert w1.statistics()["redis"]["reconnects"] == 0
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_what_was_received_and_not_handled_is_neither_saved_nor_waited_for(deployment: Deployment) -> None:
+    async def main() -> None:
+        store, go_on, at_work = await deployment.store_of(), asyncio.Event(), asyncio.Event()
+        async with deployment.bus(writer="w1") as w1, deployment.bus(reader="billing") as reader:
+
+            @reader.subscribe(orders)
+            async def handle(batch: Any) -> None:
+                at_work.set()
+                await go_on.wait()
+
+            last = await write(w1, 1, 2)
+            await at_work.wait()
+            progress = reader._reading.core.progress["orders", "w1"]
+            await until(lambda: progress.position == last)
+            with pytest.raises(WaitTimeout):
+                await reader.wait_for(orders, "w1", last, timeout=0.2)
+            await reader._reading._save([("orders", "w1")])
+            assert (await store.load_reader("billing")).positions == {("orders", "w1"): 0}
+            assert reader.positions()["orders"]["w1"] == 0
+            assert await reader.linear_position(orders) == 0
+            waiting = asyncio.create_task(reader.wait_for(orders, "w1", last))
+            await asyncio.sleep(0)
+            reader._reading.pump()
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            go_on.set()
+            await waiting
+            await until(lambda: reader.positions()["orders"]["w1"] == last)
+        assert (await store.load_reader("billing")).positions == {("orders", "w1"): last}
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_a_replicate_is_answered_at_once(deployment: Deployment) -> None:
+    async def main() -> None:
+        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        async with deployment.bus(writer="w1", settings=calm) as writer:
+            await until(lambda: writer.statistics()["writer"]["announcements"])
+            await asyncio.sleep(0.2)  # the own REPLICATE's answer too
+            before = writer.statistics()["writer"]["announcements"]
+            client = redis.asyncio.Redis.from_url(deployment.redis)
+            await client.publish(deployment.name, "REPLICATE")
+            await until(lambda: writer.statistics()["writer"]["announcements"] > before)
+            await client.aclose()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_saved_positions_of_another_epoch_are_not_gone_on_from(deployment: Deployment) -> None:
+    async def main() -> None:
+        async with deployment.bus(writer="w1") as w1:
+            async with deployment.bus(reader="billing") as reader:
+                reader.subscribe(orders)(Seen())
+                await reader.wait_for(orders, "w1", await write(w1, 1, 2))
+        store = await deployment.store_of()
+        await store.restored()
+        await store.close()
+        async with deployment.bus(reader="billing", on_epoch_change="stop") as reader:
+            with pytest.raises(EpochChanged):
+                await reader.wait_for(orders, "w1", 1)
+        seen = Seen()
+        async with deployment.bus(reader="billing") as reader:
+            reader.subscribe(orders)(seen)
+            await until(lambda: seen.numbers == [1, 2])
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_7_streams_that_do_not_follow_have_no_linear_position(deployment: Deployment) -> None:
+    alone = Stream("alone", Order, follows=False)
+
+    async def main() -> None:
+        store = open_store(deployment.store, Registry([alone]))
+        await store.init()
+        await store.close()
+        async with deployment.bus(streams=[alone]) as reader:
+            with pytest.raises(ConfigError, match="linear"):
+                await reader.linear_position(alone)
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_8_a_writer_hears_the_rows_of_the_others(deployment: Deployment) -> None:
+    async def main() -> None:
+        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        async with (
+            deployment.bus(writer="w1", settings=calm) as w1,
+            deployment.bus(writer="w2", settings=calm) as w2,
+        ):
+            assert w1._writing is not None
+            ids = w1._writing.generators["orders"]
+            last = await write(w2, 1, 2)
+            await until(lambda: ids.highest == last)
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_11_a_lower_incarnation_of_the_own_name_stops_nobody(deployment: Deployment) -> None:
+    async def main() -> None:
+        seen = Seen()
+        async with deployment.bus(writer="w1"):
+            pass
+        async with deployment.bus(writer="w1") as writer, deployment.bus() as reader:
+            reader.subscribe(orders)(seen)
+            client = redis.asyncio.Redis.from_url(deployment.redis)
+            await client.publish(deployment.name, Name("w1", 1).format())
+            await reader.wait_for(orders, "w1", await write(writer, 1))
+            await client.aclose()
+            assert writer.statistics()["writer"]["fenced"] is False
+            assert seen.numbers == [1]
+
+    run(main())
