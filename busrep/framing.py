@@ -8,7 +8,7 @@ them, and only a run that does not pass as a whole is looked at line by line.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
+from operator import itemgetter
 
 import attrs
 import orjson
@@ -129,11 +129,9 @@ def _parse_run(data: bytes, at: int, frame: Frame, *, at_once: bool) -> int:
         end = data.find(b"\n", last)
         end = len(data) if end < 0 else end
         pieces = data[at + len(prefix) : end].split(b"\n" + prefix)
-        joined = b"".join(pieces)
-    if not pieces or b"\n" in joined:
+    if not pieces or data.count(b"\n", at, end) != len(pieces) - 1:
         pieces, end = _cut_run(data, at, prefix)
-        joined = b"".join(pieces)
-    size = RUN_OVERHEAD + ROW_OVERHEAD * len(pieces) + len(joined)
+    size = RUN_OVERHEAD + ROW_OVERHEAD * len(pieces) + (end - at + 1) - (len(prefix) + 1) * len(pieces)
     rows = Rows(head[1].decode(), head[2].decode(), [], [], [], size)
     frame.items.append(rows)
     _add_rows(frame, rows, prefix, pieces)
@@ -154,14 +152,14 @@ def _cut_run(data: bytes, at: int, prefix: bytes) -> tuple[list[bytes], int]:
 
 def _add_rows(frame: Frame, rows: Rows, prefix: bytes, pieces: list[bytes]) -> None:
     """Adds the rows of ``token payload`` pieces, up to the first malformed one, which raises ParseError."""
-    texts, _, payloads = zip(*map(bytes.partition, pieces, repeat(b" ")), strict=False)
+    texts, payloads = _cut_evenly(pieces) or _cut_each(pieces)
     numbers = _read_tokens(texts) if all(payloads) else None
     if numbers is not None:
-        rows.tokens, rows.payloads = numbers, list(payloads)
+        rows.tokens, rows.payloads = numbers, payloads
         return
     for piece, text, payload in zip(pieces, texts, payloads, strict=True):
         try:
-            number = None if text == b"batch" else read_integer(text)
+            number = None if text.removesuffix(b" ") == b"batch" else read_integer(text.removesuffix(b" "))
         except ValueError as error:
             raise ParseError(prefix + piece, "token", str(error)) from None
         if not payload:
@@ -179,16 +177,35 @@ def _add_rows(frame: Frame, rows: Rows, prefix: bytes, pieces: list[bytes]) -> N
             rows.open.clear()
 
 
-def _read_tokens(texts: tuple[bytes, ...]) -> list[int] | None:
+_Cut = tuple[list[bytes], list[bytes]]  # tokens and payloads
+
+
+def _cut_each(pieces: list[bytes]) -> _Cut:
+    cut = [piece.partition(b" ") for piece in pieces]
+    return [text for text, _, _ in cut], [payload for _, _, payload in cut]
+
+
+def _cut_evenly(pieces: list[bytes]) -> _Cut | None:
+    """Cut where the first one is cut, if all tokens are as long: in two thirds of the time, and no tuple a row."""
+    width, count = pieces[0].find(b" ") + 1, len(pieces)
+    texts = list(map(itemgetter(slice(width)), pieces))
+    joined = b"".join(texts)
+    spaces = joined[width - 1 :: width] if width else b""
+    if len(joined) != width * count or spaces != b" " * count or joined.count(b" ") != count:
+        return None
+    return texts, list(map(itemgetter(slice(width, None)), pieces))
+
+
+def _read_tokens(texts: list[bytes]) -> list[int] | None:
     """The tokens, if all are plain numbers and each above the one before; None: they need a closer look."""
-    if not b"".join(texts).isdigit():
+    if not b"".join(texts).replace(b" ", b"").isdigit():  # a space may be left behind each
         return None
     try:
         # Twice as fast as int() on each. Refuses leading zeros and empty texts; makes floats beyond 64 bits.
         numbers: list[int] = orjson.loads(b"[" + b",".join(texts) + b"]")
     except ValueError:
         return None
-    if max(numbers) > INT64_MAX or sorted(numbers) != numbers or len(set(numbers)) != len(numbers):
+    if sorted(numbers) != numbers or numbers[-1] > INT64_MAX or len(set(numbers)) != len(numbers):
         return None
     return numbers
 
