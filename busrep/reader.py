@@ -106,9 +106,6 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
     },
 }
 
-# Streams that nobody declared are followed without a table; more names than this are no deployment, but noise.
-MOST_UNDECLARED = 10_000
-
 Key = tuple[str, str]
 
 
@@ -157,6 +154,7 @@ class Counters:
     rows_received: int = 0
     rows_fetched: int = 0
     rows_unregistered: int = 0
+    writers_refused: int = 0
     rows_dropped: int = 0
     duplicates_dropped: int = 0
     parse_errors: int = 0
@@ -293,13 +291,17 @@ class Reader:
                 continue
             if isinstance(item, Name) and item.incarnation is not None:
                 incarnation = item.incarnation
-                if item.instance not in self._own:
-                    self.last_heard[item.instance] = now
-                    known = self._incarnations.get(item.instance, -1)
-                    self._incarnations[item.instance] = max(known, incarnation)
+                self._named(item.instance, incarnation, now)
             elif isinstance(item, Server):
                 self.doubt(item.epoch)
             self.commands.append(item)
+
+    def _named(self, writer: str, incarnation: int, now: float) -> None:
+        known = self._incarnations.get(writer, -1)
+        if writer in self._own or (known < 0 and len(self._incarnations) >= self.settings.followed):
+            return
+        self.last_heard[writer] = now
+        self._incarnations[writer] = max(known, incarnation)
 
     def _progress_of(self, item: Rows | Position) -> Progress | None:
         """The progress a line concerns; None for own echoes and streams nobody registered."""
@@ -307,12 +309,17 @@ class Reader:
         progress = self.progress.get(key)
         if progress is None and item.writer not in self._own:
             stream = self._streams.get(item.stream)
-            if stream is None and self._undeclared and len(self._streams) < MOST_UNDECLARED:
+            if stream is None and self._undeclared:
                 stream = Followed(item.stream, resettable=True, fetchable=False)
+            if stream is None:
+                self.counters.rows_unregistered += len(item.tokens) if isinstance(item, Rows) else 0
+            elif len(self.progress) < self.settings.followed:
                 self._streams[item.stream] = stream
-            if stream is not None:
                 return self._add(stream, item.writer, 0)
-            self.counters.rows_unregistered += len(item.tokens) if isinstance(item, Rows) else 0
+            else:
+                self.counters.writers_refused += 1
+                reason = f"{self.settings.followed} (stream, writer) are followed already: raise Settings.followed"
+                self.errors.append(ParseError(f"{item.stream} {item.writer}".encode(), "writer", reason))
         return progress if item.writer not in self._own else None
 
     def _add(self, stream: Followed, writer: str, position: int) -> Progress:

@@ -41,6 +41,11 @@ class Settings:
     held_bytes: int = attrs.field(default=4 * 2**20, validator=ge(0))
     """Lines of one (stream, writer) held while it catches up; above it the newest are dropped (9.13)."""
 
+    followed: int = attrs.field(default=10_000, validator=ge(1))
+    """Most (stream, writer) pairs, and writer names, that are taken up from the wire: more is noise, not a
+    deployment. Lines of further ones are counted (``writers_refused``), logged and ignored; of streams with a table
+    they are still followed through the table."""
+
     message_bytes: int = attrs.field(default=16 * 2**20, validator=ge(1_024))
     """Largest message that is looked at; a larger one is counted and dropped, and its rows are fetched."""
 

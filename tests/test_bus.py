@@ -1003,6 +1003,25 @@ def _registered(deployment: Deployment) -> Callable[[], Awaitable[int]]:
     return ask
 
 
+def test_a_writer_that_gave_up_one_of_its_streams_is_not_taken_for_dead(deployment: Deployment) -> None:
+    async def main() -> None:
+        async with deployment.bus(writer="w1") as writer:
+            await write(writer, 1)
+            await write(writer, 1, stream=payments)
+        async with Proxy(deployment.redis) as proxy, deployment.bus(redis=proxy.url) as reader:
+            seen = Seen()
+            reader.subscribe(orders, payments)(seen)
+            async with deployment.bus(writer="w1", streams=[orders]) as writer:
+                await reader.wait_for(orders, "w1", await write(writer, 2))
+                proxy.refuse = True  # the reader hears nobody, and looks at the table alone
+                proxy.cut()
+                await asyncio.sleep(12 * QUICK.heartbeat)
+                await reader.wait_for(orders, "w1", await write(writer, 3), timeout=10)
+                assert writer.statistics()["writer"]["fenced"] is False
+
+    run(main())
+
+
 def test_a_writer_cut_off_from_redis_alone_is_followed_not_fenced(deployment: Deployment) -> None:
     async def main() -> None:
         seen = Seen()

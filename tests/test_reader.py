@@ -949,6 +949,23 @@ def test_undeclared_streams_are_followed_as_resettable() -> None:
     assert d.reader.delivered("new", "nobody") == 0
 
 
+def test_noise_of_many_names_is_bounded_counted_and_told() -> None:
+    d = Driver(at={"w": 5}, live=("w",), undeclared=True, settings=Settings(followed=3))
+    for number in range(10):
+        d.send(b"NAME n%d 1" % number, position(f"n{number}", 0, 0), position("w", 0, 0, stream=f"t{number}"))
+    assert len(d.reader.progress) == 3
+    assert len(d.reader.last_heard) == 3
+    assert len(d.reader.followed) <= 3
+    assert d.reader.counters.writers_refused == 18
+    assert "raise Settings.followed" in str(d.reader.errors[0])
+    d.send(rdata("w", 6))
+    assert d.tokens("w") == [6]
+    d.table.write("n9", 1)
+    d.reader.learned("s", "n9", 1)  # the table knows it: it is followed all the same
+    d.run()
+    assert d.tokens("n9") == [1]
+
+
 def test_streams_can_be_followed_later() -> None:
     d = Driver()
     d.send(position("w", 4, 4, stream="late"))

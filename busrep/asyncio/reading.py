@@ -738,14 +738,19 @@ class Reading:
             return
         bound = settings.heartbeat * settings.silent_after_beats
         dead = []
-        for known in await self._store.known():
+        everything = await self._store.known()
+        # A writer that no longer writes one of its streams is not dead: its latest sign of life counts for all.
+        silence: dict[str, float] = {}
+        for known in everything:
+            silence[known.writer] = min(known.silent_for, silence.get(known.writer, known.silent_for))
+        for known in everything:
             heard = known.writer in core.last_heard and known.writer not in silent
             if known.stream not in core.followed or known.writer == self._own or heard:
                 continue
             core.learned(known.stream, known.writer, known.position)
             if not known.registered:
                 core.last_heard.pop(known.writer, None)
-            elif known.silent_for > bound:
+            elif silence[known.writer] > bound:
                 dead.append(known)
         self.pump()
         if dead:  # by itself: one that cannot be finished yet must not keep the others from being followed
