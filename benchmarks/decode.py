@@ -5,9 +5,9 @@ busrep:    `parse_frame` (headers checked, tokens as integers, payloads apart) a
 baseline:  ``frame.split(b"\\n")``, ``line.split(b" ", 4)`` on each line to take its header off, and one
            ``orjson.loads`` of all payloads of the frame, joined. It checks nothing and makes plain lists.
 
-A row has five fields and about 120 bytes; a frame is one POSITION line and 100 or 450 (a full
-frame) RDATA lines. Both sides run in one process, in short turns, and are measured in CPU seconds, so that a busy machine slows both alike;
-each figure is the median of five rounds, the ratio is the median of the rounds' ratios.
+A row has five fields and about 120 bytes; a frame is one POSITION line and 100 or 450 (a full frame) RDATA lines.
+Both sides run in one process, in short turns, and are measured in CPU seconds, so that a busy machine slows both
+alike; each figure is the median of five rounds, the ratio is the median of the rounds' ratios.
 
     python benchmarks/decode.py
 """
