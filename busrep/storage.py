@@ -52,10 +52,15 @@ class KnownWriter:
 
 @attrs.frozen
 class ReaderState:
-    """Saved positions of a durable reader, {(stream, writer): position}; ``epoch`` is None for an unknown reader."""
+    """Saved positions of a durable reader, {(stream, writer): position}; ``epoch`` is None for an unknown reader.
+
+    ``streams``: those it has read before, also where no writer had written yet. A writer of such a stream that is not
+    among the positions joined since.
+    """
 
     epoch: str | None
     positions: Mapping[tuple[str, str], int]
+    streams: frozenset[str] = frozenset()
 
 
 @attrs.frozen
@@ -165,7 +170,8 @@ class AsyncStore(Protocol):
         lives. ClaimBlocked while one of its transactions is open."""
 
     async def register_reader(self, reader: str, stream: str, writer: str, position: int, epoch: str) -> None:
-        """Insert the row that saves update (9.12); leaves an existing one alone."""
+        """Insert the row that saves update (9.12); leaves an existing one alone. ``writer`` "" notes that the stream
+        is read."""
 
     async def load_reader(self, reader: str) -> ReaderState:
         """The saved positions."""

@@ -701,6 +701,28 @@ def test_where_a_reader_begins(deployment: Deployment) -> None:
     run(main())
 
 
+def test_a_durable_reader_from_now_owes_all_of_a_writer_that_joins_while_it_is_down(deployment: Deployment) -> None:
+    """Also when there was no writer at all in its first life, and so no position to save."""
+
+    async def main() -> None:
+        seen = Seen()
+        async with deployment.bus(reader="r", start="now") as reader:
+            reader.subscribe(orders)(seen)
+            await reader.wait_for(orders, "w1", 0)
+        async with deployment.bus(writer="w1") as writer:
+            last = await write(writer, 1, 2)
+        async with deployment.bus(reader="r", start="now") as reader:
+            reader.subscribe(orders)(seen)
+            await reader.wait_for(orders, "w1", last)
+        assert seen.numbers == [1, 2]
+        store = await deployment.store_of()
+        status = await store.status()
+        await store.close()
+        assert list(status["readers"]["r"]["orders"]) == ["w1"]
+
+    run(main())
+
+
 def test_exactly_once_saves_in_the_handler_s_transaction(on_postgres: Deployment) -> None:
     async def main() -> None:
         with psycopg.connect(on_postgres.store) as connection:

@@ -278,6 +278,7 @@ class Reading:
         if core.epoch is None:
             core.epoch = epoch
         saved: dict[Key, int] = {}
+        before = anew = False
         if self._name is not None and self._reader_store is not None:
             state = await self._reader_store.load_reader(self._name)
             if state.epoch not in (None, epoch):
@@ -286,13 +287,20 @@ class Reading:
                 log.warning("%s", EpochChanged(state.epoch, epoch))
                 await self._reader_store.reset_reader(self._name, {}, epoch)
                 self._saved.clear()
+                anew = True
             else:
                 saved = {key: position for key, position in state.positions.items() if key[0] == name}
+                before = name in state.streams
+            await self._reader_store.register_reader(self._name, name, "", 0, epoch)
         known = [writer for writer in await store.known() if writer.stream == name]
-        before = bool(saved)
         for writer in known:
-            # Who is not among the saved ones joined after them: this reader owes its handler all of their rows.
-            saved.setdefault((name, writer.writer), 0 if before else self._start_position(name, writer))
+            if anew:
+                begin = writer.floor
+            elif before:  # it joined after those that were saved: this reader owes its handler all of its rows
+                begin = 0
+            else:
+                begin = self._start_position(name, writer)
+            saved.setdefault((name, writer.writer), begin)
         for key, position in saved.items():
             if self._name is not None and self._reader_store is not None:
                 await self._reader_store.register_reader(self._name, *key, position, epoch)
@@ -449,7 +457,8 @@ class Reading:
             floors = {(one.stream, one.writer): one.floor for one in known}
             async with self._saving:
                 if self._name is not None and self._reader_store is not None:
-                    await self._reader_store.reset_reader(self._name, floors, found)
+                    streams = {(name, ""): 0 for name in {key[0] for key in floors} | set(core.followed)}
+                    await self._reader_store.reset_reader(self._name, floors | streams, found)
                 core.rebase(found, floors)
                 self._saved = dict(floors)
         except BusrepError as error:

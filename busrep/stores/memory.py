@@ -285,7 +285,8 @@ class MemoryStore:
         with self.world.lock:
             saved = self.world.readers.get(reader, {})
             epoch = min((at.epoch for at in saved.values()), default=None)
-            return ReaderState(epoch, {key: at.position for key, at in saved.items()})
+            positions = {key: at.position for key, at in saved.items() if key[1]}
+            return ReaderState(epoch, positions, frozenset(stream for stream, _ in saved))
 
     async def save_reader(
         self, reader: str, changes: Sequence[tuple[str, str, int, int]], epoch: str, connection: Any = None
@@ -407,6 +408,8 @@ class MemoryStore:
             readers: dict[str, Any] = {}
             for reader, saved in sorted(world.readers.items()):
                 for (stream, writer), at in sorted(saved.items(), key=lambda item: item[0]):
+                    if not writer:
+                        continue
                     proven = world.positions.get((stream, writer), _Position()).position
                     readers.setdefault(reader, {}).setdefault(stream, {})[writer] = {
                         "position": at.position,

@@ -36,7 +36,8 @@ def load(reader: str) -> Plan[ReaderState]:
     rows = (yield Sql("SELECT stream, writer, position, epoch FROM busrep_readers WHERE reader = ?", (reader,)))[0]
     return ReaderState(
         epoch=min((row[3] for row in rows), default=None),
-        positions={(stream, writer): position for stream, writer, position, _ in rows},
+        positions={(stream, writer): position for stream, writer, position, _ in rows if writer},
+        streams=frozenset(row[0] for row in rows),
     )
 
 

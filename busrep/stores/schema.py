@@ -7,7 +7,8 @@ positions (stream, writer, position, floor, registered, seen_at, finished): prov
     the registry for linear positions (9.7).
 streams: the sequences that exist, and which streams have a table of the application's.
 facts (stream, id, idx, writer, row, committed_at): rows; the primary key is the order that catch-up reads.
-readers (reader, stream, writer, position, epoch, saved_at); dead_letters.
+readers (reader, stream, writer, position, epoch, saved_at): writer '' notes that the reader reads the stream at all.
+dead_letters.
 """
 
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
@@ -98,7 +99,7 @@ def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any
         Sql(
             "SELECT r.reader, r.stream, r.writer, r.position, r.epoch, coalesce(p.position, 0) - r.position, "
             f"{dialect.age('r.saved_at')} FROM busrep_readers r LEFT JOIN busrep_positions p "
-            "ON p.stream = r.stream AND p.writer = r.writer ORDER BY r.reader, r.stream, r.writer"
+            "ON p.stream = r.stream AND p.writer = r.writer WHERE r.writer <> '' ORDER BY r.reader, r.stream, r.writer"
         ),
         Sql("SELECT count(*) FROM busrep_dead_letters"),
         Sql("SELECT stream, count(*) FROM busrep_facts GROUP BY stream"),
