@@ -1044,6 +1044,27 @@ def test_a_writer_that_gave_up_one_of_its_streams_is_not_taken_for_dead(deployme
     run(main())
 
 
+def test_the_last_rows_of_a_stream_that_a_writer_gave_up_are_not_lost(deployment: Deployment) -> None:
+    async def main() -> None:
+        seen = Seen()
+        async with deployment.bus() as reader:
+            reader.subscribe(payments)(seen)
+            first = deployment.bus(writer="w1")
+            await first.open()
+            await reader.wait_for(payments, "w1", await write(first, 1, stream=payments))
+            await _crash(first)
+            last = await write(first, 2, stream=payments)  # committed, never published
+            async with deployment.bus(writer="w1", streams=[orders]) as second:
+                await write(second, 3)
+                await reader.wait_for(payments, "w1", last)
+                await until_async(lambda: reader.linear_position(payments), last)
+                assert second.statistics()["writer"]["fenced"] is False
+            assert seen.numbers == [1, 2]
+            await first.close()
+
+    run(main())
+
+
 def test_a_writer_cut_off_from_redis_alone_is_followed_not_fenced(deployment: Deployment) -> None:
     async def main() -> None:
         seen = Seen()

@@ -152,6 +152,7 @@ class Bus:
         # Without a table the clock makes incarnations that rise (9.11).
         claimed, incarnation, epoch = None, int(time.time() * 1000), "0" * 32
         if durable and self._store is not None:
+            await self._give_up_streams(self._store, writer, durable)
             claim = await self._store.claim(writer, durable, timeout=self.settings.claim_timeout)
             claimed, incarnation, epoch = Claimed(self._store, claim), claim.incarnation, claim.epoch
             self._reading.own_starts = claim.starts
@@ -168,6 +169,14 @@ class Bus:
             wake=self._wake.set,
             on_fence=self._reading.disown,
         )
+
+    async def _give_up_streams(self, store: AsyncStore, writer: str, durable: Sequence[str]) -> None:
+        """A predecessor wrote streams that this process does not: finish it (9.5), or their last rows would wait for a
+        writer that never comes back, and it would hold back their linear position."""
+        for known in await store.known():
+            if known.writer == writer and known.registered and known.stream not in durable:
+                await store.finish(writer, known.incarnation, timeout=self.settings.claim_timeout)
+                return
 
     async def close(self) -> None:
         """Publish what is queued (within ``shutdown_timeout``), save positions, close everything. May be repeated.

@@ -754,9 +754,11 @@ class Reading:
             silence[known.writer] = min(known.silent_for, silence.get(known.writer, known.silent_for))
         for known in everything:
             heard = known.writer in core.last_heard and known.writer not in silent
-            if known.stream not in core.followed or known.writer == self._own or heard:
+            if known.stream not in core.followed or known.writer == self._own or (heard and known.registered):
                 continue
             core.learned(known.stream, known.writer, known.position)
+            if heard:
+                continue  # a stream that it gave up: nobody else will tell where that ended
             if not known.registered:
                 core.last_heard.pop(known.writer, None)
             elif silence[known.writer] > bound:
