@@ -21,6 +21,7 @@ from .commands import LockReleased, RemoteServerUp, UserSync
 from .errors import (
     BusrepError,
     ClaimBlocked,
+    CommitUnknown,
     ConfigError,
     EpochChanged,
     HandlerFailed,
@@ -42,6 +43,7 @@ __all__ = [
     "Bus",
     "BusrepError",
     "ClaimBlocked",
+    "CommitUnknown",
     "ConfigError",
     "EpochChanged",
     "Fact",
