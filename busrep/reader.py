@@ -742,6 +742,10 @@ class Reader:
         states: dict[str, dict[str, str]] = {}
         for (stream, writer), progress in sorted(self.progress.items()):
             states.setdefault(stream, {})[writer] = progress.state.value
+        # Why what is catching up got no page, for whoever wonders about a stale one.
+        trouble = {
+            f"{stream} {writer}": repr(one.error) for (stream, writer), one in self._catching.items() if one.error
+        }
         needed: dict[str, list[str]] = {}
         for stream, writer in sorted(self.needed_catch_up):
             needed.setdefault(stream, []).append(writer)
@@ -750,5 +754,6 @@ class Reader:
             "queue_bytes": self.queue_bytes,
             "queue_bytes_peak": self.queue_bytes_peak,
             "states": states,
+            "trouble": trouble,
             "needed_catch_up": needed,
         }

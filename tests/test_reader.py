@@ -591,8 +591,10 @@ def test_a_catch_up_that_keeps_failing_is_stale_and_still_tries() -> None:
     d.send(position("w", 9, 9)).later(10).later(10)
     assert d.state("w") is State.STALE
     assert d.reader.statistics()["states"] == {"s": {"w": "stale"}}
+    assert d.reader.statistics()["trouble"] == {"s w": "OSError('away')"}
     d.later(10)
     assert d.state("w") is State.LIVE
+    assert d.reader.statistics()["trouble"] == {}
 
 
 def test_pages_are_asked_for_in_turn_and_at_most_so_many_at_a_time() -> None:
