@@ -428,6 +428,11 @@ def test_registry_takes_streams_alone() -> None:
         Registry(["orders"])  # type: ignore[list-item]
 
 
+def test_the_bad_one_among_rows_of_any_shape_is_named() -> None:
+    with pytest.raises(RowError, match="row 1: not JSON"):
+        Stream("s").decode([b"[1]", b"{bad"])
+
+
 def test_registry() -> None:
     a, b = Stream("a"), Stream("b", Plain)
     registry = Registry([a, b])
