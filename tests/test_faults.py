@@ -27,7 +27,9 @@ from busrep.errors import BusrepError, Closed, HandlerFailed, WriterFenced
 from busrep.testing.servers import RedisServer, start_redis
 
 from .proxy import Proxy
-from .test_bus import QUICK, Deployment, Order, Seen, orders, payments, run, until, write
+from .test_bus import QUICK, Deployment, Order, Seen, deployment, on_postgres, orders, payments, run, until, write
+
+__all__ = ["deployment", "on_postgres"]  # fixtures
 
 pytestmark = pytest.mark.servers
 
@@ -39,20 +41,6 @@ UNSAVED = attrs.evolve(QUICK, save_every=60.0)
 def either(request: pytest.FixtureRequest, redis_url: str, bus_name: str) -> Deployment:
     """A deployment on each of the two stores."""
     found = Deployment(redis_url, bus_name, request.getfixturevalue(f"{request.param}_url"))
-    asyncio.run(found.init())
-    return found
-
-
-@pytest.fixture
-def deployment(redis_url: str, bus_name: str, sqlite_url: str) -> Deployment:
-    found = Deployment(redis_url, bus_name, sqlite_url)
-    asyncio.run(found.init())
-    return found
-
-
-@pytest.fixture
-def on_postgres(redis_url: str, bus_name: str, postgres_url: str) -> Deployment:
-    found = Deployment(redis_url, bus_name, postgres_url)
     asyncio.run(found.init())
     return found
 

@@ -61,8 +61,11 @@ def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown."""
-    return re.sub(r"(?<=:)[^:@/]*(?=@)", "***", re.sub(r"(?<=password=)[^&]*", "***", url))
+    """The URL as it may be shown, three stars for each password. Masks too much rather than too little."""
+    url = re.sub(r"(?<=password=)[^&]*", "***", url)
+    head, at, host = url.rpartition("@")
+    scheme, slashes, user = head.partition("://")
+    return f"{scheme}{slashes}{user.partition(':')[0]}:***@{host}" if at and ":" in user else url
 
 
 class RedisLink:

@@ -746,7 +746,7 @@ class Reading:
         if not silent and not all_known:
             return
         bound = settings.heartbeat * settings.silent_after_beats
-        dead = []
+        dead: dict[str, int] = {}  # writer -> incarnation
         everything = await self._store.known()
         # A writer that no longer writes one of its streams is not dead: its latest sign of life counts for all.
         silence: dict[str, float] = {}
@@ -762,7 +762,7 @@ class Reading:
             if not known.registered:
                 core.last_heard.pop(known.writer, None)
             elif silence[known.writer] > bound:
-                dead.append(known)
+                dead[known.writer] = known.incarnation
         self.pump()
         if dead:  # by itself: one that cannot be finished yet must not keep the others from being followed
             self._spawn(self._finish_all(dead), "finish", once=True)
@@ -779,23 +779,23 @@ class Reading:
             if highest is not None and highest < held and key not in self.stopped:
                 self._stop(key, PositionsAheadOfTable(key[0], held, highest))
 
-    async def _finish_all(self, dead: Sequence[KnownWriter]) -> None:
-        for known in dead:
-            await self._finish(known)
+    async def _finish_all(self, dead: Mapping[str, int]) -> None:
+        for writer, incarnation in dead.items():
+            await self._finish(writer, incarnation)
         self.pump()
 
-    async def _finish(self, known: KnownWriter) -> None:
+    async def _finish(self, writer: str, incarnation: int) -> None:
         assert self._store is not None  # noqa: S101
         try:
-            finals = await self._store.finish(known.writer, known.incarnation, timeout=self._settings.heartbeat)
+            finals = await self._store.finish(writer, incarnation, timeout=self._settings.heartbeat)
         except BusrepError as error:  # its last transaction is still open: it goes on being followed
-            log.info("writer %s is silent, and cannot be finished yet: %s", known.writer, error)
+            log.info("writer %s is silent, and cannot be finished yet: %s", writer, error)
             return
         for stream, position in finals.items():
             if stream in self.core.followed:
-                self.core.learned(stream, known.writer, position)
+                self.core.learned(stream, writer, position)
         if finals:
-            log.warning("writer %s was silent; finished at %s", known.writer, dict(finals))
+            log.warning("writer %s was silent; finished at %s", writer, dict(finals))
 
     # -- waiting ----------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from busrep.asyncio.link import without_password
 from busrep.cli.options import (
     DURATION,
     Decorator,
@@ -18,7 +19,6 @@ from busrep.cli.options import (
     print_table,
     run,
     store_option,
-    without_password,
 )
 from busrep.errors import ConfigError
 from busrep.storage import AsyncStore

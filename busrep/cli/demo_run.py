@@ -17,12 +17,13 @@ from urllib.parse import quote
 import attrs
 import redis
 
+from busrep.asyncio.link import without_password
 from busrep.cli.demo_check import Truth
 from busrep.cli.demo_processes import Child, DemoFailed, Slot
 from busrep.cli.demo_rows import Task, demo_streams
 from busrep.cli.demo_summary import summary
 from busrep.cli.demo_table import DemoTable, highest_tokens, is_postgres
-from busrep.cli.options import check_redis, redis_client, without_password
+from busrep.cli.options import check_redis, redis_client
 from busrep.storage import AsyncStore
 from busrep.stores import open_store
 from busrep.streams import Registry

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import click
 import orjson
@@ -16,6 +15,7 @@ import redis.asyncio
 from rich.console import Console
 from rich.table import Table
 
+from busrep.asyncio.link import without_password
 from busrep.errors import BusrepError, ConfigError, Unavailable
 
 T = TypeVar("T")
@@ -105,18 +105,6 @@ def first_error(error: BaseException) -> BaseException:
         return error
     inside = [first_error(one) for one in error.exceptions]
     return next((one for one in inside if isinstance(one, BusrepError)), inside[0])
-
-
-def without_password(url: str) -> str:
-    """A URL that can be shown: the password is replaced by three stars."""
-    try:
-        parts = urlsplit(url)
-        if parts.password is None:
-            return url
-    except ValueError:
-        return url
-    user, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
 
 
 def redis_client(url: str) -> redis.asyncio.Redis:
