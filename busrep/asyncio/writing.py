@@ -300,10 +300,11 @@ class Writing:
         generator = self.generators.get(stream.name)
         if generator is None:
             raise NotAWriter(stream.name, self.name)
+        clock = asyncio.get_running_loop().time  # the one that `stuck` is asked by
         if stream.name in self._durable:
             store = self._table.store
-            return generator.reserve_async(lambda count: store.reserve(stream.name, count), count)
-        return generator.reserve_async(lambda count: self._next_in_memory(stream.name, count), count)
+            return generator.reserve_async(lambda count: store.reserve(stream.name, count), count, clock=clock)
+        return generator.reserve_async(lambda count: self._next_in_memory(stream.name, count), count, clock=clock)
 
     async def _next_in_memory(self, stream: str, count: int) -> list[int]:
         last = self._last.get(stream, 0)
