@@ -15,25 +15,13 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from busrep.errors import BusrepError, CommitUnknown, ConfigError, MissingExtra, SchemaError, Unavailable, WriterFenced
+from busrep.errors import ConfigError, MissingExtra, Unavailable
 from busrep.settings import Settings
-from busrep.storage import Claim, FactRows
-from busrep.stores import claims, facts, schema
-from busrep.stores.planned import PlannedStore
-from busrep.stores.plans import (
-    Answers,
-    Control,
-    Locked,
-    NoSuchTable,
-    Plan,
-    SerializationFailed,
-    Signal,
-    Sql,
-    Step,
-    T,
-    run_async,
-)
+from busrep.storage import Claim
+from busrep.stores import schema
+from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, run_async
 from busrep.stores.postgres_dialect import PostgresDialect
+from busrep.stores.transaction import ServerStore, ServerTransaction, by_state, final
 from busrep.streams import Registry
 
 try:
@@ -72,26 +60,8 @@ CONTROLS = {
 
 def translated(error: psycopg.Error) -> Exception:
     """The signal or error of busrep that this driver error is; itself when it is the statement's fault."""
-    state = error.sqlstate
-    if state == "55P03":
-        return Locked(error)
-    if state == "40001":
-        return SerializationFailed(error)
-    if state in ("42P01", "42703"):
-        return NoSuchTable(error)
-    # 25006: a write on a replica (after a failover that went elsewhere).
-    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or state == "25006":
-        return Unavailable("PostgreSQL", error)
-    return error
-
-
-def final(error: Signal) -> Exception:
-    """What a signal that no plan wanted is to the caller."""
-    if isinstance(error, NoSuchTable) and "busrep_" in str(error.cause):
-        return SchemaError(None, schema.VERSION)
-    if isinstance(error, Locked):
-        return Unavailable("PostgreSQL", error.cause)
-    return error.cause if isinstance(error.cause, Exception) else error
+    lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return by_state(error, error.sqlstate, operational=lost)
 
 
 def composed(steps: Sequence[Step]) -> tuple[bytes, list[Any] | None]:
@@ -177,8 +147,11 @@ def checked(connection: Any) -> AnyConnection:
     return connection
 
 
-class PostgresStore(PlannedStore):
+class PostgresStore(ServerStore):
     """An `AsyncStore` on a PostgreSQL database."""
+
+    serialization_failure = psycopg.errors.SerializationFailure
+    unknown_marker = psycopg.errors.InvalidParameterValue
 
     def __init__(self, url: str, streams: Registry, settings: Settings) -> None:
         super().__init__(streams, settings, PostgresDialect())
@@ -236,16 +209,6 @@ class PostgresStore(PlannedStore):
         """See `AsyncStore`."""
         await self._alone(schema.init(self.dialect, self.backings.values()))
 
-    def in_background(self, work: asyncio.Future[Any]) -> None:
-        """Let it end by itself; close() waits for it."""
-        self._background.add(work)
-        work.add_done_callback(self._ended)
-
-    def _ended(self, work: asyncio.Future[Any]) -> None:
-        self._background.discard(work)
-        if not work.cancelled():
-            work.exception()  # looked at: what matters of it was reported elsewhere
-
     @contextlib.asynccontextmanager
     async def _question(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         if self.questions is None:
@@ -261,19 +224,11 @@ class PostgresStore(PlannedStore):
         async with self._question() as connection:
             return await self._run(connection, plan)
 
-    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:  # noqa: ARG002 - the plan sets it
-        return await self._read(plan)
+    async def _plan(self, connection: AnyConnection, plan: Plan[T]) -> T:
+        return await on_connection(connection, plan)
 
-    async def _run(self, connection: psycopg.AsyncConnection[Any], plan: Plan[T]) -> T:
-        try:
-            return await on_connection(connection, plan)
-        except Unavailable as error:
-            if connection.closed:  # the server went away: the idle ones of the pools are dead as well
-                self.renew()
-            raise Unavailable(self.where, error.reason) from error
-        except psycopg.errors.SerializationFailure as error:
-            # A replica cancels questions that are in the way of its replay ("conflict with recovery").
-            raise Unavailable(self.where, error) from error
+    def _closed(self, connection: AnyConnection) -> bool:
+        return connection.closed
 
     def renew(self) -> None:
         """Replace the dead connections of both pools."""
@@ -284,157 +239,57 @@ class PostgresStore(PlannedStore):
     async def _on(self, connection: Any, plan: Plan[T]) -> T:
         return await on_connection(checked(connection), plan)
 
-    async def _reserve(self, stream: str, count: int) -> list[int]:
-        def plan() -> Plan[list[int]]:
-            answers = yield self.dialect.next_ids(stream, count)
-            return self.dialect.ids(answers[0], count)
-
-        return await self._write(plan())
-
     def transaction(self, claim: Claim, connection: Any = None) -> PostgresTransaction:
         """See `AsyncStore`."""
         return PostgresTransaction(self, claim, None if connection is None else checked(connection))
 
-    async def outcome(
-        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
-    ) -> dict[tuple[str, int], list[bytes]] | None:
-        """See `AsyncStore`."""
-        try:
-            return await super().outcome(claim, marker, facts_)
-        except psycopg.errors.InvalidParameterValue:
-            # "in the future": the server crashed before it had written that transaction ID. It is gone.
-            return await super().outcome(claim, None, facts_)
 
-
-class PostgresTransaction:
+class PostgresTransaction(ServerTransaction):
     """An `AsyncTransaction` on a connection of the store's pool, or the caller's, sync or async.
 
     A sync connection blocks the event loop while it waits: it is the caller's choice.
     """
 
-    def __init__(self, store: PostgresStore, claim: Claim, connection: AnyConnection | None) -> None:
-        self.store, self.claim = store, claim
-        self.connection: AnyConnection | None = connection
-        self._callers = connection is not None
-        self.joined = connection is not None and connection.info.transaction_status not in (
-            TransactionStatus.IDLE, TransactionStatus.UNKNOWN,
-        )  # fmt: skip
-        self.marker: object = None
-        self._pending: list[Sql] = []
+    store: PostgresStore
+    connection: AnyConnection | None
 
-    async def _run(self, plan: Plan[T]) -> T:
-        assert self.connection is not None  # noqa: S101 - set by begin()
+    async def _take(self) -> AnyConnection:
+        pool = self.store.transactions
+        if pool is None:
+            raise Unavailable(self.store.where, "the store is not open")
         try:
-            return await on_connection(self.connection, plan)
-        except Unavailable as error:
-            if self._callers:
-                raise
-            if self.connection.closed:
-                self.store.renew()
-            raise Unavailable(self.store.where, error.reason) from error
+            return await pool.getconn()
+        except psycopg.Error as error:
+            raise Unavailable(self.store.where, error) from error
 
-    async def begin(self) -> None:
-        """See `AsyncTransaction`."""
-        if self.connection is None:
-            if self.store.transactions is None:
-                raise Unavailable(self.store.where, "the store is not open")
-            try:
-                self.connection = await self.store.transactions.getconn()
-            except psycopg.Error as error:
-                raise Unavailable(self.store.where, error) from error
-        # psycopg itself sends BEGIN on a connection that is not in autocommit mode.
-        begin = (Control.BEGIN,) if self.connection.autocommit and not self.joined else ()
-        try:
-            self.marker = await self._run(self._lock_claim(begin))
-        except psycopg.errors.SerializationFailure:
-            # The claim was moved (9.4); unless, in the caller's SERIALIZABLE transaction, the failure came from
-            # elsewhere: the claim as it is now tells.
-            await self.rollback()
-            await self.store.check_claim(self.claim)
-            raise
-        except BaseException:
-            await self.rollback()
-            raise
+    async def _put(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        if self.store.transactions is not None:
+            await self.store.transactions.putconn(connection)
+        else:
+            await connection.close()
 
-    def _lock_claim(self, begin: tuple[Control, ...]) -> Plan[object]:
-        answers = yield (*begin, claims.lock_claim(self.store.dialect, self.claim))
-        if not answers[0]:
-            raise WriterFenced(self.claim.writer, self.claim.incarnation)
-        return answers[0][0][0]
+    def _idle(self) -> bool:
+        status = self._held.info.transaction_status
+        # Of a closed connection it is unknown; that it is closed will show.
+        return status in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
 
-    async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
-        """See `AsyncTransaction`; sent together with the next statement or COMMIT: one round trip less."""
-        self._pending += facts.insert(self.store.dialect, self.store.backing(stream), self.claim.writer, facts_)
+    def _begins_itself(self) -> bool:
+        return not self._held.autocommit
 
-    async def _flush(self, *last: Control) -> None:
-        pending, self._pending = self._pending, []
+    def _driver_errors(self) -> tuple[type[Exception], ...]:
+        return (psycopg.Error,)
 
-        def plan() -> Plan[None]:
-            yield (*pending, *last)
-
-        if pending or last:
-            await self._run(plan())
-
-    async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """See `AsyncTransaction`; with the connection's own kind of cursor."""
-        await self._flush()
-        assert self.connection is not None  # noqa: S101
-        if isinstance(self.connection, psycopg.AsyncConnection):
-            cursor = self.connection.cursor(row_factory=tuple_row)
+    async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        connection = self._held
+        if isinstance(connection, psycopg.AsyncConnection):
+            cursor = connection.cursor(row_factory=tuple_row)
             await cursor.execute(sql.encode(), params or None)
             return await cursor.fetchall() if cursor.description is not None else []
-        blocking = self.connection.cursor(row_factory=tuple_row)
+        blocking = connection.cursor(row_factory=tuple_row)
         blocking.execute(sql.encode(), params or None)
         return blocking.fetchall() if blocking.description is not None else []
 
-    async def commit(self) -> None:
-        """See `AsyncTransaction`."""
-        if self.joined:
-            await self._flush()
-            return
-        connection = self.connection
-        assert connection is not None  # noqa: S101
-        committing = asyncio.ensure_future(self._flush(Control.COMMIT))
-        try:
-            await asyncio.shield(committing)
-        except asyncio.CancelledError as cancelled:
-            # COMMIT goes on; cancelling it now would leave its outcome just as unknown.
-            self.store.in_background(asyncio.ensure_future(self._after(committing)))
-            raise CommitUnknown(self.marker, cancelled, cancelled=True) from cancelled
-        except Exception as error:
-            if not connection.closed:
-                raise  # the server refused, and said so: nothing was committed
-            await self.rollback()
-            raise CommitUnknown(self.marker, error) from error
-        await self._give_back()
-
-    async def _after(self, committing: asyncio.Future[None]) -> None:
-        await asyncio.wait([committing])
-        if committing.cancelled() or committing.exception() is not None:
-            await self.rollback()
-        else:
-            await self._give_back()
-
-    async def rollback(self) -> None:
-        """See `AsyncTransaction`."""
-        self._pending = []
-        connection = self.connection
-        if self.joined or connection is None:
-            return
-        if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
-            with contextlib.suppress(BusrepError, psycopg.Error):
-                await self._run(_rollback())
-        await self._give_back()
-
-    async def _give_back(self) -> None:
-        connection = self.connection
-        if not self._callers and isinstance(connection, psycopg.AsyncConnection):
-            self.connection = None
-            if self.store.transactions is not None:
-                await self.store.transactions.putconn(connection)
-            else:
-                await connection.close()
-
-
-def _rollback() -> Plan[None]:
-    yield Control.ROLLBACK
+    @property
+    def _held(self) -> AnyConnection:
+        assert self.connection is not None  # noqa: S101 - set by begin()
+        return self.connection

@@ -1,0 +1,259 @@
+"""What a store on a database server has in common, whatever driver speaks to it: its transaction, and what errors mean.
+
+PostgresStore and the simulated store fill in the hooks; which statement goes out when, and what a lost answer means,
+stands here once.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from busrep.errors import BusrepError, CommitUnknown, SchemaError, Unavailable, WriterFenced
+from busrep.storage import Claim, FactRows
+from busrep.stores import claims, facts, schema
+from busrep.stores.planned import PlannedStore
+from busrep.stores.plans import (
+    Answers,
+    Control,
+    Locked,
+    NoSuchTable,
+    Plan,
+    SerializationFailed,
+    Signal,
+    Sql,
+    T,
+)
+
+
+def by_state(error: Exception, state: str | None, *, operational: bool) -> Exception:
+    """The signal or error of busrep that this driver error is; itself when it is the statement's fault.
+
+    ``state``: its SQLSTATE; ``operational``: whether the driver says that it is not the statement's fault.
+    """
+    if state == "55P03":
+        return Locked(error)
+    if state == "40001":
+        return SerializationFailed(error)
+    if state in ("42P01", "42703"):
+        return NoSuchTable(error)
+    # 25006: a write on a replica (after a failover that went elsewhere).
+    if operational or state == "25006":
+        return Unavailable("PostgreSQL", error)
+    return error
+
+
+def final(error: Signal) -> Exception:
+    """What a signal that no plan wanted is to the caller."""
+    if isinstance(error, NoSuchTable) and "busrep_" in str(error.cause):
+        return SchemaError(None, schema.VERSION)
+    if isinstance(error, Locked):
+        return Unavailable("PostgreSQL", error.cause)
+    return error.cause if isinstance(error.cause, Exception) else error
+
+
+class ServerStore(PlannedStore):
+    """An `AsyncStore` on a PostgreSQL server, without its driver.
+
+    A driver says in ``serialization_failure`` and ``unknown_marker`` which of its errors are SQLSTATE 40001 and 22023.
+    """
+
+    where: str  # for a person: which server
+    serialization_failure: type[Exception]
+    unknown_marker: type[Exception]
+    _background: set[asyncio.Future[Any]]
+
+    @abc.abstractmethod
+    async def _plan(self, connection: Any, plan: Plan[T]) -> T:
+        """Run a plan on a connection; the driver's errors as busrep's."""
+
+    @abc.abstractmethod
+    def _closed(self, connection: Any) -> bool:
+        """Whether the driver has seen that the connection is gone."""
+
+    @abc.abstractmethod
+    def renew(self) -> None:
+        """Replace the connections that are not in use: the server went away, they are dead as well."""
+
+    def in_background(self, work: asyncio.Future[Any]) -> None:
+        """Let it end by itself; close() waits for it."""
+        self._background.add(work)
+        work.add_done_callback(self._ended)
+
+    def _ended(self, work: asyncio.Future[Any]) -> None:
+        self._background.discard(work)
+        if not work.cancelled():
+            work.exception()  # looked at: what matters of it was reported elsewhere
+
+    async def _run(self, connection: Any, plan: Plan[T]) -> T:
+        try:
+            return await self._plan(connection, plan)
+        except Unavailable as error:
+            if self._closed(connection):
+                self.renew()
+            raise Unavailable(self.where, error.reason) from error
+        except self.serialization_failure as error:
+            # A replica cancels questions that are in the way of its replay ("conflict with recovery").
+            raise Unavailable(self.where, error) from error
+
+    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:  # noqa: ARG002 - the plan sets it
+        return await self._read(plan)
+
+    async def _reserve(self, stream: str, count: int) -> list[int]:
+        def plan() -> Plan[list[int]]:
+            answers = yield self.dialect.next_ids(stream, count)
+            return self.dialect.ids(answers[0], count)
+
+        return await self._write(plan())
+
+    async def outcome(
+        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
+    ) -> dict[tuple[str, int], list[bytes]] | None:
+        """See `AsyncStore`."""
+        try:
+            return await super().outcome(claim, marker, facts_)
+        except self.unknown_marker:
+            # "in the future": the server crashed before it had written that transaction ID. It is gone.
+            return await super().outcome(claim, None, facts_)
+
+
+class ServerTransaction(abc.ABC):
+    """An `AsyncTransaction` on a connection of the store's, or the caller's, without the driver.
+
+    ``connection`` is the driver's own; None until `begin` has taken one from the store.
+    """
+
+    connection: Any
+
+    def __init__(self, store: ServerStore, claim: Claim, connection: Any) -> None:
+        self.store, self.claim = store, claim
+        self.connection = connection
+        self._callers = connection is not None
+        self.joined = connection is not None and not self._idle()
+        self.marker: object = None
+        self._pending: list[Sql] = []
+
+    @abc.abstractmethod
+    async def _take(self) -> Any:
+        """A connection of the store's. Raises Unavailable."""
+
+    @abc.abstractmethod
+    async def _put(self, connection: Any) -> None:
+        """Give it back to the store."""
+
+    @abc.abstractmethod
+    def _idle(self) -> bool:
+        """Whether no transaction is open on the connection."""
+
+    @abc.abstractmethod
+    def _begins_itself(self) -> bool:
+        """Whether the driver sends BEGIN by itself."""
+
+    @abc.abstractmethod
+    async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """The caller's statement, in the driver's own way."""
+
+    async def _run(self, plan: Plan[T]) -> T:
+        try:
+            return await self.store._plan(self.connection, plan)
+        except Unavailable as error:
+            if self._callers:
+                raise
+            if self.store._closed(self.connection):
+                self.store.renew()
+            raise Unavailable(self.store.where, error.reason) from error
+
+    async def begin(self) -> None:
+        """See `AsyncTransaction`."""
+        if self.connection is None:
+            self.connection = await self._take()
+        begin = () if self.joined or self._begins_itself() else (Control.BEGIN,)
+        try:
+            self.marker = await self._run(self._lock_claim(begin))
+        except self.store.serialization_failure:
+            # The claim was moved (9.4); unless, in the caller's SERIALIZABLE transaction, the failure came from
+            # elsewhere: the claim as it is now tells.
+            await self.rollback()
+            await self.store.check_claim(self.claim)
+            raise
+        except BaseException:
+            await self.rollback()
+            raise
+
+    def _lock_claim(self, begin: tuple[Control, ...]) -> Plan[object]:
+        answers: Answers = yield (*begin, claims.lock_claim(self.store.dialect, self.claim))
+        if not answers[0]:
+            raise WriterFenced(self.claim.writer, self.claim.incarnation)
+        return answers[0][0][0]
+
+    async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
+        """See `AsyncTransaction`; sent together with the next statement or COMMIT: one round trip less."""
+        self._pending += facts.insert(self.store.dialect, self.store.backing(stream), self.claim.writer, facts_)
+
+    async def _flush(self, *last: Control) -> None:
+        pending, self._pending = self._pending, []
+
+        def plan() -> Plan[None]:
+            yield (*pending, *last)
+
+        if pending or last:
+            await self._run(plan())
+
+    async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """See `AsyncTransaction`; with the connection's own kind of cursor."""
+        await self._flush()
+        return await self._execute(sql, params)
+
+    async def commit(self) -> None:
+        """See `AsyncTransaction`."""
+        if self.joined:
+            await self._flush()
+            return
+        connection = self.connection
+        committing = asyncio.ensure_future(self._flush(Control.COMMIT))
+        try:
+            await asyncio.shield(committing)
+        except asyncio.CancelledError as cancelled:
+            # COMMIT goes on; cancelling it now would leave its outcome just as unknown.
+            self.store.in_background(asyncio.ensure_future(self._after(committing)))
+            raise CommitUnknown(self.marker, cancelled, cancelled=True) from cancelled
+        except Exception as error:
+            if not self.store._closed(connection):
+                raise  # the server refused, and said so: nothing was committed
+            await self.rollback()
+            raise CommitUnknown(self.marker, error) from error
+        await self._give_back()
+
+    async def _after(self, committing: asyncio.Future[None]) -> None:
+        await asyncio.wait([committing])
+        if committing.cancelled() or committing.exception() is not None:
+            await self.rollback()
+        else:
+            await self._give_back()
+
+    async def rollback(self) -> None:
+        """See `AsyncTransaction`."""
+        self._pending = []
+        if self.joined or self.connection is None:
+            return
+        if not self.store._closed(self.connection) and not self._idle():
+            # Whatever goes wrong, the server rolls back when the connection ends.
+            with contextlib.suppress(BusrepError, *self._driver_errors()):
+                await self._run(_rollback())
+        await self._give_back()
+
+    @abc.abstractmethod
+    def _driver_errors(self) -> tuple[type[Exception], ...]:
+        """What the driver raises."""
+
+    async def _give_back(self) -> None:
+        if not self._callers and self.connection is not None:
+            connection, self.connection = self.connection, None
+            await self._put(connection)
+
+
+def _rollback() -> Plan[None]:
+    yield Control.ROLLBACK
