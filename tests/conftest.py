@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import secrets
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, start_redis
+from busrep.testing.servers import PostgresServer, RedisServer
+
+pytest_plugins = ["busrep.testing.fixtures"]
 
 LINUX = sys.platform == "linux"
 
@@ -24,6 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # A cancelled CI job gets SIGTERM: as an interrupt, the fixtures still stop their servers and remove their files.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for name in ("BUSREP_TEST_REDIS", "BUSREP_TEST_POSTGRES"):
+        os.environ.pop(name, None)  # these tests stop and kill servers: only such as they started
     if LINUX:
         # PR_SET_CHILD_SUBREAPER: what a killed child leaves behind becomes ours, and the leak check sees it.
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
@@ -54,15 +55,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
-    with start_redis() as server:
-        yield server
+def redis_server(busrep_redis_server: RedisServer) -> RedisServer:
+    return busrep_redis_server
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    with start_postgres() as server:
-        yield server
+def postgres_server(busrep_postgres_server: PostgresServer) -> PostgresServer:
+    return busrep_postgres_server
 
 
 @pytest.fixture
@@ -73,22 +72,15 @@ def redis_url(redis_server: RedisServer) -> str:
 
 
 @pytest.fixture
-def bus_name() -> str:
+def bus_name(busrep_name: str) -> str:
     """A channel name nobody else uses: the name is all that separates buses on one Redis."""
-    return f"bus-{secrets.token_hex(6)}"
+    return busrep_name
 
 
 @pytest.fixture
-def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+def postgres_url(busrep_postgres: str) -> str:
     """A fresh, empty database."""
-    postgres_server.start()
-    database = f"test_{secrets.token_hex(6)}"
-    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {database}")
-    yield postgres_server.database_url(database)
-    postgres_server.start()
-    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {database} WITH (FORCE)")
+    return busrep_postgres
 
 
 @pytest.fixture

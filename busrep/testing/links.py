@@ -1,0 +1,252 @@
+"""A TCP link that fails as networks do: a proxy on loopback in front of a real Redis or PostgreSQL.
+
+::
+
+    async with FaultyLink("redis://localhost:6379") as link:
+        async with busrep.connect(link.url, ...) as bus:
+            link.black_hole("from_server")   # what the server says is not heard any more
+            link.heal()
+            link.cut()                       # every connection is reset
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import random
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit, urlunsplit
+
+from busrep.errors import ConfigError
+from busrep.testing.pipes import DIRECTIONS, Connection, Direction, Faults, Side, Trigger
+
+DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "postgresql": 5432, "postgres": 5432}
+
+
+class FaultyLink:
+    """``async with FaultyLink(url) as link``: use ``link.url`` in place of ``url``.
+
+    ``url`` is ``redis://``, ``rediss://`` or ``postgresql://``; bytes pass unchanged, so TLS of the server itself
+    works through it, if the client does not check the host's name. With ``tls``, the link is a TLS server in front
+    of a plain Redis, and ``link.url`` says ``rediss://``. ``seed`` makes the dice of a varying delay repeatable.
+
+    All methods may be called from any thread, and take effect before they return. ``refuse`` may be set at any
+    time: True resets every new connection. Raises ConfigError for a URL without a host and a known scheme.
+    """
+
+    def __init__(self, url: str, *, tls: ssl.SSLContext | None = None, seed: int | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.hostname is None or parts.scheme not in DEFAULT_PORTS:
+            raise ConfigError("FaultyLink needs a URL with a host: redis://host:port, postgresql://host:port/database")
+        self._parts = parts._replace(scheme="rediss") if tls and parts.scheme == "redis" else parts
+        self._target = (parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme])
+        self._tls = tls
+        self._random = random.Random(seed)
+        self._connections: dict[Connection, None] = {}
+        self.url = ""
+        self.refuse = False
+        self.connections = 0
+        """Connections accepted so far."""
+        self.counts: Counter[str] = Counter()
+        """What it did: a count for each method called, ``refused``, ``unreachable`` (the server did not accept),
+        ``cut_after`` and ``cut_when`` once they happened, ``bytes_to_server``, ``bytes_from_server``."""
+
+    @classmethod
+    @contextlib.contextmanager
+    def in_thread(cls, url: str, *, tls: ssl.SSLContext | None = None, seed: int | None = None) -> Iterator[Self]:
+        """The same for code without an event loop: ``with FaultyLink.in_thread(url) as link``."""
+        running: concurrent.futures.Future[tuple[Self, asyncio.Event]] = concurrent.futures.Future()
+
+        async def serve() -> None:
+            try:
+                async with cls(url, tls=tls, seed=seed) as link:
+                    stop = asyncio.Event()
+                    running.set_result((link, stop))
+                    await stop.wait()
+            except BaseException as error:
+                if running.done():
+                    raise
+                running.set_exception(error)
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()), name="faulty-link", daemon=True)
+        thread.start()
+        link, stop = running.result()
+        try:
+            yield link
+        finally:
+            link._loop.call_soon_threadsafe(stop.set)
+            thread.join()
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._faults = Faults(self._loop, self._random, half_close=self._tls is None, counts=self.counts)
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
+        self._server = await self._loop.create_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
+        port = self._server.sockets[0].getsockname()[1]
+        user, at, _ = self._parts.netloc.rpartition("@")
+        self.url = urlunsplit(self._parts._replace(netloc=f"{user}{at}127.0.0.1:{port}"))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        self._faults.disarm()
+        dialling = [one.dialling for one in self._connections if one.dialling is not None]
+        for task in dialling:
+            task.cancel()
+        self._cut_all()
+        await asyncio.gather(*dialling, return_exceptions=True)
+        await self._all_closed.wait()
+        await self._server.wait_closed()
+
+    @property
+    def open(self) -> int:
+        """Connections that are open now, abandoned ones too."""
+        return len(self._connections)
+
+    # -- faults -----------------------------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """Reset all connections, and throw away what is still on its way."""
+        self._do("cut", self._cut_all)
+
+    def black_hole(self, direction: Direction | None = None) -> None:
+        """Pass on nothing any more, in one direction or both: connections stay open, new ones are accepted.
+
+        What is sent into the hole is kept, as a sender would send it again, and arrives after ``heal()``.
+        """
+        which = _directions(direction)
+        self._do("black_hole", lambda: self._faults.holes.update(which))
+
+    def abandon(self, closed: Side = "server") -> None:
+        """Make all connections half-open: ``closed`` is the side that sees a reset.
+
+        The other side keeps an open connection on which nobody answers.
+        """
+
+        def abandon() -> None:
+            for connection in list(self._connections):
+                connection.abandon(closed)
+
+        self._do("abandon", abandon)
+
+    def delay(self, seconds: float | tuple[float, float], direction: Direction | None = None) -> None:
+        """Hold all that comes from now on for so long, or for a time within (least, most); the order is kept."""
+        low, high = seconds if isinstance(seconds, tuple) else (seconds, seconds)
+        if not 0 <= low <= high:
+            raise ValueError(f"a delay of {seconds} s")
+        change = dict.fromkeys(_directions(direction), (low, high))
+        self._do("delay", lambda: self._faults.delays.update(change))
+
+    def bandwidth(self, bytes_per_second: float | None, direction: Direction | None = None) -> None:
+        """Pass on no more than this, for each connection and direction; None: no limit."""
+        if bytes_per_second is not None and bytes_per_second <= 0:
+            raise ValueError(f"a bandwidth of {bytes_per_second} bytes/s: use black_hole()")
+        change = dict.fromkeys(_directions(direction), bytes_per_second)
+        self._do("bandwidth", lambda: self._faults.bandwidths.update(change))
+
+    def cut_after(self, count: int, direction: Direction = "from_server") -> concurrent.futures.Future[None]:
+        """Cut the connection on which the ``count``-th byte from now passes, right behind that byte.
+
+        Happens once. Returns a future that is done when it happened (in a coroutine: ``asyncio.wrap_future``), and
+        cancelled when ``heal()``, or the link's end, came first.
+        """
+        if count < 1:
+            raise ValueError(f"cut after {count} bytes")
+        return self._arm(direction, Trigger("cut_after", concurrent.futures.Future(), left=count))
+
+    def cut_when(
+        self, pattern: bytes, direction: Direction = "to_server", *, after: bool = True
+    ) -> concurrent.futures.Future[None]:
+        """Cut the connection on which ``pattern`` passes next; happens once, and returns a future as ``cut_after``.
+
+        With ``after`` the pattern arrives, with all that was read in one piece with it, and the answer does not.
+        Without, the cut is before its first byte (of a pattern that came in pieces, the first ones have passed).
+        ``cut_when(b"COMMIT")`` loses PostgreSQL's answer to COMMIT, or the COMMIT itself: then nobody knows.
+        ``cut_when(b"COMMIT", "from_server", after=False)`` loses the answer of a server that did commit.
+        """
+        if not pattern:
+            raise ValueError("cut at an empty pattern")
+        return self._arm(direction, Trigger("cut_when", concurrent.futures.Future(), pattern, after))
+
+    def heal(self) -> None:
+        """End every fault: no hole, refusal, delay or limit, nothing armed. Abandoned connections stay so."""
+        self._do("heal", self._heal)
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _do(self, name: str, action: Callable[[], object]) -> None:
+        def counted() -> None:
+            self.counts[name] += 1
+            action()
+
+        self._on_loop(counted)
+
+    def _on_loop(self, action: Callable[[], None]) -> None:
+        if threading.get_ident() == self._thread:
+            action()
+            return
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def act() -> None:
+            try:
+                action()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._loop.call_soon_threadsafe(act)
+        done.result()
+
+    def _arm(self, direction: Direction, trigger: Trigger) -> concurrent.futures.Future[None]:
+        _directions(direction)
+        self._on_loop(lambda: self._faults.triggers[direction].append(trigger))
+        return trigger.happened
+
+    def _heal(self) -> None:
+        self.refuse = False
+        self._faults.clear()
+        for connection in list(self._connections):
+            for pipe in connection.pipes:
+                pipe.hurry()
+
+    def _cut_all(self) -> None:
+        for connection in list(self._connections):
+            connection.cut()
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        return Connection(self._faults, self._target, self._admit, self._forget).client
+
+    def _admit(self, connection: Connection) -> bool:
+        self._connections[connection] = None
+        self._all_closed.clear()
+        if self.refuse:
+            self.counts["refused"] += 1
+            return False
+        self.connections += 1
+        return True
+
+    def _forget(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        for triggers in self._faults.triggers.values():
+            for trigger in triggers:
+                for pipe in connection.pipes:
+                    trigger.tails.pop(pipe, None)
+        if not self._connections:
+            self._all_closed.set()
+
+
+def _directions(direction: Direction | None) -> tuple[Direction, ...]:
+    if direction is not None and direction not in DIRECTIONS:
+        raise ValueError(f"the direction {direction!r} is none of {DIRECTIONS}")
+    return DIRECTIONS if direction is None else (direction,)

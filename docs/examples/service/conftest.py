@@ -1,0 +1,3 @@
+"""Loads the fixtures of busrep."""
+
+pytest_plugins = ["busrep.testing.fixtures"]

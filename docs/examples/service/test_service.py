@@ -1,0 +1,137 @@
+"""The service's tests: in memory, on a virtual clock, on a bad network, on a Redis that refuses, under load."""
+
+# ruff: noqa: S101, D103
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from service import Bookmark, Desk, Order, SearchIndex, orders, words
+
+import busrep
+from busrep.stores import open_store
+from busrep.streams import Registry
+from busrep.testing import (
+    Error,
+    FakeNode,
+    FaultyLink,
+    Ledger,
+    MemoryDeployment,
+    VirtualLoop,
+    bus_pair,
+    expect,
+    mixed,
+    steady,
+)
+
+QUICK = busrep.Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.1)
+
+
+# In memory: two real buses, no server.
+
+
+def test_an_order_is_found_at_once_by_whoever_placed_it() -> None:
+    async def main() -> None:
+        async with bus_pair(orders) as (writer, reader):
+            desk, index = Desk(writer), SearchIndex(reader)
+            await desk.place(1, "green Tea")
+            placed = await desk.place(2, "black tea")
+            assert await index.find("tea", after=placed) == [1, 2]
+            withdrawn = await desk.place(1, None)
+            assert await index.find("tea", after=withdrawn) == [2]
+            assert await index.find("green") == []
+
+    asyncio.run(main())
+
+
+# On a virtual clock: an hour passes at once, and the bus's own periods with it.
+
+
+def test_an_index_that_was_away_for_an_hour_has_all_orders(virtual_loop: VirtualLoop) -> None:
+    async def main() -> None:
+        async with (
+            MemoryDeployment(orders, settings=busrep.Settings()) as deployment,
+            deployment.bus(writer="web-1") as writer,
+        ):
+            async with steady(writer, orders, 1, lambda number: Order(number, f"tea {number}")) as load:
+                await asyncio.sleep(3600.5)
+            async with deployment.bus() as late:
+                index = SearchIndex(late)
+                assert await index.find("3600", after=Bookmark("web-1", load.last)) == [3600]
+                assert len(await index.find("tea")) == load.facts == 3601
+
+    virtual_loop.run_until_complete(main())
+
+
+# On a bad network, in front of a real Redis.
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path / 'orders.db'}"
+    asyncio.run(open_store(url, Registry([orders])).init())
+    return url
+
+
+def test_orders_placed_while_the_network_is_away_are_found_after_it(
+    busrep_redis: str, busrep_name: str, busrep_link: Callable[[str], FaultyLink], store: str
+) -> None:
+    link = busrep_link(busrep_redis)
+
+    async def main() -> None:
+        async with (
+            busrep.connect(
+                link.url, name=busrep_name, streams=[orders], store=store, writer="web-1", settings=QUICK
+            ) as writer,
+            busrep.connect(
+                busrep_redis, name=busrep_name, streams=[orders], store=store, start="earliest", settings=QUICK
+            ) as reader,
+        ):
+            desk, index = Desk(writer), SearchIndex(reader)
+            assert await index.find("tea", after=await desk.place(1, "tea")) == [1]
+            link.black_hole()
+            placed = await desk.place(2, "tea")  # business goes on
+            with pytest.raises(busrep.WaitTimeout):
+                await index.find("tea", after=placed, timeout=0.05)
+            link.heal()
+            assert await index.find("tea", after=placed) == [1, 2]
+
+    asyncio.run(main())
+
+
+# On a Redis that does what no real one does when asked to.
+
+
+def test_a_user_without_rights_is_told_so(busrep_name: str, busrep_store: Callable[..., str]) -> None:
+    refused = Error("NOPERM No permissions to access a channel")
+
+    async def main() -> None:
+        async with FakeNode(expect("SUBSCRIBE", busrep_name).then(refused)) as node:
+            with pytest.raises(busrep.ConfigError, match="Redis refuses this user"):
+                await busrep.connect(node.url, name=busrep_name, streams=[orders], store=busrep_store(orders)).open()
+            await node.finished()
+
+    asyncio.run(main())
+
+
+# Under load: what nobody would think of placing.
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_index_equals_the_orders_whatever_is_placed(virtual_loop: VirtualLoop, seed: int) -> None:
+    async def main() -> None:
+        async with bus_pair(orders) as (writer, reader):
+            index, ledger = SearchIndex(reader), Ledger()
+            reader.subscribe(orders)(ledger)
+            log = await mixed(writer, [orders], operations=200, seed=seed)
+            await log.reached(reader)
+            log.check(ledger)
+            handled = [order for rows in ledger.facts["writer"]["orders"].values() for order in rows]
+            last = {order.number: order.text for order in handled}
+            assert index.texts == {number: text for number, text in last.items() if text is not None}
+            for word in {word for text in index.texts.values() for word in words(text)}:
+                assert await index.find(word) == sorted(n for n, text in index.texts.items() if word in words(text))
+
+    virtual_loop.run_until_complete(main())
