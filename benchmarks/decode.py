@@ -5,7 +5,7 @@ busrep:    `parse_frame` (headers checked, tokens as integers, payloads apart) a
 baseline:  ``frame.split(b"\\n")``, ``line.split(b" ", 4)`` on each line to take its header off, and one
            ``orjson.loads`` of all payloads of the frame, joined. It checks nothing and makes plain lists.
 
-A row has five fields and about 120 bytes; a frame is one POSITION line and 100 or 450 (a full frame) RDATA lines.
+A row has five fields and about 120 bytes; a frame is a NAME and a POSITION line and 100 or 450 (a full frame) of RDATA.
 Both sides run in one process, in short turns, and are measured in CPU seconds, so that a busy machine slows both
 alike; each figure is the median of five rounds, the ratio is the median of the rounds' ratios.
 
@@ -52,9 +52,9 @@ class FrozenOrder:
 
 
 def frame_of(rows: int) -> bytes:
-    """One frame as a writer makes it: the chain POSITION and one RDATA line a row."""
+    """One frame as a writer makes it: its name, the chain POSITION and one RDATA line a row."""
     stream = Stream("orders", Order)
-    lines = [b"POSITION orders writer-1 1000000 1000000"]
+    lines = [b"NAME writer-1 7", b"POSITION orders writer-1 1000000 1000000"]
     for i in range(rows):
         row = Order(i * 7919, f"@customer{i:06d}:example.org", f"order {i} " + "x" * 50, i * 1.5, i % 2 == 0)
         lines += format_rows(b"orders", b"writer-1", 1_000_001 + i, [stream.encode(row)])
@@ -63,12 +63,12 @@ def frame_of(rows: int) -> bytes:
 
 def baseline(frame: bytes) -> int:
     parts = [line.split(b" ", 4) for line in frame.split(b"\n")]
-    return len(orjson.loads(b"[" + b",".join([part[4] for part in parts[1:]]) + b"]"))
+    return len(orjson.loads(b"[" + b",".join([part[4] for part in parts[2:]]) + b"]"))
 
 
 def decoder(stream: Stream[Any]) -> Callable[[bytes], int]:
     def decode(frame: bytes) -> int:
-        run = parse_frame(frame, 1 << 24).items[1]
+        run = parse_frame(frame, 1 << 24).items[2]
         assert isinstance(run, Rows)
         return len(stream.decode(run.payloads))
 

@@ -37,6 +37,7 @@ from .delivery import DeliveryQueue, Missed, RawBatch, Reset
 from .errors import ParseError
 from .framing import Frame, Rows, parse_frame
 from .settings import Settings
+from .speakers import Speakers
 from .updates import FetchUpdates, UpdatesPage
 
 
@@ -163,6 +164,7 @@ class Counters:
     gaps_filled: int = 0
     old_positions: int = 0
     old_incarnations: int = 0
+    other_logs: int = 0
     resets: int = 0
     missed: int = 0
     overflows: int = 0
@@ -197,8 +199,8 @@ class Reader:
         self.needed_catch_up: set[Key] = set()
         self.commands: list[Command] = []  # other commands, for the runtime to drain after each receive()
         self.errors: list[ParseError] = []  # likewise
-        self.ready: set[Key] = set()  # what has something to take()
-        self.stepped_back: set[Key] = set()  # whose writer was heard below its position: look at the sequence
+        self.ready: dict[Key, None] = {}  # what has something to take()
+        self.stepped_back: dict[Key, None] = {}  # whose writer was heard below its position: look at the sequence
         self.new_epoch: str | None = None  # set when the log is proven to be another: see rebase()
         self.queue_bytes = 0
         self.queue_bytes_peak = 0
@@ -210,11 +212,10 @@ class Reader:
         self._jitter = jitter
         self._fetching = 0  # pages asked for and not answered
         self._catching: dict[Key, Progress] = {}  # what is holding; the next to ask for a page stands first
-        self._incarnations: dict[str, int] = {}
+        self._speakers = Speakers(self.settings.followed)
         self._doubted: str | None = None
         self._epoch_check: FetchUpdates | None = None
         self._epoch_retry_at = 0.0
-        self._refuted: str | None = None
 
     # -- the link ---------------------------------------------------------------------------------------------
 
@@ -278,7 +279,8 @@ class Reader:
             self.counters.parse_errors += len(frame.errors) - frame.unknown
             self.counters.unknown_lines += frame.unknown
             self.errors.extend(frame.errors)
-        incarnation: int | None = None
+        speakers = self._speakers
+        speakers.begin()
         for item in frame.items:
             if isinstance(item, Rows | Position):
                 if item.writer in self.last_heard:
@@ -286,22 +288,20 @@ class Reader:
                 progress = self._progress_of(item)
                 if progress is None or progress.state is State.STOPPED:
                     continue
+                incarnation = speakers.speaking(item.writer)
                 if self._current(progress, incarnation):
                     self._line(progress, item, incarnation)
                 continue
-            if isinstance(item, Name) and item.incarnation is not None:
-                incarnation = item.incarnation
-                self._named(item.instance, incarnation, now)
+            if isinstance(item, Name):
+                if item.instance not in self._own and speakers.listen(item):
+                    self.last_heard.pop(item.instance, None)
+                    self.last_heard[item.instance] = now  # the last heard stands last
+                    if len(self.last_heard) > self.settings.followed:
+                        del self.last_heard[next(iter(self.last_heard))]
             elif isinstance(item, Server):
+                speakers.listen(item)
                 self.doubt(item.epoch)
             self.commands.append(item)
-
-    def _named(self, writer: str, incarnation: int, now: float) -> None:
-        known = self._incarnations.get(writer, -1)
-        if writer in self._own or (known < 0 and len(self._incarnations) >= self.settings.followed):
-            return
-        self.last_heard[writer] = now
-        self._incarnations[writer] = max(known, incarnation)
 
     def _progress_of(self, item: Rows | Position) -> Progress | None:
         """The progress a line concerns; None for own echoes and streams nobody registered."""
@@ -328,8 +328,14 @@ class Reader:
         return progress
 
     def _current(self, progress: Progress, incarnation: int | None) -> bool:
-        """Rule 9.11: of a resettable stream only the highest incarnation counts, and a higher one is a reset."""
-        if not progress.stream.resettable or incarnation is None:
+        """Rule 9.11: of a resettable stream only the highest incarnation counts, and a higher one is a reset. Of any
+        other it counts what the writer of this very log says."""
+        if not progress.stream.resettable:
+            if self._speakers.trusted(progress.writer, self.epoch):
+                return True
+            self.counters.other_logs += 1
+            return False
+        if incarnation is None:
             return True
         known = progress.incarnation
         if known is not None and incarnation < known:
@@ -346,13 +352,16 @@ class Reader:
         self._move(progress, Event.RESET)
         self._forget(progress)
         # Rows of the former life that nobody handled yet are void: the handler is told before it gets new ones.
-        self._freed(progress.queue.clear())
-        progress.position, progress.target = position, 0
+        self._empty(progress)
+        # The delivered position too, at once: what was handled was of the former life, and must not be saved, or waited
+        # for, as if it were of this one.
+        progress.position = progress.queue.delivered = position
+        progress.target = 0
         self._notice(progress, Reset(progress.stream.name, progress.writer, position))
 
     def _notice(self, progress: Progress, notice: Reset | Missed) -> None:
         progress.queue.notice(notice)
-        self.ready.add((progress.stream.name, progress.writer))
+        self.ready[progress.stream.name, progress.writer] = None
 
     def _line(self, progress: Progress, item: Rows | Position, incarnation: int | None) -> None:
         if progress.holding:
@@ -426,7 +435,7 @@ class Reader:
         if self.queue_bytes > self.queue_bytes_peak:
             self.queue_bytes_peak = self.queue_bytes
         if progress.queue:
-            self.ready.add((progress.stream.name, progress.writer))
+            self.ready[progress.stream.name, progress.writer] = None
 
     def _position(self, progress: Progress, prev: int, new: int) -> None:
         self._close_batch(progress)  # rule 9.14
@@ -442,7 +451,7 @@ class Reader:
             self._gap(progress, new)
 
     def _step_back(self, progress: Progress, new: int) -> None:
-        native = progress.writer in self._incarnations
+        native = self._speakers.native(progress.writer)
         if progress.stream.resettable and progress.incarnation is None and not native:
             self._reset(progress, 0 if progress.stream.fetchable else new)
             progress.heard = True
@@ -453,7 +462,7 @@ class Reader:
             return
         self.counters.old_positions += 1
         if progress.stream.fetchable and not progress.stream.resettable:
-            self.stepped_back.add((progress.stream.name, progress.writer))
+            self.stepped_back[progress.stream.name, progress.writer] = None
         # Each frame of a native writer proves by its head what precedes it, so it can be followed from any head.
         # Of a foreign one it is unknown what was sent between this old line and now: wait for a newer.
         if native:
@@ -533,7 +542,7 @@ class Reader:
         if progress.asked is not asked and self._epoch_check is not asked:
             self.counters.pages_ignored += 1
             return
-        if not self._verify_epoch(asked, page.epoch):
+        if not self._verify_epoch(asked, page.epoch, now):
             return
         if page.incarnation != progress.incarnation and progress.stream.resettable:
             self.fetch_failed(asked, None, now)
@@ -623,7 +632,7 @@ class Reader:
 
     def _move_to(self, progress: Progress, position: int) -> None:
         self._forget(progress)
-        self._freed(progress.queue.clear())
+        self._empty(progress)
         progress.position = progress.queue.delivered = position
 
     def next_retry(self, now: float) -> float | None:
@@ -639,20 +648,20 @@ class Reader:
         """The next thing to handle of one (stream, writer); answer with ``done``, or ``reject``."""
         key = (stream, writer)
         taken = self.progress[key].queue.take(most_rows or self.settings.handler_batch_rows)
-        self.ready.discard(key)
+        self.ready.pop(key, None)
         return taken
 
     def put_back(self, stream: str, writer: str) -> None:
         """Undo the last ``take``: it could not be handled as a whole."""
         self.progress[stream, writer].queue.put_back()
-        self.ready.add((stream, writer))
+        self.ready[stream, writer] = None
 
     def done(self, stream: str, writer: str) -> int:
         """What was taken has been handled; return the position now delivered."""
         progress = self.progress[stream, writer]
         self._freed(progress.queue.done())
         if progress.queue:
-            self.ready.add((stream, writer))
+            self.ready[stream, writer] = None
         return progress.queue.delivered
 
     def reject(self, batch: RawBatch) -> None:
@@ -666,7 +675,7 @@ class Reader:
             self.done(batch.stream, batch.writer)
             return
         received = progress.position
-        self._freed(progress.queue.clear())
+        self._empty(progress)
         progress.position = progress.queue.delivered
         if progress.holding:
             progress.target = max(progress.target, received)
@@ -674,6 +683,10 @@ class Reader:
         else:
             self.counters.gaps_found += 1
             self._gap(progress, received)
+
+    def _empty(self, progress: Progress) -> None:
+        self._freed(progress.queue.clear())
+        self.ready.pop((progress.stream.name, progress.writer), None)
 
     def _freed(self, size: int) -> None:
         self.queue_bytes -= size
@@ -699,7 +712,7 @@ class Reader:
 
     def doubt(self, announced: str | None) -> None:
         """Somebody says that the log is of this epoch. A hint: a page, read from the log itself, decides."""
-        if announced not in (None, self.epoch, self._refuted) and self.epoch is not None:
+        if announced not in (None, self.epoch) and self.epoch is not None:
             self._doubted = announced
 
     def _check_epoch(self) -> list[FetchUpdates]:
@@ -711,7 +724,7 @@ class Reader:
         self._doubted = None  # nothing followed here belongs to a fact log
         return []
 
-    def _verify_epoch(self, asked: FetchUpdates, found: str) -> bool:
+    def _verify_epoch(self, asked: FetchUpdates, found: str, now: float) -> bool:
         """Whether a page is of the log that our positions belong to."""
         stream = self._streams.get(asked.stream)
         if stream is not None and stream.resettable:
@@ -720,7 +733,9 @@ class Reader:
             self.epoch = found
         if found == self.epoch:
             if asked is self._epoch_check:
-                self._refuted, self._doubted, self._epoch_check = self._doubted, None, None
+                # It may have been asked of a replica that lags: whoever says so again is believed enough to ask again.
+                self._doubted = self._epoch_check = None
+                self._epoch_retry_at = now + self.settings.retry_max
                 return False
             return self.new_epoch is None
         if self.new_epoch is None:
@@ -731,8 +746,8 @@ class Reader:
     def rebase(self, epoch: str, positions: Mapping[Key, int]) -> None:
         """Another fact log: all positions are void. Those given are where to go on; the rest starts at 0."""
         self.epoch, self.new_epoch = epoch, None
-        self._doubted = self._epoch_check = self._refuted = None
-        for key in {*self.progress, *positions}:
+        self._doubted = self._epoch_check = None
+        for key in dict.fromkeys((*self.progress, *positions)):
             progress = self.progress.get(key) or self._add(self._streams[key[0]], key[1], 0)
             if progress.stream.fetchable and not progress.stream.resettable:
                 self._reset(progress, positions.get(key, 0))

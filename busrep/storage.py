@@ -147,7 +147,8 @@ class AsyncStore(Protocol):
         self, claim: Claim, marker: object, facts: Sequence[tuple[str, int]]
     ) -> dict[tuple[str, int], list[bytes]] | None:
         """What an unknown COMMIT left (9.1): None while the transaction may still be open, else the payloads the
-        table holds by (stream, id); a fact that is missing was aborted."""
+        table holds by (stream, id); a fact that is missing was aborted. WriterFenced when the claim does not stand:
+        then nothing more is published under it, and the table may be another than the one that was written to."""
 
     async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Mapping[str, Mapping[str, int]]:
         """Store proven own positions and a sign of life, only while the claim stands: else WriterFenced.
@@ -183,7 +184,8 @@ class AsyncStore(Protocol):
         caller's connection in the caller's transaction; on ReaderMoved the caller rolls back."""
 
     async def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
-        """Replace all saved positions (after EpochChanged, or a reset)."""
+        """Begin anew in another epoch: positions of other epochs go, these are registered. Positions that are of this
+        epoch stay: another process under this name has begun in it already."""
 
     async def dead_letter(
         self,

@@ -64,7 +64,6 @@ class _Draft:
     rows_left: int
     lines: list[bytes] = attrs.field(factory=list)
     ends: dict[str, int] = attrs.field(factory=dict)
-    named: bool = False  # holds a resettable stream
     full: bool = False
 
 
@@ -230,7 +229,6 @@ class _Chain:
             draft.lines.append(b"%b%d %d" % (self.line, at, end))
         if end > self.composed:
             draft.ends[self.stream.name] = end
-            draft.named |= self.stream.resettable
         if self.composed >= self.own:
             self.may_follow = False
         self.composed = end
@@ -251,7 +249,8 @@ class Writer:
     Inputs are methods; after each of them take what is to be published from ``frames_to_publish()``, PUBLISH
     it in that order on one connection, and report each outcome with ``published`` or ``publish_failed``.
 
-    ``server``, ``epoch``, ``name`` and ``incarnation`` (rising per name, 9.11) open every announcement.
+    ``server``, ``epoch``, ``name`` and ``incarnation`` (rising per name, 9.11) open every announcement. ``epoch``: None
+    for one that writes to no log.
     ``jitter`` gives numbers in [0, 1). Raises ConfigError for names that do not fit a line.
     """
 
@@ -261,7 +260,7 @@ class Writer:
         name: str,
         *,
         incarnation: int,
-        epoch: str,
+        epoch: str | None,
         settings: Settings,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -496,7 +495,7 @@ class Writer:
             self._mark(chain)  # behind the others
             if draft.full:
                 break
-        lines = [self._name_line, *draft.lines] if draft.named else draft.lines
+        lines = [self._name_line, *draft.lines]
         return self._frame(channel, lines, draft.ends, self._settings.frame_rows - draft.rows_left)
 
     def _frame(

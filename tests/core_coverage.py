@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("test_commands",): ("commands",),
     ("test_framing",): ("framing",),
+    ("test_speakers",): ("speakers",),
     ("test_streams",): ("streams",),
     ("test_ids",): ("ids",),
     ("test_reader",): ("reader", "delivery", "updates"),

@@ -24,9 +24,9 @@ from busrep import Batch, Bus
 from busrep.asyncio.reading import stop
 from busrep.commands import RemoteServerUp
 from busrep.errors import BusrepError, Closed, HandlerFailed, WriterFenced
+from busrep.testing.links import FaultyLink
 from busrep.testing.servers import RedisServer, start_redis
 
-from .proxy import Proxy
 from .test_bus import QUICK, Deployment, Order, Seen, deployment, on_postgres, orders, payments, run, until, write
 
 __all__ = ["deployment", "on_postgres"]  # fixtures
@@ -198,6 +198,38 @@ def test_own_facts_do_not_hide_those_a_predecessor_left(deployment: Deployment) 
     run(main())
 
 
+def test_a_link_lost_while_a_predecessor_s_rows_are_fetched_does_not_end_that(deployment: Deployment) -> None:
+    """A lost link ends all catching up until the next POSITION, and of the own name nobody sends one."""
+
+    async def main() -> None:
+        seen = Seen()
+        async with deployment.bus(writer="w1", streams=[orders]) as first:
+            await write(first, 1, 2)
+        async with deployment.bus(writer="w1", reader="r") as second:
+            store = second._reading._store
+            assert store is not None
+            fetch, asked, go_on = store.fetch, asyncio.Event(), asyncio.Event()
+
+            async def slow(wanted: Any) -> Any:
+                asked.set()
+                await go_on.wait()
+                return await fetch(wanted)
+
+            store.fetch = slow  # type: ignore[method-assign]
+            second.subscribe(orders)(seen)
+            await asked.wait()
+            before = second.statistics()["redis"]["reconnects"]
+            client = redis.asyncio.Redis.from_url(deployment.redis)
+            await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")  # type: ignore[no-untyped-call]
+            await client.aclose()
+            link = second.statistics
+            await until(lambda: link()["redis"]["reconnects"] > before and link()["redis"]["connected"])
+            go_on.set()
+            await until(lambda: seen.numbers == [1, 2])
+
+    run(main())
+
+
 def test_a_fenced_process_goes_on_as_a_reader_of_its_successor(deployment: Deployment) -> None:
     async def main() -> None:
         seen = Seen()
@@ -364,7 +396,7 @@ def test_a_close_that_is_cancelled_goes_on(deployment: Deployment) -> None:
 
 def test_who_waits_when_the_bus_closes_is_told_so(on_postgres: Deployment) -> None:
     async def main() -> None:
-        async with Proxy(on_postgres.store) as proxy:
+        async with FaultyLink(on_postgres.store) as proxy:
             reader = on_postgres.bus(store=proxy.url)
             await reader.open()
             proxy.refuse = True
@@ -384,7 +416,7 @@ def test_who_waits_when_the_bus_closes_is_told_so(on_postgres: Deployment) -> No
 
 def test_shutdown_while_redis_and_the_database_are_away_ends_in_time(on_postgres: Deployment) -> None:
     async def main() -> None:
-        async with Proxy(on_postgres.redis) as redis_proxy, Proxy(on_postgres.store) as proxy:
+        async with FaultyLink(on_postgres.redis) as redis_proxy, FaultyLink(on_postgres.store) as proxy:
             settings = attrs.evolve(UNSAVED, shutdown_timeout=0.5)
             bus = on_postgres.bus(redis=redis_proxy.url, store=proxy.url, writer="w1", reader="r", settings=settings)
             await bus.open()
@@ -466,6 +498,90 @@ def test_the_runtime_s_tasks_outlive_an_error_of_the_store(deployment: Deploymen
                 while (await saved(deployment, "r"))["orders", "w1"] < last:
                     await asyncio.sleep(0.05)
             assert all(not task.done() for bus in (writer, reader) for task in bus._background)
+
+    run(main())
+
+
+async def turns(count: int = 50) -> None:
+    """Let the loop go round so many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_a_stopped_writer_with_rows_waiting_makes_no_tasks(deployment: Deployment) -> None:
+    async def main() -> None:
+        resets: list[Any] = []
+        made: list[Any] = []
+        started, go_on = asyncio.Event(), asyncio.Event()
+        async with (
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(writer="w2") as w2,
+            deployment.bus(settings=IMPATIENT) as reader,
+        ):
+            core, work = reader._reading.core, reader._reading._work
+
+            def counted(key: Any) -> Any:
+                made.extend([key] if key == ("orders", "w1") else [])
+                return work(key)
+
+            reader._reading._work = counted  # type: ignore[method-assign]
+
+            @reader.subscribe(orders)
+            async def handle(batch: Batch[Order]) -> None:
+                if batch.writer == "w1":
+                    started.set()
+                    await go_on.wait()
+                    raise ValueError("poison")
+
+            reader.on_reset(orders)(lambda *args: resets.append(args))
+            await write(w1, 1)
+            await started.wait()
+            await write(w1, 2)
+            await until(lambda: ("orders", "w1") in core.ready)
+            go_on.set()
+            await until(lambda: reader._reading.stopped)
+            await reader.wait_for(orders, "w2", await write(w2, 3))
+            await turns()
+            assert len(made) == 1
+
+            core.rebase(core.epoch or "", {})  # a notice waits as well: for resume()
+            reader._reading.pump()
+            await turns()
+            assert len(made) == 1
+            assert ("orders", "w1", 0) not in resets
+            reader.resume(orders, "w1")
+            assert len(made) == 2  # and does not wait for anybody to say something
+            await until(lambda: ("orders", "w1", 0) in resets)
+
+    run(main())
+
+
+def test_without_a_pause_between_saves_nothing_goes_round_idle(deployment: Deployment) -> None:
+    async def main() -> None:
+        saves: list[Any] = []
+        at_once = attrs.evolve(QUICK, save_every=0.0, heartbeat=30.0)
+        async with (
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r", settings=at_once) as reader,
+        ):
+            batches: list[Batch[Order]] = []
+            reading = reader._reading
+            save = reading._try_save
+
+            async def counted(keys: Any) -> None:
+                saves.append(keys)
+                await save(keys)
+
+            reading._try_save = counted  # type: ignore[method-assign]
+            reader.subscribe(orders)(batches.append)
+            for number in range(5):
+                await reader.wait_for(orders, "w1", await write(w1, number))
+            await until(lambda: len(saves) >= len(batches))
+            await turns()
+            assert saves == [[("orders", "w1")]] * len(batches)  # after each batch, and never else
+            async with asyncio.timeout(10):
+                while (await saved(deployment, "r"))["orders", "w1"] != 5:
+                    await asyncio.sleep(0.01)
 
     run(main())
 
@@ -760,7 +876,7 @@ class Soak:
             self.proxy.black_hole()
             await asyncio.sleep(dice.random() * 0.3)
             self.proxy.cut()
-            self.proxy.open_for_traffic.set()
+            self.proxy.heal()
         elif kind == "refuse":
             self.proxy.refuse = True
             self.proxy.cut()
@@ -770,7 +886,7 @@ class Soak:
     async def run(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         self.client = redis.asyncio.Redis.from_url(self.deployment.redis)
-        async with Proxy(self.deployment.redis) as self.proxy:
+        async with FaultyLink(self.deployment.redis) as self.proxy:
             for who in ("w1", "w2", *self.ledgers):
                 await self.open(who)
             until_then = loop.time() + seconds

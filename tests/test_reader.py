@@ -487,7 +487,81 @@ def test_a_native_writer_can_be_followed_from_an_old_head_a_foreign_one_cannot()
     assert foreign.tokens("w") == [16, 17]
 
 
+def named(writer: str, incarnation: int, *lines: bytes) -> tuple[bytes, ...]:
+    """A message of a native writer that is no announcement."""
+    return (f"NAME {writer} {incarnation}".encode(), *lines)
+
+
+def test_rule_9_16_what_a_writer_of_another_log_says_is_not_taken_for_positions_in_this_one() -> None:
+    d = Driver(at={"w": 5})
+    d.table.write("w", 7, 8)
+    d.send(*announce("w", 1, position("w", 9, 9), epoch=OTHER_EPOCH))  # from before a restore
+    d.send(*named("w", 1, position("w", 5, 9), rdata("w", 10)))
+    assert d.at("w") == 5
+    assert d.log == []
+    assert d.state("w") is State.UNSYNCED
+    assert d.reader.counters.other_logs == 3
+    d.send(*announce("w", 2, position("w", 8, 8)))  # its successor, of this log
+    d.send(*named("w", 1, position("w", 9, 9)))  # and the former one again
+    assert d.tokens("w") == [7, 8]
+    assert d.at("w") == 8
+    assert d.reader.counters.other_logs == 4
+
+
+def test_rule_9_16_a_native_writer_counts_from_its_first_announcement() -> None:
+    d = Driver(at={"w": 5})
+    d.table.write("w", 6, 7)
+    d.send(*named("w", 1, position("w", 5, 5), rdata("w", 6)))
+    assert d.log == []
+    d.send(*announce("w", 1, position("w", 6, 6)))
+    d.send(*named("w", 1, position("w", 6, 6), rdata("w", 7)))
+    assert d.tokens("w") == [6, 7]
+    assert d.reader.counters.other_logs == 2
+
+
+def test_rule_9_16_after_an_epoch_change_writers_of_the_new_log_count_and_those_of_the_old_do_not() -> None:
+    d = Driver(at={"w": 5, "v": 5})
+    d.send(*announce("w", 1, position("w", 5, 5)), *named("v", 1, position("v", 5, 5)))
+    d.table.epoch = OTHER_EPOCH
+    d.send(*announce("w", 2, position("w", 2, 2), epoch=OTHER_EPOCH))
+    d.reader.rebase(OTHER_EPOCH, {})
+    d.handle()
+    d.table.write("v", 1, 2)  # by its successor
+    d.send(*announce("v", 1, position("v", 0, 9)))  # "no row in (0, 9]" was true of the old log
+    assert d.at("v") == 0
+    d.send(*announce("v", 2, position("v", 2, 2), epoch=OTHER_EPOCH))
+    assert d.tokens("v") == [1, 2]
+
+
+def test_rule_9_16_streams_without_a_table_have_no_log() -> None:
+    d = Driver(stream=Followed("s", resettable=True, fetchable=False))
+    d.send(*announce("w", 1, position("w", 0, 0), epoch=OTHER_EPOCH))
+    d.send(*named("w", 1, rdata("w", 1)))
+    assert d.tokens("w") == [1]
+    assert d.reader.counters.other_logs == 0
+
+
 # -- the epoch ------------------------------------------------------------------------------------------------
+
+
+def test_a_refuted_epoch_is_asked_about_again_when_it_is_announced_again() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.send(*announce("w", 1, epoch=OTHER_EPOCH))  # asked of a replica that has not heard of the restore yet
+    d.table.epoch = OTHER_EPOCH
+    d.send(*announce("w", 1, epoch=OTHER_EPOCH))
+    assert len(d.asked) == 1  # not with every heartbeat
+    assert d.reader.next_retry(d.now) == Settings().retry_max
+    d.later(Settings().retry_max)
+    assert len(d.asked) == 2
+    assert d.reader.new_epoch == OTHER_EPOCH
+
+
+def test_a_refuted_epoch_that_nobody_repeats_is_not_asked_about_again() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.send(*announce("w", 1, epoch=OTHER_EPOCH))
+    assert d.reader.next_retry(d.now) is None
+    d.later(Settings().retry_max)
+    assert len(d.asked) == 1
 
 
 def test_the_announced_epoch_is_a_hint_and_a_page_decides() -> None:
@@ -497,7 +571,7 @@ def test_the_announced_epoch_is_a_hint_and_a_page_decides() -> None:
     assert d.reader.new_epoch is None
     assert d.state("w") is State.LIVE
     d.send(*announce("w", 1, position("w", 5, 5), epoch=OTHER_EPOCH))
-    assert len(d.asked) == 1  # refuted once, not asked again
+    assert len(d.asked) == 1  # refuted a moment ago, not asked again yet
 
 
 def test_another_epoch_stops_everything_until_rebased() -> None:
@@ -744,6 +818,43 @@ def test_a_reset_while_a_batch_is_being_handled() -> None:
     d.handle()
     assert d.notices == [Reset("s", "w", 0)]
     assert d.log == [("s", "w", 1, b"again")]
+
+
+@pytest.mark.parametrize("happens", ["a higher incarnation", "another log"])
+def test_what_was_handled_before_a_reset_is_no_position_of_the_new_life(happens: str) -> None:
+    d = Driver(stream=Followed("s", resettable=happens == "a higher incarnation", fetchable=True))
+    d.table.write("w", 1, 5)
+    d.send(*announce("w", 1, position("w", 5, 5)))
+    assert d.reader.delivered("s", "w") == 5
+    if happens == "another log":
+        d.reader.rebase(OTHER_EPOCH, {("s", "w"): 2})
+    else:
+        d.reader.receive(b"\n".join(announce("w", 2, position("w", 9, 9))), d.now)
+    now = 2 if happens == "another log" else 0
+    assert list(d.reader.ready) == [("s", "w")]  # the handler has not been told yet
+    assert d.reader.delivered("s", "w") == now
+    assert d.reader.positions() == {"s": {"w": now}}
+    d.handle()
+    assert d.notices == [Reset("s", "w", now)]
+
+
+@pytest.mark.parametrize("emptied", ["stopped", "moved", "rejected"])
+def test_a_queue_that_was_emptied_has_nothing_to_take(emptied: str) -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.reader.receive(rdata("w", 6), d.now)
+    batch = d.reader.take("s", "w")
+    assert isinstance(batch, RawBatch)
+    d.reader.receive(rdata("w", 7), d.now)
+    assert list(d.reader.ready) == [("s", "w")]
+    if emptied == "stopped":
+        d.reader.stop("s", "w")
+    elif emptied == "moved":
+        d.reader.move_to("s", "w", 7)
+    else:
+        d.reader.reject(batch)
+    assert d.reader.ready == {}
+    assert d.reader.take("s", "w") is None
+    assert d.reader.queue_bytes == 0
 
 
 def test_a_new_log_leaves_in_memory_streams_alone() -> None:

@@ -43,10 +43,23 @@ from busrep.stores import claims, facts, open_store
 from busrep.stores.memory import MemoryStore, MemoryTransaction
 from busrep.stores.plans import Answers, Sql, Step, run_sync
 from busrep.streams import Registry
+from busrep.testing.links import FaultyLink
 from busrep.updates import FetchUpdates, UpdatesPage
 
-from .proxy import Proxy
-from .test_bus import QUICK, Deployment, Order, Seen, deployment, on_postgres, orders, run, typing, until, write
+from .test_bus import (
+    QUICK,
+    Deployment,
+    Order,
+    Seen,
+    deployment,
+    on_postgres,
+    orders,
+    payments,
+    run,
+    typing,
+    until,
+    write,
+)
 
 __all__ = ["deployment", "on_postgres"]  # fixtures
 
@@ -174,7 +187,7 @@ RULES: dict[str, list[str]] = {
         "test_reader.py::test_large_batches_are_cut_at_fact_boundaries_and_small_ones_joined",
     ],
     "9.11": [
-        f"{W}[rule 9.11 every frame with a resettable stream opens with NAME]",
+        f"{W}[rule 9.11, 9.16 every frame opens with NAME, of resettable streams and of the others]",
         "test_reader.py::test_rule_9_11_a_lower_incarnation_is_ignored",
         "test_reader.py::test_rule_9_11_a_higher_incarnation_is_always_a_reset_in_any_direction",
         "test_reader.py::test_rule_9_11_a_page_of_another_incarnation_is_not_taken",
@@ -192,6 +205,11 @@ RULES: dict[str, list[str]] = {
         "test_rules.py::test_9_12_the_row_to_save_to_is_inserted_at_registration",
         "test_rules.py::test_9_12_a_timed_save_that_finds_another_position_reloads_and_never_goes_back",
         "test_rules.py::test_9_12_positions_of_the_old_log_are_not_saved_over_those_of_the_new",
+        "test_rules.py::test_9_12_a_handler_s_save_never_takes_back_what_another_process_saved",
+        "test_rules.py::test_9_12_what_another_process_handled_in_the_new_log_is_not_handled_again",
+        "test_stores.py::TestMemory::test_9_12_of_two_that_begin_anew_the_second_keeps_what_the_first_saved",
+        "test_stores.py::TestSqlite::test_9_12_of_two_that_begin_anew_the_second_keeps_what_the_first_saved",
+        "test_stores.py::TestPostgres::test_9_12_of_two_that_begin_anew_the_second_keeps_what_the_first_saved",
         "test_stores.py::TestPostgres::test_9_12_a_save_under_repeatable_read_loses_to_an_earlier_one",
         "test_bus.py::test_exactly_once_saves_in_the_handler_s_transaction",
         "test_bus.py::test_two_processes_under_one_reader_name_are_found_out",
@@ -224,10 +242,31 @@ RULES: dict[str, list[str]] = {
         "test_reader.py::test_the_announced_epoch_is_a_hint_and_a_page_decides",
         "test_reader.py::test_a_page_of_another_epoch_is_not_delivered",
     ],
+    "epoch of a speaker": [
+        f"{W}[rule 9.11, 9.16 every frame opens with NAME, of resettable streams and of the others]",
+        "test_speakers.py::test_a_writer_is_believed_once_it_announced_the_listener_s_log",
+        "test_speakers.py::test_a_higher_incarnation_has_to_announce_its_log_itself",
+        "test_speakers.py::test_a_former_life_of_a_writer_is_not_believed",
+        "test_reader.py::test_rule_9_16_what_a_writer_of_another_log_says_is_not_taken_for_positions_in_this_one",
+        "test_reader.py::test_rule_9_16_a_native_writer_counts_from_its_first_announcement",
+        "test_reader.py::test_rule_9_16_after_an_epoch_change_writers_of_the_new_log_count_and_those_of_the_old_do_not",
+        "test_rules.py::test_9_16_a_writer_learns_nothing_from_one_of_another_log",
+        "test_rules.py::test_9_16_a_writer_from_before_a_restore_proves_nothing_to_readers_of_the_new_log",
+    ],
+    "an epoch that was refuted is asked about again": [
+        "test_reader.py::test_a_refuted_epoch_is_asked_about_again_when_it_is_announced_again",
+    ],
+    "an epoch that nobody announces is noticed": [
+        "test_rules.py::test_a_restore_that_no_writer_lives_to_announce_is_noticed",
+    ],
     "restored bumps all incarnations": [
         "test_stores.py::TestMemory::test_restored_changes_the_epoch_and_fences_everybody",
         "test_stores.py::TestSqlite::test_restored_changes_the_epoch_and_fences_everybody",
         "test_stores.py::TestPostgres::test_restored_changes_the_epoch_and_fences_everybody",
+        "test_stores.py::TestMemory::test_restored_gives_no_incarnation_out_again",
+        "test_stores.py::TestSqlite::test_restored_gives_no_incarnation_out_again",
+        "test_stores.py::TestPostgres::test_restored_gives_no_incarnation_out_again",
+        "test_stores.py::TestPostgres::test_9_4_a_claim_waits_for_a_restore_that_is_at_work",
     ],
     "saved positions include the epoch": [
         "test_rules.py::test_9_12_positions_of_the_old_log_are_not_saved_over_those_of_the_new",
@@ -245,10 +284,12 @@ RULES: dict[str, list[str]] = {
     "delivered positions only": [
         "test_rules.py::test_what_was_received_and_not_handled_is_neither_saved_nor_waited_for",
         "test_rules.py::test_positions_of_a_reader_are_the_delivered_ones",
+        "test_reader.py::test_what_was_handled_before_a_reset_is_no_position_of_the_new_life",
         "test_reader.py::test_a_stopped_one_takes_in_nothing_until_it_is_resumed",
     ],
     "rows of a dead predecessor reach the local handlers": [
         "test_bus.py::test_a_reader_that_writes_too_gets_what_its_dead_predecessor_committed",
+        "test_faults.py::test_a_link_lost_while_a_predecessor_s_rows_are_fetched_does_not_end_that",
     ],
     "the own name with a higher incarnation stops the writer": [
         "test_bus.py::test_hearing_the_own_name_with_a_higher_incarnation_stops_the_writer",
@@ -574,6 +615,23 @@ def test_9_11_frames_of_the_own_name_by_another_incarnation_are_no_echoes() -> N
     run(main())
 
 
+def test_9_16_a_writer_learns_nothing_from_one_of_another_log() -> None:
+    async def main() -> None:
+        async with bench("w2") as w1:
+            ids, epoch = w1.writing.generators["orders"], await w1.store.epoch()
+            hear(w1, f"SERVER bus {'f' * 32}", "NAME w2 1", "POSITION orders w2 5 5")
+            hear(w1, "NAME w2 1", "POSITION orders w2 5 6", "RDATA orders w2 7 [1]")
+            assert (ids.positions(), ids.highest) == ({"w1": 0, "w2": 0}, 0)
+            await w1.writing.beat()
+            assert ids.position == 0  # nor follows it
+            hear(w1, f"SERVER bus {epoch}", "NAME w2 2", "POSITION orders w2 0 1")
+            hear(w1, "NAME w2 2", "RDATA orders w2 2 [1]")
+            hear(w1, "NAME w2 1", "RDATA orders w2 9 [1]")  # the former one has not noticed yet
+            assert (ids.positions()["w2"], ids.highest) == (2, 2)
+
+    run(main())
+
+
 def test_9_15_a_sequence_that_went_back_is_refused_while_running() -> None:
     async def main() -> None:
         async with bench() as w1:
@@ -841,8 +899,8 @@ def test_9_6_after_a_publish_of_unknown_outcome_the_same_frame_goes_out_again(
             await reader.wait_for(orders, "w1", await write(writer, 2))
             await reader.wait_for(orders, "w1", await write(writer, 3))
             assert seen.numbers == [1, 2, 3]
-            assert sent[0] == sent[1] == b'POSITION orders w1 1 1\nRDATA orders w1 2 [2,"new"]'
-            assert sent[2:] == [b'POSITION orders w1 2 2\nRDATA orders w1 3 [3,"new"]']
+            assert sent[0] == sent[1] == b'NAME w1 1\nPOSITION orders w1 1 1\nRDATA orders w1 2 [2,"new"]'
+            assert sent[2:] == [b'NAME w1 1\nPOSITION orders w1 2 2\nRDATA orders w1 3 [3,"new"]']
             assert writer.positions()["orders"]["w1"] == 3
             assert writer.statistics()["writer"]["publish_failures"] == 1
 
@@ -1030,6 +1088,208 @@ def test_9_12_a_timed_save_that_finds_another_position_reloads_and_never_goes_ba
 
 
 @pytest.mark.servers
+def test_9_12_a_handler_s_save_never_takes_back_what_another_process_saved(deployment: Deployment) -> None:
+    """Two processes under one name: one of them learns how far the other is before its next batch is saved."""
+    path = deployment.store.removeprefix("sqlite:///")
+    here, there = ("orders", "w1"), ("payments", "w1")
+
+    async def main() -> None:
+        store = await deployment.store_of()
+        effects: list[int] = []
+        waiting, go_on = asyncio.Event(), asyncio.Event()
+        never = attrs.evolve(QUICK, save_every=1e9)  # also not the first time, whatever the loop's clock shows
+        async with deployment.bus(writer="w1") as w1, deployment.bus(reader="billing", settings=never) as reader:
+
+            @reader.subscribe(orders)
+            async def handle(batch: Any) -> None:
+                if batch.after == 1:
+                    waiting.set()
+                    await go_on.wait()
+                with contextlib.closing(sqlite3.connect(path, timeout=5)) as connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    await batch.save(connection)
+                    connection.commit()
+                effects.extend(row.number for row in batch.rows)
+
+            reader.subscribe(payments)(Seen())
+            await reader.wait_for(orders, "w1", await write(w1, 1))
+            await reader.wait_for(payments, "w1", await write(w1, 1, stream=payments))
+            await write(w1, 2, 3)
+            await waiting.wait()
+            await store.save_reader("billing", [(*here, 1, 3), (*there, 0, 1)], await store.epoch())
+            await reader._reading._save([here, there])
+            go_on.set()
+            await reader.wait_for(orders, "w1", await write(w1, 4))
+            assert effects == [1, 4]  # the other one has handled 2 and 3
+            assert (await store.load_reader("billing")).positions[here] == 4
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("noticed", ["while it reads", "at its start"])
+def test_9_12_what_another_process_handled_in_the_new_log_is_not_handled_again(
+    deployment: Deployment, noticed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes under one name: the second to notice a restore goes on where the first is by then."""
+
+    async def main() -> None:
+        seen = Seen()
+        store = await deployment.store_of()
+        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        async with deployment.bus(writer="w1") as w1, deployment.bus(reader="billing") as reader:
+            reader.subscribe(orders)(Seen())
+            await reader.wait_for(orders, "w1", await write(w1, 1, 2))
+
+        async def the_other_is_first() -> str:
+            epoch: str = await store.restored()
+            await store.reset_reader("billing", {("orders", ""): 0, ("orders", "w1"): 0}, epoch)
+            await store.save_reader("billing", [("orders", "w1", 0, 2)], epoch)
+            return epoch
+
+        async with deployment.bus(reader="billing", settings=calm) as reader:
+            core = reader._reading.core
+            if noticed == "while it reads":
+                reader.subscribe(orders)(seen)
+                await until(lambda: ("orders", "w1") in core.progress)
+                epoch = await the_other_is_first()
+                core.doubt(epoch)
+                reader._reading.pump()
+            else:
+                of_reader = reader._reading._reader_store
+                assert of_reader is not None
+                load = of_reader.load_reader
+                answers = [await load("billing")]  # read just before the other one began anew
+                epoch = await the_other_is_first()
+
+                async def load_reader(name: str) -> Any:
+                    return answers.pop() if answers else await load(name)
+
+                monkeypatch.setattr(of_reader, "load_reader", load_reader)
+                reader.subscribe(orders)(seen)
+            await until(lambda: core.progress and core.epoch == epoch)
+            async with deployment.bus(writer="w1") as again:
+                await reader.wait_for(orders, "w1", await write(again, 3))
+            assert seen.numbers == [3]
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_16_a_writer_from_before_a_restore_proves_nothing_to_readers_of_the_new_log(deployment: Deployment) -> None:
+    """It does not know yet that it is fenced, and says what is true of the log that is gone."""
+
+    async def main() -> None:
+        seen = Seen()
+        resets: list[Any] = []
+        store = await deployment.store_of()
+        client = redis.asyncio.Redis.from_url(deployment.redis)
+        old = await store.epoch()
+        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        async with deployment.bus(writer="w1", settings=calm) as w1, deployment.bus(settings=calm) as reader:
+            reader.subscribe(orders)(seen)
+            reader.on_reset(orders)(lambda *args: resets.append(args))
+            await reader.wait_for(orders, "w1", await write(w1, 1))
+            await store.restored()
+            async with deployment.bus(writer="w2", settings=calm) as w2:
+                await until(lambda: resets)
+                for opening in (f"SERVER {deployment.name} {old}\nNAME w1 1\n", "NAME w1 1\n"):
+                    await client.publish(deployment.name, f"{opening}POSITION orders w1 1 50")
+                await until(lambda: reader.statistics()["reader"]["other_logs"] >= 2)
+                assert w2._writing is not None
+                assert w2._writing.generators["orders"].positions()["w1"] < 50
+            async with deployment.bus(writer="w1", settings=calm) as again:
+                await reader.wait_for(orders, "w1", await write(again, 2))
+                assert seen.numbers == [1, 1, 2]
+        await client.aclose()
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_a_restore_that_no_writer_lives_to_announce_is_noticed(deployment: Deployment) -> None:
+    async def main() -> None:
+        seen = Seen()
+        resets: list[Any] = []
+        store = await deployment.store_of()
+        async with deployment.bus() as reader:
+            reader.subscribe(orders)(seen)
+            reader.on_reset(orders)(lambda *args: resets.append(args))
+            async with deployment.bus(writer="w1") as w1:
+                await reader.wait_for(orders, "w1", await write(w1, 1))
+            epoch = await store.restored()
+            await until(lambda: resets)
+            assert reader._reading.core.epoch == epoch
+            await until(lambda: seen.numbers == [1, 1])
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_a_sequence_of_a_restored_log_stops_nobody_who_has_not_seen_its_epoch(deployment: Deployment) -> None:
+    path = deployment.store.removeprefix("sqlite:///")
+
+    async def main() -> None:
+        seen = Seen()
+        resets: list[Any] = []
+        store = await deployment.store_of()
+        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        async with deployment.bus(settings=calm) as reader:
+            reader.subscribe(orders)(seen)
+            reader.on_reset(orders)(lambda *args: resets.append(args))
+            async with deployment.bus(writer="w1", settings=calm) as w1:
+                await reader.wait_for(orders, "w1", await write(w1, 1, 2, 3))
+            with contextlib.closing(sqlite3.connect(path, timeout=5)) as connection:
+                connection.execute("DELETE FROM busrep_facts WHERE id > 1")
+                connection.execute("UPDATE busrep_sequences SET value = 1 WHERE stream = 'orders'")
+                connection.commit()
+            await store.restored()
+            reader._reading.core.stepped_back["orders", "w1"] = None  # heard before the new epoch was
+            await reader._reading.look_after_silent(all_known=False)
+            assert reader._reading.stopped == {}
+            reader._reading.pump()
+            await until(lambda: resets)
+            await until(lambda: seen.numbers == [1, 2, 3, 1])
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_what_stopped_in_the_old_log_goes_on_in_the_new_one(deployment: Deployment) -> None:
+    async def main() -> None:
+        numbers: list[int] = []
+        poisoned = True
+        store = await deployment.store_of()
+        settings = attrs.evolve(QUICK, handler_retries=0)
+        async with deployment.bus(settings=settings) as reader:
+
+            @reader.subscribe(orders)
+            def handle(batch: Any) -> None:
+                if poisoned:
+                    raise ValueError("poison")
+                numbers.extend(row.number for row in batch.rows)
+
+            async with deployment.bus(writer="w1") as w1:
+                await write(w1, 1)
+                await until(lambda: reader._reading.stopped)
+            poisoned = False
+            await store.restored()
+            await until(lambda: numbers == [1])
+            assert reader._reading.stopped == {}
+            async with deployment.bus(writer="w1") as again:
+                await reader.wait_for(orders, "w1", await write(again, 2))
+        assert numbers == [1, 2]
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
 def test_9_14_what_follows_a_lost_link_is_not_trusted_before_a_position(deployment: Deployment) -> None:
     async def main() -> None:
         rows: list[Any] = []
@@ -1070,14 +1330,14 @@ def test_hearing_nothing_for_five_beats_forces_a_reconnect(deployment: Deploymen
     """A subscription that Redis forgot still answers PING; a reader that heard nobody has nothing but PING."""
 
     async def main() -> None:
-        async with Proxy(deployment.redis) as proxy, deployment.bus(writer="w1") as w1:
+        async with FaultyLink(deployment.redis) as proxy, deployment.bus(writer="w1") as w1:
             options = {"writer": {"writer": "w2"}, "reader": {}}.get(who, {"name": f"{deployment.name}-alone"})
             async with deployment.bus(redis=proxy.url, **options) as deaf:
                 reconnects = deaf.statistics()["redis"]["reconnects"]
                 if who == "reader that heard nobody":
                     proxy.black_hole()
                     await until(lambda: deaf.statistics()["redis"]["last_error"])
-                    proxy.open_for_traffic.set()
+                    proxy.heal()
                 else:
                     await until(lambda: "w1" in deaf._reading.core.last_heard)
                     await deaf._link._subscriber.send_command("UNSUBSCRIBE", deployment.name)

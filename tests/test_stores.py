@@ -681,6 +681,22 @@ class TestPostgres(SqlConformance):
                     await store.transaction(claim, connection).begin()
                 await connection.rollback()
 
+    @sync
+    async def test_9_4_a_claim_waits_for_a_restore_that_is_at_work(self, url: str) -> None:
+        """Else it would go on from incarnations that the restore is about to leave behind."""
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        async with self.opened(url) as store, await psycopg.AsyncConnection.connect(url) as restoring:
+            await restoring.execute("UPDATE busrep_meta SET value = repeat('2', 32) WHERE key = 'epoch'")
+            await restoring.execute("INSERT INTO busrep_meta (key, value) VALUES ('incarnations', '1000')")
+            claiming = asyncio.create_task(store.claim("w1", ["orders"], timeout=PATIENCE))
+            while self.sql(url, waiting) == [(0,)] and not claiming.done():
+                await asyncio.sleep(0.01)
+            await restoring.commit()
+            claim = await claiming
+            assert (claim.incarnation, claim.epoch) == (1001, "2" * 32)
+
     # --- 9.1, on a real link
 
     @pytest.mark.parametrize("landed", [True, False], ids=["9_1_committed", "9_1_aborted"])

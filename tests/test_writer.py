@@ -17,7 +17,8 @@ from busrep.streams import Stream
 from busrep.writer import OutgoingFrame, Writer
 
 EPOCH = "0" * 32
-OPENING = [f"SERVER test {EPOCH}", "NAME w1 7"]
+NAME = "NAME w1 7"
+OPENING = [f"SERVER test {EPOCH}", NAME]
 
 
 class Bench:
@@ -158,8 +159,8 @@ def test_many_rows_in_bounded_frames(settings: dict[str, Any], frames: int) -> N
     assert len(messages) == frames
     end = 0
     for message in messages:
-        assert message[0] == f"POSITION events w1 {end} {end}"
-        rows = message[1:]
+        assert message[:2] == [NAME, f"POSITION events w1 {end} {end}"]
+        rows = message[2:]
         assert len(rows) <= settings.get("frame_rows", 1000)
         assert len("\n".join(message)) <= settings.get("frame_bytes", 65_536)
         tokens = range(end + 1, end + 1 + len(rows))
@@ -341,6 +342,7 @@ def _() -> None:
     bench.complete(13, "3", position=14)
     assert bench.publish() == [
         [
+            NAME,
             "POSITION events w1 10 10",
             "RDATA events w1 11 1",
             "RDATA events w1 13 3",
@@ -401,22 +403,22 @@ def _() -> None:
     assert bench.writer.statistics()["facts_too_large"] == 6
 
 
-@rule("9.11 every frame with a resettable stream opens with NAME")
+@rule("9.11, 9.16 every frame opens with NAME, of resettable streams and of the others")
 def _() -> None:
     bench = Bench(Stream("events"), Stream("typing", resettable=True))
     bench.complete(11, "1")
-    assert bench.lines() == ["POSITION events w1 10 10", "RDATA events w1 11 1"]
+    assert bench.lines() == [NAME, "POSITION events w1 10 10", "RDATA events w1 11 1"]
     bench.complete(12, "2")
     bench.complete(13, "3", stream="typing")
     assert bench.lines() == [
-        "NAME w1 7",
+        NAME,
         "POSITION events w1 11 11",
         "RDATA events w1 12 2",
         "POSITION typing w1 10 10",
         "RDATA typing w1 13 3",
     ]
     bench.move(15, stream="typing")
-    assert bench.lines() == ["NAME w1 7", "POSITION typing w1 13 15"]
+    assert bench.lines() == [NAME, "POSITION typing w1 13 15"]
     bench.writer.tick(100.0)
     assert bench.lines()[:2] == OPENING
 
@@ -504,11 +506,11 @@ def test_streams_take_turns() -> None:
     for token in range(11, 17):
         bench.complete(token, "1")
     bench.complete(17, "2", stream="rooms")
-    assert [message[0] for message in bench.publish()] == [
-        "POSITION events w1 10 10",
-        "POSITION rooms w1 10 10",
-        "POSITION events w1 13 13",
-        "POSITION events w1 15 15",
+    assert [message[:2] for message in bench.publish()] == [
+        [NAME, "POSITION events w1 10 10"],
+        [NAME, "POSITION rooms w1 10 10"],
+        [NAME, "POSITION events w1 13 13"],
+        [NAME, "POSITION events w1 15 15"],
     ]
 
 
@@ -517,10 +519,10 @@ def test_a_stream_that_does_not_fit_goes_into_the_next_frame() -> None:
     bench.complete(11, "1" * 870)
     bench.complete(12, "2", stream="rooms")
     bench.complete(13, "3", stream="typing")
-    messages = bench.publish()
-    assert [message[0] for message in messages] == ["POSITION events w1 10 10", "NAME w1 7"]
-    assert messages[1][1] == "POSITION typing w1 10 10"
-    assert messages[1][3] == "POSITION rooms w1 10 10"
+    first, second = bench.publish()
+    assert first[:2] == [NAME, "POSITION events w1 10 10"]
+    assert second[:2] == [NAME, "POSITION typing w1 10 10"]
+    assert second[3] == "POSITION rooms w1 10 10"
 
 
 def test_heads_behind_facts_that_are_too_large_count_as_bytes() -> None:
@@ -541,8 +543,8 @@ def test_sub_channels_have_their_own_frames_and_announcements() -> None:
     assert [(frame.channel_suffix, lines_of(frame)) for frame in frames] == [
         ("", [*OPENING, "POSITION events w1 10 10"]),
         ("live", [*OPENING, "POSITION presence w1 10 10"]),
-        ("", ["POSITION events w1 10 10", "RDATA events w1 11 1"]),
-        ("live", ["POSITION presence w1 10 10", "RDATA presence w1 12 2"]),
+        ("", [NAME, "POSITION events w1 10 10", "RDATA events w1 11 1"]),
+        ("live", [NAME, "POSITION presence w1 10 10", "RDATA presence w1 12 2"]),
     ]
     assert [frame.number for frame in frames] == [1, 2, 3, 4]
 
@@ -682,13 +684,12 @@ class ModelReader:
 
 @attrs.define
 class Auditor:
-    """Holds every new frame against the truth (9.6, 9.10, 9.11)."""
+    """Holds every new frame against the truth (9.6, 9.10, 9.11, 9.16)."""
 
     truth: Truth
     proven: dict[str, int]
     end: dict[str, int]
     own: dict[str, set[int]]
-    resettable: set[str]
     settings: Settings
     last: int = 0
 
@@ -704,9 +705,8 @@ class Auditor:
         positions = [line for line in lines if line.startswith("POSITION")]
         streams = {line.split(" ")[1] for line in positions}
         assert all(row.split(" ")[1] in streams for row in rows)
-        expected = ["NAME w1 7"] if frame.announcement or streams & self.resettable else []
         opening = lines[: len(lines) - len(rows) - len(positions)]
-        assert opening == [*OPENING[:1] * frame.announcement, *expected]
+        assert opening == (OPENING if frame.announcement else [NAME])
         for stream in streams:
             start = self.end[stream]
             self.audit_stream(stream, [line for line in lines if line.split(" ")[1] == stream])
@@ -772,9 +772,7 @@ class Model:
         self.ended: dict[str, set[int]] = {name: set() for name in self.names}
         self.truth: Truth = {name: {} for name in self.names}
         self.reader = ModelReader(self.truth, dict.fromkeys(self.names, 10))
-        self.auditor = Auditor(
-            self.truth, self.proven, dict.fromkeys(self.names, 10), self.ended, {"typing"}, self.settings
-        )
+        self.auditor = Auditor(self.truth, self.proven, dict.fromkeys(self.names, 10), self.ended, self.settings)
         self.in_flight: list[OutgoingFrame] = []
         self.again: list[OutgoingFrame] = []  # what has to go out first, exactly so
         self.online = False

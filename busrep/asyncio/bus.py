@@ -80,7 +80,7 @@ class Bus:
         self._wake = asyncio.Event()
         self._flushed = asyncio.Event()
         self._ask = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._background: list[asyncio.Task[None]] = []
         self._logged: dict[str, float] = {}
         self._echo_at = 0.0
@@ -103,6 +103,7 @@ class Bus:
             undeclared=undeclared,
             ask=self._ask_for_positions,
             own_positions=self._own_positions,
+            on_epoch=self._epoch_changed,
         )
         self._stores = [one for one in dict.fromkeys((store, reader_store)) if one is not None]
         _check_stores(self._stores)
@@ -150,14 +151,12 @@ class Bus:
     async def _begin_writing(self, writer: str) -> Writing:
         durable = [stream.name for stream in self.streams if not stream.resettable]
         # Without a table the clock makes incarnations that rise (9.11).
-        claimed, incarnation, epoch = None, int(time.time() * 1000), "0" * 32
+        claimed, incarnation, epoch = None, int(time.time() * 1000), None
         if durable and self._store is not None:
             await self._give_up_streams(self._store, writer, durable)
             claim = await self._store.claim(writer, durable, timeout=self.settings.claim_timeout)
             claimed, incarnation, epoch = Claimed(self._store, claim), claim.incarnation, claim.epoch
             self._reading.own_starts = claim.starts
-        elif self._store is not None:
-            epoch = await self._store.epoch()
         return Writing(
             writer,
             self.name,
@@ -352,6 +351,12 @@ class Bus:
         """Go on with a (stream, writer) that stopped on a poison row, at that row."""
         self._reading.resume(stream.name, writer)
 
+    def _epoch_changed(self, epoch: str) -> None:
+        """The log is another one: its writers have been fenced, and what was written here is of the one before."""
+        writing = self._writing
+        if writing is not None and writing.epoch not in (None, epoch):
+            writing.fence(WriterFenced(writing.name, writing.incarnation))
+
     # -- other commands ---------------------------------------------------------------------------------------
 
     async def send(self, command: Command) -> None:
@@ -393,7 +398,7 @@ class Bus:
         self._ask_for_positions()
 
     def _down(self) -> None:
-        self._reading.core.disconnected()
+        self._reading.disconnected()
 
     def _ask_for_positions(self) -> None:
         self._ask = True
@@ -456,8 +461,8 @@ class Bus:
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
         task.add_done_callback(log_failure)
 
     # -- publishing -------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import redis.asyncio as aioredis
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
+from redis.exceptions import AuthenticationError, AuthorizationError, InvalidResponse, NoPermissionError, RedisError
 
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
@@ -50,6 +50,10 @@ def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
         given = redis.connection_pool.connection_kwargs
         kwargs = {key: value for key, value in given.items() if not key.startswith(private)}
         kind = redis.connection_pool.connection_class
+        if "connection_pool" in kwargs:
+            # A client of Sentinel.master_for(): each connection asks its pool where the master is now. The driver
+            # refers to the pool weakly, and the application may not keep its client.
+            kwargs["connection_pool"] = redis.connection_pool
     # RESP2: in a subscription a message is a plain list. No timeout on reads, for silence is judged by the beats;
     # no retries inside the driver, for a connection made behind our back hides that messages were lost.
     kwargs.update(protocol=2, decode_responses=False, socket_timeout=None, health_check_interval=0)
@@ -91,6 +95,7 @@ class RedisLink:
         self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
         self._subscriber: Any = None
         self._publisher: Any = None
+        self._publisher_doubted = False
         self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
         self._dead: asyncio.Event = asyncio.Event()
@@ -145,8 +150,13 @@ class RedisLink:
                 await self._subscriber.send_command("SUBSCRIBE", channel)
 
     def reconnect(self, reason: str) -> None:
-        """Give the subscription up and make a new one."""
+        """Give the subscription up and make a new one, and a new publishing connection before the next message.
+
+        Both, for the two may have ended up on different servers: after a failover one of them may still be with the
+        old master, which lives on as a replica and takes messages that nobody hears.
+        """
         self.last_error = reason
+        self._publisher_doubted = True
         self._dead.set()
 
     async def _keep_subscribed(self) -> None:
@@ -191,6 +201,8 @@ class RedisLink:
                         await connection.send_command("SUBSCRIBE", *self._channels[asked:], check_health=False)
                         asked = len(self._channels)
                     reply = await connection.read_response(disable_decoding=True)
+                    if not isinstance(reply, list) or not reply:
+                        raise InvalidResponse(f"no subscription's reply: {reply!r:.200}")
                     # A message that comes before the last confirmation is dropped: REPLICATE follows.
                     confirmed += reply[0] == b"subscribe"
             self._subscriber, self.connected = connection, True
@@ -206,15 +218,16 @@ class RedisLink:
                 await connection.disconnect(nowait=True)
 
     async def _serve(self, connection: Any) -> None:
-        tasks = {
+        tasks = (
             asyncio.create_task(self._read(connection), name="busrep-read"),
             asyncio.create_task(self._ping(connection), name="busrep-ping"),
             asyncio.create_task(self._dead.wait(), name="busrep-dead"),
-        }
+        )
         try:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in ended:
-                task.result()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -227,6 +240,8 @@ class RedisLink:
         while True:
             reply = await read(disable_decoding=True)
             self._heard_at = clock()
+            if not isinstance(reply, list) or not reply:
+                raise InvalidResponse(f"no message: {reply!r:.200}")
             if reply[0] == b"message":
                 channel = names.get(reply[1])
                 if channel is None:
@@ -248,8 +263,9 @@ class RedisLink:
 
     async def open_publisher(self) -> bool:
         """Make sure that the publishing connection stands; True when it is a new one. Raises Unavailable."""
-        if self._publisher is not None:
+        if self._publisher is not None and not self._publisher_doubted:
             return False
+        await self._drop_publisher()
         connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             async with asyncio.timeout(self._settings.redis_timeout):
@@ -259,7 +275,7 @@ class RedisLink:
                 await connection.disconnect(nowait=True)
             self.last_error = f"{type(error).__name__}: {error}"
             raise Unavailable("Redis", error) from error
-        self._publisher = connection
+        self._publisher, self._publisher_doubted = connection, False
         self.publisher_connects += 1
         return True
 

@@ -111,13 +111,14 @@ def _being_cancelled() -> bool:
 
 async def stop(tasks: Iterable[asyncio.Task[Any]], timeout: float) -> None:
     """Cancel tasks until they end, within ``timeout``: Python 3.11's wait_for, which drivers use, may swallow one."""
-    left = set(tasks)
+    left = list(tasks)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout):
             while left:
                 for task in left:
                     task.cancel()
-                _, left = await asyncio.wait(left, timeout=0.1)
+                await asyncio.wait(left, timeout=0.1)
+                left = [task for task in left if not task.done()]
     for task in left:
         if not task.done():
             log.error("%s ignores its cancellation", task.get_name())
@@ -133,7 +134,8 @@ class Reading:
     """Owns a ``Reader`` core and drives it.
 
     ``ask()`` is called when REPLICATE should be published; ``own_positions()`` gives what this process itself has
-    published, which counts as handled when positions are saved.
+    published, which counts as handled when positions are saved; ``on_epoch(epoch)`` is called when the log turned out
+    to be another one.
     """
 
     def __init__(
@@ -152,6 +154,7 @@ class Reading:
         undeclared: bool,
         ask: Callable[[], None],
         own_positions: Callable[[], Mapping[str, int]],
+        on_epoch: Callable[[str], None],
     ) -> None:
         self.core = Reader((), settings=settings, own=[own] if own else (), undeclared=undeclared)
         self._registry, self._settings = registry, settings
@@ -161,22 +164,22 @@ class Reading:
         self.own_starts: Mapping[str, int] = {}  # stream -> where this process's own facts begin
         self._own_from: dict[str, int] = {}
         self._on_poison, self._on_epoch_change, self._on_too_old = on_poison, on_epoch_change, on_too_old
-        self._ask, self._own_positions = ask, own_positions
+        self._ask, self._own_positions, self._on_epoch = ask, own_positions, on_epoch
         self._following: dict[str, asyncio.Task[None]] = {}
         self._handlers: dict[str, list[Handler]] = {}
         self._reset_handlers: list[tuple[str | None, NoticeHandler]] = []
         self._missed_handlers: list[tuple[str | None, Callable[..., Awaitable[None] | None]]] = []
         self._workers: dict[Key, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._careful: dict[Key, int] = {}
         self._saved: dict[Key, int] = {}
-        self._paused: set[Key] = set()
+        self._paused: dict[Key, None] = {}
         self._saving = asyncio.Lock()
         self._waiters: dict[Key, list[_Waiter]] = {}
         self._waiting = 0
         self._numbers = itertools.count()
-        self._offers: set[asyncio.Queue[Any]] = set()
-        self._offered: set[asyncio.Future[None]] = set()
+        self._offers: dict[asyncio.Queue[Any], None] = {}
+        self._offered: dict[asyncio.Future[None], None] = {}
         self._saved_at: dict[Key, float] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
@@ -199,7 +202,7 @@ class Reading:
         handlers.append(handler)
         if len(handlers) == 1:
             for key in [key for key in self._paused if key[0] == stream.name]:
-                self._paused.discard(key)
+                del self._paused[key]
                 self.core.resume(*key)
             self._ask()
         self.follow_stream(stream)
@@ -215,9 +218,9 @@ class Reading:
 
     def _pause(self, key: Key) -> None:
         if key not in self.stopped:
-            self._paused.add(key)
+            self._paused[key] = None
             self.core.stop(*key)
-        self.core.ready.discard(key)
+        self.core.ready.pop(key, None)
 
     def _handed_out(self, key: Key) -> bool:
         """Whether rows are taken: where nobody ever asked for them they count as handled, where the last one left
@@ -288,13 +291,13 @@ class Reading:
                 await self._reader_store.reset_reader(self._name, {}, epoch)
                 self._saved.clear()
                 anew = True
-            else:
-                saved = {key: position for key, position in state.positions.items() if key[0] == name}
-                before = name in state.streams
+                state = await self._reader_store.load_reader(self._name)
+            saved = {key: position for key, position in state.positions.items() if key[0] == name}
+            before = name in state.streams
             await self._reader_store.register_reader(self._name, name, "", 0, epoch)
         known = [writer for writer in await store.known() if writer.stream == name]
         for writer in known:
-            if anew:
+            if anew and not before:
                 begin = writer.floor
             elif before:  # it joined after those that were saved: this reader owes its handler all of its rows
                 begin = 0
@@ -320,19 +323,22 @@ class Reading:
             key = (writer.stream, writer.writer)
             self.core.learned(*key, position)
             if self.core.progress[key].position > writer.position:
-                self.core.stepped_back.add(key)
+                self.core.stepped_back[key] = None
 
     def own_counts(self, stream: str) -> bool:
-        """Whether the own facts count as handled: not before those that a predecessor left have been."""
+        """Whether the own facts count as handled: not before those that a predecessor left are known, and have been."""
+        if stream in self._following and stream not in self.core.followed:
+            return False
         return stream not in self._own_from or self.core.delivered(stream, self._own or "") >= self._own_from[stream]
 
     def disown(self) -> None:
         """The own name was taken over: follow it as any other, from where the own facts end."""
+        counted = {stream for stream in self.core.followed if self.own_counts(stream)}
         own, self._own = self._own, None
         self.core.disown()
         positions = self._own_positions()
         for key, progress in self.core.progress.items():
-            if key[1] == own and self.own_counts(key[0]) and positions.get(key[0], 0) > progress.position:
+            if key[1] == own and key[0] in counted and positions.get(key[0], 0) > progress.position:
                 self.core.move_to(*key, positions[key[0]])
         self._own_from.clear()
         self._ask()
@@ -349,7 +355,19 @@ class Reading:
     def connected(self, now: float) -> None:
         """The subscription stands (again)."""
         self.core.connected(now)
+        self._learn_own()
         self.pump()
+
+    def disconnected(self) -> None:
+        """The subscription is lost."""
+        self.core.disconnected()
+        self._learn_own()
+        self.pump()
+
+    def _learn_own(self) -> None:
+        """Go on fetching what a predecessor left: a lost link ends all catching up, and nobody announces one's own."""
+        for stream, position in self._own_from.items():
+            self.core.learned(stream, self._own or "", position)
 
     def receive(self, frame: Frame, now: float) -> None:
         """One message."""
@@ -370,7 +388,7 @@ class Reading:
         for key in list(core.ready):
             if not self._handed_out(key):
                 self._pause(key)
-            elif key not in self._workers:
+            elif key not in self._workers and key not in self.stopped:
                 task = asyncio.create_task(self._work(key), name=f"busrep-handle-{key[0]}-{key[1]}")
                 self._workers[key] = task
         for key in list(self._waiters):  # a position may move without rows, and so without a handler
@@ -388,8 +406,8 @@ class Reading:
             work.close()
             return
         task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
         task.add_done_callback(log_failure)
 
     async def _fetch(self, asked: FetchUpdates) -> None:
@@ -400,7 +418,8 @@ class Reading:
                 page = await self._store.fetch(asked)
         except PositionTooOld as error:
             self.core.fetch_failed(asked, error, clock())
-            self._too_old(error)
+            if not await self._handled_by_a_twin(error):
+                self._too_old(error)
         except (BusrepError, TimeoutError) as error:
             log.warning("fetching (%s, %s) from %d: %s", asked.stream, asked.writer, asked.after, error)
             self.core.fetch_failed(asked, error, clock())
@@ -410,6 +429,24 @@ class Reading:
         else:
             self.core.receive_page(asked, page, clock())
         self.pump()
+
+    async def _handled_by_a_twin(self, error: PositionTooOld) -> bool:
+        """Whether another process under this reader's name has handled what was pruned: then go on from there."""
+        key = (error.stream, error.writer)
+        if self._name is None or self._reader_store is None:
+            return False
+        try:
+            state = await self._reader_store.load_reader(self._name)
+        except BusrepError as trouble:
+            log.warning("saved positions cannot be read yet: %s", trouble)
+            return True  # the page is asked for again
+        saved = state.positions.get(key, 0)
+        if state.epoch != self.core.epoch or saved < error.floor or saved <= self.core.delivered(*key):
+            return False
+        log.warning("%s: handled by another process under the name %r", error, self._name)
+        self._saved[key] = saved
+        self.core.move_to(*key, saved)
+        return True
 
     def _too_old(self, error: PositionTooOld) -> None:
         key = (error.stream, error.writer)
@@ -434,6 +471,7 @@ class Reading:
         if self.stopped.pop((stream, writer), None) is not None:
             self.core.resume(stream, writer)
             self._ask()
+            self.pump()  # a notice of a reset may have been waiting
 
     def _fail(self, error: BusrepError) -> None:
         log.error("reading stopped: %s", error)
@@ -457,10 +495,18 @@ class Reading:
             floors = {(one.stream, one.writer): one.floor for one in known}
             async with self._saving:
                 if self._name is not None and self._reader_store is not None:
-                    streams = {(name, ""): 0 for name in {key[0] for key in floors} | set(core.followed)}
+                    streams = {(name, ""): 0 for name in (*[key[0] for key in floors], *core.followed)}
                     await self._reader_store.reset_reader(self._name, floors | streams, found)
+                    state = await self._reader_store.load_reader(self._name)
+                    if state.epoch != found:  # restored once more meanwhile
+                        raise Unavailable("the store", f"positions of epoch {state.epoch}")
+                    floors |= {key: at for key, at in state.positions.items() if key[0] in core.followed}
+                self._on_epoch(found)
                 core.rebase(found, floors)
                 self._saved = dict(floors)
+                for key in list(self.stopped):  # on a row, or a position, of the log before
+                    del self.stopped[key]
+                    core.resume(*key)
         except BusrepError as error:
             log.warning("cannot read the new log yet: %s", error)
             await asyncio.sleep(self._settings.retry_max)
@@ -530,6 +576,8 @@ class Reading:
         batch = Batch(stream, raw.writer, raw.after, raw.position, raw.tokens, rows, self._save_batch, raw)
         pause = self._settings.retry_min
         for attempt in range(self._settings.handler_retries + 1):
+            if not self._in_hand(key, raw):  # while it was registered, or paused for: stopped, or of a log that is gone
+                return True
             try:
                 batch._tried = batch._saved = False
                 for handler in list(self._handlers.get(raw.stream, ())):
@@ -619,7 +667,9 @@ class Reading:
         key = (batch.stream.name, batch.writer)
         if key not in self._saved:
             raise ConfigError(f"stream {batch.stream.name!r} is kept in memory: its positions are not saved")
-        if not self._in_hand(key, batch._raw):  # a reset, a stop: what is known here is not of these rows any more
+        # A reset, a stop: what is known here is not of these rows any more. Or another process under this name is
+        # known to be further: saved over its position these rows would be handled twice.
+        if not self._in_hand(key, batch._raw) or self._saved[key] > batch.after:
             raise ReaderMoved(self._name, *key, batch.after)
         change = (*key, self._saved[key], batch.position)
         batch._tried = True
@@ -651,7 +701,7 @@ class Reading:
             core.put_back(*key)
             return True
         core.doubt(state.epoch)
-        if saved == self._saved.get(key) and self._in_hand(key, raw):
+        if saved == self._saved.get(key) and saved <= raw.after and self._in_hand(key, raw):
             return False
         log.warning("the saved position of %s is %d", key, saved)
         self._saved[key] = saved
@@ -717,9 +767,9 @@ class Reading:
             self._saved.update({(stream, writer): new for stream, writer, _, new in changes})
 
     async def keep_saving(self) -> None:
-        """Save every ``save_every`` seconds until cancelled."""
+        """Save every ``save_every`` seconds until cancelled. At 0 batches are saved at once: this is for the rest."""
         while True:
-            await asyncio.sleep(self._settings.save_every)
+            await asyncio.sleep(self._settings.save_every or self._settings.heartbeat)
             await self._try_save([key for key in self.core.progress if key not in self._workers])
 
     async def _try_save(self, keys: Sequence[Key]) -> None:
@@ -748,6 +798,7 @@ class Reading:
         bound = settings.heartbeat * settings.silent_after_beats
         dead: dict[str, int] = {}  # writer -> incarnation
         everything = await self._store.known()
+        core.doubt(await self._store.epoch())  # which nobody may be there to announce
         # A writer that no longer writes one of its streams is not dead: its latest sign of life counts for all.
         silence: dict[str, float] = {}
         for known in everything:
@@ -773,11 +824,16 @@ class Reading:
         """
         assert self._store is not None  # noqa: S101 (look_after_silent has looked)
         while self.core.stepped_back:
-            key = self.core.stepped_back.pop()
+            key, _ = self.core.stepped_back.popitem()
             held = self.core.progress[key].position
             highest = await self._store.sequence(key[0])
-            if highest is not None and highest < held and key not in self.stopped:
+            if highest is None or highest >= held or key in self.stopped:
+                continue
+            epoch = await self._store.epoch()
+            if epoch == self.core.epoch:
                 self._stop(key, PositionsAheadOfTable(key[0], held, highest))
+            else:  # declared: the positions are void, and will be given up
+                self.core.doubt(epoch)
 
     async def _finish_all(self, dead: Mapping[str, int]) -> None:
         for writer, incarnation in dead.items():
@@ -847,20 +903,20 @@ class Reading:
     async def follow(self, *streams: Stream[Any]) -> AsyncIterator[Batch[Any]]:
         """Yield the batches of ``streams``; each counts as handled when the next is asked for."""
         offers: asyncio.Queue[tuple[Batch[Any], asyncio.Future[None]] | BusrepError] = asyncio.Queue()
-        pending: set[asyncio.Future[None]] = set()
+        pending: dict[asyncio.Future[None], None] = {}
 
         async def offer(batch: Batch[Any]) -> None:
             handled = asyncio.get_running_loop().create_future()
             for futures in (pending, self._offered):
-                futures.add(handled)
+                futures[handled] = None
             offers.put_nowait((batch, handled))
             try:
                 await handled
             finally:
                 for futures in (pending, self._offered):
-                    futures.discard(handled)
+                    futures.pop(handled, None)
 
-        self._offers.add(offers)
+        self._offers[offers] = None
         for stream in streams:
             self.subscribe(stream, offer)
         names = {stream.name for stream in streams}
@@ -880,11 +936,16 @@ class Reading:
                 if not handled.done():
                     handled.set_result(None)
         finally:
-            self._offers.discard(offers)
-            for stream in streams:
-                self.unsubscribe(stream, offer)
-            for future in pending:
-                _refuse(future, _DetachedError())
+            self._offers.pop(offers, None)
+            try:
+                # Whoever asked for this batch has handled the one before: its worker must take note of that first, or
+                # the batch would come again.
+                await asyncio.sleep(0)
+            finally:
+                for stream in streams:
+                    self.unsubscribe(stream, offer)
+                for future in pending:
+                    _refuse(future, _DetachedError())
 
     def _interrupt(self, error: BusrepError) -> None:
         for offers in self._offers:

@@ -12,11 +12,12 @@ from typing import Any
 
 import attrs
 
-from busrep.commands import Position
+from busrep.commands import Name, Position, Server
 from busrep.errors import BusrepError, CommitUnknown, ConfigError, NotAWriter, WriterFenced
 from busrep.framing import Frame, Rows
 from busrep.ids import IdGenerator, ReservedIds
 from busrep.settings import Settings
+from busrep.speakers import Speakers
 from busrep.storage import AsyncStore, AsyncTransaction, Claim
 from busrep.streams import Registry, Stream
 from busrep.writer import Writer
@@ -244,11 +245,11 @@ class Writing:
         *,
         claimed: Claimed | None,
         incarnation: int,
-        epoch: str,
+        epoch: str | None,
         wake: Callable[[], None],
         on_fence: Callable[[], None] = lambda: None,
     ) -> None:
-        self.name, self.incarnation = name, incarnation
+        self.name, self.incarnation, self.epoch = name, incarnation, epoch
         self._settings, self._claimed = settings, claimed
         self._wake, self._on_fence = wake, on_fence
         self.core = Writer(server, name, incarnation=incarnation, epoch=epoch, settings=settings)
@@ -269,8 +270,8 @@ class Writing:
                 stuck_after=settings.stuck_after,
             )
             self.core.add_stream(stream, start)
-        self._own_name = name.encode()
-        self._own_opening = b"NAME %b %d\n" % (self._own_name, incarnation)
+        self._own_opening = b"NAME %b %d\n" % (name.encode(), incarnation)
+        self._speakers = Speakers(settings.followed)
         self._durable = {stream.name: stream for stream in streams if not stream.resettable}
         self._finishing: set[asyncio.Task[None]] = set()
         self._doubts: list[_InDoubt] = []
@@ -413,19 +414,23 @@ class Writing:
 
         Announcements are not meant: they are looked at, for they may be another process's under the same name.
         """
-        if data.startswith(self._own_opening):
-            return True
-        words = data[:200].split(b" ", 3)
-        return words[0] == b"POSITION" and len(words) == 4 and words[2] == self._own_name
+        return data.startswith(self._own_opening)
 
     def heard(self, frame: Frame) -> None:
         """Other writers' rows and positions move what is known of the shared sequences."""
+        epoch = self.epoch
+        speakers = self._speakers
+        speakers.begin()
         for item in frame.items:
-            if isinstance(item, Rows):
-                if item.writer != self.name and item.stream in self._durable:
+            if isinstance(item, Server | Name):
+                speakers.listen(item)
+            elif isinstance(item, Rows | Position) and item.writer != self.name and item.stream in self._durable:
+                if not speakers.trusted(item.writer, epoch):
+                    continue
+                if isinstance(item, Rows):
                     self.generators[item.stream].rows_seen(item.writer, item.tokens)
-            elif isinstance(item, Position) and item.writer != self.name and item.stream in self._durable:
-                self.generators[item.stream].announced(item.writer, item.new)
+                else:
+                    self.generators[item.stream].announced(item.writer, item.new)
 
     async def beat(self) -> None:
         """Store the proven positions and, the claim being ours still, follow the others. Raises Unavailable."""

@@ -108,12 +108,18 @@ def _win(dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: fl
     answers = yield (
         Control.BEGIN,
         *dialect.lock_timeout(seconds),
+        # Not while 'db restored' is at work, which sets the base that is read next.
+        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.share),
+        Sql("SELECT value FROM busrep_meta WHERE key = 'incarnations'"),
+    )
+    base = int(answers[-1][0][0]) if answers[-1] else 0
+    answers = yield (
         # Waits until no transaction of a predecessor holds the row FOR SHARE.
         Sql(
-            f"INSERT INTO busrep_writers (writer, incarnation, claimed_at) VALUES (?, 1, {dialect.now}) "
-            "ON CONFLICT (writer) DO UPDATE SET incarnation = busrep_writers.incarnation + 1, "
+            f"INSERT INTO busrep_writers (writer, incarnation, claimed_at) VALUES (?, ?, {dialect.now}) ON CONFLICT "
+            f"(writer) DO UPDATE SET incarnation = {dialect.largest}(busrep_writers.incarnation, ?) + 1, "
             "claimed_at = excluded.claimed_at RETURNING incarnation",
-            (writer,),
+            (writer, base + 1, base),
         ),
         Sql("SELECT stream FROM busrep_positions WHERE writer = ? AND registered", (writer,)),
     )
@@ -307,16 +313,24 @@ def _final_position(dialect: Dialect, backing: Backing | None, stream: str, writ
     return highest
 
 
-def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float) -> Plan[str]:
-    """A new epoch; all writers fenced; positions back to what the rows hold; sequences not behind them."""
+def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, base: int) -> Plan[str]:
+    """A new epoch; all writers fenced; positions back to what the rows hold; sequences not behind them.
+
+    ``base``: incarnations go on above it. Those that this database knows nothing of, given out after the backup was
+    made, must not be given out again, else a process from before would pass for its successor (9.4), and readers would
+    take the successor for an old one (9.11).
+    """
 
     def body() -> Plan[str]:
         epoch = new_epoch()
         yield (
             Control.BEGIN,
             *dialect.lock_timeout(seconds),
-            Sql("UPDATE busrep_writers SET incarnation = incarnation + 1"),
+            # First, as a claim does: then the two never wait for each other.
             Sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", (epoch,)),
+            Sql("DELETE FROM busrep_meta WHERE key = 'incarnations'"),
+            Sql("INSERT INTO busrep_meta (key, value) VALUES ('incarnations', ?)", (str(base),)),
+            Sql(f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (base,)),
         )
         for backing in backings:
             listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]

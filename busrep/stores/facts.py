@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from busrep.errors import PositionTooOld
-from busrep.storage import FactRows
+from busrep.storage import Claim, FactRows
 from busrep.stores.backing import Backing
+from busrep.stores.claims import check_claim
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Plan, Sql, in_transaction
+from busrep.stores.readers import LOCK_STREAM
 from busrep.updates import FetchUpdates, UpdatesPage
 
 # IDs deleted in one transaction: short enough that a writer on SQLite, which has one write lock, hardly waits.
@@ -39,16 +41,19 @@ def rows_of(
 
 
 def outcome(
-    dialect: Dialect, marker: object, facts: Sequence[tuple[Backing, int]], writer: str
+    dialect: Dialect, marker: object, facts: Sequence[tuple[Backing, int]], held: Claim
 ) -> Plan[dict[tuple[str, int], list[bytes]] | None]:
     """None while the transaction may be open. The rows are read by a later statement: its snapshot is taken after
-    the transaction was seen to have ended (9.1)."""
+    the transaction was seen to have ended (9.1). The claim is read last: it stands, so the rows are of its log still,
+    and of no older state that was restored since. Raises WriterFenced."""
     question = dialect.outcome(marker)
     if question is not None:
         answers = yield question
         if answers[0][0][0]:
             return None
-    return (yield from rows_of(dialect, facts, writer))
+    found = yield from rows_of(dialect, facts, held.writer)
+    yield from check_claim(held)
+    return found
 
 
 def fetch(dialect: Dialect, backing: Backing, question: FetchUpdates) -> Plan[UpdatesPage]:
@@ -122,12 +127,13 @@ def _prune_batch(
     """(the new floor if rows were deleted, whether more may be)."""
     answers = yield (
         Control.BEGIN,
+        Sql(LOCK_STREAM + dialect.exclusive, (backing.stream,)),  # before the readers are looked at
         Sql(
             "SELECT position, floor FROM busrep_positions WHERE stream = ? AND writer = ?" + dialect.exclusive,
             (backing.stream, writer),
         ),
     )
-    position, floor = answers[0][0]
+    position, floor = answers[1][0]
     bound = yield from _bound(dialect, backing, writer, position, older_than, keep, reader_cap)
     where, params = backing.of_writer(writer)
     span, limits = backing.between(0, bound)

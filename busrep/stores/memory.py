@@ -65,6 +65,7 @@ class _World:
 
     lock: threading.RLock = attrs.field(factory=threading.RLock)
     epoch: str | None = None
+    base: int = 0  # incarnations go on above it
     sequences: dict[str, int] = attrs.field(factory=dict)
     names: dict[str, _Name] = attrs.field(factory=dict)
     positions: dict[Key, _Position] = attrs.field(factory=dict)
@@ -129,7 +130,7 @@ class MemoryStore:
         world = self.world
         name = await self._without_transactions(writer, timeout)
         with world.lock:
-            name.incarnation += 1
+            name.incarnation = max(name.incarnation, world.base) + 1
             starts, known, highest = {}, {}, {}
             fresh = [key for key in ((name, writer) for name in names) if not self._registered(key)]
             for stream in names:
@@ -197,6 +198,7 @@ class MemoryStore:
         if isinstance(marker, MemoryTransaction) and marker.open:
             return None
         with self.world.lock:
+            self._check(claim)
             found = {}
             for stream, token in facts:
                 if fact := self.world.facts.get((stream, claim.writer), {}).get(token):
@@ -305,7 +307,10 @@ class MemoryStore:
     async def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
         """See `AsyncStore`."""
         with self.world.lock:
-            self.world.readers[reader] = {key: _Saved(position, epoch) for key, position in positions.items()}
+            saved = self.world.readers.get(reader, {})
+            stay = {key: at for key, at in saved.items() if at.epoch == epoch}
+            fresh = {key: _Saved(position, epoch) for key, position in positions.items()}
+            self.world.readers[reader] = fresh | stay
 
     def _no(self, connection: Any) -> None:
         if connection is not None:
@@ -383,8 +388,9 @@ class MemoryStore:
         """See `AsyncStore`."""
         world = self.world
         with world.lock:
+            world.base = int(time.time() * 1000)  # as claims.py sets it
             for name in world.names.values():
-                name.incarnation += 1
+                name.incarnation = max(name.incarnation, world.base) + 1
             for (stream, writer), at in world.positions.items():
                 at.position = max(at.floor, world.own_row(stream, writer))
                 world.sequences[stream] = max(world.sequences[stream], world.highest_row(stream), at.position)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ class PlannedStore(abc.ABC):
         self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
     ) -> dict[tuple[str, int], list[bytes]] | None:
         asked = [(self.backing(stream), token) for stream, token in facts_]
-        return await self._read(facts.outcome(self.dialect, marker, asked, claim.writer))
+        return await self._read(facts.outcome(self.dialect, marker, asked, claim))
 
     async def heartbeat(  # noqa: D102
         self, claim: Claim, positions: Mapping[str, int]
@@ -185,7 +186,8 @@ class PlannedStore(abc.ABC):
         return await self._write(facts.prune(self.dialect, chosen, older_than, keep, reader_cap))
 
     async def restored(self) -> str:  # noqa: D102
-        plan = claims.restored(self.dialect, list(self.backings.values()), RESTORE_WAIT)
+        base = int(time.time() * 1000)  # far above all that was given out one by one, or after a restore before
+        plan = claims.restored(self.dialect, list(self.backings.values()), RESTORE_WAIT, base)
         return await self._write(plan, RESTORE_WAIT)
 
     async def status(self) -> dict[str, Any]:  # noqa: D102

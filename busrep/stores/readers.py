@@ -12,6 +12,9 @@ from busrep.storage import DeadLetter, ReaderState
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, in_transaction
 
+# Locked by whoever prunes the stream, and by whoever registers to read it.
+LOCK_STREAM = "SELECT 1 FROM busrep_streams WHERE stream = ?"
+
 Changes = Sequence[tuple[str, str, int, int]]
 
 
@@ -27,8 +30,18 @@ def _rows(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int
 
 
 def register(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> Plan[None]:
-    """Insert the rows that saving updates (9.12); existing ones stay."""
-    yield tuple(_rows(dialect, reader, positions, epoch))
+    """Insert the rows that saving updates (9.12); existing ones stay.
+
+    Not while rows of the stream are being pruned, by bounds that do not know of this reader: whoever reads the floors
+    afterwards sees what became of them.
+    """
+
+    def body() -> Plan[None]:
+        streams = dict.fromkeys(stream for stream, _ in positions)
+        locks = [Sql(LOCK_STREAM + dialect.share, (stream,)) for stream in streams]
+        yield (Control.BEGIN, *locks, *_rows(dialect, reader, positions, epoch), Control.COMMIT)
+
+    yield from in_transaction(body())
 
 
 def load(reader: str) -> Plan[ReaderState]:
@@ -55,12 +68,12 @@ def save(dialect: Dialect, reader: str, changes: Changes, epoch: str) -> Plan[No
 
 
 def reset(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> Plan[None]:
-    """Replace all saved positions."""
+    """Replace saved positions of other epochs. Of this one: another process under this name has begun anew already."""
 
     def body() -> Plan[None]:
         yield (
             Control.BEGIN,
-            Sql("DELETE FROM busrep_readers WHERE reader = ?", (reader,)),
+            Sql("DELETE FROM busrep_readers WHERE reader = ? AND epoch <> ?", (reader, epoch)),
             *_rows(dialect, reader, positions, epoch),
             Control.COMMIT,
         )
