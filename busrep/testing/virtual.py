@@ -15,13 +15,16 @@ the same way every time, as long as it asks neither the machine's clock nor its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import enum
-import heapq
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from heapq import heappop, heappush
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 # A run that passes so many rounds of the loop without the clock moving goes round in circles.
 ROUNDS = 100_000
@@ -56,10 +59,11 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self._state = _State.RUNNING
+        self._runs = True
         self._kept: list[asyncio.Handle] = []
         self._context = contextvars.Context()
         self._context.run(_PROCESS.set, self)
-        self._last: set[asyncio.Task[Any]] = set()
+        self._last: list[asyncio.Task[Any]] = []
 
     @property
     def alive(self) -> bool:
@@ -81,24 +85,75 @@ class Process:
 
     def kill(self) -> None:
         """As kill -9: nothing of it runs any more, no ``finally`` either. Its tasks stay pending for ever."""
-        self._state = _State.DEAD
-        self._kept.clear()
+        self._state, self._runs = _State.DEAD, False
         # Held on to (the others' do no harm): a task that is collected runs its `finally` blocks.
-        self._last = asyncio.all_tasks()
+        self._last = _running().pending()
 
     def pause(self) -> None:
         """As SIGSTOP: nothing of it runs until `resume`, while time goes on for the others."""
         if self._state is _State.RUNNING:
-            self._state = _State.PAUSED
+            self._state, self._runs = _State.PAUSED, False
 
     def resume(self) -> None:
         """As SIGCONT: what was due meanwhile runs now, in order."""
         if self._state is _State.PAUSED:
-            self._state = _State.RUNNING
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, VirtualLoop)  # noqa: S101 - nowhere else is there a process
-            loop._ready.extend(self._kept)
+            self._state, self._runs = _State.RUNNING, True
+            _running()._ready.extend(self._kept)
             self._kept.clear()
+
+
+def _running() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)  # noqa: S101 - nowhere else is there a process
+    return loop
+
+
+class _Handle(asyncio.Handle):
+    """As asyncio's, made faster: there are thousands in a second of real time, and none needs to know who made it."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: Sequence[Any],
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        self._callback, self._args, self._loop = callback, args, loop
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+
+class _TimerHandle(asyncio.TimerHandle):
+    """The same of a timer. Among those of one moment none is the first: the heap compares moments alone."""
+
+    __slots__ = ()
+    __hash__ = asyncio.TimerHandle.__hash__
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: Sequence[Any],
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        self._when, self._callback, self._args, self._loop = when, callback, args, loop
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled = self._scheduled = False
+        self._repr = self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __lt__(self, other: object) -> bool:
+        return False
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -111,13 +166,61 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = start
         self._reaping = False
-        # Of BaseEventLoop, where they are in every version since 3.4: what runs next, and the heap of timers.
-        self._ready: Any
-        self._scheduled: list[asyncio.TimerHandle]
+        self._stopped: dict[Process, None] = {}  # what was due of them was kept: to go on, or to be reaped
+        self._timers: list[tuple[float, asyncio.TimerHandle]] = []  # a heap; cancelled ones stay until they are due
+        self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []  # that were made, in order
+        self._enough = 1_000  # of them: time to forget those that have ended
+        self._ready: Any  # of BaseEventLoop, in every version since 3.4: what runs next
 
     def time(self) -> float:
         """The virtual clock, seconds."""
         return self._now
+
+    # As BaseEventLoop's, without what its debug mode looks at.
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """See `asyncio.loop.call_soon`."""
+        if self._closed:  # type: ignore[attr-defined]
+            self._check_closed()  # type: ignore[attr-defined]
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See `asyncio.loop.call_later`."""
+        if self._closed:  # type: ignore[attr-defined]
+            self._check_closed()  # type: ignore[attr-defined]
+        when = self._now + delay
+        handle = _TimerHandle(when, callback, args, self, context)
+        heappush(self._timers, (when, handle))
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See `asyncio.loop.call_at`."""
+        if self._closed:  # type: ignore[attr-defined]
+            self._check_closed()  # type: ignore[attr-defined]
+        handle = _TimerHandle(when, callback, args, self, context)
+        heappush(self._timers, (when, handle))
+        return handle
+
+    def create_task(self, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
+        """See `asyncio.loop.create_task`."""
+        task = super().create_task(coro, **kwargs)
+        self._tasks.append(weakref.ref(task))
+        if len(self._tasks) > self._enough:
+            self._tasks = [weakref.ref(task) for task in self.pending()]
+            self._enough = 1_000 + 2 * len(self._tasks)
+        return task
+
+    def pending(self) -> list[asyncio.Task[Any]]:
+        """The tasks that have not ended, in the order in which they were made."""
+        return [task for one in self._tasks if (task := one()) is not None and not task.done()]
 
     def _run_once(self) -> None:
         ready, rounds = self._ready, 0
@@ -133,32 +236,44 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle = ready.popleft()
                 if handle._cancelled:
                     continue
-                process = handle._context.get(_PROCESS)
-                if process is None or process._state is _State.RUNNING or self._reaping:
-                    handle._run()
-                elif process._state is _State.PAUSED:
+                context = handle._context
+                process = context.get(_PROCESS)
+                if process is None or process._runs or self._reaping:
+                    try:
+                        context.run(handle._callback, *handle._args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        self._failed(handle, error)
+                else:
                     process._kept.append(handle)
+                    self._stopped[process] = None
+
+    def _failed(self, handle: asyncio.Handle, error: BaseException) -> None:
+        self.call_exception_handler(
+            {"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle}
+        )
 
     def _advance(self) -> None:
         """Go to the next timer, and make ready all that are due then."""
-        timers, ready = self._scheduled, self._ready
+        timers, ready = self._timers, self._ready
         while timers:
-            handle = heapq.heappop(timers)
-            handle._scheduled = False  # type: ignore[attr-defined]
+            when, handle = heappop(timers)
             if not handle._cancelled:
-                self._now = max(self._now, handle.when())
-                ready.append(handle)
                 break
         else:
-            waiting = [task.get_name() for task in asyncio.all_tasks(self)]
+            waiting = [task.get_name() for task in self.pending()]
             raise NothingLeft(f"nothing can happen any more; waiting for ever: {', '.join(sorted(waiting))}")
-        while timers and timers[0].when() <= self._now:
-            handle = heapq.heappop(timers)
-            handle._scheduled = False  # type: ignore[attr-defined]
-            ready.append(handle)
+        if when > self._now:
+            self._now = when
+        ready.append(handle)
+        while timers and timers[0][0] <= self._now:
+            ready.append(heappop(timers)[1])
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing: a cancelled timer is left in the heap until it is due."""
+    def close(self) -> None:
+        """See `asyncio.loop.close`."""
+        super().close()
+        self._timers.clear()
 
     def _process_events(self, event_list: Any) -> None:
         """Nothing: there are no sockets."""
@@ -180,17 +295,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def reap(self) -> None:
         """Cancel and end all that is left, of killed and paused processes too: for when nothing matters any more."""
         self._reaping = True
+        for process in self._stopped:
+            self._ready.extend(process._kept)
         handler = self._exception_handler  # type: ignore[attr-defined]
         self.set_exception_handler(lambda *_: None)
         try:
             for _ in range(10):  # what is cancelled may start something new
-                tasks = asyncio.all_tasks(self)
+                tasks = self.pending()
                 if not tasks:
                     break
                 for task in tasks:
                     task.cancel()
-                ending = asyncio.gather(*tasks, return_exceptions=True)
-                self.run_until_complete(ending)
+                with contextlib.suppress(NothingLeft):  # one that took its cancellation for another's is asked again
+                    self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         finally:
             self._reaping = False
             self.set_exception_handler(handler)

@@ -1,0 +1,127 @@
+"""What a run leaves for the oracle: who handled what when, what was said on the wire, what was promised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+Key = tuple[str, str]  # (stream, writer)
+
+
+@attrs.frozen
+class Handled:
+    """A batch whose handler returned. ``rows``: (token, payload) each."""
+
+    at: float
+    role: str
+    life: int
+    epoch: str
+    key: Key
+    rows: list[tuple[int, bytes]]
+
+
+@attrs.frozen
+class Reported:
+    """Rows that a reader was told it does not get, (after, upto] of one (stream, writer); ``why`` is how."""
+
+    at: float
+    role: str
+    life: int
+    epoch: str
+    key: Key
+    after: int
+    upto: int
+    why: str
+
+
+@attrs.frozen
+class Sample:
+    """Where a reader said it was: everything up to ``position`` is handled."""
+
+    at: float
+    role: str
+    life: int
+    epoch: str
+    key: Key
+    position: int
+    why: str
+
+
+@attrs.frozen
+class Claimed:
+    """What a writer said on the wire: all that it wrote in (after, upto] are these tokens, or, with None, no row."""
+
+    at: float
+    epoch: str
+    key: Key
+    after: int
+    upto: int
+    rows: list[tuple[int, bytes]] | None
+
+
+@attrs.frozen
+class Upto:
+    """That every fact of a stream up to ``position``, by whomever, has ended (``role``: and is handled there)."""
+
+    at: float
+    epoch: str
+    stream: str
+    position: int
+    role: str | None = None
+    life: int = 0
+
+
+@attrs.define
+class Life:
+    """One process of a role. ``starts``: where it began, in ``epoch``, of those it began behind 0."""
+
+    role: str
+    number: int
+    began: float
+    epoch: str = ""
+    starts: dict[Key, int] = attrs.field(factory=dict)
+    ended: float | None = None
+    how: str = ""
+
+
+@attrs.define
+class Record:
+    """Everything, in the order in which it happened."""
+
+    handled: list[Handled] = attrs.field(factory=list)
+    reported: list[Reported] = attrs.field(factory=list)
+    samples: list[Sample] = attrs.field(factory=list)
+    claimed: list[Claimed] = attrs.field(factory=list)
+    upto: list[Upto] = attrs.field(factory=list)
+    lives: list[Life] = attrs.field(factory=list)
+    presence: list[tuple[float, str, int, str, int, str, bytes]] = attrs.field(factory=list)
+    # epoch -> what its log began with (a restore), {key: {id: payloads}}
+    logs: dict[str, dict[Key, dict[int, tuple[bytes, ...]]]] = attrs.field(factory=dict)
+    # Epochs whose database was restored without a word: the same IDs stand for other facts, nothing holds of them.
+    void: dict[str, None] = attrs.field(factory=dict)
+    broken: list[tuple[str, str]] = attrs.field(factory=list)  # (invariant, text) found on the way
+    faults: dict[str, int] = attrs.field(factory=dict)
+    note: Callable[[str, str], None] = attrs.field(default=lambda *_: None)  # the trace
+
+    def breaks(self, invariant: str, text: str) -> None:
+        """Something that must never be."""
+        self.broken.append((invariant, text))
+        self.note("!!", f"{invariant}: {text}")
+
+    def count(self, fault: str) -> None:
+        """A fault happened."""
+        self.faults[fault] = self.faults.get(fault, 0) + 1
+
+
+@attrs.frozen
+class Violation:
+    """An invariant that did not hold."""
+
+    invariant: str
+    text: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return attrs.asdict(self)

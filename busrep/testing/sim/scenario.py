@@ -1,0 +1,246 @@
+"""What is to happen in a run: who takes part, and when what is done to whom. Drawn from a seed, and JSON-able.
+
+A scenario holds everything that the dice decide about the course of events, so that one that fails can be shrunk: an
+event left out leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+Args = Mapping[str, Any]
+
+WRITER, LOOSE, STRICT, LIVE, REPLICA = "writer", "loose", "strict", "live", "replica"
+
+
+@attrs.frozen
+class Role:
+    """One that takes part. ``kind``: a writer; or a reader that is durable and handles at least once ("loose"), exactly
+    once ("strict"), keeps no positions ("live"), or catches up from a lagging replica ("replica")."""
+
+    name: str
+    kind: str
+    options: Args = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Event:
+    """At ``at`` seconds ``kind`` (a method of `World`) is done to ``who``."""
+
+    at: float
+    kind: str
+    who: str
+    args: Args = attrs.field(factory=dict)
+
+    def __str__(self) -> str:
+        args = ", ".join(f"{key}={value}" for key, value in self.args.items())
+        return f"{self.at:7.3f} {self.kind} {self.who} {args}".rstrip()
+
+
+@attrs.frozen
+class Scenario:
+    """A run: after ``seconds`` all faults end, and everybody has to come to the same."""
+
+    seed: int
+    seconds: float
+    roles: tuple[Role, ...]
+    settings: Args
+    events: tuple[Event, ...]
+
+    def without(self, events: Iterable[Event], roles: Iterable[Role] = ()) -> Scenario:
+        """The same without these."""
+        left_out, gone = set(map(id, events)), {role.name for role in roles}
+        return attrs.evolve(
+            self,
+            events=tuple(one for one in self.events if id(one) not in left_out and one.who not in gone),
+            roles=tuple(role for role in self.roles if role.name not in gone),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return attrs.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Scenario:
+        """The scenario that `as_json` gave."""
+        return cls(
+            value["seed"],
+            value["seconds"],
+            tuple(Role(**role) for role in value["roles"]),
+            value["settings"],
+            tuple(Event(**event) for event in value["events"]),
+        )
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    return _Draw(seed).scenario()
+
+
+class _Draw:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.dice = random.Random(f"scenario {seed}")
+        self.seconds = self.dice.choice([3.0, 4.0, 6.0, 9.0])
+        self.events: list[Event] = []
+
+    def scenario(self) -> Scenario:
+        dice = self.dice
+        writers = [
+            Role(f"w{n + 1}", WRITER, {"reads": dice.random() < 0.25, "late": self._late()})
+            for n in range(dice.choice([1, 2, 2, 3]))
+        ]
+        kinds = dice.choice(
+            [(LOOSE,), (STRICT,), (LOOSE, STRICT), (LOOSE, LIVE), (STRICT, LIVE), (STRICT, REPLICA), (LOOSE, REPLICA)]
+        )
+        readers = [Role(f"r{n + 1}", kind, self._reader(kind)) for n, kind in enumerate(kinds)]
+        self.writers, self.readers = [role.name for role in writers], [role.name for role in readers]
+        self._work()
+        for _ in range(dice.choice([0, 1, 2, 3, 4, 6, 8])):
+            self._fault()
+        events = tuple(sorted(self.events, key=lambda event: event.at))
+        return Scenario(self.seed, self.seconds, (*writers, *readers), self._settings(), events)
+
+    def _late(self) -> float:
+        """When a role joins."""
+        return round(self.dice.random() * self.seconds / 2, 3) if self.dice.random() < 0.2 else 0.0
+
+    def _reader(self, kind: str) -> dict[str, Any]:
+        dice = self.dice
+        # One that iterates gets the error of a pruned range whenever it begins: a person would have to act.
+        loop = kind in (LOOSE, LIVE) and dice.random() < 0.2
+        return {
+            "start": dice.choice(["now", "earliest"]) if kind == LIVE else "earliest",
+            "slow": dice.choice([0.0, 0.0, 0.005, 0.2]),
+            "fails": dice.choice([0.0, 0.0, 0.05]),
+            "on_poison": dice.choice(["stop", "dead_letter"]),
+            "on_too_old": "stop" if kind != LIVE else "skip" if loop else dice.choice(["stop", "skip"]),
+            "late": self._late(),
+            "loop": loop,
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        """Small bounds, so that a few rows meet them."""
+        pick = self.dice.choice
+        return {
+            "heartbeat": 1.0,
+            "silent_after_beats": pick([2, 3]),
+            "retry_min": 0.05,
+            "retry_max": pick([0.2, 1.0]),
+            "redis_timeout": 1.0,
+            "fetch_timeout": 2.0,
+            "claim_timeout": 2.0,
+            "shutdown_timeout": 1.0,
+            "stuck_after": 5.0,
+            "save_every": pick([0.0, 0.2, 1.0]),
+            "page_rows": pick([1, 2, 3, 10]),
+            "fetches": pick([1, 2, 4]),
+            "stale_after": pick([1, 3]),
+            "frame_rows": pick([1, 3, 10]),
+            "publish_in_flight": pick([1, 2, 16]),
+            "handler_batch_rows": pick([1, 3, 20]),
+            "handler_retries": pick([0, 1, 3]),
+            "receive_queue_bytes": pick([0, 500, 2_000, 100_000]),
+            "held_bytes": pick([300, 1_000, 100_000]),
+            "publish_queue_bytes": pick([0, 600, 100_000]),
+        }
+
+    def _add(self, at: float, kind: str, who: str, **args: Any) -> None:
+        self.events.append(Event(round(at, 4), kind, who, args))
+
+    def _at(self) -> float:
+        return 0.3 + self.dice.random() * (self.seconds - 0.3)
+
+    def _work(self) -> None:
+        dice = self.dice
+        for _ in range(dice.choice([4, 8, 12, 20, 30])):
+            who = dice.choice(self.writers)
+            at = self._at()
+            # Together: what races is what goes wrong.
+            for _ in range(dice.choice([1, 1, 1, 2, 4])):
+                self._write(at + dice.random() * 0.005, who if dice.random() < 0.7 else dice.choice(self.writers))
+        for _ in range(dice.choice([0, 2, 4])):
+            self._add(self._at(), "wait", dice.choice(self.readers), writer=dice.choice(self.writers))
+
+    def _write(self, at: float, who: str) -> None:
+        dice = self.dice
+        kind = dice.choices(["write", "publish", "joined", "presence"], [10, 2, 1, 2])[0]
+        if kind == "publish":
+            self._add(at, kind, who, rows=dice.randint(1, 12))
+        elif kind == "presence":
+            self._add(at, kind, who, rows=dice.choice([1, 1, 3]))
+        else:
+            self._add(
+                at,
+                kind,
+                who,
+                rows=dice.choice([0, 1, 1, 1, 2, 4]),
+                both=dice.random() < 0.2,
+                hold=dice.choice([0.0, 0.0, 0.002, 0.05, 0.5, 3.0 if dice.random() < 0.3 else 0.0]),
+                end=dice.choices(["commit", "rollback", "cancel"], [8, 2, 1])[0],
+                cancel=round(dice.random() * 0.02, 4),
+                poison=dice.random() < 0.02,
+                big=dice.random() < 0.03,
+            )
+
+    def _fault(self) -> None:
+        dice, at = self.dice, self._at()
+        everybody = [*self.writers, *self.readers]
+        who, writer, reader = dice.choice(everybody), dice.choice(self.writers), dice.choice(self.readers)
+        lasting = round(dice.choice([0.05, 0.5, 2.0, 4.0]) * (0.5 + dice.random()), 3)
+        zombie = dice.choice([0.0, 0.0, 0.3, 3.0])
+        linger = dice.choice([0.0, 0.0, 0.5, 4.0])
+        add = self._add
+        kind = dice.choices(
+            [
+                "redis_cut", "redis_hole", "redis_refuse", "redis_bad", "redis_clients", "redis_down", "redis_failover",
+                "redis_denied", "database_cut", "commit_cut", "database_hole", "database_refuse", "database_slow",
+                "database_crash", "restore", "kill", "pause", "restart", "second", "prune",
+            ],
+            [4, 3, 2, 4, 2, 2, 2, 1, 4, 6, 2, 1, 2, 2, 1, 8, 4, 3, 2, 3],
+        )[0]  # fmt: skip
+        if kind == "redis_cut":
+            add(at, kind, who, pubsub=dice.choice([None, True, False]))
+        elif kind == "redis_hole":
+            add(at, kind, who, way=dice.choice(["in", "out", "both"]), lasting=lasting)
+        elif kind in ("redis_refuse", "database_hole", "database_refuse"):
+            add(at, kind, who, lasting=lasting)
+        elif kind == "redis_bad":
+            drop, double, reorder = (dice.choice([0.0, 0.1, 0.4]) for _ in range(3))
+            add(at, kind, who, drop=drop, double=double, reorder=reorder, lasting=lasting)
+        elif kind == "redis_clients":
+            add(at, kind, "", pubsub=dice.random() < 0.7)
+        elif kind == "redis_down":
+            add(at, kind, "", lasting=lasting)
+        elif kind == "redis_failover":
+            add(at, kind, "", stay=[name for name in everybody if dice.random() < 0.4], lasting=lasting)
+        elif kind == "redis_denied":
+            add(at, kind, "", command=dice.choice(["PUBLISH", "SUBSCRIBE"]), lasting=lasting)
+        elif kind == "database_cut":
+            add(at, kind, who, zombie=zombie, linger=linger)
+        elif kind == "commit_cut":
+            victim = writer if dice.random() < 0.7 else who
+            add(at, kind, victim, fate=dice.choice(["now", "late", "never"]), zombie=zombie or 0.05, linger=linger)
+        elif kind == "database_slow":
+            add(at, kind, who, slow=dice.choice([0.02, 0.3, 1.5]), lasting=lasting)
+        elif kind == "database_crash":
+            add(at, kind, "", lasting=dice.choice([0.1, 1.0]))
+        elif kind == "restore":
+            add(at, kind, "", back=dice.choice([0.0, 0.5, 2.0]), lasting=0.3, declared=dice.random() < 0.8)
+        elif kind == "kill":
+            victim = writer if dice.random() < 0.6 else who
+            # None: it never comes back.
+            back = None if dice.random() < 0.2 and victim in self.writers else dice.choice([0.0, 0.3, lasting])
+            add(at, kind, victim, zombie=zombie, linger=linger, back=back)
+        elif kind == "pause":
+            add(at, kind, writer if dice.random() < 0.6 else who, lasting=lasting)
+        elif kind == "restart":
+            add(at, kind, who, away=dice.choice([0.0, 0.5, lasting]))
+        elif kind == "second":
+            add(at, kind, writer if dice.random() < 0.7 else reader, lasting=lasting)
+        else:
+            add(at, kind, "", keep=dice.choice([1, 3, 8]))
