@@ -1,0 +1,1859 @@
+"""Known bugs of this kind of system, each as edits of the source: every rule of protocol.md, section 9, left out, and
+every loss of the reference system brought back.
+
+The suite must catch all of them; ``python -m tests.mutation`` applies them one at a time and says which check did.
+Longer than other files because it is one table: an entry is to be read beside the code that it changes.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+SIMULATOR = "simulator"
+"""Stands for runs of the simulator, beside names of tests, in ``Mutant.checks``."""
+
+
+@attrs.frozen
+class Edit:
+    """In ``file``, below busrep/, ``old`` stands exactly once; ``new`` takes its place."""
+
+    file: str
+    old: str
+    new: str
+
+
+@attrs.frozen(kw_only=True)
+class Mutant:
+    """One bug.
+
+    ``rule``: where protocol.md forbids it: "9.4", "3", or a case "R9". ``harm``: what would happen in production.
+    ``checks``: what catches it, SIMULATOR first where runs of the simulator do, then tests, all of which fail.
+    ``hangs``: it shows in that something never ends, so that a check that runs out of time has caught it.
+    """
+
+    name: str
+    rule: str
+    harm: str
+    edits: tuple[Edit, ...]
+    checks: tuple[str, ...]
+    hangs: bool = False
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """The tests among the checks, ``file::name[case]``."""
+        return tuple(check for check in self.checks if check != SIMULATOR)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether runs of the simulator catch it."""
+        return SIMULATOR in self.checks
+
+
+READER, DELIVERY, WRITER, IDS, FRAMING = "reader.py", "delivery.py", "writer.py", "ids.py", "framing.py"
+SPEAKERS = "speakers.py"
+BUS, LINK, READING, WRITING = "asyncio/bus.py", "asyncio/link.py", "asyncio/reading.py", "asyncio/writing.py"
+CLAIMS, FACTS, SAVED = "stores/claims.py", "stores/facts.py", "stores/readers.py"
+POSTGRES, DIALECT, TRANSACTION = "stores/postgres.py", "stores/postgres_dialect.py", "stores/transaction.py"
+
+# Prefixes of tests.
+R, W, I, B = "test_reader.py::test_", "test_writer.py::test_", "test_ids.py::test_", "test_bus.py::test_"  # noqa: E741
+S, L, F = "test_rules.py::test_", "test_stores.py::TestPostgres::test_", "test_faults.py::test_"
+LITE, GAPS = "test_stores.py::TestSqlite::test_", "test_mutants_gaps.py::test_"
+
+MUTANTS: tuple[Mutant, ...] = (
+    # --- 9.1: unknown COMMIT
+    Mutant(
+        name="unknown-commit-completes-the-fact",
+        rule="9.1",
+        harm="COMMIT lands after the position has stepped over its ID: rows that no reader ever fetches.",
+        edits=(
+            Edit(
+                WRITING,
+                "            except CommitUnknown:  # the table will tell\n                self._doubt()\n",
+                "            except CommitUnknown as error:\n                await self._failed(error)\n",
+            ),
+        ),
+        checks=(SIMULATOR, S + "9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides"),
+    ),
+    Mutant(
+        name="unknown-commit-publishes-what-memory-holds",
+        rule="9.1",
+        harm="A transaction that was rolled back after all is published: readers see rows that do not exist.",
+        edits=(
+            Edit(
+                WRITING,
+                """\
+            one.each = None
+            one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
+        if not any(one.payloads for one in durable):
+""",
+                """\
+            pass
+        if not durable:
+""",
+            ),
+        ),
+        checks=(SIMULATOR, S + "9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides[aborted]"),
+    ),
+    Mutant(
+        name="lost-answer-to-commit-is-a-failure",
+        rule="9.1",
+        harm="A connection that breaks during COMMIT counts as a rollback: committed rows are announced as none.",
+        edits=(
+            Edit(
+                TRANSACTION, "            raise CommitUnknown(self.marker, error) from error\n", "            raise\n"
+            ),
+        ),
+        checks=(SIMULATOR, L + "9_1_no_answer_to_commit"),
+    ),
+    Mutant(
+        name="outcome-does-not-wait-for-the-end",
+        rule="9.1",
+        harm="A transaction still open on the server is taken for rolled back; when it commits its rows are skipped.",
+        edits=(Edit(FACTS, "        if answers[0][0][0]:\n            return None\n", ""),),
+        checks=(SIMULATOR, L + "9_1_outcome_open_committed_and_rolled_back"),
+    ),
+    Mutant(
+        name="outcome-reads-the-rows-first",
+        rule="9.1",
+        harm="COMMIT between the look at the rows and the look at the transaction: its rows are announced as none.",
+        edits=(
+            Edit(
+                FACTS,
+                "    question = dialect.outcome(marker)\n",
+                "    found = yield from rows_of(dialect, facts, held.writer)\n    question = dialect.outcome(marker)\n",
+            ),
+            Edit(
+                FACTS, "    found = yield from rows_of(dialect, facts, held.writer)\n    yield from", "    yield from"
+            ),
+        ),
+        checks=(SIMULATOR, S + "9_1_the_rows_are_read_after_the_transaction_was_seen_to_have_ended"),
+    ),
+    Mutant(
+        name="the-table-decides-though-the-claim-is-gone",
+        rule="9.1",
+        harm="After a restore a fact in doubt is found missing in another log, and completed in it as empty.",
+        edits=(Edit(FACTS, "    yield from check_claim(held)\n    return found\n", "    return found\n"),),
+        checks=(SIMULATOR,),
+    ),
+    Mutant(
+        name="cancellation-tears-commit",
+        rule="9.1",
+        harm="A web request that is cancelled during COMMIT leaves a fact that is neither open nor complete.",
+        edits=(Edit(WRITING, "            await asyncio.shield(task)\n", "            await task\n"),),
+        checks=(S + "9_1_a_cancelled_caller_does_not_tear_the_commit",),
+    ),
+    Mutant(
+        name="an-exception-completes-after-commit-was-sent",
+        rule="9.1",
+        harm="As with a lost answer, for whoever uses the ID generator directly.",
+        edits=(Edit(IDS, "        elif error is None or not ids.in_doubt:\n", "        else:\n"),),
+        checks=(
+            I + "an_exception_after_commit_was_sent_leaves_the_fact_open[rule 9.1]",
+            I + "a_cancellation_after_commit_was_sent_leaves_the_fact_open[rule 9.1]",
+        ),
+    ),
+    Mutant(
+        name="joined-transaction-rolls-back-with-its-block",
+        rule="9.1",
+        harm="The caller catches the error and commits all the same: rows under an ID that is complete already.",
+        edits=(
+            Edit(
+                WRITING,
+                "            if transaction.joined and transaction.marker is not None:\n",
+                "            if False:\n",
+            ),
+        ),
+        checks=(S + "9_1_a_joined_transaction_may_commit_though_the_fact_s_block_failed",),
+    ),
+    Mutant(
+        name="commit-of-a-failed-transaction-is-a-commit",
+        rule="9.1",
+        harm="PostgreSQL answers COMMIT of a failed transaction with ROLLBACK: rows are published that do not exist.",
+        edits=(Edit(POSTGRES, '    if status != "COMMIT":\n', "    if status is None:\n"),),
+        checks=(L + "9_1_commit_of_a_failed_transaction_is_an_error",),
+    ),
+    Mutant(
+        name="nobody-asks-after-facts-in-doubt",
+        rule="9.1",
+        harm="One lost answer to COMMIT holds back all later facts of this process for ever.",
+        edits=(
+            Edit(
+                WRITING,
+                "        self._doubts.append(doubt)\n        self._doubted.set()\n",
+                "        self._doubts.append(doubt)\n",
+            ),
+        ),
+        checks=(SIMULATOR, B + "a_joined_transaction_is_seen_to_commit_without_being_told"),
+    ),
+    # --- 9.2: announcing past one's own commits
+    Mutant(
+        name="follows-to-what-is-known-after-the-claim-was-read",
+        rule="9.2",
+        harm="A writer that lost its name meanwhile announces past a fact that its successor holds open.",
+        edits=(
+            Edit(
+                WRITING,
+                "                generator.follow(noted[name][0])\n",
+                "                generator.follow(generator.followable())\n",
+            ),
+        ),
+        checks=(S + "9_2_and_9_7_what_is_heard_during_a_beat_counts_in_the_next",),
+    ),
+    Mutant(
+        name="follows-past-its-own-open-facts",
+        rule="9.2",
+        harm="A heartbeat announces the highest ID known while an own fact below it is open: it is skipped.",
+        edits=(
+            Edit(
+                IDS,
+                "        return self.open_floor\n\n    def follow(",
+                "        return self._highest\n\n    def follow(",
+            ),
+            Edit(IDS, "max(self._position, min(noted, self.open_floor))", "max(self._position, noted)"),
+        ),
+        checks=(SIMULATOR, I + "following_never_passes_the_open_floor[rule 9.2]"),
+    ),
+    Mutant(
+        name="follows-past-a-reservation-under-way",
+        rule="9.2",
+        harm="An ID on its way from the sequence is stepped over by a heartbeat: its fact is lost, or raises.",
+        edits=(
+            Edit(
+                IDS,
+                "        return (self._keys[0] - 1) // 2 if self._keys else self._highest\n",
+                """\
+        opened = [key for key, barrier in zip(self._keys, self._barriers, strict=True) if barrier.ticket is not None]
+        return (opened[0] - 1) // 2 if opened else self._highest
+""",
+            ),
+        ),
+        checks=(SIMULATOR, I + "case[G14]"),
+    ),
+    Mutant(
+        name="heartbeat-does-not-look-at-the-claim",
+        rule="9.2",
+        harm="A process that was paused and replaced goes on storing and announcing positions under its old name.",
+        edits=(
+            Edit(
+                CLAIMS,
+                """\
+        answers = yield (Control.BEGIN, lock_claim(dialect, held))
+        if not answers[0]:
+            raise WriterFenced(held.writer, held.incarnation)
+""",
+                "        yield (Control.BEGIN, lock_claim(dialect, held))\n",
+            ),
+        ),
+        checks=(SIMULATOR, L + "9_2_and_9_4_a_fenced_writer_is_told_everywhere"),
+    ),
+    Mutant(
+        name="a-fenced-writer-goes-on-publishing",
+        rule="9.2",
+        harm="Two processes chain frames under one name: readers take one's positions for the other's.",
+        edits=(Edit(WRITING, "            self.core.fenced()\n", ""),),
+        checks=(SIMULATOR, S + "9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing"),
+    ),
+    Mutant(
+        name="a-fenced-writer-completes-its-facts",
+        rule="9.2",
+        harm="A fact refused by the fence counts as empty: the position moves over rows of the successor.",
+        edits=(
+            Edit(
+                IDS,
+                "            self.fenced(error)\n        elif error is None",
+                "            self.complete_many(ids)\n            self.fenced(error)\n        elif error is None",
+            ),
+        ),
+        checks=(I + "writer_fenced_completes_nothing_and_ends_everything[rule 9.2]",),
+    ),
+    Mutant(
+        name="progress-of-others-is-announced-at-once",
+        rule="9.2",
+        harm="Each row heard makes every writer announce, without a look at its claim: skipped rows, and a storm.",
+        edits=(
+            Edit(
+                WRITING,
+                "                self.generators[item.stream].announced(item.writer, item.new)\n",
+                """\
+                generator = self.generators[item.stream]
+                generator.announced(item.writer, item.new)
+                generator.follow(generator.followable())
+                self.core.position_moved(item.stream, generator.position)
+""",
+            ),
+        ),
+        checks=(S + "9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing",),
+    ),
+    # --- 9.3: what rows prove
+    Mutant(
+        name="a-beat-stores-the-highest-id",
+        rule="9.3",
+        harm="The positions table claims what is still open: readers that start now, or follow it, skip those rows.",
+        edits=(
+            Edit(
+                WRITING,
+                "        positions = {name: self.generators[name].position for name in self._durable}\n",
+                "        positions = {name: self.generators[name].highest for name in self._durable}\n",
+            ),
+        ),
+        checks=(SIMULATOR, S + "9_3_a_beat_stores_nothing_above_an_open_fact"),
+    ),
+    Mutant(
+        name="rows-prove-positions-of-others",
+        rule="9.3",
+        harm="A reader from now on takes a writer's highest row for its position, and skips what is open below.",
+        edits=(
+            Edit(
+                CLAIMS,
+                '"SELECT p.stream, p.writer, p.position, p.floor, p.registered, coalesce(w.incarnation, 0), "\n',
+                '"SELECT p.stream, p.writer, (SELECT coalesce(max(f.id), p.position) FROM busrep_facts f WHERE "\n'
+                '        "f.stream = p.stream AND f.writer = p.writer), p.floor, p.registered, "\n'
+                '        "coalesce(w.incarnation, 0), "\n',
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            GAPS + "9_3_rows_of_a_writer_prove_no_position_to_a_reader",
+        ),
+    ),
+    Mutant(
+        name="position-from-the-sequence",
+        rule="5",
+        harm="A reader that begins now at the sequence's last value skips every fact that is open at that moment.",
+        edits=(
+            Edit(
+                READING,
+                "                begin = self._start_position(name, writer)\n",
+                """\
+                begin = self._start_position(name, writer)
+                if self._start == "now":
+                    begin = max(begin, await store.sequence(name) or 0)
+""",
+            ),
+        ),
+        checks=(SIMULATOR, GAPS + "5_a_reader_from_now_gets_a_fact_that_was_open_when_it_began"),
+    ),
+    Mutant(
+        name="a-sequence-s-last-value-as-it-stands",
+        rule="5",
+        harm="A sequence never used shows 1: a writer finished before its first fact refuses its own first ID later.",
+        edits=(
+            Edit(
+                DIALECT,
+                '"SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, p.seqcache',
+                '"SELECT s.last_value, p.seqcache',
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            L + "9_5_finish_fences_then_takes_the_sequence_as_the_final_position",
+        ),
+    ),
+    Mutant(
+        name="start-forgets-the-own-rows",
+        rule="9.3",
+        harm="Rows committed and not published before a crash lie below the first head of the successor: skipped.",
+        edits=(
+            Edit(
+                IDS,
+                "start[own] = max(proven[own], sign * rows.get(own, 0)) if own in proven else highest",
+                "start[own] = proven[own] if own in proven else highest",
+            ),
+        ),
+        checks=(SIMULATOR, I + "start[G2]"),
+    ),
+    # --- 9.4: the claim
+    Mutant(
+        name="no-fencing-check",
+        rule="9.4",
+        harm="A process that lost its name commits facts under it that its successor has stepped over.",
+        edits=(
+            Edit(
+                TRANSACTION,
+                """\
+        if not answers[0]:
+            raise WriterFenced(self.claim.writer, self.claim.incarnation)
+        return answers[0][0][0]
+""",
+                "        return answers[0][0][0] if answers[0] else None\n",
+            ),
+        ),
+        checks=(SIMULATOR, L + "9_2_and_9_4_a_fenced_writer_is_told_everywhere"),
+    ),
+    Mutant(
+        name="the-claim-is-checked-and-not-locked",
+        rule="9.4",
+        harm="A transaction that passed the check commits after the successor has read its start: skipped.",
+        edits=(Edit(DIALECT, '    share: str = " FOR SHARE"\n', '    share: str = ""\n'),),
+        checks=(
+            SIMULATOR,
+            L + "9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it",
+        ),
+    ),
+    Mutant(
+        name="start-is-read-before-the-claim-is-won",
+        rule="9.4",
+        harm="What the predecessor commits while the claim waits for it lies below the successor's start, unannounced.",
+        edits=(
+            Edit(
+                CLAIMS,
+                "    won = in_transaction(_win(dialect, writer, backings, seconds))\n",
+                """\
+    early = yield from in_transaction(_where(writer, 0, dialect, backings))
+    won = in_transaction(_win(dialect, writer, backings, seconds))
+""",
+            ),
+            Edit(
+                CLAIMS,
+                "    starts = {name: _start(writer, name, name in registered, found[name]) for name in found}\n",
+                """\
+    found = {name: (*early[1][name][:3], state[3]) for name, state in found.items()}
+    starts = {name: _start(writer, name, name in registered, found[name]) for name in found}
+""",
+            ),
+            Edit(CLAIMS, "    if not held:\n", "    if incarnation and not held:\n"),
+        ),
+        checks=(SIMULATOR, L + "9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it"),
+    ),
+    Mutant(
+        name="a-claim-keeps-the-incarnation",
+        rule="9.4",
+        harm="A new process takes a name that its predecessor still holds: both write and announce under it.",
+        edits=(
+            Edit(
+                CLAIMS,
+                "SET incarnation = {dialect.largest}(busrep_writers.incarnation, ?) + 1, ",
+                "SET incarnation = {dialect.largest}(busrep_writers.incarnation, ?), ",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            L + "9_2_and_9_4_a_fenced_writer_is_told_everywhere",
+            LITE + "9_2_and_9_4_a_fenced_writer_is_told_everywhere",
+        ),
+    ),
+    Mutant(
+        name="a-claim-waits-for-ever",
+        rule="9.4",
+        harm="A predecessor's forgotten transaction keeps the service from starting, and nothing says which it is.",
+        edits=(
+            Edit(DIALECT, 'f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}"', '"SET LOCAL lock_timeout = 0"'),
+        ),
+        checks=(L + "9_4_a_claim_that_waits_too_long_names_the_blocker",),
+        hangs=True,
+    ),
+    Mutant(
+        name="a-serialization-failure-is-no-fence",
+        rule="9.4",
+        harm="In a caller's REPEATABLE READ transaction a lost name shows as a driver's error, to be retried for ever.",
+        edits=(Edit(TRANSACTION, "            await self.store.check_claim(self.claim)\n", ""),),
+        checks=(L + "9_4_a_serialization_failure_of_the_lock_is_a_fence",),
+    ),
+    # --- 9.5: finishing a silent writer
+    Mutant(
+        name="finished-at-its-stored-position",
+        rule="9.5",
+        harm="The last facts of a process that was killed, committed and never published, reach nobody.",
+        edits=(
+            Edit(
+                CLAIMS,
+                "yield from _final_position(dialect, backings.get(stream), stream, writer, position)\n",
+                "position\n",
+            ),
+        ),
+        checks=(SIMULATOR, L + "9_5_finish_fences_then_takes_the_sequence_as_the_final_position"),
+    ),
+    Mutant(
+        name="final-position-read-before-the-fence",
+        rule="9.5",
+        harm="What the silent writer commits while the fence waits for it lies above its final position: lost.",
+        edits=(
+            Edit(
+                CLAIMS,
+                "    fenced = yield from _or_blocked(dialect, writer, in_transaction(_fence(",
+                """\
+    early: dict[str, int] = {}
+    for stream, backing in backings.items():
+        early[stream] = yield from _final_position(dialect, backing, stream, writer, 0)
+    fenced = yield from _or_blocked(dialect, writer, in_transaction(_fence(""",
+            ),
+            Edit(
+                CLAIMS,
+                """\
+            dialect, writer, in_transaction(_finals(dialect, backings, writer, incarnation, seconds))
+""",
+                """\
+            dialect, writer, in_transaction(_finals(dialect, backings, writer, incarnation, seconds, early))
+""",
+            ),
+            Edit(
+                CLAIMS,
+                """\
+    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
+) -> Plan[dict[str, int]]:
+    answers = yield (
+""",
+                """\
+    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float, early: dict
+) -> Plan[dict[str, int]]:
+    answers = yield (
+""",
+            ),
+            Edit(
+                CLAIMS,
+                "yield from _final_position(dialect, backings.get(stream), stream, writer, position)\n",
+                "max(position, early.get(stream, 0))\n",
+            ),
+        ),
+        checks=(SIMULATOR, S + "9_5_rows_and_sequence_are_read_after_the_fence_was_granted"),
+    ),
+    Mutant(
+        name="final-position-without-the-fence",
+        rule="9.5",
+        harm="A writer that was merely slow commits below the final position that was taken of it: lost.",
+        edits=(
+            Edit(
+                CLAIMS,
+                '"UPDATE busrep_writers SET incarnation = incarnation + 1, finished = incarnation "\n',
+                '"UPDATE busrep_writers SET finished = incarnation "\n',
+            ),
+            Edit(
+                CLAIMS,
+                "            (writer, incarnation + 1, incarnation),\n        ),\n        Control.COMMIT,\n",
+                "            (writer, incarnation, incarnation),\n        ),\n        Control.COMMIT,\n",
+            ),
+            Edit(
+                CLAIMS,
+                "+ dialect.exclusive,\n            (writer, incarnation + 1, incarnation),\n",
+                "+ dialect.exclusive,\n            (writer, incarnation, incarnation),\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            L + "9_5_finish_fences_then_takes_the_sequence_as_the_final_position",
+        ),
+    ),
+    Mutant(
+        name="the-name-is-free-while-it-is-finished",
+        rule="9.5",
+        harm="A successor claims the name and reserves below the final position that is just being stored.",
+        edits=(
+            Edit(
+                CLAIMS,
+                'incarnation = ? AND finished = ?" + dialect.exclusive,\n',
+                'incarnation = ? AND finished = ?",\n',
+            ),
+        ),
+        checks=(S + "9_5_nobody_claims_the_name_while_its_final_positions_are_taken",),
+    ),
+    Mutant(
+        name="a-silent-writer-is-never-finished",
+        rule="9.5",
+        harm="What a killed process committed last stays in the table unseen, and the linear position stands still.",
+        edits=(
+            Edit(
+                READING, '            self._spawn(self._finish_all(dead), "finish", once=True)\n', "            pass\n"
+            ),
+        ),
+        checks=(SIMULATOR, B + "a_silent_writer_is_finished_from_the_table"),
+    ),
+    Mutant(
+        name="whoever-is-not-heard-is-finished",
+        rule="9.5",
+        harm="A writer cut off from Redis alone loses its name and all its facts fail, though it is healthy.",
+        edits=(Edit(READING, "            elif silence[known.writer] > bound:\n", "            else:\n"),),
+        checks=(SIMULATOR, B + "a_writer_cut_off_from_redis_alone_is_followed_not_fenced"),
+    ),
+    Mutant(
+        name="a-silent-writer-that-lives-is-not-followed",
+        rule="9.5",
+        harm="Facts of a writer that cannot reach Redis wait until it can, hours perhaps, though the table has them.",
+        edits=(
+            Edit(
+                READING,
+                "            core.learned(known.stream, known.writer, known.position)\n            if heard:\n",
+                "            if heard:\n",
+            ),
+        ),
+        checks=(SIMULATOR, B + "a_writer_cut_off_from_redis_alone_is_followed_not_fenced"),
+    ),
+    # --- 9.6: the chain
+    Mutant(
+        name="no-chain-check",
+        rule="9.6",
+        harm="A message lost on a live link is lost for good as soon as the next one arrives (case R4).",
+        edits=(Edit(READER, "        elif prev <= progress.position:\n", "        elif True:\n"),),
+        checks=(SIMULATOR, R + "case[R4]", R + "case[R5]"),
+    ),
+    Mutant(
+        name="frames-without-a-head",
+        rule="9.6",
+        harm="As upstream: RDATA carries no predecessor, so nobody can see that a message before it was lost.",
+        edits=(Edit(WRITER, '                    lines.append(b"%b%d %d" % (self.line, at, at))\n', ""),),
+        checks=(SIMULATOR, W + "rules[rule 9.6 the head is where the previous frame ended]"),
+    ),
+    Mutant(
+        name="the-head-is-what-was-confirmed",
+        rule="9.6",
+        harm="Of several messages in flight a lost one shows nowhere: the next one's head lies before it.",
+        edits=(
+            Edit(
+                WRITER,
+                "draft.lines, self.ready, self.composed, 0, False\n",
+                "draft.lines, self.ready, self.sent, 0, False\n",
+            ),
+        ),
+        checks=(SIMULATOR, W + "many_rows_in_bounded_frames"),
+    ),
+    Mutant(
+        name="one-head-for-all-streams-of-a-frame",
+        rule="9.6",
+        harm="In a message with two streams the loss of the second one's rows before it shows nowhere.",
+        edits=(
+            Edit(
+                WRITER,
+                "                if not headed:\n                    lines",
+                "                if not headed and not lines:\n                    lines",
+            ),
+        ),
+        checks=(SIMULATOR, W + "rules[rule 9.6 each stream has its own head in a shared frame]"),
+    ),
+    Mutant(
+        name="advance-before-publish",
+        rule="9.6",
+        harm="A message that Redis did not take counts as sent: rows kept in memory only are lost.",
+        edits=(
+            Edit(
+                BUS,
+                "            try:\n                await link.publish(messages)\n",
+                """\
+            if writing is not None:
+                for frame in frames:
+                    writing.core.published(frame)
+            try:
+                await link.publish(messages)
+""",
+            ),
+        ),
+        checks=(SIMULATOR, S + "9_6_after_a_publish_of_unknown_outcome_the_same_frame_goes_out_again[lost]"),
+    ),
+    Mutant(
+        name="an-unconfirmed-frame-is-dropped",
+        rule="9.6",
+        harm="After a PUBLISH without an answer its rows are not sent again: those kept in memory only are lost.",
+        edits=(
+            Edit(
+                WRITER,
+                '        self._in_flight = 0\n        self._counts["publish_failures"] += 1\n',
+                """\
+        self._in_flight = 0
+        self._unconfirmed.clear()
+        self._counts["publish_failures"] += 1
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            W + "rules[rule 9.6 after an unknown outcome: the same frames again, byte for byte, before anything new]",
+        ),
+    ),
+    Mutant(
+        name="announced-ahead-of-queued-rows",
+        rule="9.6",
+        harm="A heartbeat overtakes rows that wait: readers of a stream kept in memory give them up for missed.",
+        edits=(
+            Edit(
+                WRITER,
+                "(chain.line, chain.composed, chain.composed) for chain in roll.chains",
+                "(chain.line, chain.position, chain.position) for chain in roll.chains",
+            ),
+        ),
+        checks=(SIMULATOR, W + "rules[rule 9.6 a heartbeat is x x, never ahead of the rows that wait]"),
+    ),
+    Mutant(
+        name="sent-moves-when-composed",
+        rule="4",
+        harm="positions(), and what a reader of its own stream saves, claim rows that Redis does not have yet.",
+        edits=(Edit(WRITER, "        self.composed = end\n", "        self.composed = self.sent = end\n"),),
+        checks=(GAPS + "4_positions_move_only_when_redis_has_confirmed",),
+    ),
+    Mutant(
+        name="dropped-rows-are-announced-as-none",
+        rule="9.6",
+        harm="Rows dropped from a full queue are stepped over with 'prev new': readers believe that there are none.",
+        edits=(
+            Edit(
+                WRITER,
+                """\
+        if stepped_over:
+            draft.lines.append(b"%b%d %d" % (self.line, end, end))
+        elif end > at:
+            draft.lines.append(b"%b%d %d" % (self.line, at, end))
+""",
+                """\
+        if end > self.composed:
+            draft.lines.append(b"%b%d %d" % (self.line, self.composed if stepped_over else at, end))
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            W + "rules[rule 9.6 new new over dropped rows, late ones too, until the position is past them all]",
+        ),
+    ),
+    Mutant(
+        name="frames-leave-in-any-order",
+        rule="9.6",
+        harm="Every burst looks like a loss to every reader, and rows kept in memory only are given up for missed.",
+        edits=(Edit(BUS, "frame.data) for frame in frames]\n", "frame.data) for frame in reversed(frames)]\n"),),
+        checks=(SIMULATOR, S + "9_6_frames_leave_in_the_order_in_which_they_were_composed"),
+    ),
+    Mutant(
+        name="position-moves-before-the-fact-is-handed-over",
+        rule="9.6",
+        harm="A heartbeat between the two announces past a fact that is not queued yet: it is lost, or raises.",
+        edits=(
+            Edit(
+                WRITING,
+                "        for one in opened:\n            facts, rows = one.complete(self.core)\n",
+                """\
+        await stack.aclose()
+        await asyncio.sleep(0)
+        for one in opened:
+            facts, rows = one.complete(self.core)
+""",
+            ),
+        ),
+        checks=(SIMULATOR, S + "9_6_facts_are_handed_over_before_the_position_moves_past_them"),
+    ),
+    Mutant(
+        name="published-although-an-earlier-fact-is-open",
+        rule="4",
+        harm="When the slower transaction commits its rows lie below what readers have: dropped as duplicates.",
+        edits=(
+            Edit(
+                WRITING,
+                "            self.core.position_moved(name, self.generators[name].position)\n        self._wake()\n",
+                """\
+            self.core.position_moved(name, max(self.generators[name].position, one.ids[-1]))
+        self._wake()
+""",
+            ),
+        ),
+        checks=(SIMULATOR, B + "concurrent_facts_are_published_in_the_order_of_their_ids"),
+    ),
+    Mutant(
+        name="the-own-position-is-the-largest-finished-id",
+        rule="5",
+        harm="The announced position steps over transactions that are still open: their rows are skipped.",
+        edits=(
+            Edit(
+                IDS,
+                "            below.peak = max(below.peak, peak)\n        else:\n            self._position",
+                "            below.peak = max(below.peak, peak)\n        if peak:\n            self._position",
+            ),
+            Edit(
+                IDS,
+                "            barrier.peak = max(barrier.peak, high)\n",
+                """\
+            barrier.peak = max(barrier.peak, high)
+            self._position = max(self._position, high)
+""",
+            ),
+        ),
+        checks=(SIMULATOR, I + "case[G3]"),
+    ),
+    Mutant(
+        name="a-rollback-leaves-its-id-open",
+        rule="4",
+        harm="One failed business transaction holds back all later facts of this process for ever.",
+        edits=(
+            Edit(
+                WRITING,
+                """\
+        for opened in self._opened.values():
+            opened.forget()
+        await self._writing.completed(""",
+                """\
+        for opened in self._opened.values():
+            opened.forget()
+        await asyncio.sleep(0)
+        if False:
+            await self._writing.completed(""",
+            ),
+        ),
+        checks=(SIMULATOR, B + "a_rolled_back_fact_is_never_seen_and_holds_nothing_up"),
+    ),
+    Mutant(
+        name="a-rollback-is-published",
+        rule="4",
+        harm="Readers see orders whose transaction was rolled back.",
+        edits=(
+            Edit(
+                WRITING,
+                """\
+        for opened in self._opened.values():
+            opened.forget()
+        await""",
+                "        await",
+            ),
+        ),
+        checks=(SIMULATOR, B + "a_rolled_back_fact_is_never_seen_and_holds_nothing_up"),
+    ),
+    Mutant(
+        name="heartbeats-announce-nothing",
+        rule="2",
+        harm="The loss of the last message before a pause is found late, and of rows kept in memory only never.",
+        edits=(
+            Edit(
+                WRITER,
+                "        self._announce = True\n        self._schedule_beat(now)\n        for chain",
+                "        self._schedule_beat(now)\n        for chain",
+            ),
+        ),
+        checks=(SIMULATOR, W + "rules[rule 9.6 a heartbeat is x x, never ahead of the rows that wait]"),
+    ),
+    # --- 9.7: linear position
+    Mutant(
+        name="persisted-upto-from-positions-heard-after-the-registry",
+        rule="9.7",
+        harm="A writer that registered meanwhile does not count: its open facts lie below what is called complete.",
+        edits=(
+            Edit(
+                WRITING,
+                "            generator.registry_read(noted[name][1], registry[name])\n",
+                "            generator.registry_read(generator.noted(), registry[name])\n",
+            ),
+        ),
+        checks=(S + "9_2_and_9_7_what_is_heard_during_a_beat_counts_in_the_next",),
+    ),
+    Mutant(
+        name="linear-position-from-positions-read-after-the-registry",
+        rule="9.7",
+        harm="A linear consumer passes the first fact of a writer that joins at that moment.",
+        edits=(
+            Edit(BUS, "        handled = self.positions().get(stream.name, {})\n", ""),
+            Edit(
+                BUS,
+                "        for one in await self._store.known():\n            if one.stream != stream.name:\n",
+                """\
+        everything = await self._store.known()
+        handled = self.positions().get(stream.name, {})
+        for one in everything:
+            if one.stream != stream.name:
+""",
+            ),
+        ),
+        checks=(S + "9_7_a_linear_position_is_of_positions_known_before_the_registry_was_read",),
+    ),
+    Mutant(
+        name="linear-position-of-writers-heard",
+        rule="9.7",
+        harm="A registered writer that was never heard does not count: its first fact comes below the linear position.",
+        edits=(
+            Edit(
+                BUS,
+                "            if one.registered or at < one.position:\n",
+                "            if (one.registered or at < one.position) and one.writer in handled:\n",
+            ),
+        ),
+        checks=(S + "9_7_a_writer_counts_from_its_registration_though_nobody_has_heard_it",),
+    ),
+    Mutant(
+        name="a-finished-writer-counts-no-more",
+        rule="9.7",
+        harm="A linear consumer passes the last rows of a killed process before they have been handled.",
+        edits=(Edit(BUS, "            if one.registered or at < one.position:\n", "            if one.registered:\n"),),
+        checks=(SIMULATOR, S + "9_7_a_writer_that_left_counts_until_its_last_rows_were_handled"),
+    ),
+    Mutant(
+        name="a-writer-new-in-the-registry-counts-in-the-next-read",
+        rule="9.7",
+        harm="persisted_upto passes what a writer has open that registered just before the registry was read.",
+        edits=(
+            Edit(
+                IDS,
+                "(max(noted.positions.get(writer, 0), position) for writer, position in writers.items()),\n",
+                "(\n                max(noted.positions[writer], position)\n"
+                "                for writer, position in writers.items()\n"
+                "                if writer in noted.positions\n            ),\n",
+            ),
+        ),
+        checks=(GAPS + "9_7_a_writer_new_in_the_registry_counts_in_that_read",),
+    ),
+    # --- 9.8: runs of complete IDs
+    Mutant(
+        name="a-bare-position-completes-its-id",
+        rule="9.8",
+        harm="A POSITION that followed others marks another writer's open ID as complete.",
+        edits=(
+            Edit(
+                WRITING,
+                "                self.generators[item.stream].announced(item.writer, item.new)\n",
+                "                self.generators[item.stream].rows_seen(item.writer, (item.new,))\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            S + "9_8_rows_complete_ids_and_bare_positions_do_not",
+        ),
+    ),
+    Mutant(
+        name="the-highest-id-from-the-sequence",
+        rule="9.8",
+        harm="IDs that others hold open, or that a crash jumped over, count as seen when a process starts.",
+        edits=(
+            Edit(
+                IDS,
+                "    highest = max(last_row, last_proven)\n",
+                "    highest = max(last_row, last_proven, sequence)\n",
+            ),
+        ),
+        checks=(L + "G12_a_jumped_sequence_proves_nothing",),
+    ),
+    Mutant(
+        name="a-writer-does-not-hear-the-others",
+        rule="9.8",
+        harm="An idle writer, and the linear position of everybody with it, lags by a heartbeat more.",
+        edits=(Edit(BUS, "            self._writing.heard(frame)\n", "            pass\n"),),
+        checks=(S + "9_8_a_writer_hears_the_rows_of_the_others",),
+    ),
+    # --- 9.9: proof of a page
+    Mutant(
+        name="ceiling-taken-for-proof",
+        rule="9.9",
+        harm="A page from a lagging replica counts up to what was asked for: rows not replayed yet are skipped.",
+        edits=(
+            Edit(
+                FACTS,
+                "        proven = max(after, min(upto, position)) if replica else upto\n",
+                "        proven = upto\n",
+            ),
+        ),
+        checks=(SIMULATOR, L + "9_9_a_replica_proves_only_what_its_positions_row_says"),
+    ),
+    Mutant(
+        name="a-row-proves-those-below",
+        rule="9.9",
+        harm="A replica that shows a row counts as complete below it, though an older transaction is not replayed yet.",
+        edits=(
+            Edit(
+                FACTS,
+                "        proven = max(after, min(upto, position)) if replica else upto\n",
+                """\
+        position = max(position, rows[-1][0] if rows else 0)
+        proven = max(after, min(upto, position)) if replica else upto
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            L + "9_9_a_replica_proves_only_what_its_positions_row_says",
+            "test_replica.py::test_9_9_a_row_that_is_visible_proves_nothing_about_those_below",
+        ),
+    ),
+    Mutant(
+        name="two-statement-page",
+        rule="9.9",
+        harm="Rows pruned between the look at the floor and the look at the rows are skipped without a word.",
+        edits=(Edit(FACTS, "            Control.SNAPSHOT,\n", "            Control.BEGIN,\n"),),
+        checks=(S + "9_9_a_page_is_of_one_snapshot",),
+    ),
+    Mutant(
+        name="a-page-counts-for-what-was-asked",
+        rule="9.9",
+        harm="A catch-up of more than a page, or from a source that lags, skips all that the page did not bring.",
+        edits=(
+            Edit(
+                READER,
+                "list(page.payloads), page.upto, fetched=True)\n",
+                "list(page.payloads), asked.upto, fetched=True)\n",
+            ),
+        ),
+        checks=(SIMULATOR, R + "case[R3]", R + "rule_9_9_a_page_counts_for_what_it_proves_not_for_what_was_asked"),
+    ),
+    # --- 9.10: pages and facts
+    Mutant(
+        name="a-full-page-proves-all-that-was-asked",
+        rule="9.10",
+        harm="Who was away for more than a page of rows gets the first thousand and nothing else.",
+        edits=(Edit(FACTS, "            proven = tokens[-1]\n", ""),),
+        checks=(SIMULATOR, L + "9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact"),
+    ),
+    Mutant(
+        name="a-page-ends-inside-a-fact",
+        rule="9.10",
+        harm="A fact of several rows that crosses a page's end is delivered in part, and its rest never.",
+        edits=(
+            Edit(
+                FACTS,
+                "            if whole > 0:\n                del tokens[whole:], rows[whole:]\n",
+                "            if whole > 0:\n                del tokens[limit:], rows[limit:]\n",
+            ),
+        ),
+        checks=(SIMULATOR, L + "9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact"),
+    ),
+    Mutant(
+        name="a-fact-larger-than-a-page-is-cut",
+        rule="9.10",
+        harm="The rest of a bulk of more rows than a page has never reaches those who fetch it.",
+        edits=(Edit(DIALECT, "ROWS WITH TIES", "ROWS ONLY"),),
+        checks=(
+            SIMULATOR,
+            L + "9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact",
+        ),
+    ),
+    Mutant(
+        name="a-fact-over-the-frame-bound-is-stepped-over",
+        rule="9.10",
+        harm="A fact too large for a message is announced as no rows: nobody fetches it.",
+        edits=(
+            Edit(WRITER, "                stepped_over, headed = True, False\n", "                headed = False\n"),
+        ),
+        checks=(SIMULATOR, W + "rules[rule 9.10 a fact over the frame bound is POSITION id id]"),
+    ),
+    Mutant(
+        name="advance-mid-batch",
+        rule="9.10",
+        harm="A handler gets half a fact; after a crash there it begins behind it, and the other half is lost.",
+        edits=(
+            Edit(
+                DELIVERY,
+                """\
+        while cut > 0 and tokens[cut] == tokens[cut - 1]:
+            cut -= 1
+""",
+                "",
+            ),
+        ),
+        checks=(SIMULATOR, R + "large_batches_are_cut_at_fact_boundaries_and_small_ones_joined"),
+    ),
+    # --- 9.11: resettable streams
+    Mutant(
+        name="frames-without-a-name",
+        rule="9.11",
+        harm="Rows of a restarted writer are dropped as duplicates of those of its former life.",
+        edits=(Edit(WRITER, "        lines = [self._name_line, *draft.lines]\n", "        lines = draft.lines\n"),),
+        checks=(
+            SIMULATOR,
+            W + "rules[rule 9.11, 9.16 every frame opens with NAME, of resettable streams and of the others]",
+        ),
+    ),
+    Mutant(
+        name="a-higher-incarnation-is-no-reset",
+        rule="9.11",
+        harm="After a writer's restart readers keep what its former life said, and drop what it says now.",
+        edits=(
+            Edit(
+                READER,
+                """\
+            if known is not None or progress.position:
+                self._reset(progress, 0)
+""",
+                "",
+            ),
+        ),
+        checks=(SIMULATOR, R + "rule_9_11_a_higher_incarnation_is_always_a_reset_in_any_direction"),
+    ),
+    Mutant(
+        name="a-lower-incarnation-counts",
+        rule="9.11",
+        harm="A late message of a writer's former life resets its stream: readers forget what is true.",
+        edits=(
+            Edit(
+                READER,
+                """\
+        if known is not None and incarnation < known:
+            self.counters.old_incarnations += 1
+            return False
+""",
+                "",
+            ),
+        ),
+        checks=(SIMULATOR, R + "rule_9_11_a_lower_incarnation_is_ignored"),
+    ),
+    Mutant(
+        name="a-repeated-frame-is-a-reset",
+        rule="9.11",
+        harm="A message that Redis delivers twice makes readers forget everything that is kept in memory.",
+        edits=(
+            Edit(
+                READER,
+                "        if progress.stream.resettable and progress.incarnation is None and not native:\n",
+                "        if progress.stream.resettable:\n",
+            ),
+        ),
+        checks=(SIMULATOR, R + "rule_9_11_a_step_back_within_one_incarnation_is_a_repeated_frame"),
+    ),
+    Mutant(
+        name="a-step-back-is-a-reset-of-any-stream",
+        rule="R13",
+        harm="A repeated message sends readers of a table's stream back: every row comes a second time.",
+        edits=(
+            Edit(
+                READER,
+                "        if progress.stream.resettable and progress.incarnation is None and not native:\n",
+                "        if progress.incarnation is None and not (native and progress.stream.resettable):\n",
+            ),
+        ),
+        checks=(SIMULATOR, R + "case[R13]"),
+    ),
+    Mutant(
+        name="rows-of-the-former-life-after-its-reset",
+        rule="9.11",
+        harm="A handler told to forget gets the old rows once more afterwards.",
+        edits=(Edit(READER, "        self._empty(progress)\n        # The delivered", "        # The delivered"),),
+        checks=(SIMULATOR, R + "a_reset_while_a_batch_is_being_handled"),
+    ),
+    Mutant(
+        name="what-was-handled-before-a-reset-counts-after-it",
+        rule="9.11",
+        harm="The position of the old life is saved, and waited for, as one of the new: rows below it are skipped.",
+        edits=(
+            Edit(
+                READER,
+                "        progress.position = progress.queue.delivered = position\n        progress.target = 0\n",
+                "        progress.position = position\n        progress.target = 0\n",
+            ),
+        ),
+        checks=(SIMULATOR, R + "what_was_handled_before_a_reset_is_no_position_of_the_new_life"),
+    ),
+    Mutant(
+        name="an-emptied-queue-still-asks-to-be-taken-from",
+        rule="3",
+        harm="A worker is started for nothing, again and again: a processor at 100 %, and a process that hangs.",
+        edits=(Edit(READER, "        self.ready.pop((progress.stream.name, progress.writer), None)\n", ""),),
+        checks=(SIMULATOR, R + "a_queue_that_was_emptied_has_nothing_to_take"),
+    ),
+    Mutant(
+        name="every-message-of-the-own-name-is-an-echo",
+        rule="9.11",
+        harm="A process does not hear that its name was taken over, and its local handlers miss the successor's rows.",
+        edits=(
+            Edit(
+                WRITING,
+                '        self._own_opening = b"NAME %b %d\\n" % (name.encode(), incarnation)\n',
+                '        self._own_opening = b"NAME %b" % name.encode()\n',
+            ),
+        ),
+        checks=(S + "9_11_frames_of_the_own_name_by_another_incarnation_are_no_echoes",),
+    ),
+    # --- 9.12: exactly-once save
+    Mutant(
+        name="positions-saved-before-handling",
+        rule="9.12",
+        harm="A reader that crashes while it handles rows begins behind them next time: lost.",
+        edits=(
+            Edit(
+                READING,
+                "            position = progress.queue.delivered\n            if key[1] == self._own",
+                "            position = progress.position\n            if key[1] == self._own",
+            ),
+        ),
+        checks=(SIMULATOR, S + "what_was_received_and_not_handled_is_neither_saved_nor_waited_for"),
+    ),
+    Mutant(
+        name="saved-outside-the-handler-s-transaction",
+        rule="9.12",
+        harm="The handler's transaction rolls back, the position does not: its effects are lost.",
+        edits=(
+            Edit(
+                READING,
+                'await self._reader_store.save_reader(self._name, [change], self.core.epoch or "", connection)\n',
+                'await self._reader_store.save_reader(self._name, [change], self.core.epoch or "")\n',
+            ),
+        ),
+        checks=(SIMULATOR, GAPS + "9_12_a_position_saved_in_a_transaction_is_rolled_back_with_it"),
+    ),
+    Mutant(
+        name="a-save-that-hits-no-row-is-none",
+        rule="9.12",
+        harm="Two processes under one reader name both apply every row: money is booked twice.",
+        edits=(Edit(SAVED, "        if (stream, writer) not in hit:\n", "        if not isinstance(hit, set):\n"),),
+        checks=(SIMULATOR, L + "9_12_a_save_hits_the_row_it_left_or_none"),
+    ),
+    Mutant(
+        name="a-save-does-not-look-where-the-row-was",
+        rule="9.12",
+        harm="Two processes under one reader name both apply every row: money is booked twice.",
+        edits=(Edit(DIALECT, " AND r.position = v.old ", " "),),
+        checks=(
+            SIMULATOR,
+            L + "9_12_a_save_hits_the_row_it_left_or_none",
+        ),
+    ),
+    Mutant(
+        name="a-save-does-not-look-at-the-epoch",
+        rule="9.12",
+        harm="A position of the log before a restore is saved over one of the log after it.",
+        edits=(
+            Edit(
+                DIALECT,
+                '"WHERE r.reader = ? AND r.epoch = ? ORDER BY',
+                '"WHERE r.reader = ? AND (r.epoch = ?) IS NOT NULL ORDER BY',
+            ),
+        ),
+        checks=(L + "9_12_a_save_hits_the_row_it_left_or_none",),
+    ),
+    Mutant(
+        name="no-reload-after-an-unknown-commit",
+        rule="9.12",
+        harm="A handler whose COMMIT landed without an answer is called again for the same rows until they are poison.",
+        edits=(
+            Edit(
+                READING,
+                "                if batch._tried or isinstance(error, ReaderMoved):\n",
+                "                if False:\n",
+            ),
+        ),
+        checks=(SIMULATOR, F + "a_handler_that_fails_for_good_after_its_commit_is_no_poison"),
+    ),
+    Mutant(
+        name="no-row-at-registration",
+        rule="9.12",
+        harm="A reader from now on that crashes before its first save begins at a later now: all between is lost.",
+        edits=(
+            Edit(
+                READING,
+                "                await self._reader_store.register_reader(self._name, *key, position, epoch)\n",
+                "                pass\n",
+            ),
+        ),
+        checks=(SIMULATOR, S + "9_12_the_row_to_save_to_is_inserted_at_registration"),
+    ),
+    Mutant(
+        name="a-writer-that-joined-meanwhile-counts-from-now",
+        rule="9.12",
+        harm="A durable reader misses what a new writer wrote while the reader was down.",
+        edits=(Edit(READING, "            elif before:  # it joined", "            elif False:  # it joined"),),
+        checks=(SIMULATOR, B + "a_durable_reader_from_now_owes_all_of_a_writer_that_joins_while_it_is_down"),
+    ),
+    Mutant(
+        name="a-failed-batch-counts-as-handled",
+        rule="3",
+        harm="Rows on which a handler keeps failing are skipped, with a line in a log.",
+        edits=(
+            Edit(
+                READING,
+                """\
+        log.error("%s: stopped", failure, exc_info=error)
+        self._stop(key, failure)
+        return False
+""",
+                """\
+        log.error("%s: skipped", failure, exc_info=error)
+        core.done(*key)
+        return True
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            B + "a_poison_row_stops_its_writer_loudly_and_the_others_flow",
+        ),
+    ),
+    Mutant(
+        name="a-bare-step-overtakes-the-handler",
+        rule="3",
+        harm="A POSITION behind rows that are being handled makes them count as handled: lost in a crash.",
+        edits=(
+            Edit(
+                DELIVERY, "        elif self._entries or self.handling is not None:\n", "        elif self._entries:\n"
+            ),
+        ),
+        checks=(SIMULATOR, R + "a_position_behind_a_batch_being_handled_waits_for_it"),
+    ),
+    Mutant(
+        name="a-batch-put-back-goes-to-the-end",
+        rule="3",
+        harm="After a store's hiccup rows are handled out of order, and the saved position skips some.",
+        edits=(
+            Edit(
+                DELIVERY,
+                "            self._entries.appendleft(Chunk(batch.tokens",
+                "            self._entries.append(Chunk(batch.tokens",
+            ),
+        ),
+        checks=(SIMULATOR, GAPS + "3_what_was_put_back_stands_before_what_waits"),
+    ),
+    # --- 9.13: while catching up
+    Mutant(
+        name="lines-are-dropped-while-catching-up",
+        rule="9.13",
+        harm="Rows that arrive during a catch-up are lost, and it ends as live all the same.",
+        edits=(Edit(READER, "        progress.held.append((item, incarnation))\n", ""),),
+        checks=(R + "rule_9_13_lines_are_held_in_order_while_catching_up_and_follow_the_same_rules",),
+    ),
+    Mutant(
+        name="positions-are-not-held",
+        rule="9.13",
+        harm="Held rows pass without the heads between them: a message lost during a catch-up is lost for good.",
+        edits=(
+            Edit(
+                READER,
+                "        progress.held.append((item, incarnation))\n",
+                """\
+        if isinstance(item, Position):
+            return
+        progress.held.append((item, incarnation))
+""",
+            ),
+        ),
+        checks=(SIMULATOR, R + "rule_9_13_lines_are_held_in_order_while_catching_up_and_follow_the_same_rules"),
+    ),
+    Mutant(
+        name="live-after-an-overflow",
+        rule="9.13",
+        harm="Lines dropped for want of room are forgotten: what follows them passes for the next row.",
+        edits=(
+            Edit(
+                READER,
+                "        if overflowed:\n            if progress.holding:\n",
+                "        if False:\n            if progress.holding:\n",
+            ),
+        ),
+        checks=(R + "rule_9_13_on_overflow_the_newest_are_dropped_and_it_stays_unconnected",),
+    ),
+    Mutant(
+        name="small-lines-are-held-behind-a-dropped-one",
+        rule="9.13",
+        harm="The end of a fact is kept whose beginning was dropped for want of room: half of it is delivered.",
+        edits=(
+            Edit(
+                READER,
+                "        if progress.overflowed or progress.held_size + size > self.settings.held_bytes:\n",
+                "        if progress.held_size + size > self.settings.held_bytes:\n",
+            ),
+        ),
+        checks=(S + "9_13_after_an_overflow_all_lines_are_dropped_also_small_ones",),
+    ),
+    Mutant(
+        name="rows-held-before-any-position",
+        rule="9.13",
+        harm="Rows heard during a catch-up that the table began pass for live ones, whatever was lost before them.",
+        edits=(
+            Edit(
+                READER,
+                "        progress.heard = progress.heard or isinstance(item, Position)\n",
+                "        progress.heard = True\n",
+            ),
+        ),
+        checks=(R + "rows_held_before_any_position_are_not_taken_for_live_ones",),
+    ),
+    Mutant(
+        name="a-full-receive-queue-drops-silently",
+        rule="3",
+        harm="A handler that lags loses what does not fit in memory, and nothing says so.",
+        edits=(
+            Edit(
+                READER,
+                "            self._gap(progress, tokens[-1])  # fetched when there is room\n            return\n",
+                "            progress.position = tokens[-1]\n            return\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            R + "a_full_receive_queue_drops_to_catch_up_and_loses_nothing",
+            B + "a_reader_that_lags_falls_back_to_catch_up_within_its_bound",
+        ),
+    ),
+    # --- 9.14: held batches, and the cases of section 3 that go wrong upstream
+    Mutant(
+        name="a-held-batch-survives-a-position",
+        rule="9.14",
+        harm="Rows of a fact that a catch-up has brought whole are delivered once more, as part of the next fact.",
+        edits=(Edit(READER, "        self._close_batch(progress)  # rule 9.14\n", ""),),
+        checks=(R + "rule_9_14_a_position_clears_a_held_batch",),
+    ),
+    Mutant(
+        name="batch-keyed-by-stream-alone",
+        rule="R6",
+        harm="One writer's rows are delivered as another's, or dropped with another's duplicate.",
+        edits=(
+            Edit(
+                READER,
+                "        self.progress[stream.name, writer] = progress\n        return progress\n",
+                """\
+        self.progress[stream.name, writer] = progress
+        progress.open = next(other.open for key, other in self.progress.items() if key[0] == stream.name)
+        return progress
+""",
+            ),
+            Edit(
+                READER,
+                """\
+            self.counters.rows_dropped += len(progress.open)
+            progress.open, progress.open_size = [], 0
+""",
+                "            self.counters.rows_dropped += len(progress.open)\n            progress.open.clear()\n",
+            ),
+            Edit(
+                READER,
+                """\
+            payloads = progress.open + payloads
+            progress.open, progress.open_size = [], 0
+""",
+                "            payloads = progress.open + payloads\n            progress.open.clear()\n",
+            ),
+        ),
+        checks=(R + "case[R6]", R + "case[R7]", R + "case[R8]"),
+    ),
+    Mutant(
+        name="connected-mark-per-stream",
+        rule="R9",
+        harm="The POSITION of one writer connects all: what another wrote before its own POSITION is lost.",
+        edits=(
+            Edit(
+                READER,
+                "        if progress.state is not State.LIVE:\n            self.counters.rows_dropped",
+                """\
+        alike = [one.state for key, one in self.progress.items() if key[0] == progress.stream.name]
+        if State.LIVE not in alike:
+            self.counters.rows_dropped""",
+            ),
+        ),
+        checks=(R + "case[R9]",),
+    ),
+    Mutant(
+        name="rows-count-before-a-position",
+        rule="R1",
+        harm="The first row after a reconnect is taken for the next one: all that was missed meanwhile is lost.",
+        edits=(
+            Edit(
+                READER,
+                "        if progress.state is not State.LIVE:\n            self.counters.rows_dropped",
+                "        if progress.state is State.STOPPED:\n            self.counters.rows_dropped",
+            ),
+        ),
+        checks=(R + "case[R1]",),
+    ),
+    Mutant(
+        name="duplicates-are-delivered",
+        rule="R2",
+        harm="A message that arrives twice, or after a fetch that brought it, is handled twice.",
+        edits=(Edit(READER, "        if tokens[0] <= progress.position:\n", "        if False:\n"),),
+        checks=(SIMULATOR, R + "case[R2]", R + "case[R15]"),
+    ),
+    Mutant(
+        name="step-over-a-gap-after-retries",
+        rule="R10",
+        harm="A database that is away for longer than some retries costs every row of that gap.",
+        edits=(
+            Edit(
+                READER,
+                "            self._move(progress, Event.KEEPS_FAILING)\n",
+                "            progress.position = progress.target\n            self._caught_up(progress)\n",
+            ),
+        ),
+        checks=(SIMULATOR, R + "a_catch_up_that_keeps_failing_is_stale_and_still_tries"),
+    ),
+    Mutant(
+        name="deaf-after-a-failed-fetch",
+        rule="R10",
+        harm="One failed fetch, and that writer's stream is silent until the process restarts.",
+        edits=(
+            Edit(
+                READER,
+                "        progress.asked, self._fetching, progress.error = None, self._fetching - 1, error\n",
+                "        progress.error = error\n",
+            ),
+        ),
+        checks=(SIMULATOR, R + "case[R10]"),
+    ),
+    Mutant(
+        name="a-page-that-was-given-up-counts",
+        rule="3",
+        harm="A page asked for before a reset or a disconnect is taken in behind what came since.",
+        edits=(
+            Edit(
+                READER,
+                "        if progress.asked is not asked and self._epoch_check is not asked:\n",
+                "        if False:\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            R + "a_page_that_comes_after_a_disconnect_is_ignored",
+        ),
+    ),
+    Mutant(
+        name="replicate-before-subscribe-is-confirmed",
+        rule="2",
+        harm="The answer passes before the subscription stands: nothing is taken in until somebody announces again.",
+        edits=(
+            Edit(
+                LINK,
+                "                asked = confirmed = 0\n",
+                "                asked = confirmed = 0\n                self._on_up()\n",
+            ),
+            Edit(LINK, "            self._on_up()\n            if self._first", "            if self._first"),
+        ),
+        checks=(SIMULATOR, GAPS + "2_replicate_follows_the_confirmation_of_the_subscription"),
+    ),
+    Mutant(
+        name="connected-marks-outlive-the-link",
+        rule="2",
+        harm="Behind a reconnect the first row of a foreign writer is taken for the next one.",
+        edits=(
+            Edit(READER, "        self.disconnected()\n        for writer", "        for writer"),
+            Edit(READING, "        self.core.disconnected()\n", ""),
+        ),
+        checks=(S + "9_14_what_follows_a_lost_link_is_not_trusted_before_a_position",),
+    ),
+    Mutant(
+        name="no-announcement-when-the-publisher-returns",
+        rule="2",
+        harm="Readers learn only a beat later what was published while the connection was down.",
+        edits=(
+            Edit(
+                BUS,
+                "                writing.core.connected(asyncio.get_running_loop().time())\n",
+                "                pass\n",
+            ),
+        ),
+        checks=(S + "a_writer_announces_itself_when_only_its_publishing_connection_was_lost",),
+    ),
+    Mutant(
+        name="a-dead-link-is-not-noticed",
+        rule="2",
+        harm="A subscription that Redis forgot, or a half-open link, leaves a process deaf until it is restarted.",
+        edits=(
+            Edit(
+                BUS,
+                "        if not self._link.connected or now - self._reconnected_at <= bound:\n",
+                "        if bound:\n",
+            ),
+        ),
+        checks=(SIMULATOR, S + "hearing_nothing_for_five_beats_forces_a_reconnect"),
+    ),
+    Mutant(
+        name="the-rest-of-a-damaged-message-counts",
+        rule="R15",
+        harm="Behind a line cut in the middle the next row is taken: the damaged one is lost.",
+        edits=(
+            Edit(
+                FRAMING,
+                "            at = _parse_run(data, at, frame, at_once=runs <= RUNS_AT_ONCE)\n            continue\n",
+                """\
+            try:
+                at = _parse_run(data, at, frame, at_once=runs <= RUNS_AT_ONCE)
+            except ParseError as error:
+                _note(frame, error)
+                end = data.find(b"\\n", at)
+                at = len(data) if end < 0 else end + 1
+            continue
+""",
+            ),
+            Edit(FRAMING, "            if not is_unknown(line):\n                raise\n", ""),
+        ),
+        checks=("test_framing.py::test_frames[rest is dropped]",),
+    ),
+    Mutant(
+        name="waiters-wake-at-any-writer-s-position",
+        rule="R11",
+        harm="wait_for returns before the row it waits for was handled: a read after it misses the own write.",
+        edits=(
+            Edit(
+                READING,
+                "            delivered = self.core.delivered(*key)\n            while waiters",
+                """\
+            delivered = max(self.core.positions().get(key[0], {0: 0}).values())
+            while waiters""",
+            ),
+        ),
+        checks=(SIMULATOR, GAPS + "r11_a_wait_for_one_writer_goes_on_while_another_advances_past_it"),
+    ),
+    Mutant(
+        name="a-wait-that-ran-out-pretends",
+        rule="3",
+        harm="wait_for returns though the row was not handled: a read after it misses it.",
+        edits=(
+            Edit(
+                READING,
+                "            raise WaitTimeout(*key, token, self.core.delivered(*key), timeout) from None\n",
+                "            return\n",
+            ),
+        ),
+        checks=(SIMULATOR, B + "r11_waiting_for_one_writer"),
+    ),
+    # --- 9.15: the sequence
+    Mutant(
+        name="the-sequence-is-not-verified",
+        rule="9.15",
+        harm="A sequence with CACHE gives each session IDs of its own: lower ones come after higher ones were skipped.",
+        edits=(
+            Edit(CLAIMS, "        if (cache, bool(cycles), increment) != (1, False, 1):\n", "        if not found:\n"),
+        ),
+        checks=(L + "9_15_the_sequence_is_verified",),
+    ),
+    Mutant(
+        name="an-id-that-is-not-new-is-used",
+        rule="9.15",
+        harm="After a restore that set the sequence back, facts get IDs that readers have passed: never delivered.",
+        edits=(
+            Edit(
+                IDS,
+                """\
+        if runs[0][0] <= ticket.known:
+            raise SequenceWentBack(self.stream, runs[0][0], ticket.known)
+""",
+                "",
+            ),
+            Edit(
+                IDS,
+                "            if in_use or first <= self._upto or self._complete.overlaps(first, last):\n",
+                "            if in_use:\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            I + "an_id_that_is_not_new_is_never_used",
+            S + "9_15_a_sequence_that_went_back_is_refused_while_running",
+        ),
+    ),
+    Mutant(
+        name="a-sequence-behind-the-table-is-not-repaired",
+        rule="9.15",
+        harm="After a restore every reservation is refused until somebody sets the sequence by hand.",
+        edits=(
+            Edit(
+                CLAIMS,
+                "        if start.repair_sequence_to is not None:\n",
+                "        if start.repair_sequence_to == -1:\n",
+            ),
+        ),
+        checks=(L + "9_15_a_sequence_behind_the_table_is_repaired",),
+    ),
+    # --- retention, epochs, the own name
+    Mutant(
+        name="pruning-does-not-move-the-floor",
+        rule="9",
+        harm="Who fetches below what was pruned gets a page without those rows, and no word of it.",
+        edits=(
+            Edit(
+                FACTS,
+                """\
+f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream = ? AND writer = ?",
+            (top,""",
+                """\
+f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream = ? AND writer = ?",
+            (0,""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            L + "pruning_moves_the_floor_and_a_fetch_below_it_is_told",
+        ),
+    ),
+    Mutant(
+        name="a-fetch-below-the-floor-is-answered",
+        rule="8",
+        harm="Who was away for longer than rows are kept goes on without those rows, and no word of it.",
+        edits=(Edit(FACTS, "        if after < floor and after < upto:\n", "        if False:\n"),),
+        checks=(SIMULATOR, L + "pruning_moves_the_floor_and_a_fetch_below_it_is_told"),
+    ),
+    Mutant(
+        name="pruning-overtakes-registered-readers",
+        rule="9",
+        harm="Rows are deleted that a reader which is down for the weekend has not handled yet.",
+        edits=(
+            Edit(
+                FACTS, "    return int(min([position, *(row[0] for row in held[0])]))\n", "    return int(position)\n"
+            ),
+        ),
+        checks=(L + "pruning_stops_at_registered_readers_up_to_a_cap",),
+    ),
+    Mutant(
+        name="pages-of-another-log-are-taken-in",
+        rule="9",
+        harm="After a restore from a backup readers mix rows of two logs, and skip what the new one has below them.",
+        edits=(
+            Edit(
+                READER,
+                """\
+        if self.new_epoch is None:
+            self.counters.epoch_changes += 1
+        self.new_epoch = found
+        return False
+""",
+                "        self.epoch = found\n        return True\n",
+            ),
+        ),
+        checks=(SIMULATOR, R + "a_page_of_another_epoch_is_not_delivered"),
+    ),
+    Mutant(
+        name="saved-positions-of-another-log-count",
+        rule="9",
+        harm="A reader that was down during a restore begins in the middle of the new log: all before it is lost.",
+        edits=(Edit(READING, "            if state.epoch not in (None, epoch):\n", "            if False:\n"),),
+        checks=(S + "saved_positions_of_another_epoch_are_not_gone_on_from",),
+    ),
+    Mutant(
+        name="a-restore-leaves-the-writers-their-names",
+        rule="9",
+        harm="A process from before the restore goes on writing with IDs of the old log.",
+        edits=(
+            Edit(
+                CLAIMS,
+                'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (base,)',
+                'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ? * 0)", (base,)',
+            ),
+        ),
+        checks=(L + "restored_changes_the_epoch_and_fences_everybody",),
+    ),
+    Mutant(
+        name="incarnations-begin-anew-after-a-restore",
+        rule="9.4",
+        harm="A name gets an incarnation a second time: a process from before the restore passes for its successor.",
+        edits=(Edit(CLAIMS, "            (writer, base + 1, base),\n", "            (writer, 1, 0),\n"),),
+        checks=(SIMULATOR,),
+    ),
+    Mutant(
+        name="a-new-epoch-throws-out-what-a-twin-has-saved-in-it",
+        rule="9.12",
+        harm="Of two processes under one reader name the second to notice a restore sends both back to the beginning.",
+        edits=(
+            Edit(
+                SAVED,
+                '            Sql("DELETE FROM busrep_readers WHERE reader = ? AND epoch <> ?", (reader, epoch)),\n',
+                '            Sql("DELETE FROM busrep_readers WHERE reader = ?", (reader,)),\n',
+            ),
+        ),
+        checks=(SIMULATOR,),
+    ),
+    Mutant(
+        name="saved-over-a-position-known-to-be-further",
+        rule="9.12",
+        harm="A reader that was told that its twin is further handles the same rows a second time.",
+        edits=(Edit(READING, " or self._saved[key] > batch.after:\n", ":\n"),),
+        checks=(SIMULATOR,),
+    ),
+    Mutant(
+        name="a-refuted-epoch-is-never-asked-about-again",
+        rule="9",
+        harm="Refuted by a replica that lags, a restore is not noticed: rows of two logs are mixed.",
+        edits=(
+            Edit(
+                READER,
+                "                self._epoch_retry_at = now + self.settings.retry_max\n                return False\n",
+                '                self._epoch_retry_at = float("inf")\n                return False\n',
+            ),
+        ),
+        checks=(SIMULATOR, R + "a_refuted_epoch_is_asked_about_again_when_it_is_announced_again"),
+    ),
+    # --- 9.16: who speaks, and of which log
+    Mutant(
+        name="what-is-said-of-another-log-counts",
+        rule="9.16",
+        harm="A writer from before a restore announces over IDs that its successor gives out again: skipped.",
+        edits=(
+            Edit(
+                READER,
+                "            if self._speakers.trusted(progress.writer, self.epoch):\n",
+                "            if True:\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            R + "rule_9_16_what_a_writer_of_another_log_says_is_not_taken_for_positions_in_this_one",
+            R + "rule_9_16_after_an_epoch_change_writers_of_the_new_log_count_and_those_of_the_old_do_not",
+        ),
+    ),
+    Mutant(
+        name="a-former-life-is-believed",
+        rule="9.16",
+        harm="A process that was replaced, and does not know it yet, moves readers over its successor's facts.",
+        edits=(
+            Edit(
+                SPEAKERS,
+                "        if speaking is not None and speaking < known[0]:\n            return False\n",
+                "",
+            ),
+        ),
+        checks=(SIMULATOR, "test_speakers.py::test_a_former_life_of_a_writer_is_not_believed"),
+    ),
+    Mutant(
+        name="own-facts-hide-those-of-a-predecessor",
+        rule="9",
+        harm="What a crashed process committed never reaches the handlers of the one that took its place.",
+        edits=(
+            Edit(
+                READING,
+                """\
+        return stream not in self._own_from or self.core.delivered(stream, self._own or "") >= self._own_from[stream]
+""",
+                "        return True\n",
+            ),
+        ),
+        checks=(SIMULATOR, F + "own_facts_do_not_hide_those_a_predecessor_left"),
+    ),
+    Mutant(
+        name="a-predecessor-s-rows-are-not-fetched",
+        rule="9",
+        harm="What a crashed process committed never reaches the handlers of the one that took its place.",
+        edits=(
+            Edit(
+                READING, "            self.core.learned(*key, position)\n", "            self.core.learned(*key, 0)\n"
+            ),
+        ),
+        checks=(SIMULATOR, B + "a_reader_that_writes_too_gets_what_its_dead_predecessor_committed"),
+    ),
+    Mutant(
+        name="a-predecessor-s-rows-are-given-up-with-the-link",
+        rule="9",
+        harm="Redis restarts while they are fetched: nobody announces the own name, so they never come.",
+        edits=(
+            Edit(
+                READING,
+                "        for stream, position in self._own_from.items():\n            self.core.learned(",
+                "        for stream, position in {}.items():\n            self.core.learned(",
+            ),
+        ),
+        checks=(SIMULATOR,),
+    ),
+    Mutant(
+        name="the-own-name-with-a-higher-incarnation-is-ignored",
+        rule="9",
+        harm="A process that was replaced while its database was away goes on publishing under the name.",
+        edits=(
+            Edit(
+                BUS,
+                "            elif command.incarnation is not None and command.incarnation > writing.incarnation:\n",
+                "            elif False:\n",
+            ),
+        ),
+        checks=(SIMULATOR, B + "hearing_the_own_name_with_a_higher_incarnation_stops_the_writer"),
+    ),
+    Mutant(
+        name="a-replicate-while-one-is-answered-gets-nothing",
+        rule="9",
+        harm="Who asks just after an answer was composed hears nothing, and stays deaf until the next heartbeat.",
+        edits=(
+            Edit(
+                WRITER,
+                "            self._announce = False\n            self._to_announce.extend(self._rolls)\n",
+                "            self._to_announce.extend(self._rolls)\n        self._announce = False\n",
+            ),
+            Edit(
+                WRITER,
+                "        if self._to_announce:\n            roll",
+                "        if self._to_announce:\n            self._announce = False\n            roll",
+            ),
+        ),
+        checks=(W + "rules[rule 9 a REPLICATE after an answer was composed gets another]",),
+    ),
+    Mutant(
+        name="invalidations-echo-the-progress-of-others",
+        rule="W6",
+        harm="On a stream that follows nobody each write makes every process publish: a storm that grows with them.",
+        edits=(
+            Edit(
+                WRITER,
+                "        if self.stream.follows or self.dropped > self.position:\n",
+                "        if self.position:\n",
+            ),
+        ),
+        checks=(W + "invalidations_do_not_echo_others",),
+    ),
+)

@@ -1,0 +1,123 @@
+"""The list of known bugs fits the source, and a few of them are really applied and caught."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from .mutants import IDS, MUTANTS, READER, SIMULATOR, WRITING, Edit, Mutant
+from .mutation import ROOT, Options, Result, as_markdown, mutated, score, try_mutant
+
+LEAST = 40
+
+# The bugs that the list must hold in any case, beside one of each rule.
+MUST_HAVE = {
+    "no-chain-check",
+    "replicate-before-subscribe-is-confirmed",
+    "batch-keyed-by-stream-alone",
+    "connected-mark-per-stream",
+    "advance-before-publish",
+    "position-from-the-sequence",
+    "ceiling-taken-for-proof",
+    "two-statement-page",
+    "step-over-a-gap-after-retries",
+    "advance-mid-batch",
+    "no-fencing-check",
+    "positions-saved-before-handling",
+}
+
+# What goes wrong in the reference system (section 3): R4 is rule 9.6's chain, R6 to R8 share one cause.
+UPSTREAM = {"9.6", "R6", "R9"}
+
+TESTS_ALONE = Options(simulator=False)
+
+
+def named(name: str) -> Mutant:
+    return next(one for one in MUTANTS if one.name == name)
+
+
+def test_there_are_enough_and_names_are_unique() -> None:
+    assert len(MUTANTS) >= LEAST
+    assert len({one.name for one in MUTANTS}) == len(MUTANTS)
+    assert len({one.edits for one in MUTANTS}) == len(MUTANTS)
+
+
+def test_every_rule_and_every_named_bug_is_there() -> None:
+    rules = {one.rule for one in MUTANTS}
+    assert {f"9.{number}" for number in range(1, 16)} - rules == set()
+    assert UPSTREAM - rules == set()
+    assert {one.name for one in MUTANTS} >= MUST_HAVE
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: one.name)
+def test_every_mutant_still_applies_and_compiles(mutant: Mutant) -> None:
+    changed = mutated(mutant, ROOT / "busrep")
+    assert changed
+    for path, text in changed.items():
+        assert compile(text, str(path), "exec") != compile(path.read_text(), str(path), "exec")
+    assert mutant.harm.endswith(".")
+    assert mutant.checks
+
+
+def test_every_test_that_a_mutant_names_exists() -> None:
+    found: dict[str, str] = {}
+    for name in {test for mutant in MUTANTS for test in mutant.tests}:
+        file, _, test = name.partition("[")[0].partition("::")
+        path = ROOT / "tests" / file
+        assert path.exists(), name
+        # A method of StoreConformance stands in another file than the class that inherits it.
+        also = "store_conformance.py" if file == "test_stores.py" else file
+        for each in (file, also):
+            found.setdefault(each, (ROOT / "tests" / each).read_text())
+        assert re.search(rf"def {test.rpartition('::')[2]}\(", found[file] + found[also]), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["no-chain-check", "dropped-rows-are-announced-as-none", "the-own-position-is-the-largest-finished-id"],
+)
+def test_a_known_bug_is_caught(name: str) -> None:
+    result = try_mutant(named(name), TESTS_ALONE)
+    assert result.state == "caught", result
+    assert result.caught[0].what in named(name).tests or result.caught[0].what.partition("[")[0] in named(name).tests
+
+
+def harmless(*edits: Edit) -> Mutant:
+    return Mutant(name="made-up", rule="9", harm="None.", edits=edits, checks=("test_reader.py::test_case[R4]",))
+
+
+def test_a_mutant_that_no_check_minds_survives() -> None:
+    result = try_mutant(harmless(Edit(READER, "    # -- the epoch --", "    # -- the epoch, mutated --")), TESTS_ALONE)
+    assert (result.state, result.missed) == ("SURVIVED", ["test_reader.py::test_case[R4]"])
+
+
+@pytest.mark.parametrize(
+    ("edit", "trouble"),
+    [
+        (Edit(IDS, "no such text", ""), "found 0 times"),
+        (Edit(IDS, "class IdGenerator:", "class Renamed:"), "does not import"),
+        (Edit(WRITING, "        await writing.room()\n", "        raise OSError\n"), "not even an undisturbed fact"),
+    ],
+    ids=["does not apply", "does not import", "breaks everything"],
+)
+def test_what_is_no_catch(edit: Edit, trouble: str) -> None:
+    result = try_mutant(harmless(edit), TESTS_ALONE)
+    assert result.state == "error"
+    assert trouble in (result.trouble or "")
+
+
+def test_the_report_says_which_check_caught_which_bug() -> None:
+    from .mutation import Caught
+
+    first, second, third = MUTANTS[:3]
+    results = [
+        Result(first, [Caught(SIMULATOR, "no row lost", 17)]),
+        Result(second, [Caught("tests", "test_ids.py::test_case[G3]")]),
+        Result(third, missed=["simulator"]),
+    ]
+    assert score(results) == "2 of 3 mutants caught: 67 %; 1 of them by the simulator"
+    page = as_markdown(results, 2_000)
+    assert f"| {first.name} | {first.rule} | {first.harm} | no row lost | 17 |  |" in page
+    assert f"| {second.name} | {second.rule} | {second.harm} |  |  | `test_ids.py::test_case[G3]` |" in page
+    assert f"| {third.name} | {third.rule} | {third.harm} |  |  | **SURVIVED** |" in page

@@ -1,0 +1,223 @@
+"""What only a mutant showed to be untested; the mutants of tests/mutants.py name these tests."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import AsyncExitStack
+from typing import Any
+
+import attrs
+import fakeredis
+import psycopg
+import pytest
+
+import busrep
+from busrep.commands import RemoteServerUp
+from busrep.delivery import DeliveryQueue, RawBatch
+from busrep.ids import IdGenerator
+from busrep.stores import open_store
+from busrep.streams import Registry
+from busrep.writer import Writer
+
+from .test_bus import Deployment, on_postgres, run, write
+from .test_bus import orders as bus_orders
+
+__all__ = ["on_postgres"]  # a fixture
+
+
+@attrs.frozen
+class Order:
+    number: int
+
+
+orders = busrep.Stream("orders", Order)
+typing = busrep.Stream("typing", resettable=True)
+QUICK = busrep.Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2)
+CALM = attrs.evolve(QUICK, heartbeat=30.0)
+
+
+@attrs.frozen
+class InMemory:
+    """Buses of one name on one Redis and one store, all of it in this process."""
+
+    redis: fakeredis.FakeAsyncRedis
+    store: str
+
+    def bus(self, **options: Any) -> busrep.Bus:
+        given: dict[str, Any] = {"streams": [orders], "store": self.store, "settings": QUICK, **options}
+        return busrep.connect(self.redis, name="shop", **given)
+
+
+async def in_memory() -> InMemory:
+    store = f"memory://{secrets.token_hex(6)}"
+    await open_store(store, Registry([orders])).init()
+    return InMemory(fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer()), store)
+
+
+def test_5_a_reader_from_now_gets_a_fact_that_was_open_when_it_began() -> None:
+    async def main() -> None:
+        shop, got = await in_memory(), []
+        async with AsyncExitStack() as stack:
+            writer = await stack.enter_async_context(shop.bus(writer="w1"))
+            async with writer.write(orders) as slow:
+                slow.add(Order(1))
+                reader = await stack.enter_async_context(shop.bus(start="now"))
+                reader.subscribe(orders)(lambda batch: got.extend(row.number for row in batch.rows))
+                await reader.wait_for(orders, "w1", 0)  # it has begun
+            await reader.wait_for(orders, "w1", slow.id)
+        assert got == [1]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_r11_a_wait_for_one_writer_goes_on_while_another_advances_past_it() -> None:
+    async def main() -> None:
+        shop = await in_memory()
+        async with (
+            shop.bus(writer="w1", settings=CALM) as w1,  # follows nobody before its first beat
+            shop.bus(writer="w2", settings=CALM) as w2,
+            shop.bus(settings=CALM, start="earliest") as reader,
+        ):
+            (first,) = await w1.publish(orders, [Order(1)])
+            waiting = asyncio.create_task(reader.wait_for(orders, "w1", first + 2))
+            last = (await w2.publish(orders, [Order(2), Order(3), Order(4)]))[-1]
+            await reader.wait_for(orders, "w2", last)
+            await asyncio.sleep(0)
+            assert last > first + 2
+            assert not waiting.done()
+            await w1.publish(orders, [Order(5)])
+            await waiting
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_9_3_rows_of_a_writer_prove_no_position_to_a_reader(sqlite_url: str) -> None:
+    async def main() -> None:
+        store = open_store(sqlite_url, Registry([orders]))
+        await store.init()
+        await store.open()
+        claim = await store.claim("w1", ["orders"], timeout=1)
+        _, second = await store.reserve("orders", 2)  # the first one is still open
+        transaction = store.transaction(claim)
+        await transaction.begin()
+        await transaction.insert("orders", [(second, [Order(2)], [b"[2]"])])
+        await transaction.commit()
+        known = await store.known()
+        await store.close()
+        assert [(one.writer, one.position) for one in known] == [("w1", 0)]
+
+    asyncio.run(main())
+
+
+def test_9_7_a_writer_new_in_the_registry_counts_in_that_read() -> None:
+    ids = IdGenerator("s", None, start={"w": 7}, highest=7)
+    ids.announced("w", 9)
+    ids.registry_read(ids.noted(), {"w": 7, "v": 7})  # v, not heard yet, may hold 8 open
+    assert ids.persisted_upto == 7
+
+
+def test_4_positions_move_only_when_redis_has_confirmed() -> None:
+    writer = Writer("shop", "w1", incarnation=1, epoch="0" * 32, settings=CALM)
+    writer.add_stream(orders, 10)
+    writer.connected(0.0)
+    for announcement in writer.frames_to_publish():
+        writer.published(announcement)
+    writer.fact_completed("orders", 11, [b"[1]"])
+    writer.position_moved("orders", 11)
+    (frame,) = writer.frames_to_publish()
+    assert writer.positions() == {"orders": 10}
+    writer.published(frame)
+    assert writer.positions() == {"orders": 11}
+
+
+def test_3_what_was_put_back_stands_before_what_waits() -> None:
+    queue = DeliveryQueue("orders", "w1", 0)
+    for token in (1, 2):
+        queue.put([token], [b"%d" % token], token, fetched=False)
+    assert queue.take(1) is not None
+    queue.put_back()
+    again = queue.take(9)
+    assert isinstance(again, RawBatch)
+    assert list(again.tokens) == [1, 2]
+
+
+@pytest.mark.servers
+def test_9_12_a_position_saved_in_a_transaction_is_rolled_back_with_it(on_postgres: Deployment) -> None:
+    async def main() -> None:
+        fails = iter([True])
+        async with (
+            on_postgres.bus(writer="w1") as writer,
+            on_postgres.bus(reader="billing") as reader,
+            await psycopg.AsyncConnection.connect(on_postgres.store) as connection,
+        ):
+            await connection.execute("CREATE TABLE effects (n int)")
+            await connection.commit()
+
+            @reader.subscribe(bus_orders)
+            async def handle(batch: Any) -> None:
+                async with connection.transaction():
+                    for row in batch.rows:
+                        await connection.execute("INSERT INTO effects VALUES (%s)", (row.number,))
+                    await batch.save(connection)
+                    if next(fails, False):
+                        raise OSError("before COMMIT")
+
+            await reader.wait_for(bus_orders, "w1", await write(writer, 1, 2))
+            found = await (await connection.execute("SELECT n FROM effects ORDER BY n")).fetchall()
+            assert found == [(1,), (2,)]
+
+    run(main())
+
+
+class SlowToConfirm:
+    """A server that speaks as much Redis as a bus needs, and confirms subscriptions only while ``confirming``."""
+
+    def __init__(self) -> None:
+        self.confirming = asyncio.Event()
+        self.confirming.set()
+        self.asked = asyncio.Event()
+        self.published: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readline():
+            words = []
+            for _ in range(int(head[1:])):
+                size = int((await reader.readline())[1:])
+                words.append((await reader.readexactly(size + 2))[:-2])
+            if words[0] == b"SUBSCRIBE":
+                self.asked.set()
+                await self.confirming.wait()
+                writer.write(b"*3\r\n$9\r\nsubscribe\r\n$%d\r\n%b\r\n:1\r\n" % (len(words[1]), words[1]))
+            elif words[0] == b"PUBLISH":
+                self.published.put_nowait(words[2])
+                writer.write(b":1\r\n")
+            else:
+                writer.write(b"+OK\r\n")
+        writer.close()
+
+    async def until(self, data: bytes) -> list[bytes]:
+        """What was published before ``data``."""
+        before = []
+        while (found := await self.published.get()) != data:
+            before.append(found)
+        return before
+
+
+def test_2_replicate_follows_the_confirmation_of_the_subscription() -> None:
+    async def main() -> None:
+        redis = SlowToConfirm()
+        async with await asyncio.start_server(redis.serve, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            async with busrep.connect(f"redis://{host}:{port}", name="shop", streams=[typing], settings=CALM) as bus:
+                await redis.until(b"REPLICATE")
+                redis.asked.clear()
+                redis.confirming.clear()
+                bus._link.reconnect("to subscribe again")
+                await redis.asked.wait()
+                await bus.send(RemoteServerUp("mark"))
+                assert b"REPLICATE" not in await redis.until(b"REMOTE_SERVER_UP mark")
+                redis.confirming.set()
+                assert await redis.until(b"REPLICATE") == []
+
+    asyncio.run(asyncio.wait_for(main(), 20))
