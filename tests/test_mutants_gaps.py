@@ -15,12 +15,13 @@ import pytest
 import busrep
 from busrep.commands import RemoteServerUp
 from busrep.delivery import DeliveryQueue, RawBatch
+from busrep.errors import HandlerFailed
 from busrep.ids import IdGenerator
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.writer import Writer
 
-from .test_bus import Deployment, on_postgres, run, write
+from .test_bus import Deployment, on_postgres, run, until, write
 from .test_bus import orders as bus_orders
 
 __all__ = ["on_postgres"]  # a fixture
@@ -32,6 +33,7 @@ class Order:
 
 
 orders = busrep.Stream("orders", Order)
+payments = busrep.Stream("payments", Order)
 typing = busrep.Stream("typing", resettable=True)
 QUICK = busrep.Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2)
 CALM = attrs.evolve(QUICK, heartbeat=30.0)
@@ -45,13 +47,13 @@ class InMemory:
     store: str
 
     def bus(self, **options: Any) -> busrep.Bus:
-        given: dict[str, Any] = {"streams": [orders], "store": self.store, "settings": QUICK, **options}
+        given: dict[str, Any] = {"streams": [orders, payments], "store": self.store, "settings": QUICK, **options}
         return busrep.connect(self.redis, name="shop", **given)
 
 
 async def in_memory() -> InMemory:
     store = f"memory://{secrets.token_hex(6)}"
-    await open_store(store, Registry([orders])).init()
+    await open_store(store, Registry([orders, payments])).init()
     return InMemory(fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer()), store)
 
 
@@ -219,5 +221,183 @@ def test_2_replicate_follows_the_confirmation_of_the_subscription() -> None:
                 assert b"REPLICATE" not in await redis.until(b"REMOTE_SERVER_UP mark")
                 redis.confirming.set()
                 assert await redis.until(b"REPLICATE") == []
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+# -- what the simulator found ---------------------------------------------------------------------------------
+
+
+def test_4_a_batch_does_not_come_again_once_the_next_was_asked_for() -> None:
+    """Even where asking for it ends the loop at that very moment, with the failure of another stream."""
+
+    async def main() -> None:
+        shop = await in_memory()
+        impatient = attrs.evolve(QUICK, handler_retries=0)
+        async with (
+            shop.bus(writer="w1") as writer,
+            shop.bus(settings=impatient, start="earliest") as reader,
+        ):
+
+            @reader.subscribe(payments)
+            def handle(_: Any) -> None:
+                raise ValueError("poison")
+
+            batches = reader.follow(orders, payments)
+            (last,) = await writer.publish(orders, [Order(1)])
+            assert (await anext(batches)).position == last
+            await writer.publish(payments, [Order(2)])
+            await until(lambda: reader._reading.stopped)
+            with pytest.raises(HandlerFailed):
+                await anext(batches)
+            assert reader.positions()["orders"]["w1"] == last
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_9_2_a_fenced_writer_that_reads_does_not_hand_out_its_own_facts() -> None:
+    """Not the first of its name: it counts its own facts from where its predecessor's end."""
+
+    async def main() -> None:
+        shop, got = await in_memory(), []
+        async with shop.bus(writer="w1") as first:
+            await first.publish(orders, [Order(1)])
+        async with shop.bus(writer="w1", start="earliest") as second:
+            second.subscribe(orders)(lambda batch: got.extend(row.number for row in batch.rows))
+            await until(lambda: got == [1])
+            await second.publish(orders, [Order(2), Order(3)])
+            await until(lambda: second.positions()["orders"]["w1"] == 3)  # published
+            async with shop.bus(writer="w1") as third:
+                (last,) = await third.publish(orders, [Order(4)])
+                await until(lambda: second.statistics()["writer"]["fenced"])
+                await second.wait_for(orders, "w1", last)
+        assert got == [1, 4]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_9_12_a_batch_given_up_while_it_is_registered_is_not_handed_to_the_next_loop() -> None:
+    async def main() -> None:
+        shop = await in_memory()
+        async with shop.bus(reader="r") as reader:
+            store = reader._reading._reader_store
+            assert store is not None
+            register, asked, go_on = store.register_reader, asyncio.Event(), asyncio.Event()
+
+            async def slow(name: str, stream: str, writer: str, *more: Any) -> None:
+                if writer:
+                    asked.set()
+                    await go_on.wait()
+                await register(name, stream, writer, *more)
+
+            store.register_reader = slow  # type: ignore[method-assign]
+            left = asyncio.ensure_future(anext(reader.follow(orders)))
+            await until(lambda: "orders" in reader._reading.core.followed)
+            async with shop.bus(writer="w1") as writer:
+                await writer.publish(orders, [Order(1)])
+                await asked.wait()
+                left.cancel()
+                await asyncio.wait([left])
+                batches = reader.follow(orders)
+                asking = asyncio.ensure_future(anext(batches))
+                await asyncio.sleep(0)
+                go_on.set()
+                await writer.publish(orders, [Order(2)])
+                got = [row.number for row in (await asking).rows]
+                while got[-1] != 2:
+                    got += [row.number for row in (await anext(batches)).rows]
+                assert got == [1, 2]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_9_12_a_batch_given_up_between_two_tries_is_not_tried_again() -> None:
+    async def main() -> None:
+        shop, got = await in_memory(), []
+        fails = iter([True])
+        async with shop.bus(writer="w1") as writer, shop.bus(start="earliest") as reader:
+
+            @reader.subscribe(orders)
+            def handle(batch: Any) -> None:
+                if next(fails, False):
+                    reader._reading.core.move_to("orders", "w1", 0)  # as when the saved position is another one
+                    raise OSError("once")
+                got.extend(row.number for row in batch.rows)
+
+            await reader.wait_for(orders, "w1", (await writer.publish(orders, [Order(1)]))[-1])
+            await reader.wait_for(orders, "w1", (await writer.publish(orders, [Order(2)]))[-1])
+        assert got == [1, 2]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_9_own_positions_count_once_those_of_the_predecessor_are_known() -> None:
+    async def main() -> None:
+        shop, got = await in_memory(), []
+        async with shop.bus(writer="w1") as first:
+            await first.publish(orders, [Order(1), Order(2)])
+        async with shop.bus(writer="w1", start="earliest") as second:
+            second.subscribe(orders)(lambda batch: got.extend(row.number for row in batch.rows))
+            assert second.positions().get("orders", {}).get("w1", 0) == 0  # what was left is not even looked up yet
+            await until(lambda: got == [1, 2])
+            await until(lambda: second.positions()["orders"]["w1"] == 2)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one() -> None:
+    async def main() -> None:
+        shop, key, go_on = await in_memory(), ("orders", "w1"), asyncio.Event()
+        store = open_store(shop.store, Registry([orders]))
+        async with shop.bus(writer="w1", reader="r", settings=CALM) as bus:
+
+            @bus.subscribe(orders)
+            async def handle(_: Any) -> None:
+                await go_on.wait()
+
+            reading = bus._reading
+            await until(lambda: "orders" in reading.core.followed)
+            await bus.publish(orders, [Order(1), Order(2)])
+            await until(lambda: bus.positions()["orders"]["w1"] == 2)
+            epoch = await store.restored()
+            reading.core.doubt(epoch)  # as a page, or an announcement, would bring it
+            reading.pump()
+            await until(lambda: reading.core.epoch == epoch)
+            assert bus.positions()["orders"]["w1"] == 0
+            await reading._save([key])
+            saved = await store.load_reader("r")
+            assert (saved.epoch, saved.positions[key]) == (epoch, 0)
+            go_on.set()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody() -> None:
+    async def main() -> None:
+        shop, got, there = await in_memory(), [], []
+        store = open_store(shop.store, Registry([orders]))
+        async with shop.bus(writer="w1") as writer, shop.bus(reader="r") as slower:
+            last = (await writer.publish(orders, [Order(1), Order(2), Order(3)]))[-1]
+            asked, go_on = asyncio.Event(), asyncio.Event()
+            source = slower._reading._store
+            assert source is not None
+            fetch = source.fetch
+
+            async def slow(question: Any) -> Any:
+                asked.set()
+                await go_on.wait()
+                return await fetch(question)
+
+            source.fetch = slow  # type: ignore[method-assign]
+            slower.subscribe(orders)(lambda batch: got.extend(row.number for row in batch.rows))
+            await asked.wait()
+            async with shop.bus(reader="r") as faster:
+                faster.subscribe(orders)(lambda batch: there.extend(row.number for row in batch.rows))
+                await faster.wait_for(orders, "w1", last)
+            while await store.prune(keep=0) != {("orders", "w1"): last}:  # once the writer's beat has proven them
+                await asyncio.sleep(0.01)
+            go_on.set()
+            await slower.wait_for(orders, "w1", (await writer.publish(orders, [Order(4)]))[-1])
+            assert (there, got) == ([1, 2, 3], [4])
 
     asyncio.run(asyncio.wait_for(main(), 20))

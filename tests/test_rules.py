@@ -1340,6 +1340,8 @@ def test_hearing_nothing_for_five_beats_forces_a_reconnect(deployment: Deploymen
                     proxy.heal()
                 else:
                     await until(lambda: "w1" in deaf._reading.core.last_heard)
+                    # Without any subscription left PING would be answered in another form, which tells as well.
+                    await deaf._link._subscriber.send_command("SUBSCRIBE", f"{deployment.name}-elsewhere")
                     await deaf._link._subscriber.send_command("UNSUBSCRIBE", deployment.name)
                     if who == "writer":  # others it does not miss: then the own echo is all that tells
                         deaf._reading.core.last_heard.clear()

@@ -140,35 +140,49 @@ def main() -> int:
 
 
 def many(args: argparse.Namespace) -> int:
-    """Simulate many seeds and report."""
-    total, began, said = Total(), time.monotonic(), time.monotonic()
-    for part in run_all(args.first, args.seeds, args.jobs, stop=args.stop_on_failure):
-        total.merge(part)
-        if not args.json and time.monotonic() - said > 10:
-            said = time.monotonic()
-            print(f"{total.runs} runs, {len({one['seed'] for one in total.failed})} failed", flush=True)
-        if args.stop_on_failure and total.failed:
-            break
+    """Simulate many seeds and report; interrupted, report what has been run."""
+    total, began, interrupted = Total(), time.monotonic(), False
+    try:
+        watch(total, run_all(args.first, args.seeds, args.jobs, stop=args.stop_on_failure), args)
+    except KeyboardInterrupt:
+        interrupted = True
     seconds = time.monotonic() - began
     if args.json:
         result = {"seeds": total.runs, "violations": total.failed, "seconds": seconds, "facts": total.facts}
         result |= {"handled": total.handled, "gaps": total.gaps, "faults": total.faults}
         print(orjson.dumps(result).decode())
-        return 1 if total.failed else 0
+        return 130 if interrupted else 1 if total.failed else 0
     rate, virtual = total.runs / seconds, total.virtual_seconds / 3600
     print(
-        f"{total.runs} runs in {seconds:.1f} s ({rate:.1f} a second, {args.jobs} processes): {virtual:.1f} h simulated,"
+        f"{total.runs} runs in {seconds:.1f} s ({rate:.1f} a second, {args.jobs} processes), {virtual:.1f} h simulated:"
     )
     print(f"{total.facts} facts, {total.handled} rows handled, {total.gaps} gaps found")
     print("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(total.faults.items())))
     failed = list(dict.fromkeys(one["seed"] for one in total.failed))
-    print(f"{len(failed)} runs with violations" + (":" if failed else ""))
-    for one in total.failed[:20]:
-        print(f"  seed {one['seed']}: {one['invariant']}: {one['text'][:300]}")
+    print(f"{len(failed)} runs with violations")
+    if interrupted:
+        return 130
     if failed:
         print(f"\nseed {failed[0]}, shrunk:")
         show(draw(failed[0]), shrinking=not args.no_shrink, out=args.out)
     return 1 if failed else 0
+
+
+def watch(total: Total, parts: Iterator[Total], args: argparse.Namespace) -> None:
+    """Add the parts to the total as they come; say what breaks at once, and now and then how far it is."""
+    said = time.monotonic()
+    for part in parts:
+        total.merge(part)
+        shown: set[int] = set()
+        for one in part.failed if not args.json else ():
+            if one["seed"] not in shown:
+                shown.add(one["seed"])
+                print(f"seed {one['seed']}: {one['invariant']}: {one['text'][:300]}", flush=True)
+        if not args.json and time.monotonic() - said > 10:
+            said = time.monotonic()
+            print(f"{total.runs} runs", flush=True)
+        if args.stop_on_failure and total.failed:
+            return
 
 
 if __name__ == "__main__":
