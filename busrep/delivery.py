@@ -98,7 +98,9 @@ class DeliveryQueue:
         return 0
 
     def notice(self, notice: Reset | Missed) -> None:
-        """Append a notice, to be handled in its turn."""
+        """Append a notice, to be handled in its turn. Of resets that nobody was told of, the last will do."""
+        if isinstance(notice, Reset):
+            self._entries.clear()
         self._entries.append(notice)
 
     def take(self, most_rows: int) -> RawBatch | Reset | Missed | None:
@@ -154,8 +156,6 @@ class DeliveryQueue:
         freed = 0
         if isinstance(handled, RawBatch):
             self.delivered, freed = handled.position, handled.size
-        elif isinstance(handled, Reset):
-            self.delivered = handled.position
         elif isinstance(handled, Missed):
             self.delivered = handled.upto
         self.size -= freed
@@ -175,7 +175,8 @@ class DeliveryQueue:
             self._entries.appendleft(Chunk(batch.tokens, batch.payloads, batch.position, batch.fetched, batch.size))
 
     def clear(self) -> int:
-        """Drop all that waits, and what is being handled; return the bytes freed."""
+        """Drop all that waits, and what is being handled; return the bytes freed. A reset is still to be told of."""
         freed, self.size, self.handling = self.size, 0, None
-        self._entries.clear()
+        resets = [entry for entry in self._entries if isinstance(entry, Reset)]
+        self._entries = deque(resets)
         return freed

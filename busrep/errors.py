@@ -116,8 +116,8 @@ class WriterFenced(BusrepError):
     def __init__(self, writer: str, incarnation: int) -> None:
         self.writer, self.incarnation = writer, incarnation
         super().__init__(
-            f"writer {writer!r} (incarnation {incarnation}) was fenced: its name was claimed anew. Restart this "
-            "process; give each live process a name of its own"
+            f"writer {writer!r} (incarnation {incarnation}) was fenced: its name was claimed anew, or the "
+            "database restored. Restart this process; give each live process a name of its own"
         )
 
 

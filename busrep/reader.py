@@ -283,17 +283,18 @@ class Reader:
         speakers.begin()
         for item in frame.items:
             if isinstance(item, Rows | Position):
-                if item.writer in self.last_heard:
-                    self.last_heard[item.writer] = now
                 progress = self._progress_of(item)
                 if progress is None or progress.state is State.STOPPED:
                     continue
                 incarnation = speakers.speaking(item.writer)
                 if self._current(progress, incarnation):
+                    if item.writer in self.last_heard:
+                        self.last_heard[item.writer] = now
                     self._line(progress, item, incarnation)
                 continue
             if isinstance(item, Name):
-                if item.instance not in self._own and speakers.listen(item):
+                speakers.listen(item)
+                if item.instance not in self._own and speakers.lives(item.instance, self.epoch):
                     self.last_heard.pop(item.instance, None)
                     self.last_heard[item.instance] = now  # the last heard stands last
                     if len(self.last_heard) > self.settings.followed:
@@ -619,16 +620,18 @@ class Reader:
         progress = self.progress[stream, writer]
         if progress.state is State.STOPPED:
             self._move(progress, Event.RESUMED)
+            if progress.queue:
+                self.ready[stream, writer] = None
             # Not only at the next POSITION: its writer may be dead.
             self.learned(stream, writer, progress.target)
 
     def move_to(self, stream: str, writer: str, position: int) -> None:
         """The saved position turned out to be this one: go on from there, whatever was taken in already."""
         progress = self.progress[stream, writer]
-        received = progress.position
+        target = max(progress.position, progress.target)
         self._lose(progress)
         self._move_to(progress, position)
-        self.learned(stream, writer, received)
+        self.learned(stream, writer, target)
 
     def _move_to(self, progress: Progress, position: int) -> None:
         self._forget(progress)
@@ -686,7 +689,8 @@ class Reader:
 
     def _empty(self, progress: Progress) -> None:
         self._freed(progress.queue.clear())
-        self.ready.pop((progress.stream.name, progress.writer), None)
+        if not progress.queue:
+            self.ready.pop((progress.stream.name, progress.writer), None)
 
     def _freed(self, size: int) -> None:
         self.queue_bytes -= size
@@ -742,6 +746,13 @@ class Reader:
             self.counters.epoch_changes += 1
         self.new_epoch = found
         return False
+
+    def keep_epoch(self, now: float) -> None:
+        """It turned out to be this log all the same: ask again for what was refused as another's."""
+        self.new_epoch = self._epoch_check = None
+        self._epoch_retry_at = now + self.settings.retry_max
+        for progress in self._catching.values():
+            self._abandon(progress)
 
     def rebase(self, epoch: str, positions: Mapping[Key, int]) -> None:
         """Another fact log: all positions are void. Those given are where to go on; the rest starts at 0."""

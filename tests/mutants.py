@@ -398,10 +398,10 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 CLAIMS,
-                "    won = in_transaction(_win(dialect, writer, backings, seconds))\n",
+                "    won = in_transaction(_win(dialect, writer, backings, seconds, now))\n",
                 """\
     early = yield from in_transaction(_where(writer, 0, dialect, backings))
-    won = in_transaction(_win(dialect, writer, backings, seconds))
+    won = in_transaction(_win(dialect, writer, backings, seconds, now))
 """,
             ),
             Edit(
@@ -1123,7 +1123,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="an-emptied-queue-still-asks-to-be-taken-from",
         rule="3",
         harm="A worker is started for nothing, again and again: a processor at 100 %, and a process that hangs.",
-        edits=(Edit(READER, "        self.ready.pop((progress.stream.name, progress.writer), None)\n", ""),),
+        edits=(
+            Edit(
+                READER,
+                "        if not progress.queue:\n"
+                "            self.ready.pop((progress.stream.name, progress.writer), None)\n",
+                "",
+            ),
+        ),
         checks=(R + "a_queue_that_was_emptied_has_nothing_to_take",),
     ),
     Mutant(
@@ -1693,8 +1700,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 CLAIMS,
-                'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (base,)',
-                'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ? * 0)", (base,)',
+                'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)',
+                'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ? * 0)", (now,)',
             ),
         ),
         checks=(L + "restored_changes_the_epoch_and_fences_everybody",),
@@ -1703,7 +1710,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="incarnations-begin-anew-after-a-restore",
         rule="9.4",
         harm="A name gets an incarnation a second time: a process from before the restore passes for its successor.",
-        edits=(Edit(CLAIMS, "            (writer, base + 1, base),\n", "            (writer, 1, 0),\n"),),
+        edits=(Edit(CLAIMS, "            (writer, now, now - 1),\n", "            (writer, 1, 0),\n"),),
         checks=(SIMULATOR, L + "restored_gives_no_incarnation_out_again"),
     ),
     Mutant(
@@ -1723,7 +1730,11 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="saved-over-a-position-known-to-be-further",
         rule="9.12",
         harm="A reader that was told that its twin is further handles the same rows a second time.",
-        edits=(Edit(READING, " or self._saved[key] > batch.after:\n", ":\n"),),
+        edits=(
+            Edit(
+                READING, " or self._saved.get(key, batch.after + 1) > batch.after:\n", " or key not in self._saved:\n"
+            ),
+        ),
         checks=(S + "9_12_a_handler_s_save_never_takes_back_what_another_process_saved",),
     ),
     Mutant(
@@ -1764,8 +1775,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 SPEAKERS,
-                "        if speaking is not None and speaking < known[0]:\n            return False\n",
-                "",
+                "epoch in voice.announced if speaking is None else voice.announced.get(epoch) == speaking\n",
+                "epoch in voice.announced\n",
             ),
         ),
         checks=("test_speakers.py::test_a_former_life_of_a_writer_is_not_believed",),
@@ -1874,9 +1885,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 READER,
-                "        self._freed(progress.queue.clear())\n"
-                "        self.ready.pop((progress.stream.name, progress.writer), None)\n",
-                "        self._freed(progress.queue.clear())\n",
+                "        if not progress.queue:\n"
+                "            self.ready.pop((progress.stream.name, progress.writer), None)\n",
+                "",
             ),
             Edit(
                 READING, "elif key not in self._workers and key not in self.stopped:", "elif key not in self._workers:"
@@ -1928,7 +1939,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 READING,
-                "            if epoch == self.core.epoch:\n                self._stop(",
+                "            if epoch == log_read:\n                self._stop(",
                 "            if True:\n                self._stop(",
             ),
             Edit(
@@ -1950,10 +1961,10 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 CLAIMS,
-                'incarnation = {dialect.largest}(incarnation, ?) + 1", (base,)),',
+                'incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),',
                 'incarnation = {dialect.largest}(incarnation, ?) + 1", (0,)),',
             ),
-            Edit(CLAIMS, "            (writer, base + 1, base),\n", "            (writer, base + 1, 0),\n"),
+            Edit(CLAIMS, "            (writer, now, now - 1),\n", "            (writer, now, 0),\n"),
         ),
         checks=(L + "restored_gives_no_incarnation_out_again",),
     ),
@@ -2091,8 +2102,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 READING,
-                "            if not await self._handled_by_a_twin(error):\n                self._too_old(error)\n",
-                "            self._too_old(error)\n",
+                " and not await self._handled_by_a_twin(error):\n",
+                ":\n",
             ),
         ),
         checks=(GAPS + "9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody",),

@@ -568,9 +568,9 @@ def test_without_a_pause_between_saves_nothing_goes_round_idle(deployment: Deplo
             reading = reader._reading
             save = reading._try_save
 
-            async def counted(keys: Any) -> None:
+            async def counted(keys: Any, **options: Any) -> None:
                 saves.append(keys)
-                await save(keys)
+                await save(keys, **options)
 
             reading._try_save = counted  # type: ignore[method-assign]
             reader.subscribe(orders)(batches.append)

@@ -533,6 +533,30 @@ def test_rule_9_16_after_an_epoch_change_writers_of_the_new_log_count_and_those_
     assert d.tokens("v") == [1, 2]
 
 
+@pytest.mark.parametrize("zombie", [1, 9], ids=["a lower incarnation", "a higher one"])
+def test_rule_9_16_what_is_not_believed_is_no_sign_of_life(zombie: int) -> None:
+    """Else nobody would look in the table after a writer that died, as long as one of another log goes on talking."""
+    settings = Settings()
+    d = Driver(at={"w": 5}, settings=settings)
+    d.send(*announce("w", zombie, position("w", 9, 9), epoch=OTHER_EPOCH))
+    assert d.reader.last_heard == {}
+    d.send(*announce("w", 2, position("w", 5, 5)))
+    d.now += settings.heartbeat * settings.silent_after_beats + 1
+    d.send(*announce("w", zombie, position("w", 9, 9), epoch=OTHER_EPOCH))
+    d.send(*named("w", zombie, position("w", 9, 9), rdata("w", 10)))
+    assert d.reader.silent(d.now) == ["w"]
+    d.send(*named("w", 2, rdata("w", 6)))
+    assert d.reader.silent(d.now) == []
+
+
+def test_rule_9_16_lines_in_another_s_message_are_a_sign_of_life_when_they_are_believed() -> None:
+    d = Driver(at={"w": 5})
+    d.send(*announce("w", 2, position("w", 5, 5)))
+    d.now += 100
+    d.send(*announce("v", 1, position("w", 5, 5)))
+    assert d.reader.silent(d.now) == []
+
+
 def test_rule_9_16_streams_without_a_table_have_no_log() -> None:
     d = Driver(stream=Followed("s", resettable=True, fetchable=False))
     d.send(*announce("w", 1, position("w", 0, 0), epoch=OTHER_EPOCH))
@@ -572,6 +596,34 @@ def test_the_announced_epoch_is_a_hint_and_a_page_decides() -> None:
     assert d.state("w") is State.LIVE
     d.send(*announce("w", 1, position("w", 5, 5), epoch=OTHER_EPOCH))
     assert len(d.asked) == 1  # refuted a moment ago, not asked again yet
+
+
+def test_where_the_log_turned_out_to_be_the_old_one_all_that_was_asked_is_asked_again() -> None:
+    """A page of another log was refused, and its question has no answer; then the store is found in the epoch held."""
+    d = Driver(at={"w": 5, "v": 3}, live=("w", "v"), settings=Settings(fetches=1))
+    d.table.write("w", 6, 7)
+    d.table.write("v", 4)
+    d.table.epoch = OTHER_EPOCH
+    d.send(position("w", 7, 7), position("v", 4, 4))
+    assert d.reader.new_epoch == OTHER_EPOCH
+    d.table.epoch = EPOCH
+    d.reader.keep_epoch(d.now)
+    d.run()
+    assert (d.tokens("w"), d.tokens("v")) == ([6, 7], [4])
+    assert d.state("w") is d.state("v") is State.LIVE
+
+
+def test_an_epoch_that_the_store_was_not_found_in_is_asked_about_again_when_it_is_announced_again() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.epoch = OTHER_EPOCH
+    d.send(*announce("w", 1, epoch=OTHER_EPOCH))
+    assert d.reader.new_epoch == OTHER_EPOCH
+    d.reader.keep_epoch(d.now)  # asked of a replica that has not heard of the restore yet
+    d.send(*announce("w", 1, epoch=OTHER_EPOCH))
+    assert d.reader.new_epoch is None  # not at once
+    d.later(Settings().retry_max)
+    d.send(*announce("w", 1, epoch=OTHER_EPOCH))
+    assert d.reader.new_epoch == OTHER_EPOCH
 
 
 def test_another_epoch_stops_everything_until_rebased() -> None:
@@ -855,6 +907,46 @@ def test_a_queue_that_was_emptied_has_nothing_to_take(emptied: str) -> None:
     assert d.reader.ready == {}
     assert d.reader.take("s", "w") is None
     assert d.reader.queue_bytes == 0
+
+
+@pytest.mark.parametrize("emptied", ["stopped", "moved", "reset again"])
+def test_a_reset_that_nobody_was_told_of_outlives_what_empties_the_queue(emptied: str) -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.table.write("w", 6)
+    d.reader.receive(rdata("w", 6), d.now)
+    assert isinstance(d.reader.take("s", "w"), RawBatch)  # at work when the log changes
+    d.reader.rebase(OTHER_EPOCH, {})
+    if emptied == "stopped":
+        d.reader.stop("s", "w")
+        d.reader.resume("s", "w")
+    elif emptied == "moved":
+        d.reader.move_to("s", "w", 3)
+    else:  # the last of several resets will do
+        d.reader.rebase(EPOCH, {("s", "w"): 2})
+    assert list(d.reader.ready) == [("s", "w")]
+    d.handle()
+    assert d.notices == [Reset("s", "w", 2 if emptied == "reset again" else 0)]
+    assert d.at("w") == {"moved": 3, "reset again": 2}.get(emptied, 0)
+
+
+def test_a_reset_that_came_while_its_stream_was_stopped_is_told_of_when_it_goes_on() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.reader.stop("s", "w")
+    d.reader.rebase(OTHER_EPOCH, {})
+    d.reader.ready.clear()  # as for whoever hands out nothing of what is stopped
+    d.reader.resume("s", "w")
+    d.handle()
+    assert d.notices == [Reset("s", "w", 0)]
+
+
+def test_one_that_is_moved_goes_on_to_what_it_was_after() -> None:
+    d = Driver(at={"w": 5})
+    d.answer = False
+    d.reader.learned("s", "w", 100)  # which nobody tells again, of the own name
+    d.run()
+    d.reader.move_to("s", "w", 50)
+    d.run()
+    assert [(asked.after, asked.upto) for asked in d.asked] == [(5, 100), (50, 100)]
 
 
 def test_a_new_log_leaves_in_memory_streams_alone() -> None:

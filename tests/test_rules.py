@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import re
 import secrets
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import psycopg
 import pytest
 import redis.asyncio
 
-from busrep import Settings, Stream
+from busrep import Batch, Settings, Stream
+from busrep.asyncio import Bus
 from busrep.asyncio.writing import Claimed, Fact, Writing
 from busrep.commands import Name
 from busrep.delivery import RawBatch
@@ -31,6 +34,7 @@ from busrep.errors import (
     CommitUnknown,
     ConfigError,
     EpochChanged,
+    PositionTooOld,
     ReaderMoved,
     SequenceWentBack,
     Unavailable,
@@ -39,11 +43,14 @@ from busrep.errors import (
 )
 from busrep.framing import parse_frame
 from busrep.reader import Followed, Reader, State
-from busrep.stores import claims, facts, open_store
+from busrep.stores import claims, facts, memory, open_store
 from busrep.stores.memory import MemoryStore, MemoryTransaction
 from busrep.stores.plans import Answers, Sql, Step, run_sync
 from busrep.streams import Registry
+from busrep.testing import virtual
 from busrep.testing.links import FaultyLink
+from busrep.testing.pair import QUICK as MEMORY
+from busrep.testing.pair import MemoryDeployment
 from busrep.updates import FetchUpdates, UpdatesPage
 
 from .test_bus import (
@@ -97,6 +104,7 @@ RULES: dict[str, list[str]] = {
         "test_rules.py::test_9_2_and_9_7_what_is_heard_during_a_beat_counts_in_the_next",
         "test_rules.py::test_9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing",
         "test_rules.py::test_9_2_a_fact_that_finds_the_claim_gone_ends_all_publishing",
+        "test_mutants_gaps.py::test_9_2_a_fenced_writer_that_reads_does_not_hand_out_its_own_facts",
     ],
     "9.3": [
         "test_ids.py::test_start",
@@ -197,6 +205,15 @@ RULES: dict[str, list[str]] = {
         "test_rules.py::test_9_11_frames_of_the_own_name_by_another_incarnation_are_no_echoes",
         "test_rules.py::test_9_11_a_step_back_without_name_of_a_writer_that_has_one_is_no_reset",
         "test_rules.py::test_9_11_a_lower_incarnation_of_the_own_name_stops_nobody",
+        "test_stores.py::TestMemory::test_9_11_an_incarnation_is_the_clock_or_above_its_predecessor_s",
+        "test_stores.py::TestSqlite::test_9_11_an_incarnation_is_the_clock_or_above_its_predecessor_s",
+        "test_stores.py::TestPostgres::test_9_11_an_incarnation_is_the_clock_or_above_its_predecessor_s",
+        "test_rules.py::test_9_11_a_name_that_gets_its_first_stream_with_a_table_is_heard_in_all_of_them",
+        "test_rules.py::test_9_11_rows_of_a_former_life_that_nobody_can_handle_do_not_stop_the_new_one",
+        "test_reader.py::test_a_reset_that_nobody_was_told_of_outlives_what_empties_the_queue",
+        "test_reader.py::test_a_reset_that_came_while_its_stream_was_stopped_is_told_of_when_it_goes_on",
+        "test_rules.py::test_9_16_a_handler_at_work_in_the_log_before_is_told_of_the_reset",
+        "test_rules.py::test_9_16_a_reset_while_nobody_follows_is_told_of_before_the_next_rows",
     ],
     "9.12": [
         "test_stores.py::TestMemory::test_9_12_a_save_hits_the_row_it_left_or_none",
@@ -214,6 +231,10 @@ RULES: dict[str, list[str]] = {
         "test_bus.py::test_exactly_once_saves_in_the_handler_s_transaction",
         "test_bus.py::test_two_processes_under_one_reader_name_are_found_out",
         "test_bus.py::test_a_writer_that_joins_later_is_saved_exactly_once_on_sqlite",
+        "test_mutants_gaps.py::test_9_12_a_batch_given_up_while_it_is_registered_is_not_handed_to_the_next_loop",
+        "test_mutants_gaps.py::test_9_12_a_batch_given_up_between_two_tries_is_not_tried_again",
+        "test_mutants_gaps.py::test_9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody",
+        "test_rules.py::test_9_12_where_rows_of_the_log_before_ended_is_no_position_in_the_new_one",
     ],
     "9.13": [
         "test_reader.py::test_rule_9_13_lines_are_held_in_order_while_catching_up_and_follow_the_same_rules",
@@ -247,11 +268,16 @@ RULES: dict[str, list[str]] = {
         "test_speakers.py::test_a_writer_is_believed_once_it_announced_the_listener_s_log",
         "test_speakers.py::test_a_higher_incarnation_has_to_announce_its_log_itself",
         "test_speakers.py::test_a_former_life_of_a_writer_is_not_believed",
+        "test_speakers.py::test_a_lower_incarnation_counts_when_it_alone_announced_the_listener_s_log",
+        "test_speakers.py::test_a_sign_of_life_is_what_is_believed_or_of_a_writer_without_a_log",
+        "test_reader.py::test_rule_9_16_what_is_not_believed_is_no_sign_of_life",
+        "test_rules.py::test_9_16_a_writer_of_a_table_made_anew_is_heard_whatever_it_is_called",
         "test_reader.py::test_rule_9_16_what_a_writer_of_another_log_says_is_not_taken_for_positions_in_this_one",
         "test_reader.py::test_rule_9_16_a_native_writer_counts_from_its_first_announcement",
         "test_reader.py::test_rule_9_16_after_an_epoch_change_writers_of_the_new_log_count_and_those_of_the_old_do_not",
         "test_rules.py::test_9_16_a_writer_learns_nothing_from_one_of_another_log",
         "test_rules.py::test_9_16_a_writer_from_before_a_restore_proves_nothing_to_readers_of_the_new_log",
+        "test_mutants_gaps.py::test_9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one",
     ],
     "an epoch that was refuted is asked about again": [
         "test_reader.py::test_a_refuted_epoch_is_asked_about_again_when_it_is_announced_again",
@@ -269,6 +295,9 @@ RULES: dict[str, list[str]] = {
         "test_stores.py::TestPostgres::test_9_4_a_claim_waits_for_a_restore_that_is_at_work",
     ],
     "saved positions include the epoch": [
+        "test_rules.py::test_a_new_log_that_is_set_back_once_more_costs_nobody_what_was_saved_in_that_one",
+        "test_rules.py::test_rows_pruned_from_the_log_before_stop_nobody_in_the_new_one",
+        "test_rules.py::test_a_position_of_the_log_before_is_not_held_against_the_sequence_of_the_new_one",
         "test_rules.py::test_9_12_positions_of_the_old_log_are_not_saved_over_those_of_the_new",
         "test_rules.py::test_saved_positions_of_another_epoch_are_not_gone_on_from",
         "test_stores.py::TestMemory::test_9_12_a_save_hits_the_row_it_left_or_none",
@@ -290,6 +319,7 @@ RULES: dict[str, list[str]] = {
     "rows of a dead predecessor reach the local handlers": [
         "test_bus.py::test_a_reader_that_writes_too_gets_what_its_dead_predecessor_committed",
         "test_faults.py::test_a_link_lost_while_a_predecessor_s_rows_are_fetched_does_not_end_that",
+        "test_mutants_gaps.py::test_9_own_positions_count_once_those_of_the_predecessor_are_known",
     ],
     "the own name with a higher incarnation stops the writer": [
         "test_bus.py::test_hearing_the_own_name_with_a_higher_incarnation_stops_the_writer",
@@ -607,10 +637,10 @@ def test_9_8_rows_complete_ids_and_bare_positions_do_not() -> None:
 def test_9_11_frames_of_the_own_name_by_another_incarnation_are_no_echoes() -> None:
     async def main() -> None:
         async with bench() as w1:
-            assert w1.writing.incarnation == 1
-            assert w1.writing.is_echo(b"NAME w1 1\nPOSITION typing w1 1 1")
-            assert not w1.writing.is_echo(b"NAME w1 2\nPOSITION typing w1 1 1")
-            assert not w1.writing.is_echo(b"NAME w11 1\nPOSITION typing w11 1 1")
+            own = w1.writing.incarnation
+            assert w1.writing.is_echo(b"NAME w1 %d\nPOSITION typing w1 1 1" % own)
+            for other in (b"NAME w1 %d" % (own + 1), b"NAME w1 %d" % (own - 1), b"NAME w1 %d0" % own, b"NAME w11 1"):
+                assert not w1.writing.is_echo(other + b"\nPOSITION typing w1 1 1")
 
     run(main())
 
@@ -833,9 +863,9 @@ def test_9_5_nobody_claims_the_name_while_its_final_positions_are_taken(on_postg
                         blocked.append(True)
                     return answers
 
-                return run_sync(claims.finish(store.dialect, store.backings, "w1", 1, 5.0), claim_meanwhile)
+                plan = claims.finish(store.dialect, store.backings, "w1", claim.incarnation, 5.0)
+                return run_sync(plan, claim_meanwhile)
 
-        assert claim.incarnation == 1
         assert await asyncio.to_thread(finish) == {"orders": 0}
         assert blocked == [True]
         await store.close()
@@ -899,8 +929,10 @@ def test_9_6_after_a_publish_of_unknown_outcome_the_same_frame_goes_out_again(
             await reader.wait_for(orders, "w1", await write(writer, 2))
             await reader.wait_for(orders, "w1", await write(writer, 3))
             assert seen.numbers == [1, 2, 3]
-            assert sent[0] == sent[1] == b'NAME w1 1\nPOSITION orders w1 1 1\nRDATA orders w1 2 [2,"new"]'
-            assert sent[2:] == [b'NAME w1 1\nPOSITION orders w1 2 2\nRDATA orders w1 3 [3,"new"]']
+            assert writer._writing is not None
+            name = b"NAME w1 %d\n" % writer._writing.incarnation
+            assert sent[0] == sent[1] == name + b'POSITION orders w1 1 1\nRDATA orders w1 2 [2,"new"]'
+            assert sent[2:] == [name + b'POSITION orders w1 2 2\nRDATA orders w1 3 [3,"new"]']
             assert writer.positions()["orders"]["w1"] == 3
             assert writer.statistics()["writer"]["publish_failures"] == 1
 
@@ -1073,14 +1105,14 @@ def test_9_12_a_timed_save_that_finds_another_position_reloads_and_never_goes_ba
         async with deployment.bus(writer="w1") as w1, deployment.bus(reader="billing", settings=late) as reader:
             reader.subscribe(orders)(Seen())
             await reader.wait_for(orders, "w1", await write(w1, 1))
-            await reader._reading._save([key])
+            await reader._reading._save([key], busy=True)
             await store.save_reader("billing", [(*key, 1, 3)], await store.epoch())  # a twin, further than we are
             await reader.wait_for(orders, "w1", await write(w1, 2))
             for _ in range(2):
-                await reader._reading._save([key])
+                await reader._reading._save([key], busy=True)
                 assert (await store.load_reader("billing")).positions == {key: 3}
             await reader.wait_for(orders, "w1", await write(w1, 3, 4))
-            await reader._reading._save([key])
+            await reader._reading._save([key], busy=True)
             assert (await store.load_reader("billing")).positions == {key: 4}
         await store.close()
 
@@ -1117,7 +1149,7 @@ def test_9_12_a_handler_s_save_never_takes_back_what_another_process_saved(deplo
             await write(w1, 2, 3)
             await waiting.wait()
             await store.save_reader("billing", [(*here, 1, 3), (*there, 0, 1)], await store.epoch())
-            await reader._reading._save([here, there])
+            await reader._reading._save([here, there], busy=True)
             go_on.set()
             await reader.wait_for(orders, "w1", await write(w1, 4))
             assert effects == [1, 4]  # the other one has handled 2 and 3
@@ -1192,10 +1224,12 @@ def test_9_16_a_writer_from_before_a_restore_proves_nothing_to_readers_of_the_ne
             reader.subscribe(orders)(seen)
             reader.on_reset(orders)(lambda *args: resets.append(args))
             await reader.wait_for(orders, "w1", await write(w1, 1))
+            assert w1._writing is not None
+            name = f"NAME w1 {w1._writing.incarnation}\n"
             await store.restored()
             async with deployment.bus(writer="w2", settings=calm) as w2:
                 await until(lambda: resets)
-                for opening in (f"SERVER {deployment.name} {old}\nNAME w1 1\n", "NAME w1 1\n"):
+                for opening in (f"SERVER {deployment.name} {old}\n{name}", name):
                     await client.publish(deployment.name, f"{opening}POSITION orders w1 1 50")
                 await until(lambda: reader.statistics()["reader"]["other_logs"] >= 2)
                 assert w2._writing is not None
@@ -1369,7 +1403,7 @@ def test_what_was_received_and_not_handled_is_neither_saved_nor_waited_for(deplo
             await until(lambda: progress.position == last)
             with pytest.raises(WaitTimeout):
                 await reader.wait_for(orders, "w1", last, timeout=0.2)
-            await reader._reading._save([("orders", "w1")])
+            await reader._reading._save([("orders", "w1")], busy=True)
             assert (await store.load_reader("billing")).positions == {("orders", "w1"): 0}
             assert reader.positions()["orders"]["w1"] == 0
             assert await reader.linear_position(orders) == 0
@@ -1459,15 +1493,295 @@ def test_9_8_a_writer_hears_the_rows_of_the_others(deployment: Deployment) -> No
 def test_9_11_a_lower_incarnation_of_the_own_name_stops_nobody(deployment: Deployment) -> None:
     async def main() -> None:
         seen = Seen()
-        async with deployment.bus(writer="w1"):
-            pass
+        async with deployment.bus(writer="w1") as first:
+            assert first._writing is not None
+            lower = Name("w1", first._writing.incarnation)
         async with deployment.bus(writer="w1") as writer, deployment.bus() as reader:
             reader.subscribe(orders)(seen)
             client = redis.asyncio.Redis.from_url(deployment.redis)
-            await client.publish(deployment.name, Name("w1", 1).format())
+            await client.publish(deployment.name, lower.format())
             await reader.wait_for(orders, "w1", await write(writer, 1))
             await client.aclose()
             assert writer.statistics()["writer"]["fenced"] is False
             assert seen.numbers == [1]
 
     run(main())
+
+
+# -- a log that is set back, or begins anew, while everybody is at work ----------------------------------------
+
+
+def kept(shop: MemoryDeployment) -> dict[str, Any]:
+    """A backup of the table."""
+    world = memory._WORLDS[shop.name]
+    names = [field.name for field in attrs.fields(memory._World) if field.name not in ("lock", "epoch")]
+    return {name: copy.deepcopy(getattr(world, name)) for name in names}
+
+
+async def set_back(shop: MemoryDeployment, backup: dict[str, Any]) -> str:
+    """Restore the backup, and declare it; the new epoch."""
+    for name, value in copy.deepcopy(backup).items():
+        setattr(memory._WORLDS[shop.name], name, value)
+    return await open_store(shop.store, Registry(shop.streams)).restored()
+
+
+def simulated(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run in virtual time, incarnations by its clock."""
+
+    async def bounded() -> None:
+        clock = asyncio.get_running_loop().time
+        with mock.patch("time.time", side_effect=lambda: 1e9 + clock()):
+            async with asyncio.timeout(60):
+                await work()
+
+    virtual.run(bounded())
+
+
+async def at_epoch(bus: Bus, epoch: str) -> None:
+    await until(lambda: bus._reading.core.epoch == epoch)
+
+
+def test_9_16_a_handler_at_work_in_the_log_before_is_told_of_the_reset() -> None:
+    async def main() -> None:
+        told: list[Any] = []
+        at_work, go_on = asyncio.Event(), asyncio.Event()
+        async with MemoryDeployment(orders) as shop, shop.bus(reader="r") as reader, shop.bus(writer="w1") as w1:
+            reader.on_reset(orders)(lambda *reset: told.append(reset))
+
+            @reader.subscribe(orders)
+            async def handle(batch: Batch[Order]) -> None:
+                at_work.set()
+                await go_on.wait()
+                await batch.save(None)
+                told.extend(row.number for row in batch.rows)
+
+            await write(w1, 1)
+            await at_work.wait()
+            await at_epoch(reader, await set_back(shop, kept(shop)))
+            go_on.set()
+            async with shop.bus(writer="w1") as again:
+                await reader.wait_for(orders, "w1", await write(again, 2))
+        assert told == [("orders", "w1", 0), 1, 2]
+
+    simulated(main)
+
+
+def test_9_16_a_reset_while_nobody_follows_is_told_of_before_the_next_rows() -> None:
+    async def main() -> None:
+        told: list[Any] = []
+        async with MemoryDeployment(orders) as shop, shop.bus(reader="r") as reader, shop.bus(writer="w1") as w1:
+            reader.on_reset(orders)(lambda *reset: told.append(reset))
+
+            async def handle_one() -> None:
+                async with contextlib.aclosing(reader.follow(orders)) as batches:
+                    batch = await anext(batches)
+                    await batch.save(None)
+                    told.extend(row.number for row in batch.rows)
+
+            await write(w1, 1)
+            await handle_one()
+            await at_epoch(reader, await set_back(shop, kept(shop)))
+            await handle_one()
+        assert told == [1, ("orders", "w1", 0), 1]
+
+    simulated(main)
+
+
+def test_9_11_rows_of_a_former_life_that_nobody_can_handle_do_not_stop_the_new_one() -> None:
+    async def main() -> None:
+        told: list[Any] = []
+        at_work, go_on = asyncio.Event(), asyncio.Event()
+        impatient = attrs.evolve(MEMORY, handler_retries=0)
+        async with MemoryDeployment(typing, settings=impatient) as shop, shop.bus() as reader:
+            reader.on_reset(typing)(lambda *reset: told.append(reset))
+
+            @reader.subscribe(typing)
+            async def handle(batch: Batch[Any]) -> None:
+                if batch.rows == [["poison"]]:
+                    at_work.set()
+                    await go_on.wait()
+                    raise ValueError("of the former life")
+                told.extend(batch.rows)
+
+            async with shop.bus(writer="w1") as former:
+                await former.publish(typing, [["a"]])
+                await until(lambda: told)
+                await former.publish(typing, [["poison"]])
+                await at_work.wait()
+            async with shop.bus(writer="w1") as later:
+                await until(lambda: reader.statistics()["reader"]["resets"])
+                go_on.set()
+                await later.publish(typing, [["b"]])
+                await until(lambda: ["b"] in told or reader.statistics()["reader"]["stopped"])
+        assert told == [["a"], ("typing", "w1", 0), ["b"]]
+
+    simulated(main)
+
+
+def test_9_12_where_rows_of_the_log_before_ended_is_no_position_in_the_new_one() -> None:
+    async def main() -> None:
+        seen: list[int] = []
+        at_work, go_on = asyncio.Event(), asyncio.Event()
+        async with MemoryDeployment(orders) as shop, shop.bus(reader="r") as reader:
+
+            @reader.subscribe(orders)
+            async def handle(batch: Batch[Order]) -> None:
+                await batch.save(None)
+                if 99 in [row.number for row in batch.rows] and not go_on.is_set():
+                    at_work.set()  # saved, and the answer takes its time
+                    await go_on.wait()
+                seen.extend(row.number for row in batch.rows)
+
+            async with shop.bus(writer="w1") as w1:
+                await reader.wait_for(orders, "w1", await write(w1, 1))
+            backup = kept(shop)
+            async with shop.bus(writer="w2") as w2:  # unknown to the backup
+                await reader.wait_for(orders, "w2", await write(w2, *range(2, 12)))
+                await write(w2, 99)
+                await at_work.wait()
+            epoch = await set_back(shop, backup)
+            await at_epoch(reader, epoch)
+            seen.clear()
+            async with shop.bus(writer="w2") as w2:
+                go_on.set()
+                last = await write(w2, 100, 101, 102)
+                await reader.wait_for(orders, "w2", last)
+            assert [number for number in seen if number >= 100] == [100, 101, 102]
+            assert (await open_store(shop.store, Registry([orders])).load_reader("r")).positions["orders", "w2"] == last
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("rolling", [False, True], ids=["one after the other", "rolling"])
+def test_9_11_a_name_that_gets_its_first_stream_with_a_table_is_heard_in_all_of_them(rolling: bool) -> None:
+    """Its former process had no claim, and its incarnation was the clock."""
+
+    async def main() -> None:
+        seen: list[Any] = []
+        async with MemoryDeployment(orders, typing) as shop, AsyncExitStack() as stack, shop.bus() as reader:
+            reader.subscribe(orders)(lambda batch: seen.extend(row.number for row in batch.rows))
+            reader.subscribe(typing)(lambda batch: seen.extend(batch.rows))
+            former = await stack.enter_async_context(shop.bus(writer="w1", streams=[typing]))
+            await former.publish(typing, [["a"]])
+            await until(lambda: seen == [["a"]])
+            if not rolling:
+                await former.close()
+            async with shop.bus(writer="w1") as later:
+                await reader.wait_for(orders, "w1", await write(later, 1))
+                await later.publish(typing, [["b"]])
+                await until(lambda: seen == [["a"], 1, ["b"]])
+                if rolling:
+                    await until(lambda: former.statistics()["writer"]["fenced"])
+                assert later.statistics()["writer"]["fenced"] is False
+
+    simulated(main)
+
+
+def test_9_16_a_writer_of_a_table_made_anew_is_heard_whatever_it_is_called() -> None:
+    """Its incarnation may be lower than those that the old table gave out, where the clock was set back too."""
+
+    async def main() -> None:
+        seen: list[int] = []
+        async with MemoryDeployment(orders) as shop, shop.bus() as reader:
+            reader.subscribe(orders)(lambda batch: seen.extend(row.number for row in batch.rows))
+            empty = kept(shop)
+            async with shop.bus(writer="w1") as former:
+                await reader.wait_for(orders, "w1", await write(former, 1))
+            world = memory._WORLDS[shop.name]
+            for name, value in empty.items():
+                setattr(world, name, value)
+            world.epoch = None
+            store = open_store(shop.store, Registry([orders]))
+            await store.init()
+            with mock.patch("time.time", return_value=1000.0):
+                async with shop.bus(writer="w1") as later:
+                    await write(later, 10)
+                    await at_epoch(reader, await store.epoch())
+                    await write(later, 11)
+                    await until(lambda: seen == [1, 10, 11])
+                    assert later._writing is not None
+                    assert former._writing is not None
+                    assert later._writing.incarnation < former._writing.incarnation
+
+    simulated(main)
+
+
+def test_a_position_of_the_log_before_is_not_held_against_the_sequence_of_the_new_one() -> None:
+    async def main() -> None:
+        async with MemoryDeployment(orders) as shop, shop.bus() as reader, shop.bus(writer="w1") as w1:
+            reader.subscribe(orders)(lambda _: None)
+            await reader.wait_for(orders, "w1", await write(w1, 1))
+            backup = kept(shop)
+            await reader.wait_for(orders, "w1", await write(w1, 2, 3, 4))
+            reading = reader._reading
+            store: Any = reading._store
+            asked, go_on, sequence = asyncio.Event(), asyncio.Event(), store.sequence
+
+            async def slow(stream: str) -> int | None:
+                found: int | None = await sequence(stream)
+                asked.set()
+                await go_on.wait()
+                return found
+
+            store.sequence = slow
+            epoch = await set_back(shop, backup)
+            reading.core.stepped_back["orders", "w1"] = None
+            looking = asyncio.create_task(reading._check_sequences())
+            await asked.wait()
+            async with shop.bus(writer="w1") as again:
+                await at_epoch(reader, epoch)
+                go_on.set()
+                await looking
+                assert reading.stopped == {}
+                await reader.wait_for(orders, "w1", await write(again, 5))
+
+    simulated(main)
+
+
+def test_rows_pruned_from_the_log_before_stop_nobody_in_the_new_one() -> None:
+    async def main() -> None:
+        async with MemoryDeployment(orders) as shop, shop.bus(reader="r") as reader, shop.bus(writer="w1") as w1:
+            reader.subscribe(orders)(lambda _: None)
+            await reader.wait_for(orders, "w1", await write(w1, 1))
+            reading = reader._reading
+            store: Any = reading._reader_store
+            asked, go_on, load = asyncio.Event(), asyncio.Event(), store.load_reader
+
+            async def slow(name: str) -> Any:
+                found = await load(name)
+                asked.set()
+                await go_on.wait()
+                return found
+
+            store.load_reader = slow
+            looking = asyncio.create_task(reading._handled_by_a_twin(PositionTooOld("orders", "w1", 5, 9)))
+            await asked.wait()
+            store.load_reader = load
+            await at_epoch(reader, await set_back(shop, kept(shop)))
+            go_on.set()
+            assert await looking  # the floor of a log that is gone: there is nothing to give up
+            async with shop.bus(writer="w1") as again:
+                await reader.wait_for(orders, "w1", await write(again, 2))
+
+    simulated(main)
+
+
+def test_a_new_log_that_is_set_back_once_more_costs_nobody_what_was_saved_in_that_one() -> None:
+    """One process is about to begin anew in a log that is gone already; its twin has, in the next one."""
+
+    async def main() -> None:
+        async with MemoryDeployment(orders) as shop, shop.bus(reader="r") as slower, shop.bus(writer="w1") as w1:
+            slower.subscribe(orders)(lambda _: None)
+            await slower.wait_for(orders, "w1", await write(w1, 1))
+            store = open_store(shop.store, Registry([orders]))
+            between = await store.restored()
+            core = slower._reading.core
+            core.new_epoch = between  # proven by a page of that log
+            epoch = await store.restored()
+            await store.reset_reader("r", {("orders", ""): 0, ("orders", "w1"): 0}, epoch)
+            await store.save_reader("r", [("orders", "w1", 0, 1)], epoch)
+            await slower._reading._change_epoch()
+            saved = await store.load_reader("r")
+            assert (saved.epoch, saved.positions["orders", "w1"]) == (epoch, 1)
+
+    simulated(main)

@@ -152,8 +152,9 @@ class Bus:
         durable = [stream.name for stream in self.streams if not stream.resettable]
         # Without a table the clock makes incarnations that rise (9.11).
         claimed, incarnation, epoch = None, int(time.time() * 1000), None
-        if durable and self._store is not None:
+        if self._store is not None:
             await self._give_up_streams(self._store, writer, durable)
+        if durable and self._store is not None:
             claim = await self._store.claim(writer, durable, timeout=self.settings.claim_timeout)
             claimed, incarnation, epoch = Claimed(self._store, claim), claim.incarnation, claim.epoch
             self._reading.own_starts = claim.starts
@@ -251,7 +252,8 @@ class Bus:
             return fact.add_each(rows)
 
     async def settle(self) -> None:
-        """Look now whether transactions of the caller's own have committed, and publish their facts."""
+        """Look now whether transactions of the caller's own have committed, and publish their facts: WriterFenced,
+        Unavailable."""
         if self._writing is not None:
             await self._writing.settle()
 

@@ -172,6 +172,7 @@ class Reading:
         self._workers: dict[Key, asyncio.Task[None]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._careful: dict[Key, int] = {}
+        self._oldest: dict[Key, int] = {}  # begun at the oldest row there was, by a floor that may be moving
         self._saved: dict[Key, int] = {}
         self._paused: dict[Key, None] = {}
         self._saving = asyncio.Lock()
@@ -297,16 +298,23 @@ class Reading:
             await self._reader_store.register_reader(self._name, name, "", 0, epoch)
         known = [writer for writer in await store.known() if writer.stream == name]
         for writer in known:
-            if anew and not before:
+            if anew:
                 begin = writer.floor
             elif before:  # it joined after those that were saved: this reader owes its handler all of its rows
                 begin = 0
             else:
                 begin = self._start_position(name, writer)
-            saved.setdefault((name, writer.writer), begin)
+            key = (name, writer.writer)
+            if key not in saved and begin == writer.floor and not before:
+                self._oldest[key] = begin
+            saved.setdefault(key, begin)
         for key, position in saved.items():
             if self._name is not None and self._reader_store is not None:
                 await self._reader_store.register_reader(self._name, *key, position, epoch)
+        if self._name is not None and self._reader_store is not None:  # as in _register
+            state = await self._reader_store.load_reader(self._name)
+            saved |= {key: state.positions[key] for key in saved.keys() & state.positions.keys()}
+        for key, position in saved.items():
             self._saved[key] = position
         core.follow(Followed(name))
         for key, position in saved.items():
@@ -418,7 +426,7 @@ class Reading:
                 page = await self._store.fetch(asked)
         except PositionTooOld as error:
             self.core.fetch_failed(asked, error, clock())
-            if not await self._handled_by_a_twin(error):
+            if not self._begins_later(error) and not await self._handled_by_a_twin(error):
                 self._too_old(error)
         except (BusrepError, TimeoutError) as error:
             log.warning("fetching (%s, %s) from %d: %s", asked.stream, asked.writer, asked.after, error)
@@ -430,9 +438,18 @@ class Reading:
             self.core.receive_page(asked, page, clock())
         self.pump()
 
+    def _begins_later(self, error: PositionTooOld) -> bool:
+        """Whether this reader was to begin at the oldest row, and that is another one by now (or was, of a replica)."""
+        key = (error.stream, error.writer)
+        if key not in self._oldest or self.core.delivered(*key) != self._oldest[key]:
+            return False
+        self._oldest[key] = error.floor
+        self.core.move_to(*key, error.floor)
+        return True
+
     async def _handled_by_a_twin(self, error: PositionTooOld) -> bool:
         """Whether another process under this reader's name has handled what was pruned: then go on from there."""
-        key = (error.stream, error.writer)
+        key, log_read = (error.stream, error.writer), self.core.epoch
         if self._name is None or self._reader_store is None:
             return False
         try:
@@ -440,8 +457,10 @@ class Reading:
         except BusrepError as trouble:
             log.warning("saved positions cannot be read yet: %s", trouble)
             return True  # the page is asked for again
+        if self.core.epoch != log_read:  # the floor is of a log that is gone
+            return True
         saved = state.positions.get(key, 0)
-        if state.epoch != self.core.epoch or saved < error.floor or saved <= self.core.delivered(*key):
+        if state.epoch != log_read or saved < error.floor or saved <= self.core.delivered(*key):
             return False
         log.warning("%s: handled by another process under the name %r", error, self._name)
         self._saved[key] = saved
@@ -491,8 +510,18 @@ class Reading:
         log.warning("%s: starting again from the oldest rows", EpochChanged(held, found))
         assert self._store is not None  # noqa: S101 (an epoch comes from a store's page)
         try:
+            current = await self._store.epoch()
+            if current != found:  # restored once more: positions that others have in that log must not be thrown out
+                loop = asyncio.get_running_loop()
+                if current == held:
+                    core.keep_epoch(loop.time())
+                else:
+                    core.new_epoch = current
+                loop.call_soon(self.pump)
+                return
             known = [one for one in await self._store.known() if one.stream in core.followed]
             floors = {(one.stream, one.writer): one.floor for one in known}
+            oldest = dict(floors)
             async with self._saving:
                 if self._name is not None and self._reader_store is not None:
                     streams = {(name, ""): 0 for name in (*[key[0] for key in floors], *core.followed)}
@@ -504,6 +533,8 @@ class Reading:
                 self._on_epoch(found)
                 core.rebase(found, floors)
                 self._saved = dict(floors)
+                self._oldest = {key: at for key, at in oldest.items() if floors[key] == at}
+                self._careful.clear()
                 for key in list(self.stopped):  # on a row, or a position, of the log before
                     del self.stopped[key]
                     core.resume(*key)
@@ -573,6 +604,7 @@ class Reading:
             return await self._failed(key, raw, error)
         if not await self._registered(key, raw):
             return True
+        log_read = core.epoch
         batch = Batch(stream, raw.writer, raw.after, raw.position, raw.tokens, rows, self._save_batch, raw)
         pause = self._settings.retry_min
         for attempt in range(self._settings.handler_retries + 1):
@@ -583,7 +615,7 @@ class Reading:
                 for handler in list(self._handlers.get(raw.stream, ())):
                     await call(handler, batch)
             except _DetachedError:
-                if not batch._tried or not await self._reload(key, raw):
+                if not batch._tried or not await self._reload(key, raw, log_read):
                     core.put_back(*key)
                 return False
             except (Exception, asyncio.CancelledError) as error:
@@ -592,7 +624,7 @@ class Reading:
                 self.handler_failures += 1
                 if batch._tried or isinstance(error, ReaderMoved):
                     log.warning("handler of %s failed after it saved: %r", key, error)
-                    if await self._reload(key, raw):
+                    if await self._reload(key, raw, log_read):
                         return True
                 if attempt == self._settings.handler_retries:
                     return await self._failed(key, raw, error)
@@ -604,7 +636,7 @@ class Reading:
         self.rows_delivered += len(rows)
         if batch._saved:
             if not self._in_hand(key, raw):  # stopped or reset meanwhile: the core forgot these rows, the table did not
-                return await self._reload(key, raw)
+                return await self._reload(key, raw, log_read)
             self._saved[key] = raw.position
         core.done(*key)
         return True
@@ -613,14 +645,19 @@ class Reading:
         return self.core.progress[key].queue.handling is raw
 
     async def _registered(self, key: Key, raw: RawBatch) -> bool:
-        """Make sure that there is a row to save to, for a writer that joined while we listened.
+        """Make sure that there is a row to save to, for a writer that joined while we listened, and that no save of our
+        own is under way while the handler may save.
 
         Before the handler, for its transaction may hold the only write lock there is (SQLite).
         """
-        if self._name is None or key in self._saved or not self.core.progress[key].stream.fetchable:
+        if self._name is None or not self.core.progress[key].stream.fetchable:
+            return True
+        if key in self._saved and not self._saving.locked():
             return True
         try:
-            await self._register(key, raw.after)
+            async with self._saving:  # which registers too
+                if key not in self._saved:
+                    await self._register(key, raw.after)
         except BusrepError as trouble:
             log.warning("the position of %s cannot be registered yet: %s", key, trouble)
             await asyncio.sleep(self._settings.retry_max)
@@ -635,6 +672,8 @@ class Reading:
     async def _failed(self, key: Key, raw: RawBatch, error: BaseException) -> bool:
         """The handler kept failing: find the fact that it fails on, then stop, or set that fact aside."""
         core = self.core
+        if not self._in_hand(key, raw):  # void: stopped, or of a former life
+            return True
         if raw.tokens and raw.tokens[0] != raw.tokens[-1]:
             self._careful[key] = raw.position
             core.put_back(*key)
@@ -665,23 +704,27 @@ class Reading:
         if self._name is None or self._reader_store is None:
             raise ConfigError("saving a position needs a durable reader: pass reader= and store= to connect()")
         key = (batch.stream.name, batch.writer)
-        if key not in self._saved:
+        if not self.core.progress[key].stream.fetchable:
             raise ConfigError(f"stream {batch.stream.name!r} is kept in memory: its positions are not saved")
         # A reset, a stop: what is known here is not of these rows any more. Or another process under this name is
         # known to be further: saved over its position these rows would be handled twice.
-        if not self._in_hand(key, batch._raw) or self._saved[key] > batch.after:
+        if not self._in_hand(key, batch._raw) or self._saved.get(key, batch.after + 1) > batch.after:
             raise ReaderMoved(self._name, *key, batch.after)
         change = (*key, self._saved[key], batch.position)
         batch._tried = True
         await self._reader_store.save_reader(self._name, [change], self.core.epoch or "", connection)
 
     async def _register(self, key: Key, position: int) -> None:
+        """Make sure that there is a row to save to. It may be another's, or that of a try without an answer."""
         assert self._name is not None  # noqa: S101
         assert self._reader_store is not None  # noqa: S101
-        await self._reader_store.register_reader(self._name, *key, position, self.core.epoch or "")
-        self._saved[key] = position
+        epoch = self.core.epoch
+        await self._reader_store.register_reader(self._name, *key, position, epoch or "")
+        state = await self._reader_store.load_reader(self._name)
+        if epoch == self.core.epoch:
+            self._saved[key] = state.positions.get(key, position)
 
-    async def _reload(self, key: Key, raw: RawBatch) -> bool:
+    async def _reload(self, key: Key, raw: RawBatch, log_read: str | None) -> bool:
         """Rule 9.12: what is saved decides, whatever became of the handler's transaction.
 
         False when nothing was saved: the rows are to be handled again.
@@ -692,7 +735,7 @@ class Reading:
         try:
             state = await self._reader_store.load_reader(self._name)
             saved = state.positions.get(key)
-            if saved is None:
+            if saved is None and core.epoch == log_read:
                 await self._register(key, raw.after)
                 saved = raw.after
         except BusrepError as trouble:
@@ -701,6 +744,8 @@ class Reading:
             core.put_back(*key)
             return True
         core.doubt(state.epoch)
+        if saved is None or core.epoch != log_read:  # rows of a log that is gone: what is saved in the new one is known
+            return True
         if saved == self._saved.get(key) and saved <= raw.after and self._in_hand(key, raw):
             return False
         log.warning("the saved position of %s is %d", key, saved)
@@ -717,18 +762,18 @@ class Reading:
         if self._name is None or now - self._saved_at.get(key, 0.0) < self._settings.save_every:
             return
         self._saved_at[key] = now
-        await self._try_save([key])
+        await self._try_save([key], busy=True)
 
     async def save(self) -> None:
         """Save what was handled and not saved by a handler. Raises Unavailable."""
-        # What a worker is busy with it saves by itself: its handler may be saving this very moment.
-        await self._save([key for key in self.core.progress if key not in self._workers])
+        await self._save(list(self.core.progress))
 
-    async def _save(self, keys: Sequence[Key]) -> None:
+    async def _save(self, keys: Sequence[Key], *, busy: bool = False) -> None:
         if self._name is None or self._reader_store is None or self.failure is not None:
             return
         async with self._saving:
-            changes = await self._to_save(keys)
+            # What a worker is busy with it saves by itself: its handler may be saving this very moment.
+            changes = await self._to_save([key for key in keys if busy or key not in self._workers])
             try:
                 await self._save_changes(changes)
             except ReaderMoved as error:
@@ -737,7 +782,11 @@ class Reading:
                 self.core.doubt(state.epoch)
                 for key in keys:
                     if key in state.positions:
+                        back = state.positions[key] < self._saved.get(key, 0)
                         self._saved[key] = state.positions[key]
+                        if back:  # no other process does that, a restore does: what was handled since is undone
+                            self.core.move_to(*key, state.positions[key])
+                            self._ask()
                     else:  # thrown out with an older epoch: registered again next time
                         self._saved.pop(key, None)
                 # One that was moved must not keep back the others.
@@ -770,11 +819,11 @@ class Reading:
         """Save every ``save_every`` seconds until cancelled. At 0 batches are saved at once: this is for the rest."""
         while True:
             await asyncio.sleep(self._settings.save_every or self._settings.heartbeat)
-            await self._try_save([key for key in self.core.progress if key not in self._workers])
+            await self._try_save(list(self.core.progress))
 
-    async def _try_save(self, keys: Sequence[Key]) -> None:
+    async def _try_save(self, keys: Sequence[Key], *, busy: bool = False) -> None:
         try:
-            await self._save(keys)
+            await self._save(keys, busy=busy)
         except BusrepError as error:
             log.warning("positions could not be saved: %s", error)
         except Exception:  # a bug, in a store perhaps: rows may come twice for it, but they must not stop
@@ -825,12 +874,14 @@ class Reading:
         assert self._store is not None  # noqa: S101 (look_after_silent has looked)
         while self.core.stepped_back:
             key, _ = self.core.stepped_back.popitem()
-            held = self.core.progress[key].position
+            log_read, held = self.core.epoch, self.core.progress[key].position
             highest = await self._store.sequence(key[0])
             if highest is None or highest >= held or key in self.stopped:
                 continue
             epoch = await self._store.epoch()
-            if epoch == self.core.epoch:
+            if self.core.epoch != log_read:  # begun again meanwhile
+                continue
+            if epoch == log_read:
                 self._stop(key, PositionsAheadOfTable(key[0], held, highest))
             else:  # declared: the positions are void, and will be given up
                 self.core.doubt(epoch)
@@ -932,6 +983,8 @@ class Reading:
                         raise offered
                     continue
                 batch, handled = offered
+                if handled.done():  # given up meanwhile: the bus is closed
+                    continue
                 yield batch
                 if not handled.done():
                     handled.set_result(None)

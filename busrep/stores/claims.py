@@ -22,10 +22,14 @@ from busrep.stores.schema import new_epoch
 log = logging.getLogger("busrep.stores")
 
 
-def claim(dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float) -> Plan[Claim]:
-    """Win the name, register it (9.7), commit, and only then read where it starts (9.4)."""
+def claim(dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float, now: int) -> Plan[Claim]:
+    """Win the name, register it (9.7), commit, and only then read where it starts (9.4).
+
+    The incarnation is ``now``, the clock in ms, or above its predecessor's. So it rises even where a backup, or a table
+    made anew, knows nothing of those that were given out; a process from before must not pass for its successor.
+    """
     yield from verify(dialect, backings)
-    won = in_transaction(_win(dialect, writer, backings, seconds))
+    won = in_transaction(_win(dialect, writer, backings, seconds, now))
     incarnation, registered = yield from _or_blocked(dialect, writer, won)
     # In a new snapshot: whatever a predecessor committed is visible now, or was fenced.
     epoch, found = yield from in_transaction(_where(writer, incarnation, dialect, backings))
@@ -103,23 +107,21 @@ def _or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
         raise ClaimBlocked(writer, blockers) from locked
 
 
-def _win(dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float) -> Plan[tuple[int, set[str]]]:
+def _win(
+    dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float, now: int
+) -> Plan[tuple[int, set[str]]]:
     """The incarnation, and the streams the name was registered for already."""
     answers = yield (
         Control.BEGIN,
         *dialect.lock_timeout(seconds),
-        # Not while 'db restored' is at work, which sets the base that is read next.
+        # Not while 'db restored' is at work, which fences the names that it sees.
         Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.share),
-        Sql("SELECT value FROM busrep_meta WHERE key = 'incarnations'"),
-    )
-    base = int(answers[-1][0][0]) if answers[-1] else 0
-    answers = yield (
         # Waits until no transaction of a predecessor holds the row FOR SHARE.
         Sql(
             f"INSERT INTO busrep_writers (writer, incarnation, claimed_at) VALUES (?, ?, {dialect.now}) ON CONFLICT "
             f"(writer) DO UPDATE SET incarnation = {dialect.largest}(busrep_writers.incarnation, ?) + 1, "
             "claimed_at = excluded.claimed_at RETURNING incarnation",
-            (writer, base + 1, base),
+            (writer, now, now - 1),
         ),
         Sql("SELECT stream FROM busrep_positions WHERE writer = ? AND registered", (writer,)),
     )
@@ -313,12 +315,10 @@ def _final_position(dialect: Dialect, backing: Backing | None, stream: str, writ
     return highest
 
 
-def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, base: int) -> Plan[str]:
+def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, now: int) -> Plan[str]:
     """A new epoch; all writers fenced; positions back to what the rows hold; sequences not behind them.
 
-    ``base``: incarnations go on above it. Those that this database knows nothing of, given out after the backup was
-    made, must not be given out again, else a process from before would pass for its successor (9.4), and readers would
-    take the successor for an old one (9.11).
+    ``now``: the clock in ms. Incarnations go on above it, as with a claim.
     """
 
     def body() -> Plan[str]:
@@ -328,9 +328,7 @@ def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, base
             *dialect.lock_timeout(seconds),
             # First, as a claim does: then the two never wait for each other.
             Sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", (epoch,)),
-            Sql("DELETE FROM busrep_meta WHERE key = 'incarnations'"),
-            Sql("INSERT INTO busrep_meta (key, value) VALUES ('incarnations', ?)", (str(base),)),
-            Sql(f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (base,)),
+            Sql(f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),
         )
         for backing in backings:
             listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]

@@ -65,7 +65,6 @@ class _World:
 
     lock: threading.RLock = attrs.field(factory=threading.RLock)
     epoch: str | None = None
-    base: int = 0  # incarnations go on above it
     sequences: dict[str, int] = attrs.field(factory=dict)
     names: dict[str, _Name] = attrs.field(factory=dict)
     positions: dict[Key, _Position] = attrs.field(factory=dict)
@@ -130,7 +129,7 @@ class MemoryStore:
         world = self.world
         name = await self._without_transactions(writer, timeout)
         with world.lock:
-            name.incarnation = max(name.incarnation, world.base) + 1
+            name.incarnation = max(name.incarnation + 1, int(time.time() * 1000))
             starts, known, highest = {}, {}, {}
             fresh = [key for key in ((name, writer) for name in names) if not self._registered(key)]
             for stream in names:
@@ -388,9 +387,9 @@ class MemoryStore:
         """See `AsyncStore`."""
         world = self.world
         with world.lock:
-            world.base = int(time.time() * 1000)  # as claims.py sets it
+            base = int(time.time() * 1000)
             for name in world.names.values():
-                name.incarnation = max(name.incarnation, world.base) + 1
+                name.incarnation = max(name.incarnation, base) + 1
             for (stream, writer), at in world.positions.items():
                 at.position = max(at.floor, world.own_row(stream, writer))
                 world.sequences[stream] = max(world.sequences[stream], world.highest_row(stream), at.position)

@@ -102,7 +102,8 @@ class PlannedStore(abc.ABC):
     async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:  # noqa: D102
         # In a fixed order, so that two claims never wait for each other.
         backings = [self.backing(stream) for stream in sorted(set(streams))]
-        return await self._write(claims.claim(self.dialect, writer, backings, timeout), timeout)
+        now = int(time.time() * 1000)
+        return await self._write(claims.claim(self.dialect, writer, backings, timeout, now), timeout)
 
     async def reserve(self, stream: str, count: int) -> list[int]:  # noqa: D102
         self.backing(stream)
@@ -186,8 +187,8 @@ class PlannedStore(abc.ABC):
         return await self._write(facts.prune(self.dialect, chosen, older_than, keep, reader_cap))
 
     async def restored(self) -> str:  # noqa: D102
-        base = int(time.time() * 1000)  # far above all that was given out one by one, or after a restore before
-        plan = claims.restored(self.dialect, list(self.backings.values()), RESTORE_WAIT, base)
+        now = int(time.time() * 1000)
+        plan = claims.restored(self.dialect, list(self.backings.values()), RESTORE_WAIT, now)
         return await self._write(plan, RESTORE_WAIT)
 
     async def status(self) -> dict[str, Any]:  # noqa: D102

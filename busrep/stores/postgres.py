@@ -51,7 +51,7 @@ KEEPALIVE = {
 }
 
 CONTROLS = {
-    Control.BEGIN: "BEGIN",
+    Control.BEGIN: "BEGIN ISOLATION LEVEL READ COMMITTED",  # whatever the default is here
     Control.SNAPSHOT: "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
     Control.COMMIT: "COMMIT",
     Control.ROLLBACK: "ROLLBACK",

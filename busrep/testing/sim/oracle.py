@@ -135,12 +135,12 @@ class Oracle:
             self._bytes(one, log, where)
             start = self._start(one.role, one.life, one.epoch, one.key)
             at = last.get((one.life, one.epoch, one.key))
-            if at is None and self.roles[one.role].kind == WRITER and one.key[1] == one.role:
-                at = tokens[0] - 1  # of its own name it gets what it has not written itself
+            own = self.roles[one.role].kind == WRITER and one.key[1] == one.role
             for token in tokens:
                 if at is not None and token <= at and self.roles[one.role].kind != STRICT:
                     self._breaks("no inversion", f"{where}: {token} after {at}")
-                after = start if at is None else at
+                # Of its own name it gets what it has not written, or not published, itself.
+                after = token - 1 if own else start if at is None else at
                 skipped = [id for id in log.within(after, token - 1) if id not in done]
                 if skipped and not self._excused(one.role, one.life, one.epoch, one.key, skipped, one.at):
                     self._breaks("no skip", f"{where}: {token} came, {skipped} did not")

@@ -229,6 +229,12 @@ class World:
         for key, error in list(bus._reading.stopped.items()):
             if not isinstance(error, PositionTooOld):
                 bus.resume(next(stream for stream in STREAMS if stream.name == key[0]), key[1])
+            elif service.durable and any(one.role is service.role for one in self.seconds):
+                # Two that first start under one name at the same time: the later one may begin where the earlier one
+                # has not registered yet. It says so, and is restarted.
+                service.kill(zombie=0.0, linger=0.0)
+                self.join(service.role.name)
+                break
             elif service.durable:
                 self.record.breaks("pruning respects readers", f"{service.name}: {error}")
             else:
@@ -251,7 +257,7 @@ class World:
 
     def _behind_of(self, service: Service, bus: Bus) -> list[str]:
         core, found = bus._reading.core, []
-        if core.epoch != self.epoch():
+        if core.epoch != self.epoch() and any(one.stream.fetchable for one in core.progress.values()):
             return [f"{service.name} holds epoch {core.epoch}"]
         if bus._reading.failure is not None:
             return [f"{service.name} failed: {bus._reading.failure}"]
@@ -341,6 +347,9 @@ class World:
         if bus is None:
             return
         core, epoch = bus._reading.core, service.epoch
+        if epoch == service.life.epoch:  # one that begins at the oldest row may find that it is another by now
+            for key, at in bus._reading._oldest.items():
+                service.life.starts[key] = max(service.life.starts.get(key, 0), at)
         for stream, positions in bus.positions().items() if service.reads else ():
             for writer, position in positions.items():
                 if stream == presence.name or core.new_epoch is not None:
@@ -348,7 +357,8 @@ class World:
                 key = (stream, writer)
                 record.samples.append(Sample(now, service.role.name, service.number, epoch, key, position, "position"))
                 before = self.last_position.get((service.number, epoch, *key), 0)
-                if position < before and epoch not in record.void:
+                # A restore puts them back, before its new epoch is noticed.
+                if position < before and epoch == self.epoch() and epoch not in record.void:
                     record.breaks("positions never go back", f"{service.name}: {key} {before} -> {position}")
                 self.last_position[service.number, epoch, stream, writer] = position
         writing = bus._writing
