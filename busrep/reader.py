@@ -222,8 +222,10 @@ class Reader:
     def connected(self, now: float) -> None:
         """The subscription is confirmed. Publish REPLICATE next."""
         self.disconnected()
-        for writer in self.last_heard:  # silence is counted from here
-            self.last_heard[writer] = now
+        silent = set(self.silent(now))
+        for writer in self.last_heard:  # silence is counted from here, but not of who was silent before
+            if writer not in silent:
+                self.last_heard[writer] = now
 
     def disown(self) -> None:
         """The own names are another process's now: their lines count like anybody's."""

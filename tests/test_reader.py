@@ -1146,6 +1146,19 @@ def test_silent_writers_are_told() -> None:
     assert d.reader.silent(18.0) == []
 
 
+def test_who_was_silent_before_a_reconnect_is_so_after_it() -> None:
+    """A reader that hears nobody reconnects: that must not start the silence of the dead anew, each time."""
+    d = Driver()
+    d.send(*announce("dead", 1, position("dead", 0, 0)))
+    d.now = 6.0
+    d.send(*announce("alive", 1, position("alive", 0, 0)))
+    d.reader.connected(11.0)
+    assert d.reader.silent(12.0) == ["dead"]
+    d.now = 12.0
+    d.send(position("dead", 0, 0))
+    assert d.reader.silent(12.0) == []
+
+
 def test_undeclared_streams_are_followed_as_resettable() -> None:
     d = Driver(undeclared=True)
     d.send(position("w", 4, 4, stream="new"))

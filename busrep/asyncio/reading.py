@@ -847,7 +847,6 @@ class Reading:
         bound = settings.heartbeat * settings.silent_after_beats
         dead: dict[str, int] = {}  # writer -> incarnation
         everything = await self._store.known()
-        core.doubt(await self._store.epoch())  # which nobody may be there to announce
         # A writer that no longer writes one of its streams is not dead: its latest sign of life counts for all.
         silence: dict[str, float] = {}
         for known in everything:
@@ -863,6 +862,8 @@ class Reading:
                 core.last_heard.pop(known.writer, None)
             elif silence[known.writer] > bound:
                 dead[known.writer] = known.incarnation
+        self.pump()
+        core.doubt(await self._store.epoch())  # which nobody may be there to announce
         self.pump()
         if dead:  # by itself: one that cannot be finished yet must not keep the others from being followed
             self._spawn(self._finish_all(dead), "finish", once=True)
