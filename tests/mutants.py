@@ -1503,7 +1503,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="2",
         harm="Behind a reconnect the first row of a foreign writer is taken for the next one.",
         edits=(
-            Edit(READER, "        self.disconnected()\n        for writer", "        for writer"),
+            Edit(READER, "        self.disconnected()\n        silent", "        silent"),
             Edit(READING, "        self.core.disconnected()\n", ""),
         ),
         checks=(S + "9_14_what_follows_a_lost_link_is_not_trusted_before_a_position",),
