@@ -39,14 +39,8 @@ class Total:
 
     def add(self, seed: int, outcome: Outcome) -> None:
         """One more run."""
-        self.runs += 1
-        self.facts += outcome.facts
-        self.handled += outcome.handled
-        self.gaps += outcome.gaps
-        self.virtual_seconds += outcome.seconds
-        for kind, count in outcome.faults.items():
-            self.faults[kind] = self.faults.get(kind, 0) + count
-        self.failed += [{"seed": seed, **violation.as_json()} for violation in outcome.violations]
+        failed = [{"seed": seed, **violation.as_json()} for violation in outcome.violations]
+        self.merge(Total(1, outcome.facts, outcome.handled, outcome.gaps, outcome.seconds, outcome.faults, failed))
 
     def merge(self, other: Total) -> None:
         """The runs of a worker."""
