@@ -237,6 +237,17 @@ def test_a_durable_reader_s_next_life_may_repeat_but_not_skip() -> None:
     assert "no skip" in run.look()
 
 
+def test_a_restore_puts_saved_positions_back_and_rows_may_come_again() -> None:
+    def repeated(role: str, number: int) -> set[str]:
+        run = Run()
+        run.record.ended[E] = 8.0
+        run.record.handled.append(Handled(8.1, role, number, E, KEY, [(2, row(2))]))
+        return run.look()
+
+    assert repeated("r", 2) == set()
+    assert "no inversion" in repeated("l", 4)  # keeps no positions
+
+
 def test_the_log_of_an_epoch_keeps_what_a_restore_took_away() -> None:
     """What was handled before is held against the log that it was handled of."""
     run = Run()

@@ -327,6 +327,7 @@ async def restore(world: World, event: Event) -> None:
     if not event.args.get("declared", True):
         world.record.void[world.epoch()] = None
         return
+    world.record.ended[world.epoch()] = world.now()
     world.restoring = True
     for service in world.services.values():
         service.database.refuse = True

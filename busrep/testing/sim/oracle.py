@@ -137,7 +137,7 @@ class Oracle:
             at = last.get((one.life, one.epoch, one.key))
             own = self.roles[one.role].kind == WRITER and one.key[1] == one.role
             for token in tokens:
-                if at is not None and token <= at and self.roles[one.role].kind != STRICT:
+                if at is not None and token <= at and not self._may_repeat(one):
                     self._breaks("no inversion", f"{where}: {token} after {at}")
                 # Of its own name it gets what it has not written, or not published, itself.
                 after = token - 1 if own else start if at is None else at
@@ -148,6 +148,13 @@ class Oracle:
                 done.setdefault(token, one.at)
             if at is not None:
                 last[one.life, one.epoch, one.key] = at
+
+    def _may_repeat(self, one: Handled) -> bool:
+        """Whether rows may come again within one life."""
+        kind = self.roles[one.role].kind
+        # A transaction without an answer is tried again, and what counts are its effects. A restore puts saved positions
+        # back, and a reader follows them: its new epoch, which begins all anew, may take it a moment to notice.
+        return kind == STRICT or (kind != LIVE and one.at > self.record.ended.get(one.epoch, 1e9))
 
     def _start(self, role: str, number: int, epoch: str, key: Key) -> int:
         """Behind which ID this life owes its handlers all of this epoch; a durable reader's first life counts."""

@@ -101,6 +101,7 @@ class Record:
     logs: dict[str, dict[Key, dict[int, tuple[bytes, ...]]]] = attrs.field(factory=dict)
     # Epochs whose database was restored without a word: the same IDs stand for other facts, nothing holds of them.
     void: dict[str, None] = attrs.field(factory=dict)
+    ended: dict[str, float] = attrs.field(factory=dict)  # epoch -> when a restore put another log in its place
     broken: list[tuple[str, str]] = attrs.field(factory=list)  # (invariant, text) found on the way
     faults: dict[str, int] = attrs.field(factory=dict)
     note: Callable[[str, str], None] = attrs.field(default=lambda *_: None)  # the trace
