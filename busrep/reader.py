@@ -353,12 +353,10 @@ class Reader:
     def _reset(self, progress: Progress, position: int) -> None:
         self.counters.resets += 1
         self._move(progress, Event.RESET)
-        self._forget(progress)
-        # Rows of the former life that nobody handled yet are void: the handler is told before it gets new ones.
-        self._empty(progress)
-        # The delivered position too, at once: what was handled was of the former life, and must not be saved, or waited
-        # for, as if it were of this one.
-        progress.position = progress.queue.delivered = position
+        # Rows of the former life that nobody handled yet are void: the handler is told before it gets new ones. And the
+        # delivered position is another at once: what was handled was of the former life, and must not be saved, or
+        # waited for, as if it were of this one.
+        self._move_to(progress, position)
         progress.target = 0
         self._notice(progress, Reset(progress.stream.name, progress.writer, position))
 

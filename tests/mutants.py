@@ -1103,7 +1103,15 @@ MUTANTS: tuple[Mutant, ...] = (
         name="rows-of-the-former-life-after-its-reset",
         rule="9.11",
         harm="A handler told to forget gets the old rows once more afterwards.",
-        edits=(Edit(READER, "        self._empty(progress)\n        # The delivered", "        # The delivered"),),
+        edits=(
+            Edit(
+                READER,
+                "        self._move_to(progress, position)\n        progress.target = 0\n",
+                "        self._forget(progress)\n"
+                "        progress.position = progress.queue.delivered = position\n"
+                "        progress.target = 0\n",
+            ),
+        ),
         checks=(SIMULATOR, R + "a_reset_while_a_batch_is_being_handled"),
     ),
     Mutant(
@@ -1113,7 +1121,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "        progress.position = progress.queue.delivered = position\n        progress.target = 0\n",
+                "        self._move_to(progress, position)\n        progress.target = 0\n",
+                "        self._forget(progress)\n        self._empty(progress)\n"
                 "        progress.position = position\n        progress.target = 0\n",
             ),
         ),

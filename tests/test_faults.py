@@ -21,7 +21,7 @@ import pytest
 import redis.asyncio
 
 from busrep import Batch, Bus
-from busrep.asyncio.reading import stop
+from busrep.asyncio.tasks import stop
 from busrep.commands import RemoteServerUp
 from busrep.errors import BusrepError, Closed, HandlerFailed, WriterFenced
 from busrep.testing.links import FaultyLink

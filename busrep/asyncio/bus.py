@@ -22,7 +22,8 @@ from busrep.storage import AsyncStore
 from busrep.streams import Registry, Stream
 
 from .link import RedisLink
-from .reading import Batch, Handler, NoticeHandler, Reading, Start, call, log_failure, stop
+from .reading import Batch, Handler, NoticeHandler, Reading, Start
+from .tasks import call, log_failure, spawn, stop
 from .writing import Claimed, Fact, Writing
 
 log = logging.getLogger("busrep")
@@ -380,7 +381,8 @@ class Bus:
 
         def register(handler: Callable[[CommandT], Any]) -> Callable[[CommandT], Any]:
             self._command_handlers.setdefault(kind, []).append(handler)
-            self._spawn(self._link.subscribe(self._channel("USER_IP" if kind is UserIp else "")))
+            channel = self._channel("USER_IP" if kind is UserIp else "")
+            spawn(self._tasks, self._link.subscribe(channel), "busrep-subscribe")
             return handler
 
         return register
@@ -448,7 +450,7 @@ class Bus:
                 writing.fence(WriterFenced(writing.name, writing.incarnation))
         for handler in self._command_handlers.get(type(command), ()):
             if len(self._tasks) < COMMAND_CALLS:
-                self._spawn(call(handler, command))
+                spawn(self._tasks, call(handler, command), "busrep-command")
                 continue
             self._commands_dropped += 1
             self._log_error(ParseError(command.format(), type(command).__name__, "handlers are too slow: dropped"), now)
@@ -460,12 +462,6 @@ class Bus:
                 self._logged.clear()
             self._logged[reason] = now
             log.warning("%s", error)
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
-        task.add_done_callback(log_failure)
 
     # -- publishing -------------------------------------------------------------------------------------------
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-import inspect
 import itertools
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 import attrs
@@ -34,6 +33,8 @@ from busrep.settings import Settings
 from busrep.storage import AsyncStore, KnownWriter
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates
+
+from .tasks import being_cancelled, call, spawn, stop
 
 log = logging.getLogger("busrep.reader")
 
@@ -91,43 +92,9 @@ class _DetachedError(Exception):
     """The loop that took a batch ended before it asked for the next: the batch was not handled."""
 
 
-async def call(function: Callable[..., Any], *args: Any) -> None:
-    """Call a handler, whether it is a coroutine function or not."""
-    result = function(*args)
-    if inspect.isawaitable(result):
-        await result
-
-
 def _refuse(future: asyncio.Future[None], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-def _being_cancelled() -> bool:
-    """Whether a CancelledError is meant for this task; else something that it awaited was cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-async def stop(tasks: Iterable[asyncio.Task[Any]], timeout: float) -> None:
-    """Cancel tasks until they end, within ``timeout``: Python 3.11's wait_for, which drivers use, may swallow one."""
-    left = list(tasks)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout):
-            while left:
-                for task in left:
-                    task.cancel()
-                await asyncio.wait(left, timeout=0.1)
-                left = [task for task in left if not task.done()]
-    for task in left:
-        if not task.done():
-            log.error("%s ignores its cancellation", task.get_name())
-
-
-def log_failure(task: asyncio.Task[Any]) -> None:
-    """A done callback: a background task that fails says so."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("%s failed", task.get_name(), exc_info=error)
 
 
 class Reading:
@@ -408,15 +375,12 @@ class Reading:
         if due is not None:
             self._retry = asyncio.get_running_loop().call_at(due, self.pump)
 
-    def _spawn(self, work: Any, name: str, *, once: bool = False) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str, *, once: bool = False) -> None:
         name = f"busrep-{name}"
         if once and any(task.get_name() == name and not task.done() for task in self._tasks):
             work.close()
             return
-        task = asyncio.create_task(work, name=name)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
-        task.add_done_callback(log_failure)
+        spawn(self._tasks, work, name)
 
     async def _fetch(self, asked: FetchUpdates) -> None:
         clock = asyncio.get_running_loop().time
@@ -586,7 +550,7 @@ class Reading:
             try:
                 await call(function, notice.stream, notice.writer, *args)
             except (Exception, asyncio.CancelledError):
-                if _being_cancelled():
+                if being_cancelled():
                     raise
                 log.exception("the handler of a reset or of missed rows failed")
 
@@ -619,7 +583,7 @@ class Reading:
                     core.put_back(*key)
                 return False
             except (Exception, asyncio.CancelledError) as error:
-                if _being_cancelled():  # close() lost its patience
+                if being_cancelled():  # close() lost its patience
                     raise
                 self.handler_failures += 1
                 if batch._tried or isinstance(error, ReaderMoved):

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import busrep
-from busrep.cli.demo_rows import REPORT_EVERY, DemoRow, Parent, Task, demo_streams, fact_digest, run_child
+from busrep.cli.demo_rows import REPORT_EVERY, DemoRow, Task, demo_streams, fact_digest, run_child
 from busrep.cli.demo_table import HandledTable
 from busrep.errors import WaitTimeout
+from busrep.testing.children import Parent
 
 Entry = tuple[str, str, int, int, str]
 """stream, writer, token, rows, digest of one handled fact."""

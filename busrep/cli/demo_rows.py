@@ -1,17 +1,14 @@
-"""What the demo's processes share: streams, rows, what a child is told and how it talks to its parent."""
+"""What the demo's processes share: streams, rows, what a child is told and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import sys
-import threading
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import attrs
-import orjson
 
 from busrep.cli.options import first_error
 from busrep.errors import BusrepError, WriterFenced
@@ -24,8 +21,6 @@ ABORTED = "aborted"
 BULK = "bulk"
 # Exit status of a writer whose name was claimed by another process: a supervisor starts it again.
 FENCED = 3
-# Exit status of a child whose parent is gone.
-ORPHANED = 4
 # Seconds between two progress lines of a child.
 REPORT_EVERY = 0.1
 
@@ -74,34 +69,6 @@ def demo_streams(run: str) -> list[Stream[DemoRow]]:
 def fact_digest(payloads: Iterable[bytes]) -> str:
     """Tells whether two facts hold the same rows in the same order."""
     return hashlib.blake2b(b"\n".join(payloads), digest_size=8).hexdigest()
-
-
-class Parent:
-    """The child's end of the two pipes to its parent: one JSON object a line, both ways."""
-
-    def __init__(self) -> None:
-        self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=self._listen, args=(loop,), daemon=True).start()
-
-    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        # The file descriptor itself: a buffered reader would be locked by this thread when the process exits.
-        rest = b""
-        while piece := os.read(0, 65_536):
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                loop.call_soon_threadsafe(self._inbox.put_nowait, orjson.loads(line))
-        # The parent is gone, however it ended: no child may outlive it.
-        os._exit(ORPHANED)
-
-    async def hear(self) -> dict[str, Any]:
-        """The next message."""
-        return await self._inbox.get()
-
-    def tell(self, **what: object) -> None:
-        """Send a message."""
-        sys.stdout.buffer.write(orjson.dumps(what) + b"\n")
-        sys.stdout.buffer.flush()
 
 
 def run_child(work: Coroutine[Any, Any, None]) -> None:

@@ -226,7 +226,7 @@ class DemoRun:
     def _allow(self, part: float) -> None:
         for slot in self.writers:
             slot.allowed = math.ceil(slot.facts * part)
-            slot.child.tell(allowed=slot.allowed - slot.before)
+            slot.child.process.tell(allowed=slot.allowed - slot.before)
 
     def _faults(self) -> list[Callable[[], Awaitable[None]]]:
         faults: list[Callable[[], Awaitable[None]]] = [
@@ -258,7 +258,7 @@ class DemoRun:
         task = self._task(slot.who, life, left, slot.record)
         slot.child = await self._launch(slot.kind, task)
         if slot.kind == "writer":
-            slot.child.tell(allowed=slot.allowed - slot.before)
+            slot.child.process.tell(allowed=slot.allowed - slot.before)
 
     async def _replace_fenced(self) -> None:
         for slot in self.writers:
@@ -308,7 +308,7 @@ class DemoRun:
                 writers[known.writer] = max(known.position, writers.get(known.writer, 0))
         self.on_event("all facts are written; waiting for the readers")
         for slot in self.readers:
-            slot.child.tell(finish=finals, timeout=self.plan.timeout)
+            slot.child.process.tell(finish=finals, timeout=self.plan.timeout)
         await self._until(self._all_finished, self.plan.timeout + PATIENCE, "the readers")
         self.on_progress(sum(slot.written for slot in self.writers), self._handled())
         return [f"{slot.who}: {text}" for slot in self.readers for text in slot.child.latest["behind"]]
@@ -318,7 +318,7 @@ class DemoRun:
 
     async def _stop(self) -> None:
         for slot in (*self.writers, *self.readers):
-            slot.child.tell(stop=True)
+            slot.child.process.tell(stop=True)
         try:
             async with asyncio.timeout(PATIENCE):
                 for slot in (*self.writers, *self.readers):

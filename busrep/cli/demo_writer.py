@@ -9,9 +9,10 @@ import time
 import attrs
 
 import busrep
-from busrep.cli.demo_rows import ABORTED, BULK, REPORT_EVERY, DemoRow, Parent, Task, demo_streams, run_child
+from busrep.cli.demo_rows import ABORTED, BULK, REPORT_EVERY, DemoRow, Task, demo_streams, run_child
 from busrep.cli.demo_table import business_insert
 from busrep.streams import Stream
+from busrep.testing.children import Parent
 
 # Facts of one round. Most come by publish(), in one transaction, as in an import; the rest one by one.
 ROUND = 100

@@ -152,8 +152,8 @@ class Oracle:
     def _may_repeat(self, one: Handled) -> bool:
         """Whether rows may come again within one life."""
         kind = self.roles[one.role].kind
-        # A transaction without an answer is tried again, and what counts are its effects. A restore puts saved positions
-        # back, and a reader follows them: its new epoch, which begins all anew, may take it a moment to notice.
+        # A transaction without an answer is tried again, and what counts are its effects. A restore puts saved
+        # positions back, and a reader follows them: the new epoch, which begins all anew, it may notice later.
         return kind == STRICT or (kind != LIVE and one.at > self.record.ended.get(one.epoch, 1e9))
 
     def _start(self, role: str, number: int, epoch: str, key: Key) -> int:

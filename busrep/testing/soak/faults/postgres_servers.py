@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections.abc import AsyncIterator
 
 from busrep.errors import BusrepError
 from busrep.stores import open_store
@@ -39,18 +41,27 @@ async def crash_replica(world: World, dice: random.Random) -> bool:
     return True
 
 
-async def lag(world: World, dice: random.Random) -> bool:
-    """The replica shows nothing new for a while."""
+@contextlib.asynccontextmanager
+async def replay_paused(world: World) -> AsyncIterator[bool]:
+    """The replica shows nothing new meanwhile; false when there is none."""
     if world.replica is None:
-        return False
+        yield False
+        return
     async with world.postgres_lock:
         replica = Database(world.replica.url)
         try:
             await asyncio.to_thread(replica.run, "SELECT pg_wal_replay_pause()")
-            await asyncio.sleep(dice.uniform(0.5, 2 * LEASE))
+            yield True
         finally:
             await asyncio.to_thread(replica.run, "SELECT pg_wal_replay_resume()")
-    return True
+
+
+async def lag(world: World, dice: random.Random) -> bool:
+    """The replica shows nothing new for a while."""
+    async with replay_paused(world) as paused:
+        if paused:
+            await asyncio.sleep(dice.uniform(0.5, 2 * LEASE))
+        return paused
 
 
 async def terminate(world: World, _: random.Random) -> bool:
@@ -64,12 +75,10 @@ async def terminate(world: World, _: random.Random) -> bool:
 
 async def terminate_at_commit(world: World, _: random.Random) -> bool:
     """Transactions that wait for the replica are ended there: committed here, and the client is not told."""
-    if world.replica is None:
-        return False
-    async with world.postgres_lock:
-        replica = Database(world.replica.url)
+    async with replay_paused(world) as paused:
+        if not paused:
+            return False
         try:
-            await asyncio.to_thread(replica.run, "SELECT pg_wal_replay_pause()")
             await asyncio.to_thread(
                 world.database.run,
                 "ALTER SYSTEM SET synchronous_standby_names = '*'",
@@ -84,7 +93,6 @@ async def terminate_at_commit(world: World, _: random.Random) -> bool:
                 "ALTER SYSTEM RESET synchronous_commit",
                 "SELECT pg_reload_conf()",
             )
-            await asyncio.to_thread(replica.run, "SELECT pg_wal_replay_resume()")
 
 
 async def terminate_waiting(world: World) -> bool:

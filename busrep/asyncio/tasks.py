@@ -1,0 +1,54 @@
+"""Background tasks of one event loop: started, stopped, and never failing in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+log = logging.getLogger("busrep.reader")
+
+
+async def call(function: Callable[..., Any], *args: Any) -> None:
+    """Call a handler, whether it is a coroutine function or not."""
+    result = function(*args)
+    if inspect.isawaitable(result):
+        await result
+
+
+def being_cancelled() -> bool:
+    """Whether a CancelledError is meant for this task; else something that it awaited was cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def stop(tasks: Iterable[asyncio.Task[Any]], timeout: float) -> None:
+    """Cancel tasks until they end, within ``timeout``: Python 3.11's wait_for, which drivers use, may swallow one."""
+    left = list(tasks)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            while left:
+                for task in left:
+                    task.cancel()
+                await asyncio.wait(left, timeout=0.1)
+                left = [task for task in left if not task.done()]
+    for task in left:
+        if not task.done():
+            log.error("%s ignores its cancellation", task.get_name())
+
+
+def log_failure(task: asyncio.Task[Any]) -> None:
+    """A done callback: a background task that fails says so."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s failed", task.get_name(), exc_info=error)
+
+
+def spawn(tasks: dict[asyncio.Task[Any], None], work: Coroutine[Any, Any, Any], name: str) -> None:
+    """Run ``work`` as a task that is among ``tasks`` until it has ended, and says so if it fails."""
+    task = asyncio.create_task(work, name=name)
+    tasks[task] = None
+    task.add_done_callback(lambda done: tasks.pop(done, None))
+    task.add_done_callback(log_failure)
