@@ -10,6 +10,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -168,3 +170,33 @@ def test_there_are_regressions() -> None:
 def test_some_seeds(first: int) -> None:
     for seed in range(first, first + 25):
         assert simulate(seed).violations == [], f"seed {seed}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel")
+def test_workers_do_not_outlive_a_killed_command() -> None:
+    def workers(pid: int) -> list[int]:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
+
+    def alive(pid: int) -> bool:
+        try:
+            return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+
+    def until(what: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not what():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    command = [sys.executable, "-m", "busrep.testing.simulate", "--seeds", "100000", "--jobs", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as running:
+        try:
+            until(lambda: len(workers(running.pid)) == 2)
+            assert running.stdout is not None
+            running.stdout.readline()  # they are at work
+            mine = workers(running.pid)
+        finally:
+            running.kill()
+    until(lambda: not any(alive(pid) for pid in mine))

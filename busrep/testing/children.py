@@ -86,14 +86,18 @@ class ChildProcess:
         await self.process.wait()
 
 
+def end_with_parent() -> None:
+    """However the parent ends, this process ends too; on Linux. Call it in the child."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
 class Parent:
     """The child's end of the two pipes. Make it on the event loop, in the main thread."""
 
     def __init__(self) -> None:
         self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        if sys.platform == "linux":
-            # PR_SET_PDEATHSIG: a child that is stopped would not see its input end.
-            ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+        end_with_parent()  # one that is stopped would not see its input end
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._listen, args=(loop,), daemon=True).start()
 

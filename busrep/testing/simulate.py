@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import orjson
 
+from busrep.testing.children import end_with_parent
 from busrep.testing.sim.run import Outcome, Scenario, draw, shrink, simulate
 
 # Seeds that a worker process takes at a time.
@@ -72,7 +73,7 @@ def run_all(first: int, count: int, jobs: int, *, stop: bool) -> Iterator[Total]
             yield run_seeds(chunk, stop)
         return
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=end_with_parent) as pool:
         try:
             yield from pool.map(run_seeds, chunks, [stop] * len(chunks))
         finally:
@@ -164,7 +165,7 @@ def many(args: argparse.Namespace) -> int:
 
 def watch(total: Total, parts: Iterator[Total], args: argparse.Namespace) -> None:
     """Add the parts to the total as they come; say what breaks at once, and now and then how far it is."""
-    said = time.monotonic()
+    said = float("-inf")
     for part in parts:
         total.merge(part)
         shown: set[int] = set()
