@@ -125,7 +125,11 @@ def test_judge_of_a_reader_without_saved_positions() -> None:
 def test_judge_of_the_own_rows_of_a_writer_that_reads() -> None:
     """What it published counts as handled, and what a life before left behind comes all the same."""
     assert judge_reader("a", TRUTH, [(2, batch(4, 5, 5))], durable=True).violations == []
-    assert judge_reader("a", TRUTH, [(2, [*batch(0, 1, 1), *batch(5, 9, 9)])], durable=True).lost == 3
+    lives = [(2, [*batch(0, 1, 1), *batch(5, 9, 9)])]
+    assert judge_reader("a", TRUTH, lives, durable=True).lost == 3
+    # Fenced in between: it wrote 4 and 5 itself, and hears of the rest from then on. Another life's 5 it owes.
+    assert judge_reader("a", TRUTH, lives, durable=True, authors={"s": {4: 2, 5: 2}}).violations == []
+    assert judge_reader("a", TRUTH, lives, durable=True, authors={"s": {4: 2, 5: 1}}).lost == 1
 
 
 def test_judge_of_an_exactly_once_reader() -> None:

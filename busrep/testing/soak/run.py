@@ -236,7 +236,10 @@ class Soak:
                 self.world.violations += judge_writer(slot.who, truth, entries)
             if slot.role.reads:
                 exact = slot.role.reads == "exact"
-                found[slot.who] = verdict = judge_reader(slot.who, truth, lives, durable=slot.role.durable, exact=exact)
+                authors = self.world.database.authors(slot.who)
+                found[slot.who] = verdict = judge_reader(
+                    slot.who, truth, lives, durable=slot.role.durable, exact=exact, authors=authors
+                )
                 self.world.violations += verdict.violations
                 if exact:
                     effects = judge_effects(slot.who, truth, self.world.database.effects(slot.who))

@@ -3,7 +3,8 @@
 What must hold, per (stream, writer), in the order of IDs:
 
 - a batch holds exactly the facts that the table has in (after, position], with the same bytes;
-- within a life nothing is skipped between two batches, and nothing comes again that was handled;
+- within a life nothing is skipped between two batches, and nothing comes again that was handled; what a life wrote
+  itself counts as handled, until it loses its name: then its own facts come to it like any others;
 - a reader that saves its positions begins a life no later than where its earlier lives got;
 - at the end it has handled everything. A reader that saves none ("now") begins each life where it likes.
 """
@@ -26,6 +27,9 @@ Content = tuple[int, str]
 
 Truth = Mapping[Key, Mapping[int, Content]]
 """All facts that were ever committed: token -> content, ascending."""
+
+Authors = Mapping[str, Mapping[int, int]]
+"""The own facts of a writer that reads: stream -> token -> the number of the life that wrote it."""
 
 # Lines of a ledger that a violation shows before and after its own.
 CONTEXT = 3
@@ -87,8 +91,8 @@ def _ends(items: Sequence[object]) -> str:
 class _Judge:
     """Goes through the lives of one reader."""
 
-    def __init__(self, who: str, truth: Truth, *, durable: bool, exact: bool) -> None:
-        self.who, self.truth, self.durable, self.exact = who, truth, durable, exact
+    def __init__(self, who: str, truth: Truth, *, durable: bool, exact: bool, authors: Authors) -> None:
+        self.who, self.truth, self.durable, self.exact, self.authors = who, truth, durable, exact, authors
         self.tokens = {key: list(facts) for key, facts in truth.items()}
         self.reached: dict[Key, int] = {}
         self.verdict = Verdict()
@@ -165,7 +169,11 @@ class _Judge:
             self.verdict.out_of_order += len(again)
             self.complain(life, entries, at, f"facts {again[:20]} again, or backwards, within a life")
             return
-        if skipped := self.between(key, handled, entry.after):
+        skipped = self.between(key, handled, entry.after)
+        if key[1] == self.who:
+            written = self.authors.get(key[0], {})
+            skipped = [token for token in skipped if written.get(token) != life]
+        if skipped:
             self.rows_lost(key, skipped)
             self.complain(life, entries, at, f"{len(skipped)} facts were skipped: {skipped[:20]}")
 
@@ -208,14 +216,21 @@ class _Judge:
 
 
 def judge_reader(
-    who: str, truth: Truth, lives: Iterable[tuple[int, Sequence[Entry]]], *, durable: bool, exact: bool = False
+    who: str,
+    truth: Truth,
+    lives: Iterable[tuple[int, Sequence[Entry]]],
+    *,
+    durable: bool,
+    exact: bool = False,
+    authors: Authors | None = None,
 ) -> Verdict:
     """Compare the ledgers of a reader's lives, (number, entries) in their order, with the table.
 
     ``durable``: it saves its positions. ``exact``: in one transaction with what it did, so that a batch may have been
-    handled of which the ledger does not say so; ``judge_effects`` tells whether it was handled once.
+    handled of which the ledger does not say so; ``judge_effects`` tells whether it was handled once. ``authors``: of
+    its own facts, if it writes too.
     """
-    judge = _Judge(who, truth, durable=durable, exact=exact)
+    judge = _Judge(who, truth, durable=durable, exact=exact, authors=authors or {})
     for number, entries in lives:
         judge.life(number, entries)
     judge.end()
