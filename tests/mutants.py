@@ -836,13 +836,8 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(BUS, "        handled = self.positions().get(stream.name, {})\n", ""),
             Edit(
                 BUS,
-                "        for one in await self._store.known():\n            if one.stream != stream.name:\n",
-                """\
-        everything = await self._store.known()
-        handled = self.positions().get(stream.name, {})
-        for one in everything:
-            if one.stream != stream.name:
-""",
+                "        known = await self._store.known()\n",
+                "        known = await self._store.known()\n        handled = self.positions().get(stream.name, {})\n",
             ),
         ),
         checks=(S + "9_7_a_linear_position_is_of_positions_known_before_the_registry_was_read",),
@@ -2015,6 +2010,26 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             ),
         ),
         checks=(SIMULATOR, GAPS + "4_a_batch_does_not_come_again_once_the_next_was_asked_for"),
+    ),
+    Mutant(
+        name="a-loop-is-handed-a-batch-of-a-log-that-is-gone",
+        rule="4",
+        harm="After a new epoch bus.follow() still yields a batch of the old log that had waited for the loop.",
+        edits=(
+            Edit(
+                READING,
+                "                if not self._in_hand((batch.stream.name, batch.writer), batch._raw):",
+                "                if False:",
+            ),
+        ),
+        checks=(GAPS + "4_a_batch_of_a_log_that_is_gone_is_not_handed_to_a_loop",),
+    ),
+    Mutant(
+        name="a-lagging-registry-is-taken-for-all-writers",
+        rule="9.7",
+        harm="A reader on a replica takes a position for linear while a writer that joined has an ID open below it.",
+        edits=(Edit(BUS, "            if lags:\n", "            if False:\n"),),
+        checks=(GAPS + "9_7_a_registry_that_lags_bounds_the_linear_position_by_its_own_positions",),
     ),
     Mutant(
         name="the-publisher-stays-with-the-old-master",

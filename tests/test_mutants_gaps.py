@@ -404,3 +404,69 @@ def test_9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody() ->
             assert (there[-2:], got) == ([2, 3], [1, 4])
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_9_7_a_registry_that_lags_bounds_the_linear_position_by_its_own_positions() -> None:
+    """A replica does not show yet that somebody joined, and reserved an ID below what was handled here."""
+
+    async def main() -> None:
+        shop = await in_memory()
+        async with shop.bus(writer="w1") as w1, shop.bus() as reader:
+            reader.subscribe(orders)(lambda _: None)
+            (first,) = await w1.publish(orders, [Order(1)])
+            await reader.wait_for(orders, "w1", first)
+            replica = reader._reading._store
+            assert replica is not None
+            while (known := await replica.known())[0].position < first:  # until the writer's beat has proven it
+                await asyncio.sleep(0.01)
+            store = open_store(shop.store, Registry([orders]))
+            claim = await store.claim("w2", ["orders"], timeout=1)
+            (reserved,) = await store.reserve("orders", 1)
+            (last,) = await w1.publish(orders, [Order(2)])
+            await reader.wait_for(orders, "w1", last)
+            assert first < reserved < last
+
+            async def lagging() -> Any:
+                return known
+
+            async def cannot_know(_: str) -> None:
+                return None
+
+            replica.known, replica.sequence = lagging, cannot_know  # type: ignore[method-assign]
+            assert await reader.linear_position(orders) == first
+            assert claim.writer == "w2"
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_4_a_batch_of_a_log_that_is_gone_is_not_handed_to_a_loop() -> None:
+    async def main() -> None:
+        shop, got, go_on = await in_memory(), [], asyncio.Event()
+        store = open_store(shop.store, Registry([orders, payments]))
+        async with shop.bus(writer="w1", settings=CALM) as writer, shop.bus(reader="r", settings=CALM) as reader:
+            await writer.publish(orders, [Order(1)])
+            await writer.publish(payments, [Order(2)])
+            at_work = asyncio.Event()
+
+            async def loop() -> None:
+                async for batch in reader.follow(orders, payments):
+                    got.append((batch.stream.name, reader._reading.core.epoch))
+                    at_work.set()
+                    await go_on.wait()
+
+            following = asyncio.create_task(loop())
+            await at_work.wait()
+            await until(lambda: len(reader._reading._offered) == 2)  # the other one's batch waits for the loop
+            before = reader._reading.core.epoch
+            reader._reading.core.doubt(await store.restored())
+            reader._reading.pump()
+            await until(lambda: reader._reading.core.epoch != before)
+            go_on.set()
+            await until(lambda: len(got) == 3)
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            # The one that the loop was busy with is of the old log; the other came in the new one only.
+            assert [epoch == before for _, epoch in got] == [True, False, False]
+            assert {stream for stream, _ in got[1:]} == {"orders", "payments"}
+
+    asyncio.run(asyncio.wait_for(main(), 20))

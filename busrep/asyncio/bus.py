@@ -339,11 +339,17 @@ class Bus:
             raise ConfigError(f"stream {stream.name!r} has no linear position")
         await self._reading.followed(self.streams[stream.name])
         handled = self.positions().get(stream.name, {})
+        known = await self._store.known()
+        # A replica's registry may be older than what was handled: a writer may have joined since, and reserved an ID
+        # below that. But none below a position of the same snapshot, for these were given out before.
+        lags = await self._store.sequence(stream.name) is None
         lowest, highest = [], 0
-        for one in await self._store.known():
+        for one in known:
             if one.stream != stream.name:
                 continue
             at = handled.get(one.writer, 0)
+            if lags:
+                at = min(at, one.position)
             highest = max(highest, at)
             # One that left the registry counts until its last rows have been handled here.
             if one.registered or at < one.position:

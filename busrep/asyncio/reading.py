@@ -950,6 +950,9 @@ class Reading:
                 batch, handled = offered
                 if handled.done():  # given up meanwhile: the bus is closed
                     continue
+                if not self._in_hand((batch.stream.name, batch.writer), batch._raw):  # of a log that is gone
+                    handled.set_result(None)
+                    continue
                 yield batch
                 if not handled.done():
                     handled.set_result(None)
