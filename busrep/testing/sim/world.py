@@ -244,6 +244,8 @@ class World:
     def _behind(self) -> list[str]:
         """Who is not where it should be, for a person."""
         found = []
+        if any(session.linger is not None for session in self.database.sessions):
+            found.append("what a dead client had sent may yet be committed")
         for role in self.scenario.roles:
             service = self.current.get(role.name)
             if role.name in self.gone:
