@@ -228,9 +228,9 @@ class PostgresServer(ServerProcess):
         program = self.programs / "pg_basebackup"
         if not os.access(program, os.X_OK):
             raise ConfigError(f"{self.programs} has no pg_basebackup, which makes replicas")
-        self.run_once(
-            [str(program), "-D", str(self.data), "-d", primary.url, "-X", "stream", "-c", "fast", "-R", "--no-sync"]
-        )
+        # A slot: without one the primary drops WAL that a replica which is down has not had yet.
+        copy = [str(program), "-D", str(self.data), "-d", primary.url, "-X", "stream", "-c", "fast", "-R", "--no-sync"]
+        self.run_once([*copy, "-C", "-S", f"replica_{secrets.token_hex(4)}"])
 
     def run_once(self, command: Sequence[str]) -> None:
         """Run a program as the server's user to its end. Raises ConfigError with what it said."""
