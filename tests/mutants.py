@@ -345,10 +345,8 @@ MUTANTS: tuple[Mutant, ...] = (
                 '"SELECT s.last_value, p.seqcache',
             ),
         ),
-        checks=(
-            SIMULATOR,
-            L + "9_5_finish_fences_then_takes_the_sequence_as_the_final_position",
-        ),
+        # Not the simulator: its database does not know this statement.
+        checks=(L + "9_5_finish_fences_then_takes_the_sequence_as_the_final_position",),
     ),
     Mutant(
         name="start-forgets-the-own-rows",
@@ -424,7 +422,7 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 CLAIMS,
                 "SET incarnation = {dialect.largest}(busrep_writers.incarnation, ?) + 1, ",
-                "SET incarnation = {dialect.largest}(busrep_writers.incarnation, ?), ",
+                "SET incarnation = busrep_writers.incarnation + 0 * ?, ",  # the clock alone would make it rise
             ),
         ),
         checks=(

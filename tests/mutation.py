@@ -211,8 +211,9 @@ def run_simulator(tree: Path, seeds: int) -> Caught | None:
     if not violations:
         return None
     first = min(violations, key=lambda one: one["seed"])
-    if "NotImplementedError" in first["text"]:
-        raise CannotTell(f"the simulator does not know what the mutant asks of it: {first['text'][:300]}")
+    for one in violations:  # whatever else went wrong for it
+        if "NotImplementedError" in one["text"]:
+            raise CannotTell(f"the simulator does not know what the mutant asks of it: {one['text'][:300]}")
     return Caught(SIMULATOR, first["invariant"], first["seed"] + 1, ended.seconds)
 
 
