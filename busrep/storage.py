@@ -50,9 +50,14 @@ class KnownWriter:
     silent_for: float
 
 
+MIXED = "several"
+"""The epoch of saved positions that are not all of one log: some process has not noticed a restore yet."""
+
+
 @attrs.frozen
 class ReaderState:
-    """Saved positions of a durable reader, {(stream, writer): position}; ``epoch`` is None for an unknown reader.
+    """Saved positions of a durable reader, {(stream, writer): position}; ``epoch`` is None for an unknown reader, and
+    `MIXED` while its positions are of several logs.
 
     ``streams``: those it has read before, also where no writer had written yet. A writer of such a stream that is not
     among the positions joined since.

@@ -339,6 +339,7 @@ class Writer:
             # The largest, not the last: a stream behind an open fact must not keep the others off the wire.
             largest = max(self._chains.values(), key=lambda each: each.queued_bytes)
             self._queued_bytes -= largest.drop()
+            self._mark(largest)
 
     def position_moved(self, stream: str, position: int) -> None:
         """The ID generator proved ``position``: all own facts up to it have ended, and were told here before.

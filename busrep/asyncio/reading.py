@@ -421,10 +421,11 @@ class Reading:
         except BusrepError as trouble:
             log.warning("saved positions cannot be read yet: %s", trouble)
             return True  # the page is asked for again
-        if self.core.epoch != log_read:  # the floor is of a log that is gone
+        self.core.doubt(state.epoch)
+        if self.core.epoch != log_read or state.epoch not in (None, log_read):  # the floor may be of another log
             return True
         saved = state.positions.get(key, 0)
-        if state.epoch != log_read or saved < error.floor or saved <= self.core.delivered(*key):
+        if saved < error.floor or saved <= self.core.delivered(*key):
             return False
         log.warning("%s: handled by another process under the name %r", error, self._name)
         self._saved[key] = saved
@@ -620,6 +621,8 @@ class Reading:
             return True
         try:
             async with self._saving:  # which registers too
+                if not self._in_hand(key, raw):  # of a log that is gone by now: where it began says nothing of this one
+                    return True
                 if key not in self._saved:
                     await self._register(key, raw.after)
         except BusrepError as trouble:
@@ -679,7 +682,10 @@ class Reading:
         await self._reader_store.save_reader(self._name, [change], self.core.epoch or "", connection)
 
     async def _register(self, key: Key, position: int) -> None:
-        """Make sure that there is a row to save to. It may be another's, or that of a try without an answer."""
+        """Make sure that there is a row to save to. It may be another's, or that of a try without an answer.
+
+        While ``_saving`` is held: what is registered in one log must not slip in among what a new one begins with.
+        """
         assert self._name is not None  # noqa: S101
         assert self._reader_store is not None  # noqa: S101
         epoch = self.core.epoch
@@ -697,11 +703,12 @@ class Reading:
         assert self._name is not None  # noqa: S101
         assert self._reader_store is not None  # noqa: S101
         try:
-            state = await self._reader_store.load_reader(self._name)
-            saved = state.positions.get(key)
-            if saved is None and core.epoch == log_read:
-                await self._register(key, raw.after)
-                saved = raw.after
+            async with self._saving:
+                state = await self._reader_store.load_reader(self._name)
+                saved = state.positions.get(key)
+                if saved is None and core.epoch == log_read:
+                    await self._register(key, raw.after)
+                    saved = raw.after
         except BusrepError as trouble:
             log.warning("saved positions cannot be read yet: %s", trouble)
             await asyncio.sleep(self._settings.retry_max)
@@ -709,6 +716,10 @@ class Reading:
             return True
         core.doubt(state.epoch)
         if saved is None or core.epoch != log_read:  # rows of a log that is gone: what is saved in the new one is known
+            return True
+        if state.epoch not in (None, log_read):  # another process has gone over to a new log, or is at it
+            await asyncio.sleep(self._settings.retry_max)
+            core.put_back(*key)
             return True
         if saved == self._saved.get(key) and saved <= raw.after and self._in_hand(key, raw):
             return False
@@ -744,7 +755,8 @@ class Reading:
                 log.error("%s", error)
                 state = await self._reader_store.load_reader(self._name)
                 self.core.doubt(state.epoch)
-                for key in keys:
+                # Positions of another log say nothing of this one.
+                for key in keys if state.epoch in (None, self.core.epoch) else ():
                     if key in state.positions:
                         back = state.positions[key] < self._saved.get(key, 0)
                         self._saved[key] = state.positions[key]

@@ -25,7 +25,7 @@ from busrep.errors import (
 )
 from busrep.ids import Start, plan_start
 from busrep.settings import Settings
-from busrep.storage import Claim, DeadLetter, FactRows, KnownWriter, ReaderState
+from busrep.storage import MIXED, Claim, DeadLetter, FactRows, KnownWriter, ReaderState
 from busrep.stores.schema import VERSION, new_epoch
 from busrep.streams import Registry
 from busrep.updates import FetchUpdates, UpdatesPage
@@ -285,7 +285,8 @@ class MemoryStore:
         """See `AsyncStore`."""
         with self.world.lock:
             saved = self.world.readers.get(reader, {})
-            epoch = min((at.epoch for at in saved.values()), default=None)
+            epochs = {at.epoch for at in saved.values()}
+            epoch = MIXED if len(epochs) > 1 else next(iter(epochs), None)
             positions = {key: at.position for key, at in saved.items() if key[1]}
             return ReaderState(epoch, positions, frozenset(stream for stream, _ in saved))
 

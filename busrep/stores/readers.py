@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import orjson
 
 from busrep.errors import ReaderMoved
-from busrep.storage import DeadLetter, ReaderState
+from busrep.storage import MIXED, DeadLetter, ReaderState
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, in_transaction
 
@@ -47,8 +47,9 @@ def register(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], 
 def load(reader: str) -> Plan[ReaderState]:
     """The saved positions, and their epoch."""
     rows = (yield Sql("SELECT stream, writer, position, epoch FROM busrep_readers WHERE reader = ?", (reader,)))[0]
+    epochs = {row[3] for row in rows}
     return ReaderState(
-        epoch=min((row[3] for row in rows), default=None),
+        epoch=MIXED if len(epochs) > 1 else next(iter(epochs), None),
         positions={(stream, writer): position for stream, writer, position, _ in rows if writer},
         streams=frozenset(row[0] for row in rows),
     )

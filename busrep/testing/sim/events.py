@@ -322,6 +322,8 @@ async def restore(world: World, event: Event) -> None:
     _, checkpoint = max((one for one in world.checkpoints if one[0] <= wanted), default=world.checkpoints[0])
     world.checkpoints = [one for one in world.checkpoints if one[0] <= wanted] or world.checkpoints[:1]
     world.read_dead_letters()  # which the restore takes away
+    world.record.effects.append(world.database.effects())
+    world.record.floors[world.epoch()] = world.floors()
     world.database.restore(checkpoint)
     world.last.clear()
     if not event.args.get("declared", True):

@@ -163,7 +163,7 @@ class Oracle:
         began = next(life for life in lives if not live or life.number == number)
         if began.epoch == epoch:
             return began.starts.get(key, 0)
-        return self.floors.get(key, 0)  # began again, at the floor there was
+        return self.record.floors.get(epoch, self.floors).get(key, 0)  # began again, at the floor there was
 
     def _bytes(self, one: Handled, log: Log, where: str) -> None:
         rows: dict[int, list[bytes]] = {}
@@ -192,9 +192,13 @@ class Oracle:
         return all(any(one.after < token <= one.upto for one in told) for token in tokens)
 
     def _effects(self) -> None:
-        """Exactly once: the effects of a reader that saves with them are the log, in its order."""
+        """Exactly once: the effects of a reader that saves with them are the log, in its order, at each restore too."""
+        for effects in (*self.record.effects, self.effects):
+            self._effects_at_a_time(effects)
+
+    def _effects_at_a_time(self, effects: Sequence[tuple[str, str, str, str, int, str]]) -> None:
         found: dict[tuple[str, str, Key], list[tuple[int, bytes]]] = {}
-        for reader, epoch, stream, writer, token, row in self.effects:
+        for reader, epoch, stream, writer, token, row in effects:
             if epoch in self.record.void:
                 continue
             found.setdefault((reader, epoch, (stream, writer)), []).append((token, row.encode()))

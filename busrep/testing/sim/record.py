@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -102,6 +102,9 @@ class Record:
     # Epochs whose database was restored without a word: the same IDs stand for other facts, nothing holds of them.
     void: dict[str, None] = attrs.field(factory=dict)
     ended: dict[str, float] = attrs.field(factory=dict)  # epoch -> when a restore put another log in its place
+    # What a restore took away: the readers' effects as they were before each, and by epoch what had been pruned.
+    effects: list[Sequence[tuple[str, str, str, str, int, str]]] = attrs.field(factory=list)
+    floors: dict[str, Mapping[Key, int]] = attrs.field(factory=dict)
     broken: list[tuple[str, str]] = attrs.field(factory=list)  # (invariant, text) found on the way
     faults: dict[str, int] = attrs.field(factory=dict)
     note: Callable[[str, str], None] = attrs.field(default=lambda *_: None)  # the trace
