@@ -2023,6 +2023,58 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(GAPS + "4_a_batch_of_a_log_that_is_gone_is_not_handed_to_a_loop",),
     ),
     Mutant(
+        name="a-registration-slips-into-the-new-log",
+        rule="9.12",
+        harm="A position of the old log is registered while the new one begins: readers step over facts of it.",
+        edits=(
+            Edit(
+                READING,
+                "            async with self._saving:\n                state = await self._reader_store.load_reader(",
+                "            if True:\n                state = await self._reader_store.load_reader(",
+            ),
+        ),
+        checks=(GAPS + "9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one",),
+    ),
+    Mutant(
+        name="where-a-batch-of-the-old-log-began-is-registered",
+        rule="9.12",
+        harm="A writer that joined before a restore is registered after it, at its old position: facts are skipped.",
+        edits=(
+            Edit(
+                READING,
+                "                if not self._in_hand(key, raw):  # of a log that is gone by now",
+                "                if False:  # of a log that is gone by now",
+            ),
+        ),
+        checks=(GAPS + "9_12_where_a_batch_of_the_log_before_began_is_not_registered_in_the_new_one",),
+    ),
+    Mutant(
+        name="positions-of-several-logs-pass-for-one",
+        rule="9.12",
+        harm="A position that another process registered in the old log is taken for one of the new log.",
+        edits=(
+            Edit(
+                SAVED,
+                "        epoch=MIXED if len(epochs) > 1 else next(iter(epochs), None),\n",
+                "        epoch=min(epochs, default=None),\n",
+            ),
+        ),
+        checks=(L + "9_12_positions_of_several_logs_are_of_none",),
+    ),
+    Mutant(
+        name="dropped-facts-are-not-announced-until-something-else-is",
+        rule="4",
+        harm="A writer that closes waits for what nothing publishes: a processor at 100 %, until it gives up.",
+        edits=(
+            Edit(
+                WRITER,
+                "            self._queued_bytes -= largest.drop()\n            self._mark(largest)\n",
+                "            self._queued_bytes -= largest.drop()\n",
+            ),
+        ),
+        checks=(W + "what_is_due_is_published_also_when_rows_are_dropped_behind_an_open_fact",),
+    ),
+    Mutant(
         name="a-lagging-registry-is-taken-for-all-writers",
         rule="9.7",
         harm="A reader on a replica takes a position for linear while a writer that joined has an ID open below it.",

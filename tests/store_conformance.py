@@ -24,6 +24,7 @@ from busrep.errors import (
     UnknownStream,
     WriterFenced,
 )
+from busrep.storage import MIXED
 from busrep.stores import AsyncStore, Claim, CommitUnknown, open_store
 from busrep.streams import Registry, Stream, Table
 from busrep.updates import FetchUpdates, UpdatesPage
@@ -549,6 +550,21 @@ class StoreConformance:
             assert (state.epoch, state.positions) == (new, {("orders", "w1"): 5, ("orders", "w3"): 1})
             await store.save_reader("r", [("orders", "w1", 5, 6)], new)  # the first goes on as if nothing had been
             assert (await store.load_reader("another")).positions == {("orders", "w1"): 3}
+
+    @sync
+    async def test_9_12_positions_of_several_logs_are_of_none(self, url: str) -> None:
+        """One process has gone over to a new log, another, that has not noticed it, registers in the old one."""
+        for new in ("0" * 32, "f" * 32):  # on either side of the old one in any order of epochs
+            async with self.opened(url) as store, self.opened(url) as other:
+                old = await store.epoch()
+                await store.register_reader("r", "orders", "w1", 7, old)
+                await store.reset_reader("r", {("orders", "w2"): 0}, new)
+                await other.register_reader("r", "orders", "w1", 7, old)
+                assert (await store.load_reader("r")).epoch == MIXED
+                await store.reset_reader("r", {("orders", "w1"): 0}, new)
+                state = await store.load_reader("r")
+                assert (state.epoch, state.positions) == (new, {("orders", "w1"): 0, ("orders", "w2"): 0})
+                await store.reset_reader("r", {}, old)
 
     @sync
     async def test_9_12_of_two_savers_one_wins(self, url: str) -> None:

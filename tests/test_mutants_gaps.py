@@ -470,3 +470,93 @@ def test_4_a_batch_of_a_log_that_is_gone_is_not_handed_to_a_loop() -> None:
             assert {stream for stream, _ in got[1:]} == {"orders", "payments"}
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+class _Gate:
+    """Holds up calls of one method of a store until it is opened."""
+
+    def __init__(self, store: Any, method: str) -> None:
+        self.at, self.go_on = asyncio.Event(), asyncio.Event()
+        given = getattr(store, method)
+
+        async def held_up(*args: Any, **kwargs: Any) -> Any:
+            self.at.set()
+            await self.go_on.wait()
+            return await given(*args, **kwargs)
+
+        setattr(store, method, held_up)
+
+
+def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() -> None:
+    """The saved position is gone, for the database was restored; meanwhile the reader begins the new log."""
+
+    async def main() -> None:
+        shop, key, failing = await in_memory(), ("orders", "w1"), asyncio.Event()
+        store = open_store(shop.store, Registry([orders]))
+        async with shop.bus(writer="w1", settings=CALM) as writer, shop.bus(reader="r", settings=CALM) as reader:
+            reading = reader._reading
+            got: list[tuple[str | None, list[int]]] = []
+
+            @reader.subscribe(orders)
+            async def handle(batch: busrep.Batch[Order]) -> None:
+                got.append((reading.core.epoch, list(batch.tokens)))
+                if reading.core.epoch == before and 2 in batch.tokens and not failing.is_set():
+                    failing.set()
+                    memory.world.readers.pop("r")  # as a restore to before it was registered leaves it
+                    batch._tried = True  # it saved, and what became of that is to be looked at
+                    raise ConnectionError
+
+            before = (await store.load_reader("r")).epoch or await store.epoch()
+            memory: Any = reading._reader_store
+            await reader.wait_for(orders, "w1", (await writer.publish(orders, [Order(1)]))[-1])
+            gate = _Gate(memory, "register_reader")
+            await writer.publish(orders, [Order(2)])
+            await gate.at.wait()  # the worker is about to register position 1 in the log that it knows
+            new = await store.restored()
+
+            async def nobody() -> list[Any]:
+                return []  # it was restored to before the writer joined
+
+            memory.known = nobody
+            reading.core.doubt(new)
+            reading.pump()
+            changing = asyncio.create_task(until(lambda: reading.core.epoch == new))
+            await asyncio.sleep(0.2)  # whatever can happen before it has registered does
+            gate.go_on.set()
+            await changing
+            await until(lambda: key not in reading._workers)
+            state = await store.load_reader("r")
+            assert (state.epoch, state.positions.get(key, 0)) == (new, 0)
+            assert [tokens for _, tokens in got] == [[1], [2]]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_9_12_where_a_batch_of_the_log_before_began_is_not_registered_in_the_new_one() -> None:
+    """A writer joined, its rows wait for their registration while the log is exchanged."""
+
+    async def main() -> None:
+        shop, key = await in_memory(), ("orders", "w1")
+        store = open_store(shop.store, Registry([orders]))
+        async with shop.bus(reader="r", settings=CALM) as reader:
+            reading = reader._reading
+            reader.subscribe(orders)(lambda _: None)
+            await until(lambda: "orders" in reading.core.followed)
+            async with shop.bus(writer="w1", settings=CALM) as writer:
+                await reading._saving.acquire()  # something is being saved just now
+                await writer.publish(orders, [Order(1)])
+                await until(lambda: key in reading._workers)
+                await asyncio.sleep(0)
+                taken = reading.core.progress[key].queue.handling
+                assert taken is not None
+                # What beginning a new log does, under the same lock.
+                new = await store.restored()
+                await store.reset_reader("r", {("orders", ""): 0}, new)
+                reading.core.rebase(new, {})
+                reading._saved = {}
+                object.__setattr__(taken, "after", 5)  # it went on from there
+                reading._saving.release()
+                await until(lambda: not reading._saving.locked() and key not in reading._workers)
+            assert (await store.load_reader("r")).positions.get(key, 0) == 0
+
+    asyncio.run(asyncio.wait_for(main(), 20))

@@ -959,3 +959,15 @@ def test_rows_completed_after_the_end_are_ignored_and_below_the_position_refused
     writer.fenced()
     writer.rows_completed("s", [8], [b"1"])
     assert writer.queued_bytes == 0
+
+
+def test_what_is_due_is_published_also_when_rows_are_dropped_behind_an_open_fact() -> None:
+    bench = Bench(publish_queue_bytes=1000)
+    bench.move(11)  # others' progress, told once a beat
+    assert short(bench.lines()) == ["POSITION 10 11"]
+    bench.move(12)
+    assert bench.lines() == []
+    bench.complete(14, "x" * 2000, position=None)  # 13 is open: too much waits behind it
+    assert bench.writer.unsent
+    assert short(bench.lines()) == ["POSITION 12 12"]
+    assert not bench.writer.unsent  # or who closes waits for it in vain
