@@ -2023,6 +2023,19 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(GAPS + "4_a_batch_of_a_log_that_is_gone_is_not_handed_to_a_loop",),
     ),
     Mutant(
+        name="a-reload-takes-back-what-a-handler-saved-meanwhile",
+        rule="9.12",
+        harm="A timed save that lost reads the saved positions, a handler saves, and its rows are handled again.",
+        edits=(
+            Edit(
+                READING,
+                "                    if self._saved.get(key, 0) > known.get(key, 0):\n",
+                "                    if False:\n",
+            ),
+        ),
+        checks=(S + "9_12_a_handler_that_saves_while_a_timed_save_reloads_is_not_called_again",),
+    ),
+    Mutant(
         name="a-registration-slips-into-the-new-log",
         rule="9.12",
         harm="A position of the old log is registered while the new one begins: readers step over facts of it.",

@@ -1160,6 +1160,65 @@ def test_9_12_a_handler_s_save_never_takes_back_what_another_process_saved(deplo
 
 
 @pytest.mark.servers
+def test_9_12_a_handler_that_saves_while_a_timed_save_reloads_is_not_called_again(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read before the handler committed says less than the handler knows."""
+    path = deployment.store.removeprefix("sqlite:///")
+    here, there = ("orders", "w1"), ("payments", "w1")
+
+    async def main() -> None:
+        store = await deployment.store_of()
+        calls: list[int] = []
+        waiting, go_on, loaded, proceed = (asyncio.Event() for _ in range(4))
+        never = attrs.evolve(QUICK, save_every=1e9)  # also not the first time, whatever the loop's clock shows
+        async with deployment.bus(writer="w1") as w1, deployment.bus(reader="billing", settings=never) as reader:
+            reading = reader._reading
+
+            @reader.subscribe(orders)
+            async def handle(batch: Any) -> None:
+                calls.extend(row.number for row in batch.rows)
+                if batch.after == 1:
+                    waiting.set()
+                    await go_on.wait()
+                with contextlib.closing(sqlite3.connect(path, timeout=5)) as connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    await batch.save(connection)
+                    connection.commit()
+
+            reader.subscribe(payments)(Seen())
+            await reader.wait_for(orders, "w1", await write(w1, 1))
+            await reader.wait_for(payments, "w1", await write(w1, 1, stream=payments))
+            last = await write(w1, 2)
+            await waiting.wait()
+            of_reader = reading._reader_store
+            assert of_reader is not None
+            load = of_reader.load_reader
+
+            async def load_reader(name: str) -> Any:
+                found = await load(name)
+                loaded.set()
+                await proceed.wait()
+                return found
+
+            # As after a save whose COMMIT got no answer.
+            await store.save_reader("billing", [(*there, 0, 1)], await store.epoch())
+            monkeypatch.setattr(of_reader, "load_reader", load_reader)
+            saving = asyncio.create_task(reading._save([here, there]))
+            await loaded.wait()
+            go_on.set()
+            await reader.wait_for(orders, "w1", last)
+            proceed.set()
+            await saving
+            await reader.wait_for(orders, "w1", await write(w1, 3))
+            assert calls == [1, 2, 3]
+            assert reading._saved == {here: 3, there: 1}
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
 @pytest.mark.parametrize("noticed", ["while it reads", "at its start"])
 def test_9_12_what_another_process_handled_in_the_new_log_is_not_handled_again(
     deployment: Deployment, noticed: str, monkeypatch: pytest.MonkeyPatch

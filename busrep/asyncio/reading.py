@@ -753,10 +753,13 @@ class Reading:
                 await self._save_changes(changes)
             except ReaderMoved as error:
                 log.error("%s", error)
+                known = dict(self._saved)
                 state = await self._reader_store.load_reader(self._name)
                 self.core.doubt(state.epoch)
                 # Positions of another log say nothing of this one.
                 for key in keys if state.epoch in (None, self.core.epoch) else ():
+                    if self._saved.get(key, 0) > known.get(key, 0):
+                        continue  # its handler saved, perhaps after that was read
                     if key in state.positions:
                         back = state.positions[key] < self._saved.get(key, 0)
                         self._saved[key] = state.positions[key]
