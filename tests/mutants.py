@@ -60,6 +60,13 @@ R, W, I, B = "test_reader.py::test_", "test_writer.py::test_", "test_ids.py::tes
 S, L, F = "test_rules.py::test_", "test_stores.py::TestPostgres::test_", "test_faults.py::test_"
 LITE, GAPS = "test_stores.py::TestSqlite::test_", "test_mutants_gaps.py::test_"
 
+# An emptied queue is still among those to be taken from.
+EMPTIED_STAYS_READY = Edit(
+    READER,
+    "        if not progress.queue:\n            self.ready.pop((progress.stream.name, progress.writer), None)\n",
+    "",
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     # --- 9.1: unknown COMMIT
     Mutant(
@@ -1125,14 +1132,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="an-emptied-queue-still-asks-to-be-taken-from",
         rule="3",
         harm="A worker is started for nothing, again and again: a processor at 100 %, and a process that hangs.",
-        edits=(
-            Edit(
-                READER,
-                "        if not progress.queue:\n"
-                "            self.ready.pop((progress.stream.name, progress.writer), None)\n",
-                "",
-            ),
-        ),
+        edits=(EMPTIED_STAYS_READY,),
         checks=(R + "a_queue_that_was_emptied_has_nothing_to_take",),
     ),
     Mutant(
@@ -1885,12 +1885,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="3",
         harm="A stream stops on a poison row while more rows wait: its worker is started over and over, at full load.",
         edits=(
-            Edit(
-                READER,
-                "        if not progress.queue:\n"
-                "            self.ready.pop((progress.stream.name, progress.writer), None)\n",
-                "",
-            ),
+            EMPTIED_STAYS_READY,
             Edit(
                 READING, "elif key not in self._workers and key not in self.stopped:", "elif key not in self._workers:"
             ),
