@@ -119,6 +119,28 @@ async def until(true: Callable[[], Any], timeout: float = 10.0) -> None:
             await asyncio.sleep(0.005)
 
 
+class Gate:
+    """Holds up a method of a store until it is opened: before it does its work, or, with `after`, before it answers.
+
+    `when` tells by the arguments which calls are held up; all of them, if it is not given.
+    """
+
+    def __init__(
+        self, store: Any, method: str, *, after: bool = False, when: Callable[..., bool] = lambda *_: True
+    ) -> None:
+        self.at, self.go_on = asyncio.Event(), asyncio.Event()
+        given = getattr(store, method)
+
+        async def held_up(*args: Any, **kwargs: Any) -> Any:
+            found = await given(*args, **kwargs) if after else None
+            if when(*args):
+                self.at.set()
+                await self.go_on.wait()
+            return found if after else await given(*args, **kwargs)
+
+        setattr(store, method, held_up)
+
+
 @attrs.define
 class Seen:
     """What a handler was given: (writer, token, number) in order."""

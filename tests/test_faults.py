@@ -27,7 +27,7 @@ from busrep.errors import BusrepError, Closed, HandlerFailed, WriterFenced
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import RedisServer, start_redis
 
-from .test_bus import QUICK, Deployment, Order, Seen, deployment, on_postgres, orders, payments, run, until, write
+from .test_bus import QUICK, Deployment, Gate, Order, Seen, deployment, on_postgres, orders, payments, run, until, write
 
 __all__ = ["deployment", "on_postgres"]  # fixtures
 
@@ -206,25 +206,16 @@ def test_a_link_lost_while_a_predecessor_s_rows_are_fetched_does_not_end_that(de
         async with deployment.bus(writer="w1", streams=[orders]) as first:
             await write(first, 1, 2)
         async with deployment.bus(writer="w1", reader="r") as second:
-            store = second._reading._store
-            assert store is not None
-            fetch, asked, go_on = store.fetch, asyncio.Event(), asyncio.Event()
-
-            async def slow(wanted: Any) -> Any:
-                asked.set()
-                await go_on.wait()
-                return await fetch(wanted)
-
-            store.fetch = slow  # type: ignore[method-assign]
+            gate = Gate(second._reading._store, "fetch")
             second.subscribe(orders)(seen)
-            await asked.wait()
+            await gate.at.wait()
             before = second.statistics()["redis"]["reconnects"]
             client = redis.asyncio.Redis.from_url(deployment.redis)
             await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")  # type: ignore[no-untyped-call]
             await client.aclose()
             link = second.statistics
             await until(lambda: link()["redis"]["reconnects"] > before and link()["redis"]["connected"])
-            go_on.set()
+            gate.go_on.set()
             await until(lambda: seen.numbers == [1, 2])
 
     run(main())

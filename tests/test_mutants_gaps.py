@@ -21,7 +21,7 @@ from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.writer import Writer
 
-from .test_bus import Deployment, on_postgres, run, until, write
+from .test_bus import Deployment, Gate, on_postgres, run, until, write
 from .test_bus import orders as bus_orders
 
 __all__ = ["on_postgres"]  # a fixture
@@ -280,28 +280,18 @@ def test_9_12_a_batch_given_up_while_it_is_registered_is_not_handed_to_the_next_
     async def main() -> None:
         shop = await in_memory()
         async with shop.bus(reader="r") as reader:
-            store = reader._reading._reader_store
-            assert store is not None
-            register, asked, go_on = store.register_reader, asyncio.Event(), asyncio.Event()
-
-            async def slow(name: str, stream: str, writer: str, *more: Any) -> None:
-                if writer:
-                    asked.set()
-                    await go_on.wait()
-                await register(name, stream, writer, *more)
-
-            store.register_reader = slow  # type: ignore[method-assign]
+            gate = Gate(reader._reading._reader_store, "register_reader", when=lambda _, __, writer, *___: bool(writer))
             left = asyncio.ensure_future(anext(reader.follow(orders)))
             await until(lambda: "orders" in reader._reading.core.followed)
             async with shop.bus(writer="w1") as writer:
                 await writer.publish(orders, [Order(1)])
-                await asked.wait()
+                await gate.at.wait()
                 left.cancel()
                 await asyncio.wait([left])
                 batches = reader.follow(orders)
                 asking = asyncio.ensure_future(anext(batches))
                 await asyncio.sleep(0)
-                go_on.set()
+                gate.go_on.set()
                 await writer.publish(orders, [Order(2)])
                 got = [row.number for row in (await asking).rows]
                 while got[-1] != 2:
@@ -379,27 +369,16 @@ def test_9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody() ->
         by_one = attrs.evolve(QUICK, page_rows=1)
         async with shop.bus(writer="w1") as writer, shop.bus(reader="r", settings=by_one) as slower:
             last = (await writer.publish(orders, [Order(1), Order(2), Order(3)]))[-1]
-            asked, go_on = asyncio.Event(), asyncio.Event()
-            source = slower._reading._store
-            assert source is not None
-            fetch = source.fetch
-
-            async def slow(question: Any) -> Any:
-                if question.after > 0:
-                    asked.set()
-                    await go_on.wait()
-                return await fetch(question)
-
-            source.fetch = slow  # type: ignore[method-assign]
+            gate = Gate(slower._reading._store, "fetch", when=lambda question: question.after > 0)
             slower.subscribe(orders)(lambda batch: got.extend(row.number for row in batch.rows))
-            await asked.wait()
+            await gate.at.wait()
             await until(lambda: slower.positions()["orders"]["w1"] == 1)  # has begun to handle
             async with shop.bus(reader="r") as faster:
                 faster.subscribe(orders)(lambda batch: there.extend(row.number for row in batch.rows))
                 await faster.wait_for(orders, "w1", last)
             while await store.prune(keep=0) != {("orders", "w1"): last}:  # once the writer's beat has proven them
                 await asyncio.sleep(0.01)
-            go_on.set()
+            gate.go_on.set()
             await slower.wait_for(orders, "w1", (await writer.publish(orders, [Order(4)]))[-1])
             assert (there[-2:], got) == ([2, 3], [1, 4])
 
@@ -472,21 +451,6 @@ def test_4_a_batch_of_a_log_that_is_gone_is_not_handed_to_a_loop() -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-class _Gate:
-    """Holds up calls of one method of a store until it is opened."""
-
-    def __init__(self, store: Any, method: str) -> None:
-        self.at, self.go_on = asyncio.Event(), asyncio.Event()
-        given = getattr(store, method)
-
-        async def held_up(*args: Any, **kwargs: Any) -> Any:
-            self.at.set()
-            await self.go_on.wait()
-            return await given(*args, **kwargs)
-
-        setattr(store, method, held_up)
-
-
 def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() -> None:
     """The saved position is gone, for the database was restored; meanwhile the reader begins the new log."""
 
@@ -509,7 +473,7 @@ def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() 
             before = (await store.load_reader("r")).epoch or await store.epoch()
             memory: Any = reading._reader_store
             await reader.wait_for(orders, "w1", (await writer.publish(orders, [Order(1)]))[-1])
-            gate = _Gate(memory, "register_reader")
+            gate = Gate(memory, "register_reader")
             await writer.publish(orders, [Order(2)])
             await gate.at.wait()  # the worker is about to register position 1 in the log that it knows
             new = await store.restored()

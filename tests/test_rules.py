@@ -56,6 +56,7 @@ from busrep.updates import FetchUpdates, UpdatesPage
 from .test_bus import (
     QUICK,
     Deployment,
+    Gate,
     Order,
     Seen,
     deployment,
@@ -1160,9 +1161,7 @@ def test_9_12_a_handler_s_save_never_takes_back_what_another_process_saved(deplo
 
 
 @pytest.mark.servers
-def test_9_12_a_handler_that_saves_while_a_timed_save_reloads_is_not_called_again(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_9_12_a_handler_that_saves_while_a_timed_save_reloads_is_not_called_again(deployment: Deployment) -> None:
     """What was read before the handler committed says less than the handler knows."""
     path = deployment.store.removeprefix("sqlite:///")
     here, there = ("orders", "w1"), ("payments", "w1")
@@ -1170,7 +1169,7 @@ def test_9_12_a_handler_that_saves_while_a_timed_save_reloads_is_not_called_agai
     async def main() -> None:
         store = await deployment.store_of()
         calls: list[int] = []
-        waiting, go_on, loaded, proceed = (asyncio.Event() for _ in range(4))
+        waiting, go_on = asyncio.Event(), asyncio.Event()
         never = attrs.evolve(QUICK, save_every=1e9)  # also not the first time, whatever the loop's clock shows
         async with deployment.bus(writer="w1") as w1, deployment.bus(reader="billing", settings=never) as reader:
             reading = reader._reading
@@ -1191,24 +1190,14 @@ def test_9_12_a_handler_that_saves_while_a_timed_save_reloads_is_not_called_agai
             await reader.wait_for(payments, "w1", await write(w1, 1, stream=payments))
             last = await write(w1, 2)
             await waiting.wait()
-            of_reader = reading._reader_store
-            assert of_reader is not None
-            load = of_reader.load_reader
-
-            async def load_reader(name: str) -> Any:
-                found = await load(name)
-                loaded.set()
-                await proceed.wait()
-                return found
-
             # As after a save whose COMMIT got no answer.
             await store.save_reader("billing", [(*there, 0, 1)], await store.epoch())
-            monkeypatch.setattr(of_reader, "load_reader", load_reader)
+            gate = Gate(reading._reader_store, "load_reader", after=True)
             saving = asyncio.create_task(reading._save([here, there]))
-            await loaded.wait()
+            await gate.at.wait()
             go_on.set()
             await reader.wait_for(orders, "w1", last)
-            proceed.set()
+            gate.go_on.set()
             await saving
             await reader.wait_for(orders, "w1", await write(w1, 3))
             assert calls == [1, 2, 3]
@@ -1773,23 +1762,14 @@ def test_a_position_of_the_log_before_is_not_held_against_the_sequence_of_the_ne
             backup = kept(shop)
             await reader.wait_for(orders, "w1", await write(w1, 2, 3, 4))
             reading = reader._reading
-            store: Any = reading._store
-            asked, go_on, sequence = asyncio.Event(), asyncio.Event(), store.sequence
-
-            async def slow(stream: str) -> int | None:
-                found: int | None = await sequence(stream)
-                asked.set()
-                await go_on.wait()
-                return found
-
-            store.sequence = slow
+            gate = Gate(reading._store, "sequence", after=True)
             epoch = await set_back(shop, backup)
             reading.core.stepped_back["orders", "w1"] = None
             looking = asyncio.create_task(reading._check_sequences())
-            await asked.wait()
+            await gate.at.wait()
             async with shop.bus(writer="w1") as again:
                 await at_epoch(reader, epoch)
-                go_on.set()
+                gate.go_on.set()
                 await looking
                 assert reading.stopped == {}
                 await reader.wait_for(orders, "w1", await write(again, 5))
@@ -1803,21 +1783,11 @@ def test_rows_pruned_from_the_log_before_stop_nobody_in_the_new_one() -> None:
             reader.subscribe(orders)(lambda _: None)
             await reader.wait_for(orders, "w1", await write(w1, 1))
             reading = reader._reading
-            store: Any = reading._reader_store
-            asked, go_on, load = asyncio.Event(), asyncio.Event(), store.load_reader
-
-            async def slow(name: str) -> Any:
-                found = await load(name)
-                asked.set()
-                await go_on.wait()
-                return found
-
-            store.load_reader = slow
+            gate = Gate(reading._reader_store, "load_reader", after=True, when=lambda _: not gate.at.is_set())
             looking = asyncio.create_task(reading._handled_by_a_twin(PositionTooOld("orders", "w1", 5, 9)))
-            await asked.wait()
-            store.load_reader = load
+            await gate.at.wait()
             await at_epoch(reader, await set_back(shop, kept(shop)))
-            go_on.set()
+            gate.go_on.set()
             assert await looking  # the floor of a log that is gone: there is nothing to give up
             async with shop.bus(writer="w1") as again:
                 await reader.wait_for(orders, "w1", await write(again, 2))
