@@ -2168,14 +2168,37 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 SAVED,
-                "locks = [Sql(LOCK_STREAM + dialect.share, (stream,)) for stream in streams]",
-                "locks: list[Sql] = []",
+                "            *_unpruned(dialect, positions),\n            *_rows",
+                "            *_rows",
             ),
         ),
         checks=(
             "test_sim_store.py::test_the_simulation_answers_as_postgresql"
             "[a reader that registers waits for who prunes the stream]",
         ),
+    ),
+    Mutant(
+        name="beginning-anew-does-not-wait-for-pruning",
+        rule="9",
+        harm="A restored log is pruned by positions that are just being replaced: their reader stops at the rows gone.",
+        edits=(
+            Edit(
+                SAVED,
+                '            *_unpruned(dialect, positions),\n            Sql("DELETE',
+                '            Sql("DELETE',
+            ),
+        ),
+        checks=(
+            "test_sim_store.py::test_the_simulation_answers_as_postgresql"
+            "[a reader that begins anew waits for who prunes the stream]",
+        ),
+    ),
+    Mutant(
+        name="begins-later-with-rows-in-hand",
+        rule="9",
+        harm="A reader that has been handed the oldest rows steps over those pruned behind them without a word.",
+        edits=(Edit(READING, "            self._oldest.pop(key, None)\n", ""),),
+        checks=(S + "9_rows_pruned_behind_those_in_hand_are_reported",),
     ),
     Mutant(
         name="rows-that-a-twin-has-handled-stop-a-reader",

@@ -1795,6 +1795,38 @@ def test_rows_pruned_from_the_log_before_stop_nobody_in_the_new_one() -> None:
     simulated(main)
 
 
+def test_9_rows_pruned_behind_those_in_hand_are_reported() -> None:
+    """A reader that was to begin at the oldest row may begin at a later one, as long as nothing was handed out."""
+
+    async def main() -> None:
+        async with MemoryDeployment(orders) as shop, shop.bus(writer="w1") as w1:
+            last = await write(w1, 1, 2, 3)
+            store = open_store(shop.store, Registry([orders]))
+            by_one = attrs.evolve(MEMORY, page_rows=1)
+            async with shop.bus(start="earliest", on_too_old="skip", settings=by_one) as reader:
+                gate = Gate(reader._reading._store, "fetch", when=lambda question: question.after > 0)
+                told: list[Any] = []
+                at_work, go_on = asyncio.Event(), asyncio.Event()
+
+                @reader.subscribe(orders)
+                async def handle(batch: Any) -> None:
+                    told.extend(row.number for row in batch.rows)
+                    at_work.set()
+                    await go_on.wait()
+
+                reader.on_missed(orders)(lambda _, __, after, upto: told.append((after, upto)))
+                await asyncio.gather(gate.at.wait(), at_work.wait())
+                while await store.prune(keep=0) != {("orders", "w1"): last}:  # once the writer's beat has proven them
+                    await asyncio.sleep(0.01)
+                gate.go_on.set()
+                await until(lambda: reader.statistics()["reader"]["missed"])
+                go_on.set()
+                await reader.wait_for(orders, "w1", await write(w1, 4))
+                assert told == [1, (1, 3), 4]
+
+    simulated(main)
+
+
 def test_a_new_log_that_is_set_back_once_more_costs_nobody_what_was_saved_in_that_one() -> None:
     """One process is about to begin anew in a log that is gone already; its twin has, in the next one."""
 

@@ -395,6 +395,11 @@ INTERLEAVINGS: dict[str, list[Do]] = {
         do("b", *steps_of(readers.register(DIALECT, "r2", {("orders", "w1"): 4}, "e" * 32))),
         do("a", COMMIT, wakes="b"),
     ],
+    "a reader that begins anew waits for who prunes the stream": [
+        do("a", BEGIN, Sql(readers.LOCK_STREAM + DIALECT.exclusive, ("orders",))),
+        do("b", *steps_of(readers.reset(DIALECT, "r2", {("orders", "w1"): 4}, "e" * 32))),
+        do("a", COMMIT, wakes="b"),
+    ],
     "an insert waits for one of the same key, and is left out": [
         do("a", BEGIN, READER), do("b", READER), do("a", COMMIT, wakes="b"), do("b", READER),
     ],

@@ -139,7 +139,8 @@ class Reading:
         self._workers: dict[Key, asyncio.Task[None]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._careful: dict[Key, int] = {}
-        self._oldest: dict[Key, int] = {}  # begun at the oldest row there was, by a floor that may be moving
+        # Begun at the oldest row there was, by a floor that may be moving; until the first row is handed out.
+        self._oldest: dict[Key, int] = {}
         self._saved: dict[Key, int] = {}
         self._paused: dict[Key, None] = {}
         self._saving = asyncio.Lock()
@@ -575,6 +576,7 @@ class Reading:
         for attempt in range(self._settings.handler_retries + 1):
             if not self._in_hand(key, raw):  # while it was registered, or paused for: stopped, or of a log that is gone
                 return True
+            self._oldest.pop(key, None)
             try:
                 batch._tried = batch._saved = False
                 for handler in list(self._handlers.get(raw.stream, ())):

@@ -29,6 +29,12 @@ def _rows(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int
     ]
 
 
+def _unpruned(dialect: Dialect, positions: Mapping[tuple[str, str], int]) -> list[Sql]:
+    """Until the end of the transaction nothing of these streams is pruned."""
+    streams = dict.fromkeys(stream for stream, _ in positions)
+    return [Sql(LOCK_STREAM + dialect.share, (stream,)) for stream in streams]
+
+
 def register(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> Plan[None]:
     """Insert the rows that saving updates (9.12); existing ones stay.
 
@@ -37,9 +43,12 @@ def register(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], 
     """
 
     def body() -> Plan[None]:
-        streams = dict.fromkeys(stream for stream, _ in positions)
-        locks = [Sql(LOCK_STREAM + dialect.share, (stream,)) for stream in streams]
-        yield (Control.BEGIN, *locks, *_rows(dialect, reader, positions, epoch), Control.COMMIT)
+        yield (
+            Control.BEGIN,
+            *_unpruned(dialect, positions),
+            *_rows(dialect, reader, positions, epoch),
+            Control.COMMIT,
+        )
 
     yield from in_transaction(body())
 
@@ -69,11 +78,15 @@ def save(dialect: Dialect, reader: str, changes: Changes, epoch: str) -> Plan[No
 
 
 def reset(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> Plan[None]:
-    """Replace saved positions of other epochs. Of this one: another process under this name has begun anew already."""
+    """Replace saved positions of other epochs. Of this one: another process under this name has begun anew already.
+
+    As in `register`: not while rows are being pruned that the replaced positions had let go.
+    """
 
     def body() -> Plan[None]:
         yield (
             Control.BEGIN,
+            *_unpruned(dialect, positions),
             Sql("DELETE FROM busrep_readers WHERE reader = ? AND epoch <> ?", (reader, epoch)),
             *_rows(dialect, reader, positions, epoch),
             Control.COMMIT,

@@ -93,7 +93,7 @@ def _outcome(world: World) -> Outcome:
         world.floors(),
         world.database.effects(),
         world.database.violations,
-        calm=not record.faults and _roomy(world.settings),
+        calm=not record.faults and not world.redis.buffer_kills and _roomy(world.settings),
     )
     return Outcome(
         world.scenario,
