@@ -7,7 +7,7 @@ PostgreSQL); one conformance suite holds them to this file. IDs and positions ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -175,9 +175,20 @@ class AsyncStore(Protocol):
         """Fence a silent writer and store its final position per stream (9.5); idempotent. {} when a newer claim
         lives. ClaimBlocked while one of its transactions is open."""
 
-    async def register_reader(self, reader: str, stream: str, writer: str, position: int, epoch: str) -> None:
-        """Insert the row that saves update (9.12); leaves an existing one alone. ``writer`` "" notes that the stream
-        is read."""
+    async def register_reader(
+        self,
+        reader: str,
+        positions: Mapping[tuple[str, str], int],
+        epoch: str,
+        *,
+        oldest: Collection[tuple[str, str]] = (),
+    ) -> None:
+        """Insert the rows that saves update (9.12), {(stream, writer): position}; leaves existing ones alone. A writer
+        "" notes that the stream is read.
+
+        Of those in ``oldest`` the position is the floor that the caller knew. If this store keeps the log of ``epoch``,
+        the floor of this very moment is taken: what was pruned since is nothing that this reader had begun to read.
+        """
 
     async def load_reader(self, reader: str) -> ReaderState:
         """The saved positions."""
@@ -189,8 +200,8 @@ class AsyncStore(Protocol):
         caller's connection in the caller's transaction; on ReaderMoved the caller rolls back."""
 
     async def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
-        """Begin anew in another epoch: positions of other epochs go, these are registered. Positions that are of this
-        epoch stay: another process under this name has begun in it already."""
+        """Begin anew in another epoch: positions of other epochs go, these are registered, all of them as ``oldest``.
+        Positions that are of this epoch stay: another process under this name has begun in it already."""
 
     async def dead_letter(
         self,

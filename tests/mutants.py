@@ -331,11 +331,11 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READING,
-                "                begin = self._start_position(name, writer)\n",
+                "        positions |= starts\n",
                 """\
-                begin = self._start_position(name, writer)
-                if self._start == "now":
-                    begin = max(begin, await store.sequence(name) or 0)
+        if self._start == "now":
+            starts = {key: max(at, await store.sequence(name) or 0) for key, at in starts.items()}
+        positions |= starts
 """,
             ),
         ),
@@ -1222,20 +1222,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="no-row-at-registration",
         rule="9.12",
         harm="A reader from now on that crashes before its first save begins at a later now: all between is lost.",
-        edits=(
-            Edit(
-                READING,
-                "                await self._reader_store.register_reader(self._name, *key, position, epoch)\n",
-                "                pass\n",
-            ),
-        ),
+        edits=(Edit(READING, " | positions, epoch, oldest=oldest)\n", ", epoch)\n"),),
         checks=(SIMULATOR, S + "9_12_the_row_to_save_to_is_inserted_at_registration"),
     ),
     Mutant(
         name="a-writer-that-joined-meanwhile-counts-from-now",
         rule="9.12",
         harm="A durable reader misses what a new writer wrote while the reader was down.",
-        edits=(Edit(READING, "            elif before:  # it joined", "            elif False:  # it joined"),),
+        edits=(Edit(READING, "starts = {key: 0 if before else ", "starts = {key: 0 if False else "),),
         checks=(B + "a_durable_reader_from_now_owes_all_of_a_writer_that_joins_while_it_is_down",),
     ),
     Mutant(
@@ -2168,8 +2162,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 SAVED,
-                "            *_unpruned(dialect, positions),\n            *_rows",
-                "            *_rows",
+                "        begun: tuple[Step, ...] = (Control.BEGIN, *_unpruned(dialect, positions))\n",
+                "        begun: tuple[Step, ...] = (Control.BEGIN,)\n",
             ),
         ),
         checks=(
@@ -2192,6 +2186,40 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             "test_sim_store.py::test_the_simulation_answers_as_postgresql"
             "[a reader that begins anew waits for who prunes the stream]",
         ),
+    ),
+    Mutant(
+        name="begun-at-a-floor-that-was",
+        rule="9",
+        harm="A reader is registered below a floor that moved since it looked: it stops there after a restart.",
+        edits=(Edit(SAVED, "    if answers[0] and answers[0][0][0] == epoch:\n", "    if False:\n"),),
+        checks=(L + "a_reader_that_begins_at_the_oldest_row_begins_where_pruning_got_to",),
+    ),
+    Mutant(
+        name="floors-of-another-log-believed",
+        rule="9",
+        harm="A reader that saves elsewhere begins at the floor of another log: rows are skipped without a word.",
+        edits=(Edit(SAVED, "    if answers[0] and answers[0][0][0] == epoch:\n", "    if answers[0]:\n"),),
+        checks=(L + "a_reader_that_begins_at_the_oldest_row_begins_where_pruning_got_to",),
+    ),
+    Mutant(
+        name="what-was-pruned-since-is-no-loss",
+        rule="9",
+        harm="A reader that began at the oldest row steps over rows written and pruned later, without a word.",
+        edits=(Edit(READING, " or error.floor > last:", ":"),),
+        checks=(S + "9_what_was_written_since_and_pruned_is_no_later_beginning",),
+    ),
+    Mutant(
+        name="other-streams-of-the-name-forgotten",
+        rule="9.12",
+        harm="After a restore a stream that this process does not follow yet begins from now: all between is lost.",
+        edits=(
+            Edit(
+                READING,
+                "streams = {*names, *(await self._reader_store.load_reader(self._name)).streams}\n",
+                "streams = {*names}\n",
+            ),
+        ),
+        checks=(S + "9_12_every_stream_of_a_reader_begins_anew_with_the_log",),
     ),
     Mutant(
         name="begins-later-with-rows-in-hand",

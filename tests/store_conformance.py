@@ -513,9 +513,9 @@ class StoreConformance:
             assert (await store.load_reader("r")).epoch is None
             with pytest.raises(ReaderMoved):  # never registered
                 await store.save_reader("r", [("orders", "w1", 0, 5)], epoch)
-            await store.register_reader("r", "orders", "w1", 3, epoch)
-            await store.register_reader("r", "orders", "w1", 0, epoch)  # leaves the row alone
-            await store.register_reader("r", "orders", "w2", 7, epoch)
+            await store.register_reader("r", {("orders", "w1"): 3}, epoch)
+            await store.register_reader("r", {("orders", "w1"): 0}, epoch)  # leaves the row alone
+            await store.register_reader("r", {("orders", "w2"): 7}, epoch)
             await store.save_reader("r", [("orders", "w1", 3, 5), ("orders", "w2", 7, 8)], epoch)
             bad = {
                 "stale": ([("orders", "w1", 3, 6)], epoch),
@@ -540,8 +540,8 @@ class StoreConformance:
         async with self.opened(url) as store, self.opened(url) as other:
             old = await store.epoch()
             for writer in ("w1", "w2"):
-                await store.register_reader("r", "orders", writer, 7, old)
-            await store.register_reader("another", "orders", "w1", 3, old)
+                await store.register_reader("r", {("orders", writer): 7}, old)
+            await store.register_reader("another", {("orders", "w1"): 3}, old)
             await store.reset_reader("r", {("orders", "w1"): 0}, new)
             assert (await store.load_reader("r")).positions == {("orders", "w1"): 0}
             await store.save_reader("r", [("orders", "w1", 0, 5)], new)
@@ -557,9 +557,9 @@ class StoreConformance:
         for new in ("0" * 32, "f" * 32):  # on either side of the old one in any order of epochs
             async with self.opened(url) as store, self.opened(url) as other:
                 old = await store.epoch()
-                await store.register_reader("r", "orders", "w1", 7, old)
+                await store.register_reader("r", {("orders", "w1"): 7}, old)
                 await store.reset_reader("r", {("orders", "w2"): 0}, new)
-                await other.register_reader("r", "orders", "w1", 7, old)
+                await other.register_reader("r", {("orders", "w1"): 7}, old)
                 assert (await store.load_reader("r")).epoch == MIXED
                 await store.reset_reader("r", {("orders", "w1"): 0}, new)
                 state = await store.load_reader("r")
@@ -570,7 +570,7 @@ class StoreConformance:
     async def test_9_12_of_two_savers_one_wins(self, url: str) -> None:
         async with self.opened(url) as store, self.opened(url) as other:
             epoch = await store.epoch()
-            await store.register_reader("r", "orders", "w1", 0, epoch)
+            await store.register_reader("r", {("orders", "w1"): 0}, epoch)
             for at in range(10):
                 outcomes = await asyncio.gather(
                     *(s.save_reader("r", [("orders", "w1", at, at + 1)], epoch) for s in (store, other) * 2),
@@ -627,17 +627,36 @@ class StoreConformance:
             assert await store.prune(keep=0) == {}
 
     @sync
+    async def test_a_reader_that_begins_at_the_oldest_row_begins_where_pruning_got_to(self, url: str) -> None:
+        """It looked at the floors before; and what is pruned in this log is no matter to a reader of another one."""
+        key, never = ("orders", "w1"), ("orders", "w2")
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1, 1, 1)
+            await store.heartbeat(claim, {"orders": 3})
+            assert await store.prune(keep=1) == {key: 2}
+            await store.register_reader("now", {("orders", ""): 0, key: 1, never: 0}, claim.epoch, oldest=[key, never])
+            assert (await store.load_reader("now")).positions == {key: 2, never: 0}
+            await store.register_reader("late", {key: 1}, claim.epoch)  # owed all: it is to be told
+            assert (await store.load_reader("late")).positions == {key: 1}
+            await store.reset_reader("now", {key: 0, never: 0}, "1" * 32)  # of another database's log
+            assert (await store.load_reader("now")).positions == {key: 0, never: 0}
+            await store.reset_reader("now", {key: 0}, claim.epoch)
+            state = await store.load_reader("now")
+            assert (state.epoch, state.positions) == (claim.epoch, {key: 2})
+
+    @sync
     async def test_pruning_stops_at_registered_readers_up_to_a_cap(self, url: str) -> None:
         async with self.opened(url) as store:
             claim = await store.claim("w1", ["orders"], timeout=1)
             await write(store, claim, 1, 1, 1, 1)
             await store.heartbeat(claim, {"orders": 4})
-            await store.register_reader("r", "orders", "w1", 2, claim.epoch)
-            await store.register_reader("elsewhere", "payments", "w1", 0, claim.epoch)
+            await store.register_reader("r", {("orders", "w1"): 2}, claim.epoch)
+            await store.register_reader("elsewhere", {("payments", "w1"): 0}, claim.epoch)
             assert await store.prune(keep=0) == {("orders", "w1"): 2}
             assert [token for token, _ in await read(store, "w1", 2, 4)] == [3, 4]
             assert await store.prune(keep=0, reader_cap=PATIENCE) == {}
-            await store.register_reader("late", "orders", "w2", 0, claim.epoch)  # will read w1 from 0
+            await store.register_reader("late", {("orders", "w2"): 0}, claim.epoch)  # will read w1 from 0
             await store.save_reader("r", [("orders", "w1", 2, 4)], claim.epoch)
             assert await store.prune(keep=0) == {}
             await asyncio.sleep(0.02)
@@ -726,7 +745,7 @@ class StoreConformance:
             claim = await store.claim("w1", ["orders"], timeout=1)
             await write(store, claim, 2)
             await store.heartbeat(claim, {"orders": 1})
-            await store.register_reader("r", "orders", "w1", 0, claim.epoch)
+            await store.register_reader("r", {("orders", "w1"): 0}, claim.epoch)
             status = json.loads(json.dumps(await store.status()))
             assert (status["epoch"], status["dead_letters"], status["schema_version"]) == (claim.epoch, 0, 1)
             orders = status["streams"]["orders"]

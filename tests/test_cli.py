@@ -205,7 +205,7 @@ async def save_reader(store_url: str, positions: dict[tuple[str, str], int]) -> 
     await store.open()
     epoch = await store.epoch()
     for (stream, writer), position in positions.items():
-        await store.register_reader("billing", stream, writer, position, epoch)
+        await store.register_reader("billing", {(stream, writer): position}, epoch)
     await store.close()
 
 

@@ -259,7 +259,7 @@ async def test_what_writes_says_that_the_replica_is_read_only(pair: Pair) -> Non
             lambda: replica.heartbeat(claim, {"orders": 1}),
             lambda: replica.reserve("orders", 1),
             lambda: replica.transaction(claim).begin(),
-            lambda: replica.register_reader("r", "orders", "w1", 0, claim.epoch),
+            lambda: replica.register_reader("r", {("orders", "w1"): 0}, claim.epoch),
             lambda: replica.save_reader("r", [("orders", "w1", 0, 1)], claim.epoch),
             lambda: replica.reset_reader("r", {}, claim.epoch),
             lambda: replica.dead_letter("r", "orders", "w1", [1], [b"[]"], "error"),

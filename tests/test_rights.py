@@ -130,7 +130,7 @@ async def all_that_a_reader_does(url: str, number: int) -> None:
         await store.known()
         await store.sequence("orders")
         await read(store, "w1", 0, 1)
-        await store.register_reader("r1", "orders", "w1", number, epoch)
+        await store.register_reader("r1", {("orders", "w1"): number}, epoch)
         position = (await store.load_reader("r1")).positions["orders", "w1"]
         await store.save_reader("r1", [("orders", "w1", position, position + 1)], epoch)
         await store.reset_reader("r1", {("orders", "w1"): 0}, epoch)

@@ -1795,6 +1795,51 @@ def test_rows_pruned_from_the_log_before_stop_nobody_in_the_new_one() -> None:
     simulated(main)
 
 
+def test_9_what_was_written_since_and_pruned_is_no_later_beginning() -> None:
+    """A reader that was to begin at the oldest row begins at a later one of those that there were, and at no other."""
+
+    async def main() -> None:
+        async with MemoryDeployment(orders) as shop, shop.bus(writer="w1") as w1:
+            last = await write(w1, 1, 2, 3)
+            store = open_store(shop.store, Registry([orders]))
+            while [one.position for one in await store.known()] != [last]:
+                await asyncio.sleep(0.01)
+            async with shop.bus(start="earliest") as reader:
+                reading = reader._reading
+                gate = Gate(reading._store, "fetch")
+                reader.subscribe(orders)(lambda _: None)
+                await gate.at.wait()
+                assert not reading._begins_later(PositionTooOld("orders", "w1", 0, last + 1))
+                assert reading._begins_later(PositionTooOld("orders", "w1", 0, last - 1))
+                assert reader.positions() == {"orders": {"w1": last - 1}}
+                gate.go_on.set()
+                await reader.wait_for(orders, "w1", last)
+
+    simulated(main)
+
+
+def test_9_12_every_stream_of_a_reader_begins_anew_with_the_log() -> None:
+    """Also one that the process which notices it does not follow: whoever does so later is owed all of its rows."""
+
+    async def main() -> None:
+        seen = Seen()
+        async with MemoryDeployment(orders, payments) as shop, shop.bus(writer="w1") as w1:
+            async with shop.bus(reader="r", start="now") as before:
+                before.subscribe(orders)(lambda _: None)
+                before.subscribe(payments)(lambda _: None)
+                await before.wait_for(payments, "w1", await write(w1, 1, stream=payments))
+            async with shop.bus(reader="r", start="now") as reader:
+                reader.subscribe(orders)(lambda _: None)
+                await at_epoch(reader, await set_back(shop, kept(shop)))
+                async with shop.bus(writer="w1") as again:
+                    last = await write(again, 2, stream=payments)
+                reader.subscribe(payments)(seen)
+                await reader.wait_for(payments, "w1", last)
+                assert seen.numbers == [1, 2]
+
+    simulated(main)
+
+
 def test_9_rows_pruned_behind_those_in_hand_are_reported() -> None:
     """A reader that was to begin at the oldest row may begin at a later one, as long as nothing was handed out."""
 

@@ -174,7 +174,7 @@ async def played(side: OnPostgres | Simulated, script: Sequence[Do]) -> list[Any
     await write(store, claim, 1, 2, 1)
     await store.heartbeat(claim, {"orders": 3})
     for writer in ("w1", "w2"):
-        await store.register_reader("r", "orders", writer, 0, "e" * 32)
+        await store.register_reader("r", {("orders", writer): 0}, "e" * 32)
     await store.close()
     async with contextlib.AsyncExitStack() as stack:
         connections = {}
@@ -752,7 +752,7 @@ def test_9_9_a_replica_lags_never_goes_back_and_is_not_written() -> None:
             for writing in (
                 store.reserve("orders", 1),
                 store.heartbeat(claim, {}),
-                store.register_reader("r", "orders", "w1", 0, claim.epoch),
+                store.register_reader("r", {("orders", "w1"): 0}, claim.epoch),
                 store.transaction(claim).begin(),
             ):
                 with pytest.raises(Unavailable, match="read-only"):
@@ -852,7 +852,7 @@ def test_9_1_a_cancelled_commit_goes_on() -> None:
 def test_transactions_on_the_callers_connection() -> None:
     async def main() -> None:
         async with world() as at:
-            await at.store.register_reader("r", "orders", "w1", 0, at.claim.epoch)
+            await at.store.register_reader("r", {("orders", "w1"): 0}, at.claim.epoch)
             connection = await at.path.connect()
             for commit in (True, False):
                 (token,) = await at.store.reserve("orders", 1)

@@ -440,7 +440,7 @@ class TestSqlite(SqlConformance):
             for call in (
                 store.reserve("orders", 1),
                 store.heartbeat(claim, {}),
-                store.register_reader("r", "orders", "w1", 0, claim.epoch),
+                store.register_reader("r", {("orders", "w1"): 0}, claim.epoch),
             ):
                 with pytest.raises(ConfigError, match="one write lock"):
                     await call
@@ -500,7 +500,7 @@ class TestSqlite(SqlConformance):
     async def test_9_12_saved_in_the_callers_transaction(self, url: str) -> None:
         async with self.opened(url) as store:
             epoch = await store.epoch()
-            await store.register_reader("r", "orders", "w1", 0, epoch)
+            await store.register_reader("r", {("orders", "w1"): 0}, epoch)
             with closing(self.connect(url)) as connection:
                 for end in (connection.rollback, connection.commit):
                     connection.execute("BEGIN IMMEDIATE")
@@ -814,7 +814,7 @@ class TestPostgres(SqlConformance):
     async def test_9_12_saved_in_the_callers_transaction(self, url: str, kind: str) -> None:
         async with self.opened(url) as store:
             epoch = await store.epoch()
-            await store.register_reader("r", "orders", "w1", 0, epoch)
+            await store.register_reader("r", {("orders", "w1"): 0}, epoch)
             connection: Any
             if kind == "sync":
                 connection = psycopg.connect(url)
@@ -837,7 +837,7 @@ class TestPostgres(SqlConformance):
     async def test_9_12_a_save_under_repeatable_read_loses_to_an_earlier_one(self, url: str) -> None:
         async with self.opened(url) as store:
             epoch = await store.epoch()
-            await store.register_reader("r", "orders", "w1", 0, epoch)
+            await store.register_reader("r", {("orders", "w1"): 0}, epoch)
             async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
                 await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
                 await connection.execute("SELECT 1")

@@ -30,7 +30,7 @@ from busrep.errors import (
 from busrep.framing import Frame
 from busrep.reader import Followed, Key, Reader
 from busrep.settings import Settings
-from busrep.storage import AsyncStore, KnownWriter
+from busrep.storage import AsyncStore, KnownWriter, ReaderState
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates
 
@@ -139,8 +139,9 @@ class Reading:
         self._workers: dict[Key, asyncio.Task[None]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._careful: dict[Key, int] = {}
-        # Begun at the oldest row there was, by a floor that may be moving; until the first row is handed out.
-        self._oldest: dict[Key, int] = {}
+        # Without a name, for which pruning would wait: begun at the oldest row there was, {key: (its floor, the last
+        # row)}, until one is handed out.
+        self._oldest: dict[Key, tuple[int, int]] = {}
         self._saved: dict[Key, int] = {}
         self._paused: dict[Key, None] = {}
         self._saving = asyncio.Lock()
@@ -249,45 +250,46 @@ class Reading:
         epoch = await store.epoch()
         if core.epoch is None:
             core.epoch = epoch
-        saved: dict[Key, int] = {}
-        before = anew = False
+        everything = await store.known()
+        known = {(name, writer.writer): writer for writer in everything if writer.stream == name}
+        positions: dict[Key, int] = {}
+        before = False
         if self._name is not None and self._reader_store is not None:
             state = await self._reader_store.load_reader(self._name)
             if state.epoch not in (None, epoch):
                 if self._on_epoch_change == "stop":
                     raise EpochChanged(state.epoch, epoch)
                 log.warning("%s", EpochChanged(state.epoch, epoch))
-                await self._reader_store.reset_reader(self._name, {}, epoch)
+                state = await self._begin_anew(epoch, everything, name)
                 self._saved.clear()
-                anew = True
-                state = await self._reader_store.load_reader(self._name)
-            saved = {key: position for key, position in state.positions.items() if key[0] == name}
+            positions = {key: position for key, position in state.positions.items() if key[0] == name}
             before = name in state.streams
-            await self._reader_store.register_reader(self._name, name, "", 0, epoch)
-        known = [writer for writer in await store.known() if writer.stream == name]
-        for writer in known:
-            if anew:
-                begin = writer.floor
-            elif before:  # it joined after those that were saved: this reader owes its handler all of its rows
-                begin = 0
-            else:
-                begin = self._start_position(name, writer)
-            key = (name, writer.writer)
-            if key not in saved and begin == writer.floor and not before:
-                self._oldest[key] = begin
-            saved.setdefault(key, begin)
-        for key, position in saved.items():
-            if self._name is not None and self._reader_store is not None:
-                await self._reader_store.register_reader(self._name, *key, position, epoch)
-        if self._name is not None and self._reader_store is not None:  # as in _register
-            state = await self._reader_store.load_reader(self._name)
-            saved |= {key: state.positions[key] for key in saved.keys() & state.positions.keys()}
-        for key, position in saved.items():
-            self._saved[key] = position
+        # One that joined after those that were saved: this reader owes its handler all of its rows.
+        starts = {key: 0 if before else self._start_position(name, known[key]) for key in known if key not in positions}
+        oldest = {key: known[key] for key, at in starts.items() if at == known[key].floor and not before}
+        positions |= starts
+        if self._name is not None and self._reader_store is not None:
+            # At once: who finds the stream registered, and a writer not, takes it for one that joined since.
+            await self._reader_store.register_reader(self._name, {(name, ""): 0} | positions, epoch, oldest=oldest)
+            state = await self._reader_store.load_reader(self._name)  # as in _register
+            positions |= {key: state.positions[key] for key in positions.keys() & state.positions.keys()}
+        else:
+            self._oldest |= {key: (writer.floor, writer.position) for key, writer in oldest.items()}
+        self._saved |= positions
         core.follow(Followed(name))
-        for key, position in saved.items():
+        for key, position in positions.items():
             core.start_at(*key, position)
-        self._learn(known)
+        self._learn(list(known.values()))
+
+    async def _begin_anew(self, epoch: str, known: Sequence[KnownWriter], *names: str) -> ReaderState:
+        """Replace what was saved in another log: these streams, and all that were read under this name, are due from
+        the oldest rows of this one. Returns what is saved then."""
+        assert self._name is not None  # noqa: S101
+        assert self._reader_store is not None  # noqa: S101
+        streams = {*names, *(await self._reader_store.load_reader(self._name)).streams}
+        floors = {(one.stream, one.writer): one.floor for one in known if one.stream in streams}
+        await self._reader_store.reset_reader(self._name, floors | {(stream, ""): 0 for stream in streams}, epoch)
+        return await self._reader_store.load_reader(self._name)
 
     def _learn(self, known: Sequence[KnownWriter]) -> None:
         """What was proven before we listened: a dead writer's last rows, and, of the own name, a predecessor's."""
@@ -406,9 +408,10 @@ class Reading:
     def _begins_later(self, error: PositionTooOld) -> bool:
         """Whether this reader was to begin at the oldest row, and that is another one by now (or was, of a replica)."""
         key = (error.stream, error.writer)
-        if key not in self._oldest or self.core.delivered(*key) != self._oldest[key]:
+        begun, last = self._oldest.get(key, (-1, -1))
+        if self.core.delivered(*key) != begun or error.floor > last:  # rows that were due to it are gone
             return False
-        self._oldest[key] = error.floor
+        self._oldest[key] = (error.floor, last)
         self.core.move_to(*key, error.floor)
         return True
 
@@ -485,21 +488,21 @@ class Reading:
                     core.new_epoch = current
                 loop.call_soon(self.pump)
                 return
-            known = [one for one in await self._store.known() if one.stream in core.followed]
-            floors = {(one.stream, one.writer): one.floor for one in known}
-            oldest = dict(floors)
+            everything = await self._store.known()
+            known = [one for one in everything if one.stream in core.followed]
+            positions = {(one.stream, one.writer): one.floor for one in known}
+            oldest = {(one.stream, one.writer): (one.floor, one.position) for one in known}
             async with self._saving:
                 if self._name is not None and self._reader_store is not None:
-                    streams = {(name, ""): 0 for name in (*[key[0] for key in floors], *core.followed)}
-                    await self._reader_store.reset_reader(self._name, floors | streams, found)
-                    state = await self._reader_store.load_reader(self._name)
+                    state = await self._begin_anew(found, everything, *core.followed)
                     if state.epoch != found:  # restored once more meanwhile
                         raise Unavailable("the store", f"positions of epoch {state.epoch}")
-                    floors |= {key: at for key, at in state.positions.items() if key[0] in core.followed}
+                    positions |= {key: at for key, at in state.positions.items() if key[0] in core.followed}
+                    oldest = {}
                 self._on_epoch(found)
-                core.rebase(found, floors)
-                self._saved = dict(floors)
-                self._oldest = {key: at for key, at in oldest.items() if floors[key] == at}
+                core.rebase(found, positions)
+                self._saved = dict(positions)
+                self._oldest = oldest
                 self._careful.clear()
                 for key in list(self.stopped):  # on a row, or a position, of the log before
                     del self.stopped[key]
@@ -691,7 +694,7 @@ class Reading:
         assert self._name is not None  # noqa: S101
         assert self._reader_store is not None  # noqa: S101
         epoch = self.core.epoch
-        await self._reader_store.register_reader(self._name, *key, position, epoch or "")
+        await self._reader_store.register_reader(self._name, {key: position}, epoch or "")
         state = await self._reader_store.load_reader(self._name)
         if epoch == self.core.epoch:
             self._saved[key] = state.positions.get(key, position)

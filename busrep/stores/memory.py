@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -276,10 +276,26 @@ class MemoryStore:
                     finals[stream] = at.position
             return finals
 
-    async def register_reader(self, reader: str, stream: str, writer: str, position: int, epoch: str) -> None:
+    async def register_reader(
+        self,
+        reader: str,
+        positions: Mapping[tuple[str, str], int],
+        epoch: str,
+        *,
+        oldest: Collection[tuple[str, str]] = (),
+    ) -> None:
         """See `AsyncStore`."""
         with self.world.lock:
-            self.world.readers.setdefault(reader, {}).setdefault((stream, writer), _Saved(position, epoch))
+            saved = self.world.readers.setdefault(reader, {})
+            for key, at in self._begun(positions, epoch, oldest).items():
+                saved.setdefault(key, at)
+
+    def _begun(
+        self, positions: Mapping[tuple[str, str], int], epoch: str, oldest: Collection[tuple[str, str]]
+    ) -> dict[tuple[str, str], _Saved]:
+        known = self.world.positions if epoch == self.world.epoch else {}
+        floors = {key: known[key].floor for key in oldest if key in known}
+        return {key: _Saved(max(at, floors.get(key, 0)), epoch) for key, at in positions.items()}
 
     async def load_reader(self, reader: str) -> ReaderState:
         """See `AsyncStore`."""
@@ -309,8 +325,7 @@ class MemoryStore:
         with self.world.lock:
             saved = self.world.readers.get(reader, {})
             stay = {key: at for key, at in saved.items() if at.epoch == epoch}
-            fresh = {key: _Saved(position, epoch) for key, position in positions.items()}
-            self.world.readers[reader] = fresh | stay
+            self.world.readers[reader] = self._begun(positions, epoch, positions) | stay
 
     def _no(self, connection: Any) -> None:
         if connection is not None:

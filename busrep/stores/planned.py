@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from busrep.errors import ConfigError
@@ -133,9 +133,14 @@ class PlannedStore(abc.ABC):
         return await self._write(claims.finish(self.dialect, self.backings, writer, incarnation, timeout), timeout)
 
     async def register_reader(  # noqa: D102
-        self, reader: str, stream: str, writer: str, position: int, epoch: str
+        self,
+        reader: str,
+        positions: Mapping[tuple[str, str], int],
+        epoch: str,
+        *,
+        oldest: Collection[tuple[str, str]] = (),
     ) -> None:
-        await self._write(readers.register(self.dialect, reader, {(stream, writer): position}, epoch))
+        await self._write(readers.register(self.dialect, reader, positions, epoch, oldest))
 
     async def load_reader(self, reader: str) -> ReaderState:  # noqa: D102
         return await self._read(readers.load(reader))

@@ -3,19 +3,20 @@
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import orjson
 
 from busrep.errors import ReaderMoved
 from busrep.storage import MIXED, DeadLetter, ReaderState
 from busrep.stores.dialect import Dialect
-from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, in_transaction
+from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, Step, in_transaction
 
 # Locked by whoever prunes the stream, and by whoever registers to read it.
 LOCK_STREAM = "SELECT 1 FROM busrep_streams WHERE stream = ?"
 
 Changes = Sequence[tuple[str, str, int, int]]
+Positions = dict[tuple[str, str], int]
 
 
 def _rows(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> list[Sql]:
@@ -35,7 +36,31 @@ def _unpruned(dialect: Dialect, positions: Mapping[tuple[str, str], int]) -> lis
     return [Sql(LOCK_STREAM + dialect.share, (stream,)) for stream in streams]
 
 
-def register(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> Plan[None]:
+def _raised(
+    positions: Mapping[tuple[str, str], int], epoch: str, oldest: Collection[tuple[str, str]]
+) -> Plan[Positions]:
+    """The positions, those in ``oldest`` not below the floor, if it is of the log of this epoch that we know one."""
+    streams = dict.fromkeys(stream for stream, _ in oldest)
+    answers = yield (
+        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'"),
+        *(Sql("SELECT writer, floor FROM busrep_positions WHERE stream = ?", (stream,)) for stream in streams),
+    )
+    raised = dict(positions)
+    if answers[0] and answers[0][0][0] == epoch:
+        for stream, rows in zip(streams, answers[1:], strict=True):
+            for writer, floor in rows:
+                if (stream, writer) in oldest:
+                    raised[stream, writer] = max(raised[stream, writer], floor)
+    return raised
+
+
+def register(
+    dialect: Dialect,
+    reader: str,
+    positions: Mapping[tuple[str, str], int],
+    epoch: str,
+    oldest: Collection[tuple[str, str]] = (),
+) -> Plan[None]:
     """Insert the rows that saving updates (9.12); existing ones stay.
 
     Not while rows of the stream are being pruned, by bounds that do not know of this reader: whoever reads the floors
@@ -43,14 +68,15 @@ def register(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], 
     """
 
     def body() -> Plan[None]:
-        yield (
-            Control.BEGIN,
-            *_unpruned(dialect, positions),
-            *_rows(dialect, reader, positions, epoch),
-            Control.COMMIT,
-        )
+        begun: tuple[Step, ...] = (Control.BEGIN, *_unpruned(dialect, positions))
+        if not oldest:
+            yield (*begun, *_rows(dialect, reader, positions, epoch), Control.COMMIT)
+            return
+        yield begun
+        raised = yield from _raised(positions, epoch, oldest)
+        yield (*_rows(dialect, reader, raised, epoch), Control.COMMIT)
 
-    yield from in_transaction(body())
+    return in_transaction(body())
 
 
 def load(reader: str) -> Plan[ReaderState]:
@@ -88,9 +114,9 @@ def reset(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int
             Control.BEGIN,
             *_unpruned(dialect, positions),
             Sql("DELETE FROM busrep_readers WHERE reader = ? AND epoch <> ?", (reader, epoch)),
-            *_rows(dialect, reader, positions, epoch),
-            Control.COMMIT,
         )
+        raised = yield from _raised(positions, epoch, positions)
+        yield (*_rows(dialect, reader, raised, epoch), Control.COMMIT)
 
     return in_transaction(body())
 

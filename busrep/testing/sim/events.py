@@ -332,7 +332,7 @@ async def restore(world: World, event: Event) -> None:
     world.record.ended[world.epoch()] = world.now()
     world.restoring = True
     for service in world.services.values():
-        service.database.refuse = True
+        service.database.kept_out = True
     await declare(world)
     world.later(event.args["lasting"], _let_in, world)
 
@@ -349,7 +349,7 @@ async def declare(world: World) -> None:
 def _let_in(world: World) -> None:
     world.restoring = False
     for service in world.services.values():
-        service.database.refuse = False
+        service.database.kept_out = False
 
 
 async def kill(world: World, event: Event) -> None:

@@ -145,8 +145,9 @@ class Path:
     """The way from one simulated process to a server: a `SimDatabase` or a replica of it.
 
     ``latency``: bounds of one way's time, seconds. ``tcp_timeout``: how long an answer is waited for that does not come
-    because nothing passes. The fields may be set at any time: ``refuse``, no new connections; ``slow``, seconds
-    added to each way; ``hole``, nothing passes. All that happened is counted.
+    because nothing passes. The fields may be set at any time: ``refuse``, no new connections; ``kept_out``, the same,
+    by who keeps the server, until it says otherwise; ``slow``, seconds added to each way; ``hole``, nothing passes. All
+    that happened is counted.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Path:
         tcp_timeout: float = 10.0,
     ) -> None:
         self.server, self.dice, self.latency, self.tcp_timeout = server, dice, latency, tcp_timeout
-        self.refuse = False
+        self.refuse = self.kept_out = False
         self.slow = 0.0
         self.connections: dict[SimConnection, None] = {}
         self.connects = self.requests = self.commits = self.rollbacks = 0
@@ -296,7 +297,7 @@ class Path:
     def _accepted(self, future: asyncio.Future[SimConnection]) -> None:
         if future.done() or future not in self._connecting:
             return
-        if self.refuse or self.server.down:
+        if self.refuse or self.kept_out or self.server.down:
             future.set_exception(SimError(None, "connection refused"))
             return
         connection = SimConnection(self, self.server.session())

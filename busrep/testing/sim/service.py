@@ -86,7 +86,7 @@ class Service:
         self.process = Process(self.name)
         self.redis = RedisPath(world.redis, random.Random(dice.random()), self.process)
         self.database = ServicePath(world.database, random.Random(dice.random()))
-        self.database.refuse = world.restoring
+        self.database.kept_out = world.restoring
         self.replica = Path(world.replica, random.Random(dice.random())) if role.kind == REPLICA else None
         self.bus: Bus | None = None
         self.life = Life(role.name, number, world.now())

@@ -351,7 +351,7 @@ class World:
         core, epoch = bus._reading.core, service.epoch
         if epoch == service.life.epoch:  # one that begins at the oldest row may find that it is another by now
             for key, at in bus._reading._oldest.items():
-                service.life.starts[key] = max(service.life.starts.get(key, 0), at)
+                service.life.starts[key] = max(service.life.starts.get(key, 0), at[0])
         for stream, positions in bus.positions().items() if service.reads else ():
             for writer, position in positions.items():
                 if stream == presence.name or core.new_epoch is not None:
