@@ -201,7 +201,8 @@ class AsyncStore(Protocol):
 
     async def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
         """Begin anew in another epoch: positions of other epochs go, these are registered, all of them as ``oldest``.
-        Positions that are of this epoch stay: another process under this name has begun in it already."""
+        Positions that are of this epoch stay: another process under this name has begun in it already. And if there
+        are any of the log that this store keeps, and ``epoch`` is another, nothing is done."""
 
     async def dead_letter(
         self,

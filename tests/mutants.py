@@ -2178,8 +2178,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 SAVED,
-                '            *_unpruned(dialect, positions),\n            Sql("DELETE',
-                '            Sql("DELETE',
+                "        yield (Control.BEGIN, *_unpruned(dialect, positions))\n",
+                "        yield Control.BEGIN\n",
             ),
         ),
         checks=(
@@ -2191,15 +2191,47 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="begun-at-a-floor-that-was",
         rule="9",
         harm="A reader is registered below a floor that moved since it looked: it stops there after a restart.",
-        edits=(Edit(SAVED, "    if answers[0] and answers[0][0][0] == epoch:\n", "    if False:\n"),),
+        edits=(
+            Edit(
+                SAVED,
+                "        raised = _raised(positions, floors if here == epoch else {}, oldest)\n",
+                "        raised = positions\n",
+            ),
+        ),
         checks=(L + "a_reader_that_begins_at_the_oldest_row_begins_where_pruning_got_to",),
     ),
     Mutant(
         name="floors-of-another-log-believed",
         rule="9",
         harm="A reader that saves elsewhere begins at the floor of another log: rows are skipped without a word.",
-        edits=(Edit(SAVED, "    if answers[0] and answers[0][0][0] == epoch:\n", "    if answers[0]:\n"),),
+        edits=(
+            Edit(
+                SAVED,
+                "        raised = _raised(positions, floors if here == epoch else {}, positions)\n",
+                "        raised = _raised(positions, floors, positions)\n",
+            ),
+        ),
         checks=(L + "a_reader_that_begins_at_the_oldest_row_begins_where_pruning_got_to",),
+    ),
+    Mutant(
+        name="begun-anew-at-a-floor-that-was",
+        rule="9",
+        harm="A reader of a restored log is registered below a floor that moved since it looked: it stops there.",
+        edits=(
+            Edit(
+                SAVED,
+                "        raised = _raised(positions, floors if here == epoch else {}, positions)\n",
+                "        raised = positions\n",
+            ),
+        ),
+        checks=(L + "a_reader_that_begins_at_the_oldest_row_begins_where_pruning_got_to",),
+    ),
+    Mutant(
+        name="a-lagging-replica-s-epoch-replaces-the-log-s-own",
+        rule="9.12",
+        harm="A process that was told of the epoch before throws out what its twin has saved in this one: rows twice.",
+        edits=(Edit(SAVED, "        if here != epoch and (here,) in map(tuple, held):\n", "        if False:\n"),),
+        checks=(L + "9_12_positions_of_the_log_that_is_kept_here_are_replaced_by_none_of_another",),
     ),
     Mutant(
         name="what-was-pruned-since-is-no-loss",

@@ -529,16 +529,17 @@ class StoreConformance:
                 state = await store.load_reader("r")
                 assert state.positions == {("orders", "w1"): 5, ("orders", "w2"): 8}
             assert state.epoch == epoch
-            await store.reset_reader("r", {("orders", "w1"): 2}, "1" * 32)
+            new = await store.restored()
+            await store.reset_reader("r", {("orders", "w1"): 2}, new)
             state = await store.load_reader("r")
-            assert (state.epoch, state.positions) == ("1" * 32, {("orders", "w1"): 2})
+            assert (state.epoch, state.positions) == (new, {("orders", "w1"): 2})
 
     @sync
     async def test_9_12_of_two_that_begin_anew_the_second_keeps_what_the_first_saved(self, url: str) -> None:
         """Two processes under one name notice another epoch, one of them later."""
-        new = "1" * 32
         async with self.opened(url) as store, self.opened(url) as other:
             old = await store.epoch()
+            new = await store.restored()
             for writer in ("w1", "w2"):
                 await store.register_reader("r", {("orders", writer): 7}, old)
             await store.register_reader("another", {("orders", "w1"): 3}, old)
@@ -556,7 +557,7 @@ class StoreConformance:
         """One process has gone over to a new log, another, that has not noticed it, registers in the old one."""
         for new in ("0" * 32, "f" * 32):  # on either side of the old one in any order of epochs
             async with self.opened(url) as store, self.opened(url) as other:
-                old = await store.epoch()
+                old = "8" * 32
                 await store.register_reader("r", {("orders", "w1"): 7}, old)
                 await store.reset_reader("r", {("orders", "w2"): 0}, new)
                 await other.register_reader("r", {("orders", "w1"): 7}, old)
@@ -639,11 +640,21 @@ class StoreConformance:
             assert (await store.load_reader("now")).positions == {key: 2, never: 0}
             await store.register_reader("late", {key: 1}, claim.epoch)  # owed all: it is to be told
             assert (await store.load_reader("late")).positions == {key: 1}
-            await store.reset_reader("now", {key: 0, never: 0}, "1" * 32)  # of another database's log
-            assert (await store.load_reader("now")).positions == {key: 0, never: 0}
-            await store.reset_reader("now", {key: 0}, claim.epoch)
-            state = await store.load_reader("now")
-            assert (state.epoch, state.positions) == (claim.epoch, {key: 2})
+            for epoch, floor in (("1" * 32, 0), ("2" * 32, 0), (claim.epoch, 2)):  # two of another database's log
+                await store.reset_reader("anew", {key: 0, never: 0}, epoch)
+                state = await store.load_reader("anew")
+                assert (state.epoch, state.positions) == (epoch, {key: floor, never: 0})
+
+    @sync
+    async def test_9_12_positions_of_the_log_that_is_kept_here_are_replaced_by_none_of_another(self, url: str) -> None:
+        """A process that a lagging replica has told the epoch before the restore begins anew in that one."""
+        async with self.opened(url) as store:
+            before = await store.epoch()
+            epoch = await store.restored()
+            await store.register_reader("r", {("orders", "w1"): 5}, epoch)
+            await store.reset_reader("r", {("orders", "w1"): 0, ("payments", ""): 0}, before)
+            state = await store.load_reader("r")
+            assert (state.epoch, state.positions, state.streams) == (epoch, {("orders", "w1"): 5}, {"orders"})
 
     @sync
     async def test_pruning_stops_at_registered_readers_up_to_a_cap(self, url: str) -> None:

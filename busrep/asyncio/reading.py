@@ -289,7 +289,10 @@ class Reading:
         streams = {*names, *(await self._reader_store.load_reader(self._name)).streams}
         floors = {(one.stream, one.writer): one.floor for one in known if one.stream in streams}
         await self._reader_store.reset_reader(self._name, floors | {(stream, ""): 0 for stream in streams}, epoch)
-        return await self._reader_store.load_reader(self._name)
+        state = await self._reader_store.load_reader(self._name)
+        if state.epoch != epoch:  # restored once more, or this one was told by a replica that lags
+            raise Unavailable("the store", f"positions of epoch {state.epoch}")
+        return state
 
     def _learn(self, known: Sequence[KnownWriter]) -> None:
         """What was proven before we listened: a dead writer's last rows, and, of the own name, a predecessor's."""
@@ -495,8 +498,6 @@ class Reading:
             async with self._saving:
                 if self._name is not None and self._reader_store is not None:
                     state = await self._begin_anew(found, everything, *core.followed)
-                    if state.epoch != found:  # restored once more meanwhile
-                        raise Unavailable("the store", f"positions of epoch {state.epoch}")
                     positions |= {key: at for key, at in state.positions.items() if key[0] in core.followed}
                     oldest = {}
                 self._on_epoch(found)

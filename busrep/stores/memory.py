@@ -324,6 +324,8 @@ class MemoryStore:
         """See `AsyncStore`."""
         with self.world.lock:
             saved = self.world.readers.get(reader, {})
+            if self.world.epoch != epoch and any(at.epoch == self.world.epoch for at in saved.values()):
+                return
             stay = {key: at for key, at in saved.items() if at.epoch == epoch}
             self.world.readers[reader] = self._begun(positions, epoch, positions) | stay
 

@@ -36,22 +36,22 @@ def _unpruned(dialect: Dialect, positions: Mapping[tuple[str, str], int]) -> lis
     return [Sql(LOCK_STREAM + dialect.share, (stream,)) for stream in streams]
 
 
-def _raised(
-    positions: Mapping[tuple[str, str], int], epoch: str, oldest: Collection[tuple[str, str]]
-) -> Plan[Positions]:
-    """The positions, those in ``oldest`` not below the floor, if it is of the log of this epoch that we know one."""
-    streams = dict.fromkeys(stream for stream, _ in oldest)
-    answers = yield (
+def _floors(keys: Collection[tuple[str, str]]) -> Plan[tuple[str | None, Positions]]:
+    """The epoch of the log that is kept here, and the floors in it of all writers of these streams."""
+    streams = dict.fromkeys(stream for stream, _ in keys)
+    epoch, *found = yield (
         Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'"),
         *(Sql("SELECT writer, floor FROM busrep_positions WHERE stream = ?", (stream,)) for stream in streams),
     )
-    raised = dict(positions)
-    if answers[0] and answers[0][0][0] == epoch:
-        for stream, rows in zip(streams, answers[1:], strict=True):
-            for writer, floor in rows:
-                if (stream, writer) in oldest:
-                    raised[stream, writer] = max(raised[stream, writer], floor)
-    return raised
+    floors = {(stream, writer): floor for stream, rows in zip(streams, found, strict=True) for writer, floor in rows}
+    return (epoch[0][0] if epoch else None), floors
+
+
+def _raised(
+    positions: Mapping[tuple[str, str], int], floors: Positions, oldest: Collection[tuple[str, str]]
+) -> Positions:
+    """The positions, those in ``oldest`` not below the floor."""
+    return {key: max(at, floors.get(key, 0)) if key in oldest else at for key, at in positions.items()}
 
 
 def register(
@@ -73,7 +73,8 @@ def register(
             yield (*begun, *_rows(dialect, reader, positions, epoch), Control.COMMIT)
             return
         yield begun
-        raised = yield from _raised(positions, epoch, oldest)
+        here, floors = yield from _floors(oldest)
+        raised = _raised(positions, floors if here == epoch else {}, oldest)
         yield (*_rows(dialect, reader, raised, epoch), Control.COMMIT)
 
     return in_transaction(body())
@@ -106,17 +107,23 @@ def save(dialect: Dialect, reader: str, changes: Changes, epoch: str) -> Plan[No
 def reset(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> Plan[None]:
     """Replace saved positions of other epochs. Of this one: another process under this name has begun anew already.
 
-    As in `register`: not while rows are being pruned that the replaced positions had let go.
+    As in `register`: not while rows are being pruned that the replaced positions had let go. And nothing at all when
+    the others are of the log that this very database keeps: then ``epoch`` is one that was, of a replica that lags.
     """
 
     def body() -> Plan[None]:
+        yield (Control.BEGIN, *_unpruned(dialect, positions))
+        here, floors = yield from _floors(positions)
+        held = (yield Sql("SELECT epoch FROM busrep_readers WHERE reader = ?", (reader,)))[0]
+        if here != epoch and (here,) in map(tuple, held):
+            yield Control.COMMIT
+            return
+        raised = _raised(positions, floors if here == epoch else {}, positions)
         yield (
-            Control.BEGIN,
-            *_unpruned(dialect, positions),
             Sql("DELETE FROM busrep_readers WHERE reader = ? AND epoch <> ?", (reader, epoch)),
+            *_rows(dialect, reader, raised, epoch),
+            Control.COMMIT,
         )
-        raised = yield from _raised(positions, epoch, positions)
-        yield (*_rows(dialect, reader, raised, epoch), Control.COMMIT)
 
     return in_transaction(body())
 
