@@ -235,6 +235,8 @@ class World:
                 service.kill(zombie=0.0, linger=0.0)
                 self.join(service.role.name)
                 break
+            elif service.epoch in self.record.void:
+                pass  # who registered since the backup is not known to pruning; it begins anew once that is declared
             elif service.durable:
                 self.record.breaks("pruning respects readers", f"{service.name}: {error}")
             else:
