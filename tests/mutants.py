@@ -2234,6 +2234,39 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(L + "9_12_positions_of_the_log_that_is_kept_here_are_replaced_by_none_of_another",),
     ),
     Mutant(
+        name="a-joined-fact-s-lock-believed-to-be-there",
+        rule="9.4",
+        harm="A savepoint rolled back inside the block lets go of the claim: rows under an ID announced as empty.",
+        edits=(Edit(TRANSACTION, "            await self._hold_on()\n", ""),),
+        checks=(B + "a_savepoint_rolled_back_inside_the_block_does_not_let_go_of_the_claim",),
+    ),
+    Mutant(
+        name="any-transaction-of-the-connection-will-do",
+        rule="9.1",
+        harm="Rows are inserted in another transaction than the one whose outcome decides of their fact.",
+        edits=(
+            Edit(
+                TRANSACTION,
+                "        if await self._lock() != self.marker:\n",
+                "        if await self._lock() is None:\n",
+            ),
+        ),
+        checks=(B + "a_transaction_that_ends_inside_the_block_is_told",),
+    ),
+    Mutant(
+        name="a-claim-not-seen-elsewhere-is-lost",
+        rule="9.4",
+        harm="One write with a connection of another database, and the process does not write any more.",
+        edits=(
+            Edit(
+                TRANSACTION,
+                "            if self._callers:\n                await self.store",
+                "            if False:\n                await self.store",
+            ),
+        ),
+        checks=(B + "a_connection_of_another_database_leaves_the_writer_alone",),
+    ),
+    Mutant(
         name="what-was-pruned-since-is-no-loss",
         rule="9",
         harm="A reader that began at the oldest row steps over rows written and pruned later, without a word.",

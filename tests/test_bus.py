@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import signal
 import sqlite3
 import subprocess
@@ -387,6 +388,83 @@ def test_a_joined_transaction_is_seen_to_commit_without_being_told(on_postgres: 
                 await reader.wait_for(orders, "w1", later)
                 assert fact.id < later
             assert seen.numbers == [1, 2]
+
+    run(main())
+
+
+def test_a_savepoint_rolled_back_inside_the_block_does_not_let_go_of_the_claim(on_postgres: Deployment) -> None:
+    """With it goes the lock on the claim, if it is older than the fact: its successor would take the ID for empty."""
+
+    async def main() -> None:
+        seen = Seen()
+        async with (
+            on_postgres.bus(writer="w1") as first,
+            on_postgres.bus() as reader,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            reader.subscribe(orders)(seen)
+            with psycopg.connect(on_postgres.store) as connection:
+                connection.execute("SAVEPOINT before")
+                async with first.write(orders, connection=connection) as fact:
+                    fact.add(Order(1, "still ours"))
+                    connection.execute("ROLLBACK TO before")
+                connection.commit()
+                await reader.wait_for(orders, "w1", fact.id)
+                connection.execute("SAVEPOINT before")
+                with pytest.raises(WriterFenced):
+                    async with first.write(orders, connection=connection) as fact:
+                        fact.add(Order(2, "of the one before"))
+                        connection.execute("ROLLBACK TO before")
+                        second = await stack.enter_async_context(on_postgres.bus(writer="w1"))
+                connection.commit()
+            await reader.wait_for(orders, "w1", await write(second, 3))
+            assert seen.numbers == [1, 3]
+            with psycopg.connect(on_postgres.store) as connection:
+                assert connection.execute("SELECT count(*) FROM busrep_facts").fetchone() == (2,)
+
+    run(main())
+
+
+def test_a_transaction_that_ends_inside_the_block_is_told(on_postgres: Deployment) -> None:
+    async def main() -> None:
+        seen = Seen()
+        async with on_postgres.bus(writer="w1") as writer, on_postgres.bus() as reader:
+            reader.subscribe(orders)(seen)
+            with psycopg.connect(on_postgres.store) as connection:
+                connection.execute("SELECT 1")
+                with pytest.raises(ConfigError, match="after the block"):
+                    async with writer.write(orders, connection=connection) as fact:
+                        fact.add(Order(1, "in no transaction of ours"))
+                        connection.commit()
+                connection.commit()
+            await reader.wait_for(orders, "w1", await write(writer, 2))
+            assert seen.numbers == [2]
+
+    run(main())
+
+
+def test_a_connection_of_another_database_leaves_the_writer_alone(on_postgres: Deployment) -> None:
+    """Also one that has busrep's tables: the claim that is not found there stands here."""
+
+    async def main() -> None:
+        seen = Seen()
+        other = f"other_{secrets.token_hex(4)}"
+        with psycopg.connect(on_postgres.store, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {other} TEMPLATE {connection.info.dbname}")
+        elsewhere = psycopg.conninfo.make_conninfo(on_postgres.store, dbname=other)
+        async with on_postgres.bus(writer="w1") as writer, on_postgres.bus() as reader:
+            reader.subscribe(orders)(seen)
+            with psycopg.connect(elsewhere) as connection:
+                for joined in (False, True):
+                    if joined:
+                        connection.execute("SELECT 1")
+                    with pytest.raises(ConfigError, match="another database"):
+                        async with writer.write(orders, connection=connection) as fact:
+                            fact.add(Order(1, "elsewhere"))
+            await reader.wait_for(orders, "w1", await write(writer, 2))
+            assert seen.numbers == [2]
+        with psycopg.connect(on_postgres.store, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {other}")
 
     run(main())
 

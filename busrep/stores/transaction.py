@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from busrep.errors import BusrepError, CommitUnknown, SchemaError, Unavailable, WriterFenced
+from busrep.errors import BusrepError, CommitUnknown, ConfigError, SchemaError, Unavailable, WriterFenced
 from busrep.storage import Claim, FactRows
 from busrep.stores import claims, facts, schema
 from busrep.stores.planned import PlannedStore
@@ -176,7 +176,7 @@ class ServerTransaction(abc.ABC):
             self.connection = await self._take()
         begin = () if self.joined or self._begins_itself() else (Control.BEGIN,)
         try:
-            self.marker = await self._run(self._lock_claim(begin))
+            self.marker = await self._lock(*begin)
         except self.store.serialization_failure:
             # The claim was moved (9.4); unless, in the caller's SERIALIZABLE transaction, the failure came from
             # elsewhere: the claim as it is now tells.
@@ -187,11 +187,25 @@ class ServerTransaction(abc.ABC):
             await self.rollback()
             raise
 
-    def _lock_claim(self, begin: tuple[Control, ...]) -> Plan[object]:
-        answers: Answers = yield (*begin, claims.lock_claim(self.store.dialect, self.claim))
-        if not answers[0]:
-            raise WriterFenced(self.claim.writer, self.claim.incarnation)
-        return answers[0][0][0]
+    async def _lock(self, *begin: Control) -> object:
+        """Hold the claim until the transaction's end (9.4). Returns the marker."""
+
+        def plan() -> Plan[object]:
+            answers: Answers = yield (*begin, claims.lock_claim(self.store.dialect, self.claim))
+            if not answers[0]:
+                raise WriterFenced(self.claim.writer, self.claim.incarnation)
+            return answers[0][0][0]
+
+        try:
+            return await self._run(plan())
+        except WriterFenced:
+            if self._callers:
+                await self.store.check_claim(self.claim)
+                raise ConfigError(
+                    f"connection= does not see that {self.claim.writer!r} is a writer: it is of another database than "
+                    "the bus's store, or its transaction began before the bus was opened"
+                ) from None
+            raise
 
     async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
         """See `AsyncTransaction`; sent together with the next statement or COMMIT: one round trip less."""
@@ -214,6 +228,7 @@ class ServerTransaction(abc.ABC):
     async def commit(self) -> None:
         """See `AsyncTransaction`."""
         if self.joined:
+            await self._hold_on()
             await self._flush()
             return
         connection = self.connection
@@ -230,6 +245,14 @@ class ServerTransaction(abc.ABC):
             await self.rollback()
             raise CommitUnknown(self.marker, error) from error
         await self._give_back()
+
+    async def _hold_on(self) -> None:
+        """In the caller's hands the lock may be gone: with a savepoint rolled back, or with the whole transaction. What
+        is inserted without it would be rows of a writer whose IDs somebody else may have ended meanwhile."""
+        if await self._lock() != self.marker:
+            raise ConfigError(
+                "the transaction of connection= ended inside the block of bus.write(): end it after the block"
+            )
 
     async def _after(self, committing: asyncio.Future[None]) -> None:
         await asyncio.wait([committing])
