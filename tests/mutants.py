@@ -377,11 +377,11 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 TRANSACTION,
                 """\
-        if not answers[0]:
-            raise WriterFenced(self.claim.writer, self.claim.incarnation)
-        return answers[0][0][0]
+            if not answers[0]:
+                raise WriterFenced(self.claim.writer, self.claim.incarnation)
+            return answers[0][0][0]
 """,
-                "        return answers[0][0][0] if answers[0] else None\n",
+                "            return answers[0][0][0] if answers[0] else None\n",
             ),
         ),
         checks=(SIMULATOR, L + "9_2_and_9_4_a_fenced_writer_is_told_everywhere"),
@@ -452,7 +452,13 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-serialization-failure-is-no-fence",
         rule="9.4",
         harm="In a caller's REPEATABLE READ transaction a lost name shows as a driver's error, to be retried for ever.",
-        edits=(Edit(TRANSACTION, "            await self.store.check_claim(self.claim)\n", ""),),
+        edits=(
+            Edit(
+                TRANSACTION,
+                "            await self.store.check_claim(self.claim)\n            raise\n",
+                "            raise\n",
+            ),
+        ),
         checks=(L + "9_4_a_serialization_failure_of_the_lock_is_a_fence",),
     ),
     # --- 9.5: finishing a silent writer
