@@ -78,6 +78,8 @@ class Bus:
         self._commands: deque[tuple[str, bytes]] = deque()
         self._command_handlers: dict[type[Any], list[Callable[[Any], Awaitable[None] | None]]] = {}
         self._line_handlers: list[LineSeen] = []
+        self._connect_handlers: list[Callable[[], Any]] = []
+        self._close_handlers: list[Callable[[], Any]] = []
         self._wake = asyncio.Event()
         self._flushed = asyncio.Event()
         self._ask = False
@@ -186,7 +188,7 @@ class Bus:
         it handled. From inside a handler it returns at once, for it waits until the handler has ended.
         """
         if self._closing is None:
-            self._state = "closed"
+            self._state = "closing"
             self._closing = self._start(self._close(), "close")
         task = asyncio.current_task()
         if task not in self._tasks and not self._reading.is_worker(task):
@@ -199,10 +201,20 @@ class Bus:
                 stack.push_async_callback(store.close)
             stack.push_async_callback(self._link.close)
             stack.push_async_callback(self._stop_tasks, timeout)
+            for handler in self._close_handlers:
+                await self._before_close(handler, timeout)
+            self._state = "closed"
             if self._writing is not None:
                 await self._writing.close(timeout)
-                await self._flush(timeout)
+            await self._flush(timeout)
             await self._reading.close(timeout)
+
+    async def _before_close(self, handler: Callable[[], Any], timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await call(handler)
+        except Exception:  # what is not said now is found out by others; the rest is closed all the same
+            log.exception("a handler of before_close failed")
 
     async def _stop_tasks(self, timeout: float) -> None:
         await stop([*self._background, *self._tasks], timeout)
@@ -372,7 +384,8 @@ class Bus:
         """Publish a command that is not about streams (presence, locks, tasks...). It is news: sent at most once
         when all is well, and again when it is unknown whether it arrived. Raises Unavailable when too many wait.
         """
-        self._check_open()
+        if self._state != "closing":  # a handler of before_close may
+            self._check_open()
         if not isinstance(command, Command):
             raise ConfigError(f"send() takes a command of busrep.commands, not {command!r}")
         if len(self._commands) >= COMMAND_QUEUE:
@@ -393,6 +406,17 @@ class Bus:
 
         return register
 
+    def on_connect(self, handler: Callable[[], Any]) -> Callable[[], Any]:
+        """Call ``handler`` (async or not) after each connect and reconnect: others may have missed what was sent."""
+        self._connect_handlers.append(handler)
+        return handler
+
+    def before_close(self, handler: Callable[[], Any]) -> Callable[[], Any]:
+        """Call ``handler`` (async or not) when the bus is being closed and the link still stands; what it sends is
+        published. It has ``shutdown_timeout`` seconds."""
+        self._close_handlers.append(handler)
+        return handler
+
     def on_line(self, handler: LineSeen) -> None:
         """Call ``handler(direction, channel, line)`` for every line received ("<") and sent (">")."""
         self._line_handlers.append(handler)
@@ -406,6 +430,8 @@ class Bus:
         if self._writing is not None:
             self._writing.core.connected(now)
         self._ask_for_positions()
+        for handler in self._connect_handlers:
+            spawn(self._tasks, call(handler), "busrep-connect")
 
     def _down(self) -> None:
         self._reading.disconnected()
@@ -582,7 +608,7 @@ class Bus:
         return self._writing is not None and self._writing.fenced is not None
 
     def _check_open(self) -> None:
-        if self._state == "closed":
+        if self._state in ("closing", "closed"):
             raise Closed
         if self._state == "new":
             raise ConfigError("the bus is not open yet: use 'async with busrep.connect(...) as bus'")
