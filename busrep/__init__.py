@@ -38,6 +38,9 @@ from .streams import Registry, Stream, Table
 if TYPE_CHECKING:
     import redis.asyncio
 
+    from .asyncio.tcp import TcpAddress
+    from .asyncio.tcp_server import TcpServer
+
 __all__ = [
     "Batch",
     "Bus",
@@ -67,7 +70,7 @@ __version__ = "0.1.0"
 
 
 def connect(
-    redis: str | redis.asyncio.Redis,
+    redis: str | redis.asyncio.Redis | TcpAddress | TcpServer,
     *,
     name: str,
     streams: Iterable[Stream[Any]] = (),
@@ -87,7 +90,8 @@ def connect(
     """A bus for this process: ``async with busrep.connect(...) as bus``.
 
     ``redis``: a URL (``redis://``, ``rediss://``, ``unix://``; user, password and database as redis-py takes them) or
-    a ``redis.asyncio.Redis`` whose settings are used. ``name``: the deployment's name and channel.
+    a ``redis.asyncio.Redis`` whose settings are used. Without a Redis: the address of a TCP server (``tcp://host:port``,
+    ``tcps://:secret@host:port``), or the `TcpServer` of this very process. ``name``: the deployment's name and channel.
     ``streams``: those this process writes or reads. ``store``: where facts are kept, a URL (``postgresql://``,
     ``sqlite:///file.db``, ``memory://name``) or a store of ``busrep.stores``.
 
@@ -131,6 +135,10 @@ def connect(
 def _store(store: Any, registry: Registry, settings: Settings) -> Any:
     if not isinstance(store, str):
         return store
+    if store.startswith(("http://", "https://")):
+        from .asyncio.http_source import HttpSource
+
+        return HttpSource(store, registry, settings)
     from .stores import open_store
 
     return open_store(store, registry, settings=settings)

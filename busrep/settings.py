@@ -82,6 +82,25 @@ class Settings:
     handler_batch_rows: int = attrs.field(default=1_000, validator=ge(1))
     """Most rows handed to a handler in one batch (more only when one fact has more)."""
 
+    line_bytes: int = attrs.field(default=2**20, validator=ge(1_024))
+    """Longest line taken over direct TCP, from either side. A row larger than a frame is never sent at all."""
+
+    tcp_ping: float = attrs.field(default=5.0, validator=gt(0))
+    """Seconds after which a side of a direct TCP connection that has sent nothing sends a PING (protocol.md, 7)."""
+
+    tcp_timeout: float = attrs.field(default=15.0, validator=gt(0))
+    """Seconds of silence after which the other side of a direct TCP connection is given up: three PINGs."""
+
+    tcp_clients: int = attrs.field(default=1_000, validator=ge(1))
+    """Most clients of one TCP server at a time: each costs a file descriptor, of which a process has 1,024 usually."""
+
+    tcp_queue_commands: int = attrs.field(default=10_000, validator=ge(1))
+    """Lines waiting for one client of a TCP server; above it the client is told so and cut off, and comes back
+    and catches up (protocol.md, 7)."""
+
+    tcp_queue_bytes: int = attrs.field(default=16 * 2**20, validator=ge(1_024))
+    """Bytes waiting for one client of a TCP server. The clients share them: it is no multiple of the clients."""
+
     waiters: int = attrs.field(default=10_000, validator=ge(1))
     """Most ``wait_for`` calls at a time."""
 

@@ -597,7 +597,7 @@ def test_killed_subscriptions_lose_nothing(deployment: Deployment) -> None:
                     await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             await reader.wait_for(orders, "w1", last)
             assert seen.numbers == list(range(300))
-            await until(lambda: reader.statistics()["redis"]["reconnects"] > 0)
+            await until(lambda: reader.statistics()["link"]["reconnects"] > 0)
             await client.aclose()
 
     run(main())
@@ -612,7 +612,7 @@ def test_a_redis_that_restarts_loses_nothing(bus_name: str, sqlite_url: str) -> 
             await reader.wait_for(orders, "w1", await write(writer, 0))
             await asyncio.to_thread(server.stop)
             await write(writer, *range(1, 20))  # business goes on
-            assert reader.statistics()["redis"]["connected"] is False
+            assert reader.statistics()["link"]["connected"] is False
             await asyncio.to_thread(server.start)
             await reader.wait_for(orders, "w1", await write(writer, 20), timeout=20)
             assert seen.numbers == list(range(21))
@@ -654,7 +654,7 @@ def test_a_half_open_link_is_noticed(deployment: Deployment, side: str) -> None:
                 proxy.black_hole()
                 started = asyncio.get_running_loop().time()
                 bus = reader if side == "reader" else writer
-                await until(lambda: bus.statistics()["redis"]["connected"] is False)
+                await until(lambda: bus.statistics()["link"]["connected"] is False)
                 assert asyncio.get_running_loop().time() - started < 7.5 * QUICK.heartbeat + QUICK.redis_timeout
                 last = await write(writer, 1, 2)
                 proxy.cut()

@@ -76,7 +76,7 @@ def test_a_lost_last_message_is_found_within_a_beat(
 
             monkeypatch.setattr(reader._link, "_on_message", lose)
             reader._link.reconnect("to read through lose()")
-            while reader.statistics()["redis"]["reconnects"] == 0 or not reader.statistics()["redis"]["connected"]:
+            while reader.statistics()["link"]["reconnects"] == 0 or not reader.statistics()["link"]["connected"]:
                 await asyncio.sleep(0.01)
             ids = await writer.publish(orders, [Order(1), Order(2)])
             await reader.wait_for(orders, "w1", ids[-1])

@@ -209,12 +209,12 @@ def test_a_link_lost_while_a_predecessor_s_rows_are_fetched_does_not_end_that(de
             gate = Gate(second._reading._store, "fetch")
             second.subscribe(orders)(seen)
             await gate.at.wait()
-            before = second.statistics()["redis"]["reconnects"]
+            before = second.statistics()["link"]["reconnects"]
             client = redis.asyncio.Redis.from_url(deployment.redis)
             await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")  # type: ignore[no-untyped-call]
             await client.aclose()
             link = second.statistics
-            await until(lambda: link()["redis"]["reconnects"] > before and link()["redis"]["connected"])
+            await until(lambda: link()["link"]["reconnects"] > before and link()["link"]["connected"])
             gate.go_on.set()
             await until(lambda: seen.numbers == [1, 2])
 
@@ -454,7 +454,7 @@ def test_an_onlooker_that_raises_stops_nothing(deployment: Deployment) -> None:
             for number in range(5):
                 await reader.wait_for(orders, "w1", await write(writer, number))
             assert seen.numbers == list(range(5))
-            assert reader.statistics()["redis"]["reconnects"] == 0
+            assert reader.statistics()["link"]["reconnects"] == 0
 
     run(main())
 
@@ -630,7 +630,7 @@ def test_command_handlers_that_are_too_slow_are_bounded(
             await until(lambda: not two._tasks)
             for number in range(20):
                 await one.send(RemoteServerUp(f"host-{number}"))
-            await until(lambda: two.statistics()["redis"]["commands_dropped"] == 15)
+            await until(lambda: two.statistics()["link"]["commands_dropped"] == 15)
             assert len(two._tasks) == 5
             gate.set()
 

@@ -1392,10 +1392,10 @@ def test_9_14_what_follows_a_lost_link_is_not_trusted_before_a_position(deployme
             await publish("POSITION typing f 5 5", "RDATA typing f 6 1", "RDATA typing f batch 2")
             await until(lambda: rows == [1])
             asked.clear()
-            before = reader.statistics()["redis"]["reconnects"]
+            before = reader.statistics()["link"]["reconnects"]
             await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")  # type: ignore[no-untyped-call]
-            await until(lambda: reader.statistics()["redis"]["reconnects"] > before)
-            await until(lambda: reader.statistics()["redis"]["connected"])
+            await until(lambda: reader.statistics()["link"]["reconnects"] > before)
+            await until(lambda: reader.statistics()["link"]["connected"])
             await until(lambda: b"REPLICATE" in asked)
             await publish("RDATA typing f 8 4", "POSITION typing f 8 8", "RDATA typing f 9 5")
             await until(lambda: 5 in rows)
@@ -1415,10 +1415,10 @@ def test_hearing_nothing_for_five_beats_forces_a_reconnect(deployment: Deploymen
         async with FaultyLink(deployment.redis) as proxy, deployment.bus(writer="w1") as w1:
             options = {"writer": {"writer": "w2"}, "reader": {}}.get(who, {"name": f"{deployment.name}-alone"})
             async with deployment.bus(redis=proxy.url, **options) as deaf:
-                reconnects = deaf.statistics()["redis"]["reconnects"]
+                reconnects = deaf.statistics()["link"]["reconnects"]
                 if who == "reader that heard nobody":
                     proxy.black_hole()
-                    await until(lambda: deaf.statistics()["redis"]["last_error"])
+                    await until(lambda: deaf.statistics()["link"]["last_error"])
                     proxy.heal()
                 else:
                     await until(lambda: "w1" in deaf._reading.core.last_heard)
@@ -1427,9 +1427,9 @@ def test_hearing_nothing_for_five_beats_forces_a_reconnect(deployment: Deploymen
                     await deaf._link._subscriber.send_command("UNSUBSCRIBE", deployment.name)
                     if who == "writer":  # others it does not miss: then the own echo is all that tells
                         deaf._reading.core.last_heard.clear()
-                await until(lambda: deaf.statistics()["redis"]["reconnects"] > reconnects)
-                await until(lambda: deaf.statistics()["redis"]["connected"])
-            assert w1.statistics()["redis"]["reconnects"] == 0
+                await until(lambda: deaf.statistics()["link"]["reconnects"] > reconnects)
+                await until(lambda: deaf.statistics()["link"]["connected"])
+            assert w1.statistics()["link"]["reconnects"] == 0
 
     run(main())
 

@@ -197,6 +197,8 @@ def test_faults_come_in_an_order_of_the_seed() -> None:
     assert {kind for kind, _ in first(1, 2 * len(FAULTS))} == set(FAULTS)
     with pytest.raises(ConfigError, match="no such faults: earthquake"):
         Soak(Options(seconds=1, seed=1, kinds=["cut", "earthquake"]))
+    with pytest.raises(ConfigError, match="TCP server SIGSTOP"):
+        Soak(Options(seconds=1, seed=1, kinds=["TCP server SIGSTOP"]))
 
 
 # -- the real thing -------------------------------------------------------------------------------
@@ -221,6 +223,28 @@ def test_soak() -> None:
     assert (report["lost"], report["extra"], report["torn"], report["out_of_order"]) == (0, 0, 0, 0)
     assert all(numbers["facts"] > 100 for numbers in report["by_reader"].values())
     assert report["folder"] is None
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_soak_over_tcp() -> None:
+    kinds = [
+        "TCP server SIGKILL and restart",
+        "TCP server SIGSTOP",
+        "black hole",
+        "cut",
+        "CLIENT KILL TYPE pubsub",
+        "SIGKILL",
+    ]
+    options = Options(seconds=20.0, seed=3, over="tcp", kinds=kinds, on_event=print)
+    report = asyncio.run(Soak(options).run())
+    assert report["violations"] == []
+    assert report["ok"]
+    assert report["faults"] >= 6
+    assert report["gaps_filled"] > 0
+    assert report["reconnects"] > 10
+    assert (report["lost"], report["extra"], report["torn"], report["out_of_order"]) == (0, 0, 0, 0)
 
 
 def processes_with(text: str) -> list[str]:
@@ -327,7 +351,7 @@ async def follows_to(watched: Watched, change: Callable[[], None]) -> None:
         change()
         await until(lambda: watched.address() == watched.replica.port)
         await until(lambda: dict([watched.ask(watched.replica, "PUBSUB", "NUMSUB", "sentinel")]) == {"sentinel": 2})
-        await until(lambda: writer.statistics()["redis"]["publisher_connects"] > 1)
+        await until(lambda: writer.statistics()["link"]["publisher_connects"] > 1)
         (token,) = await writer.publish(numbers, [2])
         await reader.wait_for(numbers, "w", token)
     assert seen[0] == 1
@@ -376,13 +400,13 @@ def test_connections_that_ended_up_on_two_masters_find_together(redis_server: Re
         sentinel = Torn([("127.0.0.1", 1)])  # type: ignore[no-untyped-call]
         client = sentinel.master_for("mymaster")
         async with busrep.connect(client, name="torn", streams=[numbers], writer="w", settings=QUICK) as bus:
-            await until(lambda: bus.statistics()["redis"]["publisher_connects"] == 1)
+            await until(lambda: bus.statistics()["link"]["publisher_connects"] == 1)
             assert sentinel.asked == 2
-            await until(lambda: bus.statistics()["redis"]["publisher_connects"] == 2)
-            assert bus.statistics()["redis"]["last_error"] == "own announcements are not heard back"
-            reconnects = bus.statistics()["redis"]["reconnects"]
+            await until(lambda: bus.statistics()["link"]["publisher_connects"] == 2)
+            assert bus.statistics()["link"]["last_error"] == "own announcements are not heard back"
+            reconnects = bus.statistics()["link"]["reconnects"]
             await asyncio.sleep(2 * QUICK.heartbeat * QUICK.silent_after_beats)
-            assert bus.statistics()["redis"]["reconnects"] == reconnects
+            assert bus.statistics()["link"]["reconnects"] == reconnects
 
     redis_server.start()
     with start_redis() as old:

@@ -21,9 +21,11 @@ from busrep.settings import Settings
 from busrep.storage import AsyncStore
 from busrep.streams import Registry, Stream
 
-from .link import RedisLink
+from .link import Link, RedisLink
 from .reading import Batch, Handler, NoticeHandler, Reading, Start
-from .tasks import call, log_failure, spawn, stop
+from .tasks import call, log_failure, pause_after, spawn, stop
+from .tcp import TcpAddress, TcpLink, identity_of
+from .tcp_server import TcpServer
 from .writing import Claimed, Fact, Writing
 
 log = logging.getLogger("busrep")
@@ -46,7 +48,7 @@ class Bus:
 
     def __init__(
         self,
-        redis: str | aioredis.Redis,
+        redis: str | aioredis.Redis | TcpAddress | TcpServer,
         *,
         name: str,
         streams: Iterable[Stream[Any]] = (),
@@ -120,9 +122,22 @@ class Bus:
         channels = [self._channel(stream.channel) for stream in self.streams]
         if writer is not None or undeclared or not channels:
             channels.insert(0, name)
-        self._link = RedisLink(
-            redis, channels, self.settings, on_up=self._up, on_message=self._message, on_down=self._down
-        )
+        self._link = self._make_link(redis, channels)
+
+    def _make_link(self, redis: str | aioredis.Redis | TcpAddress | TcpServer, channels: Sequence[str]) -> Link:
+        callbacks: dict[str, Any] = {"on_up": self._up, "on_message": self._message, "on_down": self._down}
+        if isinstance(redis, TcpServer):
+            if redis.name != self.name:
+                raise ConfigError(f"the TCP server is of {redis.name!r}, this bus of {self.name!r}")
+            return redis.link(**callbacks)
+        if isinstance(redis, str) and redis.startswith(("tcp://", "tcps://")):
+            redis = TcpAddress.parse(redis)
+        if isinstance(redis, TcpAddress):
+            return TcpLink(redis, self.name, self.settings, identity=self._identity, **callbacks)
+        return RedisLink(redis, channels, self.settings, **callbacks)
+
+    def _identity(self) -> Name:
+        return identity_of(self.writer, self.reader, None if self._writing is None else self._writing.incarnation)
 
     # -- life -------------------------------------------------------------------------------------------------
 
@@ -513,8 +528,7 @@ class Bus:
                     self._writing.publishing = False
                     self._writing.drained()
                 log.debug("publishing: %s", error)
-                pause = min(settings.retry_max, settings.retry_min * 2 ** min(failures - 1, 16))
-                await asyncio.sleep(pause * (0.5 + random.random() / 2))
+                await asyncio.sleep(pause_after(failures, settings))
                 self._wake.set()
             self._flushed.set()
 
@@ -619,7 +633,7 @@ class Bus:
         return {
             "reader": self._reading.statistics(),
             "writer": None if self._writing is None else self._writing.statistics(),
-            "redis": {
+            "link": {
                 **self._link.statistics(),
                 "commands_waiting": len(self._commands),
                 "commands_dropped": self._commands_dropped,

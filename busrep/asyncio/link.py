@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import redis.asyncio as aioredis
 from redis.asyncio.connection import parse_url
@@ -22,6 +21,8 @@ from redis.exceptions import AuthenticationError, AuthorizationError, InvalidRes
 
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
+
+from .tasks import pause_after
 
 log = logging.getLogger("busrep.redis")
 
@@ -70,6 +71,20 @@ def without_password(url: str) -> str:
     head, at, host = url.rpartition("@")
     scheme, slashes, user = head.partition("://")
     return f"{scheme}{slashes}{user.partition(':')[0]}:***@{host}" if at and ":" in user else url
+
+
+class Link(Protocol):
+    """What carries messages between processes. `RedisLink` says what each method promises."""
+
+    connected: bool
+
+    async def start(self, *, required: bool) -> None: ...  # noqa: D102
+    async def close(self) -> None: ...  # noqa: D102
+    async def subscribe(self, channel: str) -> None: ...  # noqa: D102
+    def reconnect(self, reason: str) -> None: ...  # noqa: D102
+    async def open_publisher(self) -> bool: ...  # noqa: D102
+    async def publish(self, messages: Sequence[tuple[str, bytes]]) -> None: ...  # noqa: D102
+    def statistics(self) -> dict[str, object]: ...  # noqa: D102
 
 
 class RedisLink:
@@ -178,9 +193,7 @@ class RedisLink:
             if was_up:
                 self.reconnects += 1
                 failures = max(failures, 1)
-            settings = self._settings
-            pause = min(settings.retry_max, settings.retry_min * 2 ** min(failures - 1, 16))
-            await asyncio.sleep(pause * (0.5 + random.random() / 2))
+            await asyncio.sleep(pause_after(failures, self._settings))
 
     def _note(self, error: BaseException) -> None:
         text = f"{type(error).__name__}: {error}"

@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
+
+from busrep.settings import Settings
 
 log = logging.getLogger("busrep.reader")
 
@@ -52,3 +55,9 @@ def spawn(tasks: dict[asyncio.Task[Any], None], work: Coroutine[Any, Any, Any], 
     tasks[task] = None
     task.add_done_callback(lambda done: tasks.pop(done, None))
     task.add_done_callback(log_failure)
+
+
+def pause_after(failures: int, settings: Settings, slowest: float | None = None) -> float:
+    """Seconds to wait after so many failures in a row: doubling up to ``slowest`` (``retry_max``), jittered."""
+    most = min(settings.retry_max, slowest or settings.retry_max)
+    return min(most, settings.retry_min * 2.0 ** min(max(failures, 1) - 1, 16)) * (0.5 + random.random() / 2)

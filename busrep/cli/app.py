@@ -16,6 +16,7 @@ from busrep.cli.lag import lag
 from busrep.cli.options import fail
 from busrep.cli.positions import positions
 from busrep.cli.publish import publish
+from busrep.cli.serve import serve
 from busrep.cli.tail import tail
 from busrep.errors import BusrepError, Unavailable
 
@@ -56,5 +57,5 @@ def cli(verbose: int) -> None:
         logging.getLogger("busrep.redis").setLevel(logging.ERROR)
 
 
-for command in (demo, db, positions, tail, publish, lag):
+for command in (demo, db, positions, tail, publish, lag, serve):
     cli.add_command(command)

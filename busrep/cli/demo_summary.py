@@ -53,7 +53,7 @@ def summary(
         "rows_handled": sum(verdict.rows for verdict in verdicts.values()),
         "rollbacks": sum(slot.total("rollbacks") for slot in writers),
         **counts,
-        "reconnects": sum(slot.total("statistics", "redis", "reconnects") for slot in (*writers, *readers)),
+        "reconnects": sum(slot.total("statistics", "link", "reconnects") for slot in (*writers, *readers)),
         **counted,
         **found,
         "broken_transactions": broken,

@@ -26,15 +26,19 @@ from urllib.parse import urlsplit, urlunsplit
 from busrep.errors import ConfigError
 from busrep.testing.pipes import DIRECTIONS, Connection, Direction, Faults, Side, Trigger
 
-DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "postgresql": 5432, "postgres": 5432}
+DEFAULT_PORTS = {
+    "redis": 6379, "rediss": 6379, "postgresql": 5432, "postgres": 5432,
+    "tcp": 8823, "tcps": 8823, "http": 80, "https": 443,
+}  # fmt: skip
 
 
 class FaultyLink:
     """``async with FaultyLink(url) as link``: use ``link.url`` in place of ``url``.
 
-    ``url`` is ``redis://``, ``rediss://`` or ``postgresql://``; bytes pass unchanged, so TLS of the server itself
-    works through it, if the client does not check the host's name. With ``tls``, the link is a TLS server in front
-    of a plain Redis, and ``link.url`` says ``rediss://``. ``seed`` makes the dice of a varying delay repeatable.
+    ``url`` is ``redis://``, ``rediss://``, ``postgresql://``, or busrep's own ``tcp://``, ``tcps://``, ``http://``,
+    ``https://``; bytes pass unchanged, so TLS of the server itself works through it, if the client does not check the
+    host's name. With ``tls``, the link is a TLS server in front of a plain Redis, and ``link.url`` says ``rediss://``.
+    ``seed`` makes the dice of a varying delay repeatable.
 
     All methods may be called from any thread, and take effect before they return. ``refuse`` may be set at any
     time: True resets every new connection. Raises ConfigError for a URL without a host and a known scheme.

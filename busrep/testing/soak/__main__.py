@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from busrep.errors import BusrepError
-from busrep.testing.soak.faults import FAULTS
+from busrep.testing.soak.faults import OVER_TCP
 from busrep.testing.soak.run import Options, Soak
 
 # Violations that the text shows in full; the report in JSON has all.
@@ -30,6 +30,11 @@ def text_of(report: dict[str, Any]) -> str:
         f"{sum(report['processes'].values())} processes, {report['fenced']} of them fenced",
         f"  gaps found {report['gaps_found']}, filled {report['gaps_filled']}; fetches {report['fetches']}, "
         f"failed {report['fetches_failed']}; reconnects {report['reconnects']}",
+        *(
+            [f"  cut off by the TCP server: {report['cut_off_by_tcp_server']}"]
+            if report["cut_off_by_tcp_server"]
+            else []
+        ),
         "",
         f"  {report['faults']} faults",
         *(f"  {count:6} {kind}" for kind, count in report["faults_by_kind"].items()),
@@ -52,7 +57,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=3.0, help="how long to do harm (default 3)")
     parser.add_argument("--seed", type=int, help="of the order and the dice of the faults (default: any)")
     parser.add_argument("--redis-server", metavar="COMMAND", help="a redis-server or valkey-server to use")
-    parser.add_argument("--faults", metavar="NAME,...", help=f"only these, of: {', '.join(FAULTS)}")
+    parser.add_argument("--over", choices=("redis", "tcp"), default="redis", help="or a TCP server in front of Redis")
+    parser.add_argument("--faults", metavar="NAME,...", help=f"only these, of: {', '.join(OVER_TCP)}")
     parser.add_argument("--keep", action="store_true", help="keep ledgers and logs of a run that went well")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--quiet", action="store_true", help="do not tell what happens")
@@ -62,7 +68,8 @@ def main() -> int:
     options = Options(
         seconds=given.minutes * 60,
         seed=random.randrange(10**6) if given.seed is None else given.seed,
-        kinds=given.faults.split(",") if given.faults else tuple(FAULTS),
+        kinds=given.faults.split(",") if given.faults else (),
+        over=given.over,
         keep=given.keep,
         on_event=lambda text: None if given.quiet else print(text, file=sys.stderr, flush=True),
     )

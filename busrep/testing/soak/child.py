@@ -62,7 +62,7 @@ class Process:
         store = open_store(task.store, registry, settings=SETTINGS)
         other = task.reader_store if task.reads and task.reader_store != task.store else None
         return Bus(
-            sentinel.master_for(task.service),
+            task.tcp or sentinel.master_for(task.service),
             name=NAME,
             streams=task.streams,
             writer=task.who if task.writes else None,

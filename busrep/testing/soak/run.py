@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from busrep.errors import ConfigError
-from busrep.testing.soak.faults import FAULTS
+from busrep.testing.soak.faults import faults_over
 from busrep.testing.soak.ledger import read_ledger
 from busrep.testing.soak.task import ROLES
 from busrep.testing.soak.verdict import Truth, Verdict, judge_effects, judge_reader, judge_writer
@@ -36,11 +36,13 @@ PROGRESS = 10.0
 
 @attrs.frozen
 class Options:
-    """What to run. ``kinds`` are names of FAULTS; ``most`` ends the run early after so many faults."""
+    """What to run. ``over``: "redis", or "tcp", a TCP server in front of it. ``kinds``: names of faults, empty for all;
+    ``most`` ends the run early after so many."""
 
     seconds: float
     seed: int
-    kinds: Sequence[str] = tuple(FAULTS)
+    kinds: Sequence[str] = ()
+    over: str = "redis"
     most: int | None = None
     keep: bool = False
     on_event: Callable[[str], None] | None = None
@@ -61,15 +63,17 @@ class Soak:
     """One run."""
 
     def __init__(self, options: Options) -> None:
-        if unknown := set(options.kinds) - set(FAULTS):
+        self.faults = faults_over(options.over)
+        if unknown := set(options.kinds) - set(self.faults):
             raise ConfigError(f"no such faults: {', '.join(sorted(unknown))}")
+        self.kinds = options.kinds or tuple(self.faults)
         self.options = options
         self.folder = Path(tempfile.mkdtemp(prefix="busrep-soak-"))
         self.started = time.monotonic()
         self.done: Counter[str] = Counter()
         self.without_effect: Counter[str] = Counter()
         self._events = (self.folder / "events.log").open("w", buffering=1)
-        self.world = World(self.folder, options.seed, self.event)
+        self.world = World(self.folder, options.seed, self.event, options.over)
 
     def event(self, text: str) -> None:
         """Note what happens, with the time of day as the ledgers have it."""
@@ -119,7 +123,7 @@ class Soak:
 
     async def _harm(self) -> None:
         deadline = time.monotonic() + self.options.seconds
-        faults = draws(self.options.seed, self.options.kinds)
+        faults = draws(self.options.seed, self.kinds)
         left = self.options.most if self.options.most is not None else -1
 
         async def lane(number: int) -> None:
@@ -139,7 +143,7 @@ class Soak:
 
     async def _do(self, kind: str, dice: random.Random) -> None:
         self.event(f"begin: {kind}")
-        if await FAULTS[kind](self.world, dice):
+        if await self.faults[kind](self.world, dice):
             self.done[kind] += 1
             self.event(f"end: {kind}")
         else:
@@ -273,7 +277,8 @@ class Soak:
             "without_effect": dict(sorted(self.without_effect.items())),
             "processes": {slot.who: slot.lives for slot in world.slots.values()},
             "fenced": world.fenced,
-            "reconnects": self._sum("redis", "reconnects"),
+            "cut_off_by_tcp_server": dict(sorted(self._cut_off().items())),
+            "reconnects": self._sum("link", "reconnects"),
             **{name: self._sum("reader", name) for name in reader_counts},
             **{name: sum(numbers[name] for numbers in by_reader.values()) for name in wrong},
             "by_reader": by_reader,
@@ -282,6 +287,13 @@ class Soak:
             "postgres": world.database.version(),
             "folder": str(self.folder) if world.violations or self.options.keep else None,
         }
+
+    def _cut_off(self) -> Counter[str]:
+        """Why the TCP server, in all its lives, cut clients off."""
+        found: Counter[str] = Counter()
+        for report in self.world.hub_reports:
+            found.update(report.get("statistics", {}).get("tcp", {}).get("refused", {}))
+        return found
 
 
 def _latest(slot: Slot, what: str) -> Any:

@@ -95,7 +95,8 @@ ROLES = (
 class Task:
     """What one process is told, in its first message.
 
-    ``routes``: (host:port) of each Redis server -> the process's own link to it; Sentinel names the former.
+    ``routes``: (host:port) of each Redis server -> the process's own link to it; Sentinel names the former. ``tcp``:
+    the process's link to the TCP server in front of Redis, when it is to go over that.
     ``store``, ``reader_store``: PostgreSQL through the process's own links. ``ledger``: the file it notes in.
     """
 
@@ -107,6 +108,7 @@ class Task:
     sentinel: int
     service: str
     routes: dict[str, str]
+    tcp: str | None
     user: str
     password: str
     store: str

@@ -105,16 +105,19 @@ class Slot:
 class World:
     """Servers, links and processes. ``log`` is told what happens; ``violations`` collects what must not."""
 
-    def __init__(self, folder: Path, seed: int, log: Callable[[str], None]) -> None:
-        self.folder, self.seed, self.log = folder, seed, log
+    def __init__(self, folder: Path, seed: int, log: Callable[[str], None], over: str = "redis") -> None:
+        self.folder, self.seed, self.log, self.over = folder, seed, log, over
         self.password = secrets.token_hex(8)
         self.slots: dict[str, Slot] = {}
         self.redis: list[RedisServer] = []
         self.sentinel: SentinelServer
         self.postgres: PostgresServer
         self.replica: PostgresServer | None = None
+        self.hub: ChildProcess | None = None
+        self.hub_reports: list[dict[str, Any]] = []
+        self._hub_port = 0
         self.database: Database
-        self.postgres_lock, self.redis_lock = asyncio.Lock(), asyncio.Lock()
+        self.postgres_lock, self.redis_lock, self.hub_lock = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self.violations: list[str] = []
         self.fenced = 0
         self.goal: dict[str, Any] = {}
@@ -133,9 +136,11 @@ class World:
             self.database = Database(self.postgres.url)
             await open_store(self.postgres.url, Registry(STREAMS)).init()
             self.database.run(PREPARE)
-            for role in ROLES:
-                self.slots[role.who] = await self._slot(role, stack)
             try:
+                if self.over == "tcp":
+                    await self.start_hub()
+                for role in ROLES:
+                    self.slots[role.who] = await self._slot(role, stack)
                 yield
             finally:
                 await self._end_processes()
@@ -166,7 +171,10 @@ class World:
         async def link(url: str) -> FaultyLink:
             return await stack.enter_async_context(FaultyLink(url))
 
-        to_redis = [await link(server.url) for server in self.redis]
+        if self.over == "tcp":
+            to_redis = [await link(f"tcp://127.0.0.1:{self._hub_port}")]
+        else:
+            to_redis = [await link(server.url) for server in self.redis]
         to_postgres = [await link(self.postgres.url)]
         if role.replica and self.replica is not None:
             to_postgres.insert(0, await link(self.replica.url))
@@ -193,7 +201,7 @@ class World:
             slot.past.append(slot.child.latest)
         routes = {
             f"127.0.0.1:{server.port}": urlsplit(link.url).netloc.rpartition("@")[2]
-            for server, link in zip(self.redis, slot.redis, strict=True)
+            for server, link in zip(self.redis, slot.redis, strict=self.over != "tcp")
         }
         task = Task(
             who=slot.who,
@@ -204,6 +212,7 @@ class World:
             sentinel=self.sentinel.port,
             service=self.sentinel.service,
             routes=routes,
+            tcp=slot.redis[0].url if self.over == "tcp" else None,
             user=USER,
             password=self.password,
             store=slot.postgres[0].url,
@@ -237,6 +246,30 @@ class World:
         await asyncio.sleep(slot.restart_after)
         if not self.stopping and slot.child is child:
             await self.launch(slot)
+
+    async def start_hub(self) -> None:
+        """Start the TCP server, on the port that it had, and wait until it serves."""
+        task = {
+            "port": self._hub_port, "sentinel": self.sentinel.port, "service": self.sentinel.service,
+            "user": USER, "password": self.password,
+        }  # fmt: skip
+        log = self.folder / f"hub.{len(self.hub_reports)}.log"
+        self.hub = hub = await ChildProcess.start("busrep.testing.soak.hub", "hub", task, log)
+        self.hub_reports.append(hub.latest)
+        self._all.append(hub)
+        watcher = asyncio.create_task(self._watch_hub(hub))
+        self._watchers[watcher] = None
+        watcher.add_done_callback(lambda done: self._watchers.pop(done))
+        if not await self.until(lambda: "port" in hub.latest or not hub.running, REDIS_PATIENCE):
+            self.violations.append("the TCP server does not come up")
+        self._hub_port = hub.latest.get("port", self._hub_port)
+
+    async def _watch_hub(self, hub: ChildProcess) -> None:
+        status = await hub.listen()
+        self._all.remove(hub)
+        if status not in (0, -9):
+            tail = hub.log.read_text(errors="replace")[-LOG_TAIL:]
+            self.violations.append(f"the TCP server ended by itself with status {status}:\n{tail}")
 
     def tell_all(self, **what: Any) -> None:
         """Tell every process, and every one that is started from now on."""

@@ -9,7 +9,7 @@ server.
 
 from __future__ import annotations
 
-from busrep.testing.soak.faults import links, postgres_servers, processes, redis_servers
+from busrep.testing.soak.faults import links, postgres_servers, processes, redis_servers, tcp_server
 from busrep.testing.soak.faults.common import Fault
 
 FAULTS: dict[str, Fault] = {
@@ -19,3 +19,11 @@ FAULTS: dict[str, Fault] = {
     **postgres_servers.FAULTS,
 }
 """All of them, by name."""
+
+OVER_TCP: dict[str, Fault] = {**FAULTS, **tcp_server.FAULTS}
+"""And those of a TCP server, when there is one."""
+
+
+def faults_over(way: str) -> dict[str, Fault]:
+    """What can happen to a soak that goes over "redis", or over "tcp"."""
+    return OVER_TCP if way == "tcp" else FAULTS

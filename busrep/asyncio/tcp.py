@@ -1,0 +1,324 @@
+"""The client's end of direct TCP: one connection that is both subscription and publisher (protocol.md, section 7)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import attrs
+
+from busrep.commands import Error, Name, Server, parse
+from busrep.direct import FrameSplitter, Liveness
+from busrep.errors import ConfigError, ParseError, Unavailable
+from busrep.settings import Settings
+
+from .tasks import pause_after
+
+log = logging.getLogger("busrep.tcp")
+
+FORM = "tcp://host:port, tcps://:secret@host:port, or tcps://host:port?ca=FILE&cert=FILE&key=FILE"
+DEFAULT_PORT = 8823
+
+# Bytes read at a time; more than a frame, so that one is seldom cut in two.
+READ_BYTES = 2**18
+
+# Longest pause between two tries (protocol.md, section 7): who was cut off for being slow is back soon.
+SLOWEST = 1.0
+
+_ERROR = re.compile(rb"^ERROR ?(.*)$", re.MULTILINE)
+
+
+@attrs.frozen
+class TcpAddress:
+    """Where a TCP server listens, and what to show it: pass it, or its URL, to ``connect()`` in place of Redis's.
+
+    ``secret``: the server's, if it wants one. ``tls``: a client's SSLContext; None for a plain connection.
+    """
+
+    host: str
+    port: int = DEFAULT_PORT
+    secret: str | None = attrs.field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def parse(cls, url: str) -> TcpAddress:
+        """The address of a ``tcp://`` or ``tcps://`` URL. Raises ConfigError, which does not show the secret."""
+        try:
+            parts = urlsplit(url)
+            host, port, secret = parts.hostname, parts.port or DEFAULT_PORT, parts.password
+            options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+        except ValueError as error:
+            raise ConfigError(f"a bad TCP address ({error}): use {FORM}") from None
+        if not host or parts.path.strip("/") or parts.username or not options.keys() <= {"ca", "cert", "key"}:
+            raise ConfigError(f"a bad TCP address: use {FORM}")
+        if parts.scheme == "tcp" and options:
+            raise ConfigError(f"tcp:// takes no certificates: use {FORM}")
+        tls = client_tls(**options) if parts.scheme == "tcps" else None
+        return cls(host, port, unquote(secret) if secret else None, tls)
+
+    def __str__(self) -> str:
+        return f"{'tcps' if self.tls else 'tcp'}://{self.host}:{self.port}"
+
+
+def client_tls(*, ca: str | None = None, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
+    """A client's context: ``ca``: file of the authority to trust (the system's without); ``cert`` and ``key``: files to
+    show the server, if it wants a client certificate. Raises ConfigError for files that cannot be read."""
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"TLS: {error} (ca={ca}, cert={cert}, key={key})") from None
+    return context
+
+
+class TcpLink:
+    """Keeps one connection to a TCP server, and publishes over it.
+
+    ``name``: the deployment's, which the server must have too. ``identity()`` gives who this process is, and its
+    incarnation. The callbacks are those of `RedisLink`.
+    """
+
+    def __init__(
+        self,
+        address: TcpAddress,
+        name: str,
+        settings: Settings,
+        *,
+        identity: Callable[[], Name],
+        on_up: Callable[[], None],
+        on_message: Callable[[str, bytes], None],
+        on_down: Callable[[], None],
+    ) -> None:
+        self._address, self._name, self._settings, self._identity = address, name, settings, identity
+        self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
+        self._writer: asyncio.StreamWriter | None = None
+        self._new = False
+        self._task: asyncio.Task[None] | None = None
+        self._first: asyncio.Future[None] | None = None
+        self._liveness: Liveness | None = None
+        self.connected = False
+        self.connects = 0
+        self.reconnects = 0
+        self.last_error: str | None = None
+
+    async def start(self, *, required: bool) -> None:
+        """As `RedisLink.start`; ConfigError also for a server of another name, or that refuses the secret."""
+        self._first = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._keep_connected(), name="busrep-tcp")
+        if not required:
+            self._first.add_done_callback(lambda done: done.cancelled() or done.exception())
+            return
+        try:
+            await self._first
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, ssl.SSLError):
+                raise ConfigError(f"TLS with {self._address}: {error}") from None
+            if isinstance(error, OSError | EOFError):
+                raise Unavailable(f"the TCP server at {self._address}", error) from None
+            raise
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def subscribe(self, channel: str) -> None:
+        """Everything comes over the one connection."""
+
+    def reconnect(self, reason: str) -> None:
+        """Give the connection up and make a new one."""
+        self.last_error = reason
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    async def _keep_connected(self) -> None:
+        settings, failures = self._settings, 0
+        while True:
+            was_up = False
+            try:
+                await self._connect_once()
+            except (OSError, EOFError, ConfigError, ParseError, Unavailable) as error:
+                self._note(error)
+            except Exception as error:  # a bug in a callback: what it did not take in comes by catch-up
+                log.exception("taking in a message failed; connecting anew")
+                self._note(error)
+            finally:
+                was_up, self.connected = self.connected, False
+                if was_up:
+                    self._on_down()
+            self.reconnects += was_up
+            failures = 1 if was_up else failures + 1
+            await asyncio.sleep(pause_after(failures, settings, SLOWEST))
+
+    def _note(self, error: BaseException) -> None:
+        text = f"{type(error).__name__}: {error}"
+        if text != self.last_error:
+            log.warning("TCP link to %s: %s", self._address, text)
+        self.last_error = text
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)
+
+    async def _connect_once(self) -> None:
+        address, settings = self._address, self._settings
+        writer = None
+        splitter = FrameSplitter(settings.line_bytes)
+        try:
+            async with asyncio.timeout(settings.redis_timeout):
+                reader, writer = await asyncio.open_connection(
+                    address.host, address.port, ssl=address.tls, limit=READ_BYTES
+                )
+                sock = writer.get_extra_info("socket")
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # At once: a server that wants a secret says nothing before, and without one refuses this.
+                secret = b"" if address.secret is None else b"AUTH %b\n" % address.secret.encode()
+                writer.write(b"%b%b\nPING %d\n" % (secret, self._identity().format(), _unix_ms()))
+                first = await self._greeting(reader, splitter, writer)
+            now = asyncio.get_running_loop().time()
+            self._liveness = Liveness(settings, now, now)
+            self._liveness.heard(now, first)
+            self._writer, self._new, self.connected = writer, True, True
+            self.connects += 1
+            self._on_up()
+            if self._first is not None and not self._first.done():
+                self._first.set_result(None)
+            self._take(first[1:])
+            await self._serve(reader, writer, splitter)
+        finally:
+            self._writer = self._liveness = None
+            if writer is not None:
+                writer.transport.abort()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+
+    async def _greeting(
+        self, reader: asyncio.StreamReader, splitter: FrameSplitter, writer: asyncio.StreamWriter
+    ) -> list[bytes]:
+        """What the server says first: SERVER with the name that is expected, else ConfigError."""
+        while not (messages := splitter.feed(await _read(reader))):
+            pass
+        self._refused(messages)
+        line = parse(messages[0].partition(b"\n")[0])
+        if isinstance(line, Server) and line.name == self._name:
+            return messages
+        other = line.name if isinstance(line, Server) else f"no SERVER line but {line.format()!r:.100}"
+        text = f"the server at {self._address} is {other!r}, not {self._name!r}"
+        writer.write(b"%b\n" % Error(f"wrong server: {self._name} was expected").format())
+        with contextlib.suppress(OSError):
+            await writer.drain()
+        raise ConfigError(f"{text}: connect() takes the name under which it serves")
+
+    def _refused(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            if found := _ERROR.search(message):
+                text = found[1].decode("utf-8", "replace")
+                if text.startswith("AUTH"):
+                    raise ConfigError(f"the server at {self._address} refuses this process: {text}")
+                raise Unavailable(f"the TCP server at {self._address}", f"it says: {text}")
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, splitter: FrameSplitter) -> None:
+        reading = asyncio.create_task(self._read(reader, splitter), name="busrep-tcp-read")
+        beating = asyncio.create_task(self._ping(writer), name="busrep-tcp-ping")
+        tasks = (reading, beating)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, reader: asyncio.StreamReader, splitter: FrameSplitter) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            messages = splitter.feed(await _read(reader))
+            if self._liveness is not None:
+                self._liveness.heard(clock(), messages)
+            self._take(messages)
+
+    def _take(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            if b"ERROR" in message:
+                self._refused([message])
+            self._on_message(self._name, message)
+
+    async def _ping(self, writer: asyncio.StreamWriter) -> None:
+        clock, settings = asyncio.get_running_loop().time, self._settings
+        while True:
+            await asyncio.sleep(min(settings.tcp_ping, settings.tcp_timeout) / 4)
+            liveness = self._liveness
+            if liveness is None:
+                return
+            if liveness.gone(clock()):
+                raise TimeoutError(f"nothing heard for {settings.tcp_timeout:g} s")
+            if line := liveness.ping(clock(), _unix_ms()):
+                writer.write(line)
+
+    # -- publishing -------------------------------------------------------------------------------------------
+
+    async def open_publisher(self) -> bool:
+        """Whether the connection is a new one since the last call. Raises Unavailable when there is none."""
+        if self._writer is None:
+            raise Unavailable(f"the TCP server at {self._address}", self.last_error or "not connected")
+        new, self._new = self._new, False
+        return new
+
+    async def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        """Send all in order. Raises Unavailable: then it is unknown which of them arrived, and the connection is given up.
+
+        What is sent may still be lost with the connection: then it stands in the table, and the announcement that
+        follows each connect tells the readers.
+        """
+        writer = self._writer
+        if writer is None:
+            raise Unavailable(f"the TCP server at {self._address}", self.last_error or "not connected")
+        try:
+            async with asyncio.timeout(self._settings.redis_timeout):
+                writer.write(b"".join([b"%b\n" % data for _, data in messages]))
+                if self._liveness is not None:
+                    self._liveness.sent_at = asyncio.get_running_loop().time()
+                await writer.drain()
+        except (OSError, TimeoutError) as error:
+            writer.transport.abort()
+            self._note(error)
+            raise Unavailable(f"the TCP server at {self._address}", error) from error
+
+    def statistics(self) -> dict[str, object]:
+        """Counters, JSON-able."""
+        return {
+            "connected": self.connected,
+            "reconnects": self.reconnects,
+            "publisher_connects": self.connects,
+            "last_error": self.last_error,
+        }
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    data = await reader.read(READ_BYTES)
+    if not data:
+        raise EOFError("the server closed the connection")
+    return data
+
+
+def _unix_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def identity_of(writer: str | None, reader: str | None, incarnation: int | None) -> Name:
+    """Who this process is, for a server's list of clients; the incarnation tells it that we are native."""
+    name = writer or reader or f"{socket.gethostname()}:{os.getpid()}"
+    return Name(name, incarnation if incarnation is not None else _unix_ms())

@@ -1,0 +1,181 @@
+"""``busrep serve``: let processes take part that must not reach Redis, or the database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from busrep.asyncio.tcp_server import TcpServer, server_tls
+from busrep.cli.db import declared_streams, open_with_all_streams, streams_option
+from busrep.cli.options import DURATION, json_option, print_json, run
+from busrep.errors import ConfigError
+from busrep.settings import Settings
+from busrep.streams import Stream
+
+
+@attrs.frozen
+class Address:
+    """Where to listen; port 0 means any free one."""
+
+    host: str
+    port: int
+
+
+class AddressType(click.ParamType[Address]):
+    """``HOST:PORT``, ``[IPv6]:PORT`` or ``PORT`` (on loopback)."""
+
+    name = "address"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Address:
+        """The address, or a usage error."""
+        host, _, port = str(value).rpartition(":")
+        if not port.isdecimal() or int(port) > 65_535 or (":" in host and not host.startswith("[")):
+            self.fail(f"{value!r} is no address like 127.0.0.1:8823, [::1]:8823 or 8823", param, ctx)
+        return Address(host.strip("[]") or "127.0.0.1", int(port))
+
+
+ADDRESS = AddressType()
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What is served, and to whom."""
+
+    name: str | None
+    tcp: Address | None
+    http: Address | None
+    redis: str | None
+    store: str | None
+    declared: str | None
+    secret: str | None
+    cert: str | None
+    key: str | None
+    client_ca: str | None
+    reference: bool
+
+
+@click.command()
+@click.option("--tcp", type=ADDRESS, metavar="[HOST:]PORT", help="Serve lines over TCP here.")
+@click.option("--http", type=ADDRESS, metavar="[HOST:]PORT", help="Serve catch-up over HTTP here; needs --store.")
+@click.option("--name", envvar="BUSREP_NAME", show_envvar=True, help="The bus's name; needed for --tcp.")
+@click.option("--redis", "redis_url", metavar="URL", help="Relay this Redis's channel [default: stand alone].")
+@click.option("--store", "store_url", envvar="BUSREP_STORE", show_envvar=True, metavar="URL", help="The table.")
+@streams_option()
+@click.option("--secret-file", type=click.Path(), help="File whose first line clients must know.")
+@click.option("--tls-cert", type=click.Path(), help="Certificate file; encrypts both.")
+@click.option("--tls-key", type=click.Path(), help="Its key, if in a file of its own.")
+@click.option("--client-ca", type=click.Path(), help="Clients must show a certificate of this authority.")
+@click.option("--reference-paths", is_flag=True, help="Answer the reference system's own HTTP path too.")
+@click.option("--for", "seconds", type=DURATION, help="Stop after this time [default: SIGINT or SIGTERM].")
+@json_option()
+def serve(as_json: bool, seconds: float | None, secret_file: str | None, **options: Any) -> None:
+    """Serve a bus over TCP, and its table over HTTP.
+
+    Over TCP clients hear and say everything that is said on the bus, as on a Redis channel: that of --redis, or
+    without it their own. Over HTTP readers fetch what they missed. Beyond loopback TCP takes TLS, and a secret or
+    client certificates; HTTP takes a secret always, and something in front of it may do the TLS. Prints what it
+    listens on, and at the end what passed.
+    """
+    plan = Plan(
+        name=options["name"],
+        tcp=options["tcp"],
+        http=options["http"],
+        redis=options["redis_url"],
+        store=options["store_url"],
+        declared=options["declared"],
+        secret=None if secret_file is None else _secret(secret_file),
+        cert=options["tls_cert"],
+        key=options["tls_key"],
+        client_ca=options["client_ca"],
+        reference=options["reference_paths"],
+    )
+    if plan.tcp is None and plan.http is None:
+        raise click.UsageError("say what to serve: --tcp, --http or both")
+    if plan.tcp is not None and not plan.name:
+        raise click.UsageError("--tcp needs --name")
+    if plan.http is not None and not plan.store:
+        raise click.UsageError("--http needs --store")
+    run(_serve(plan, seconds, as_json))
+
+
+def _secret(path: str) -> str:
+    try:
+        secret = Path(path).read_text().partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--secret-file {path}: {error}") from None
+    if not secret:
+        raise ConfigError(f"--secret-file {path}: its first line is empty")
+    return secret
+
+
+async def _serve(plan: Plan, seconds: float | None, as_json: bool) -> None:
+    """Listen until told to stop."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with AsyncExitStack() as stack:
+        tls = None if plan.cert is None else server_tls(plan.cert, plan.key, client_ca=plan.client_ca)
+        if tls is None and (plan.key or plan.client_ca):
+            raise ConfigError("--tls-key and --client-ca need --tls-cert")
+        parts: dict[str, Any] = {}
+        where: dict[str, str] = {}
+        if plan.tcp is not None:
+            server = await stack.enter_async_context(_tcp(plan, plan.tcp, tls))
+            parts["tcp"] = server.statistics
+            shown = f"[{server.host}]" if ":" in server.host else server.host
+            where["tcp"] = f"{'tcps' if tls else 'tcp'}://{shown}:{server.port}"
+        if plan.http is not None:
+            url, parts["http"] = await _http(plan, plan.http, tls, stack)
+            where["http"] = url
+        if as_json:
+            print_json({"listening": where})
+        else:
+            for kind, url in where.items():
+                click.echo(f"listening on {url} ({kind})")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await stopped.wait()
+        found = {kind: statistics() for kind, statistics in parts.items()}
+    if as_json:
+        print_json(found)
+    else:
+        for kind, numbers in found.items():
+            click.echo(
+                f"{kind}: " + ", ".join(f"{name} {value}" for name, value in numbers.items() if value is not None)
+            )
+
+
+def _tcp(plan: Plan, address: Address, tls: Any) -> TcpServer:
+    return TcpServer(
+        plan.name or "",
+        host=address.host,
+        port=address.port,
+        redis=plan.redis,
+        streams=declared_streams(plan.declared),
+        secret=plan.secret,
+        tls=tls,
+        settings=Settings(),
+    )
+
+
+async def _http(plan: Plan, address: Address, tls: Any, stack: AsyncExitStack) -> tuple[str, Any]:
+    from busrep.asyncio import http_serve, http_server  # extra
+
+    if plan.secret is None:
+        raise ConfigError("--http needs --secret-file: readers show the secret with each request")
+    store = await open_with_all_streams(plan.store or "", declared_streams(plan.declared))
+    stack.push_async_callback(store.close)
+    streams = {stream.name: stream for stream in declared_streams(plan.declared)}
+    for name in (await store.status())["streams"]:
+        streams.setdefault(name, Stream(name))
+    app = http_server.catch_up_app(store, streams.values(), secret=plan.secret, reference_paths=plan.reference)
+    serving = await stack.enter_async_context(http_serve.serve(app, address.host, address.port, tls=tls))
+    return serving.url, app.state.catch_up.statistics
