@@ -97,6 +97,14 @@ def _refuse(future: asyncio.Future[None], error: BaseException) -> None:
         future.set_exception(error)
 
 
+def _check_saving(store: AsyncStore | None, reader: str | None, on_poison: str) -> None:
+    """A source that can only be read keeps neither positions nor dead letters: said now, and not at the first row."""
+    if getattr(store, "read_only", False):
+        for what, asked in ((f"reader={reader!r}", reader is not None), ("on_poison", on_poison == "dead_letter")):
+            if asked:
+                raise ConfigError(f"{what} writes, and {store!r} can only be read: pass reader_store= as well")
+
+
 class Reading:
     """Owns a ``Reader`` core and drives it.
 
@@ -123,6 +131,7 @@ class Reading:
         own_positions: Callable[[], Mapping[str, int]],
         on_epoch: Callable[[str], None],
     ) -> None:
+        _check_saving(reader_store, reader, on_poison)
         self.core = Reader((), settings=settings, own=[own] if own else (), undeclared=undeclared)
         self._registry, self._settings = registry, settings
         self._store, self._reader_store, self._name = store, reader_store, reader

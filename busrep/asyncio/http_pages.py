@@ -1,0 +1,215 @@
+"""What travels in catch-up over HTTP: pages of rows, and what is known of writers. Pure, both directions side by side.
+
+A page is the JSON object of protocol.md, section 8, ``{"updates": [[token, row], ...], "upto_token": N, "limited":
+bool, "epoch": "..."}``, with a line break between two updates. A row as it is kept (compact JSON) holds no line break,
+so the reader cuts the rows out of the text, byte for byte as the table has them, and makes no objects of them but to
+see that each is JSON. A page laid out otherwise (a foreign server's, or one that a proxy has rewritten) is decoded and
+its rows are written anew; the two ways agree on what they take and what they refuse.
+
+Nothing that a server says is believed without a look: whatever is wrong raises ValueError, which says what.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import attrs
+import orjson
+
+from busrep.commands import INT64_MAX, json_bytes
+from busrep.storage import KnownWriter
+from busrep.updates import FetchUpdates, UpdatesPage
+
+UPDATES_PATH = "/replication/get_repl_stream_updates/"
+STATE_PATH = "/replication/v1/state"
+REFERENCE_PATH = "/_synapse/replication/get_repl_stream_updates/"
+
+# The version in STATE_PATH and in its answer; another one means that a reader has to be updated.
+STATE_VERSION = 1
+
+_HEAD, _BETWEEN, _END = b'{"updates":[[', b"],\n[", b"]],\n"
+_EPOCH = re.compile(r"[0-9a-f]{32}")
+_WORD = re.compile(r"[^ \n]+")
+# Stands between rows that are looked at together, and must be found between them: so ``1],[2`` is not taken for a row.
+# No server can know it.
+_MARK = secrets.randbelow(9 * 10**8) + 10**8
+_MARK_BETWEEN = b",%d," % _MARK
+
+_Updates = tuple[list[Any], Sequence[bytes], dict[str, Any]]  # tokens, payloads, the other keys
+
+
+# -- pages ----------------------------------------------------------------------------------------------------
+
+
+def bounded(page: UpdatesPage, most_bytes: int) -> UpdatesPage:
+    """The page, cut behind the last whole fact that fits into so many bytes of rows; one whole fact at least (9.10)."""
+    ends = list(accumulate(map(len, page.payloads)))
+    if not ends or ends[-1] <= most_bytes:
+        return page
+    tokens, cut = page.tokens, bisect_right(ends, most_bytes)
+    while cut > 0 and tokens[cut] == tokens[cut - 1]:
+        cut -= 1
+    if cut == 0:  # the first fact alone is larger
+        cut = bisect_right(tokens, tokens[0])
+    if cut == len(tokens):
+        return page
+    return attrs.evolve(
+        page, tokens=tokens[:cut], payloads=page.payloads[:cut], upto=tokens[cut - 1], limited=True
+    )  # fmt: skip
+
+
+def write_page(page: UpdatesPage, *, reference: bool = False) -> bytes:
+    """The answer to a question. ``reference``: with exactly the three keys of the reference system."""
+    rest: dict[str, Any] = {"upto_token": page.upto, "limited": page.limited}
+    if not reference:
+        rest["epoch"] = page.epoch
+    tail = orjson.dumps(rest)[1:]
+    if not page.tokens:
+        return b'{"updates":[],' + tail
+    entries = [b"%d,%b" % entry for entry in zip(page.tokens, page.payloads, strict=True)]
+    return b"".join((_HEAD, _BETWEEN.join(entries), _END, tail))
+
+
+def read_page(body: bytes, asked: FetchUpdates, *, reference_epoch: str | None = None) -> UpdatesPage:
+    """The page that answers ``asked``. Raises ValueError for whatever cannot be an honest answer to it.
+
+    ``reference_epoch``: of a reference system's answer, which names none and may cut a fact in two.
+    """
+    tokens, payloads, rest = _cut_out(body) or _decoded(body)
+    upto, limited, epoch = rest.get("upto_token"), rest.get("limited"), rest.get("epoch")
+    if type(upto) is not int or type(limited) is not bool:
+        raise ValueError("upto_token is no integer, or limited no boolean")
+    if not asked.after <= upto <= asked.upto:
+        raise ValueError(f"upto_token {upto} is not within [{asked.after}, {asked.upto}]")
+    if set(map(type, tokens)) - {int}:
+        raise ValueError("a token is no integer")
+    if tokens != sorted(tokens):
+        raise ValueError("tokens do not ascend")
+    if tokens and not asked.after < tokens[0] <= tokens[-1] <= upto:
+        raise ValueError(f"tokens {tokens[0]} to {tokens[-1]} are not within ({asked.after}, {upto}]")
+    if limited and (not tokens or tokens[-1] != upto):
+        raise ValueError("the page is limited, and does not end with its last row")
+    if reference_epoch is not None:
+        epoch = reference_epoch
+        if limited:
+            tokens, payloads = _without_last_fact(tokens, payloads)
+            upto = tokens[-1]
+    elif not (isinstance(epoch, str) and _EPOCH.fullmatch(epoch)):
+        raise ValueError("epoch is not 32 hexadecimal digits")
+    elif len(tokens) > max(1, asked.limit) and tokens[0] != tokens[-1]:
+        raise ValueError(f"{len(tokens)} rows, {asked.limit} were asked for")
+    return UpdatesPage(asked.stream, asked.writer, asked.after, upto, tokens, payloads, limited, epoch)
+
+
+def _cut_out(body: bytes) -> _Updates | None:
+    """The rows as they stand in the text; None when it is not laid out as `write_page` does it."""
+    text, found, tail = body.rpartition(_END)
+    if not found or not text.startswith(_HEAD):
+        return None
+    entries = [entry.partition(b",") for entry in text[len(_HEAD) :].split(_BETWEEN)]
+    numbers, _, payloads = zip(*entries, strict=True)
+    try:
+        tokens = orjson.loads(b"[" + b",".join(numbers) + b"]")
+        values = orjson.loads(b"[" + _MARK_BETWEEN.join(payloads) + b"]")
+        rest = orjson.loads(b"{" + tail)
+    except ValueError:
+        return None
+    # As many tokens and as many rows as entries: no bracket or quote reaches from one to another, so that decoding the
+    # whole would give the same.
+    count = len(entries)
+    if len(tokens) != count or len(values) != 2 * count - 1 or values[1::2].count(_MARK) != count - 1:
+        return None
+    return None if "updates" in rest else (tokens, payloads, rest)
+
+
+def _decoded(body: bytes) -> _Updates:
+    """The same from any JSON text."""
+    try:
+        document = orjson.loads(body)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    updates = document.pop("updates", None) if isinstance(document, dict) else None
+    if not isinstance(updates, list):
+        raise ValueError("no object with a list of updates")
+    if any(not isinstance(update, list) or len(update) != 2 for update in updates):
+        raise ValueError("an update is not [token, row]")
+    return [update[0] for update in updates], [json_bytes(update[1]) for update in updates], document
+
+
+def _without_last_fact(tokens: list[int], payloads: Sequence[bytes]) -> tuple[list[int], Sequence[bytes]]:
+    """The reference system counts rows and may stop within a fact: what its limited page ends with comes again, whole,
+    with the next one."""
+    whole = tokens.index(tokens[-1])
+    if whole == 0:
+        raise ValueError(f"all {len(tokens)} rows of a limited page are of {tokens[0]}: there may be more of that fact")
+    return tokens[:whole], payloads[:whole]
+
+
+# -- what is known of writers ---------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class CatchUpState:
+    """What a reader without a database needs besides pages. ``sequence``: of the stream it was asked for (see
+    ``AsyncStore.sequence``); None also when nobody asked."""
+
+    epoch: str
+    streams: Sequence[str]
+    writers: Sequence[KnownWriter]
+    sequence: int | None = None
+
+
+def write_state(state: CatchUpState) -> bytes:
+    """The answer of `STATE_PATH`."""
+    return orjson.dumps({"version": STATE_VERSION, **attrs.asdict(state)})
+
+
+def read_state(body: bytes) -> CatchUpState:
+    """The other way round. Raises ValueError."""
+    try:
+        found = orjson.loads(body)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(found, dict) or found.get("version") != STATE_VERSION:
+        raise ValueError(f"no state of version {STATE_VERSION}")
+    epoch, streams, writers = found.get("epoch"), found.get("streams"), found.get("writers")
+    if not (isinstance(epoch, str) and _EPOCH.fullmatch(epoch)):
+        raise ValueError("epoch is not 32 hexadecimal digits")
+    if not isinstance(streams, list) or not all(isinstance(stream, str) for stream in streams):
+        raise ValueError("streams is no list of names")
+    if not isinstance(writers, list):
+        raise ValueError("writers is no list")
+    sequence = found.get("sequence")
+    if sequence is not None and not _is_position(sequence):
+        raise ValueError("sequence is no position")
+    known = [_known_writer(writer) for writer in writers]
+    if len({(one.stream, one.writer) for one in known}) != len(known):
+        raise ValueError("a writer is named twice")
+    return CatchUpState(epoch, streams, known, sequence)
+
+
+def _known_writer(found: Any) -> KnownWriter:
+    names = [field.name for field in attrs.fields(KnownWriter)]
+    if not isinstance(found, Mapping) or not all(name in found for name in names):
+        raise ValueError(f"a writer needs {', '.join(names)}")
+    writer = KnownWriter(**{name: found[name] for name in names})
+    if not all(isinstance(name, str) and _WORD.fullmatch(name) for name in (writer.stream, writer.writer)):
+        raise ValueError("the name of a stream or a writer is no word")
+    if not all(map(_is_position, (writer.position, writer.floor, writer.incarnation))):
+        raise ValueError(f"position, floor or incarnation of writer {writer.writer!r} is no integer of 64 bits")
+    if writer.floor > writer.position:
+        raise ValueError(f"the floor of writer {writer.writer!r} is above its position")
+    silent = writer.silent_for
+    if type(silent) not in (int, float) or not math.isfinite(silent) or type(writer.registered) is not bool:
+        raise ValueError(f"silent_for or registered of writer {writer.writer!r} is of another type")
+    return writer
+
+
+def _is_position(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= INT64_MAX

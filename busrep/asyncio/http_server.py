@@ -1,0 +1,398 @@
+"""The serving half of catch-up over HTTP (protocol.md, section 8): a Starlette application over a store.
+
+It reads what a store has, and writes nothing. Mount it in a service's own application, or run it by itself with
+``busrep.asyncio.http_serve``. The store is the caller's: open while requests come, closed by whoever opened it.
+
+What a request passes, in this order: the secret, before anything is looked at; method and parameters; a place among
+``concurrency`` (or in the queue before them); the store; the deadline over all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import re
+import time
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+from attrs.validators import ge, gt
+
+from busrep.commands import json_bytes, read_integer
+from busrep.errors import BusrepError, ConfigError, MissingExtra, PositionTooOld, UnknownStream
+from busrep.storage import AsyncStore
+from busrep.streams import Registry, Stream
+from busrep.updates import FetchUpdates
+
+from .http_pages import REFERENCE_PATH, STATE_PATH, UPDATES_PATH, CatchUpState, bounded, write_page, write_state
+
+try:
+    from starlette.applications import Starlette
+    from starlette.datastructures import Headers
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+except ImportError:
+    raise MissingExtra("http", "catch-up over HTTP") from None
+
+log = logging.getLogger("busrep.http")
+
+# Trouble with the store is logged at most once in this many seconds; all of it is counted.
+LOG_EVERY = 1.0
+# Looks at the epoch that must agree before an answer about writers is given: a restore may come between two questions.
+EPOCH_TRIES = 3
+
+_SECRET = re.compile(r"[!-~]+")
+_NAME = re.compile(r"[^\s\x00-\x1f\x7f]+")
+
+
+@attrs.frozen(kw_only=True)
+class CatchUpLimits:
+    """Bounds of one application, whatever its clients ask for. Bytes are bytes, times are seconds."""
+
+    page_rows: int = attrs.field(default=1_000, validator=ge(1))
+    """Most rows of one page (more only when one fact has more), as `Settings.page_rows`."""
+
+    page_bytes: int = attrs.field(default=4 * 2**20, validator=ge(1_024))
+    """Most bytes of rows of one page (more only when one fact has more): what one slow client can make us keep."""
+
+    concurrency: int = attrs.field(default=4, validator=ge(1))
+    """Requests that use the store at a time: as many as one reader of its own fetches (`Settings.fetches`), so that
+    catch-up leaves connections to the service that it is part of."""
+
+    queue: int = attrs.field(default=64, validator=ge(0))
+    """Requests that wait for a place; further ones are told to come back (503)."""
+
+    deadline: float = attrs.field(default=20.0, validator=gt(0))
+    """Of one request, waiting included: below the 30 s after which a reader gives up (`Settings.fetch_timeout`)."""
+
+    retry_after: int = attrs.field(default=1, validator=ge(0))
+    """What a 503 says in Retry-After."""
+
+    compress_from: int = attrs.field(default=16_384, validator=ge(0))
+    """Answers of so many bytes and more are compressed for clients that accept gzip; smaller ones gain nothing."""
+
+
+class _Refused(Exception):
+    """A request that gets an answer other than 200."""
+
+    def __init__(self, status: int, code: str, text: str, **fields: Any) -> None:
+        self.status, self.code = status, code
+        self.body = json_bytes({"error": text, "code": code, **fields})
+        super().__init__(text)
+
+
+def catch_up_app(
+    store: AsyncStore,
+    streams: Iterable[Stream[Any]],
+    *,
+    secret: str | Sequence[str] | None,
+    limits: CatchUpLimits | None = None,
+    reference_paths: bool = False,
+) -> Starlette:
+    """An application that answers readers without a database: ``service.mount("/busrep", catch_up_app(...))``.
+
+    ``store``: where the facts are, opened and closed by the caller (that of a bus, say). ``streams``: those that may
+    be read. ``secret``: what clients send as bearer token; several while it is being changed; None: whoever reaches
+    the port may read. ``reference_paths``: answer the reference system's own path too, whose clients take the
+    application for the writer itself.
+
+    ``app.state.catch_up.statistics()`` has its counters. Raises ConfigError for a secret that no header can hold, and
+    for no streams that are kept in a table; MissingExtra.
+    """
+    service = CatchUp(store, Registry(streams), secret, limits or CatchUpLimits())
+    routes = [
+        Route(UPDATES_PATH + "{stream:path}", service.updates, methods=["GET"]),
+        Route(STATE_PATH, service.state, methods=["GET"]),
+    ]
+    if reference_paths:
+        routes.append(Route(REFERENCE_PATH + "{stream:path}/{txn_id}", service.reference_updates, methods=["GET"]))
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(_Guard, service=service)],
+        exception_handlers={HTTPException: _not_found},
+    )
+    app.router.redirect_slashes = False
+    app.state.catch_up = service
+    return app
+
+
+async def _not_found(_request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    raise _Refused(status, "not_found", "no such path: is the prefix of the URL right?")
+
+
+class CatchUp:
+    """What stands behind the paths of one application."""
+
+    def __init__(
+        self, store: AsyncStore, streams: Registry, secret: str | Sequence[str] | None, limits: CatchUpLimits
+    ) -> None:
+        self._store, self.limits = store, limits
+        self._streams = {stream.name for stream in streams if not stream.resettable}
+        if not self._streams:
+            raise ConfigError("none of these streams is kept in a table: there is nothing to catch up with over HTTP")
+        self._secrets = None if secret is None else [_digest(one) for one in _checked_secrets(secret)]
+        self._places = asyncio.Semaphore(limits.concurrency)
+        self._logged_at = -LOG_EVERY
+        self.requests = self.rows = self.bytes = self.in_flight = self.waiting = 0
+        self.refused: Counter[str] = Counter()
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters, JSON-able: requests, rows and bytes sent, requests in flight and waiting for a place, and how many
+        were refused, by reason."""
+        return {
+            "requests": self.requests,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "in_flight": self.in_flight,
+            "waiting": self.waiting,
+            "refused": dict(self.refused),
+        }
+
+    # -- the paths --------------------------------------------------------------------------------------------
+
+    async def updates(self, request: Request) -> Response:
+        """One page of catch-up."""
+        params = _params(request)
+        question = self._question(request.path_params["stream"], params.get("instance_name"), params)
+        async with self._place(request):
+            return await self._page(request, question)
+
+    async def reference_updates(self, request: Request) -> Response:
+        """The same, to the reference system's clients: here the server is the writer, so it must be one we know."""
+        params = _params(request)
+        stream = request.path_params["stream"]
+        question = self._question(stream, params.get("instance_name", "?"), params)
+        async with self._place(request):
+            known = [one.writer for one in await self._store.known() if one.stream == stream]
+            if "instance_name" not in params and len(known) == 1:  # its clients know the writer by its address
+                question = attrs.evolve(question, writer=known[0])
+            if question.writer not in known:
+                raise _Refused(400, "unknown_writer", "instance_name is no writer of this stream")
+            return await self._page(request, question, reference=True)
+
+    async def state(self, request: Request) -> Response:
+        """Epoch, streams and known writers; with ``?sequence=stream`` also that sequence."""
+        stream = _params(request).get("sequence")
+        if stream is not None:
+            self._check_stream(stream)
+        async with self._place(request):
+            for _ in range(EPOCH_TRIES):
+                epoch = await self._store.epoch()
+                known = [one for one in await self._store.known() if one.stream in self._streams]
+                sequence = None if stream is None else await self._store.sequence(stream)
+                if epoch == await self._store.epoch():
+                    break
+            else:
+                raise _Refused(503, "unavailable", "the fact log is being restored")
+        return await self._answer(request, write_state(CatchUpState(epoch, sorted(self._streams), known, sequence)))
+
+    def _check_stream(self, stream: str) -> None:
+        if stream not in self._streams:
+            raise _Refused(400, "unknown_stream", "this stream is not served here", known=sorted(self._streams))
+
+    def _question(self, stream: str, writer: str | None, params: Mapping[str, str]) -> FetchUpdates:
+        self._check_stream(stream)
+        if writer is None or not _NAME.fullmatch(writer):
+            raise _Refused(400, "bad_parameter", "instance_name: the name of a writer is needed")
+        after, upto = _position(params, "from_token"), _position(params, "upto_token")
+        if after > upto:
+            raise _Refused(400, "bad_parameter", "from_token is above upto_token")
+        limit = _position(params, "limit") if "limit" in params else self.limits.page_rows
+        return FetchUpdates(stream, writer, after, upto, max(1, min(limit, self.limits.page_rows)))
+
+    async def _page(self, request: Request, question: FetchUpdates, *, reference: bool = False) -> Response:
+        page = bounded(await self._store.fetch(question), self.limits.page_bytes)
+        response = await self._answer(request, write_page(page, reference=reference))
+        self.rows += len(page.tokens)
+        return response
+
+    async def _answer(self, request: Request, body: bytes) -> Response:
+        headers = {"vary": "accept-encoding"}
+        if len(body) >= self.limits.compress_from and _accepts_gzip(request.headers):
+            body = await asyncio.to_thread(_gzip, body)
+            headers["content-encoding"] = "gzip"
+        return _response(200, body, headers)
+
+    @contextlib.asynccontextmanager
+    async def _place(self, request: Request) -> AsyncIterator[None]:
+        """One of ``concurrency`` places at the store, after a turn in the queue."""
+        if waits := self._places.locked():
+            if self.waiting >= self.limits.queue:
+                raise _Refused(503, "busy", "too many requests at a time: come back later")
+            self.waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self.waiting -= waits
+        try:
+            if waits and await _is_gone(request):  # its client gave up, and asks anew: do not work for nobody
+                raise _Refused(503, "gone", "the client is gone")
+            yield
+        finally:
+            self._places.release()
+
+    # -- around them ------------------------------------------------------------------------------------------
+
+    def authorized(self, headers: Headers) -> bool:
+        """Whether the request brings the secret; in constant time."""
+        if self._secrets is None:
+            return True
+        given = headers.getlist("authorization")
+        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        digest = _digest(token.strip(" "))
+        same = [hmac.compare_digest(digest, secret) for secret in self._secrets]
+        return any(same) and scheme.lower() == "bearer"
+
+    def refusal(self, error: Exception) -> _Refused:
+        """The answer that an error becomes: the one place where that is decided."""
+        match error:
+            case _Refused():
+                return error
+            case PositionTooOld():
+                names = ("stream", "writer", "position", "floor")
+                fields = {name: getattr(error, name) for name in names}
+                return _Refused(410, "position_too_old", "these rows have been deleted", **fields)
+            case UnknownStream():
+                return _Refused(400, "unknown_stream", "this stream is not in the store")
+            case TimeoutError():
+                return _Refused(503, "deadline", "that took too long: come back later")
+            case BusrepError():
+                self._log("catch-up over HTTP: %s: %s", type(error).__name__, error)
+                return _Refused(503, "unavailable", "the store is not available now")
+        # A bug. Its message may hold what was asked for, which belongs in no log; where it happened does not.
+        where = "".join(traceback.format_tb(error.__traceback__))
+        self._log("catch-up over HTTP failed with %s\n%s", type(error).__name__, where)
+        return _Refused(500, "internal", "internal error")
+
+    def _log(self, message: str, *args: object) -> None:
+        now = time.monotonic()
+        if now - self._logged_at >= LOG_EVERY:
+            self._logged_at = now
+            log.error(message, *args)
+
+
+class _Guard:
+    """Outermost: the secret, the method, the deadline, the counters, and every error an answer."""
+
+    def __init__(self, app: ASGIApp, service: CatchUp) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # the lifespan of who runs us by ourselves
+            await self._app(scope, receive, send)
+            return
+        service, started = self._service, False
+
+        async def counted(message: Message) -> None:
+            nonlocal started
+            started = True
+            service.bytes += len(message.get("body", b""))
+            await send(message)
+
+        service.requests += 1
+        service.in_flight += 1
+        try:
+            self._check(scope)
+            async with asyncio.timeout(service.limits.deadline):
+                await self._app(scope, receive, counted)
+        except Exception as error:
+            refusal = service.refusal(error)
+            service.refused[refusal.code] += 1
+            if not started:
+                await self._refuse(scope, receive, send, refusal)
+        finally:
+            service.in_flight -= 1
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if not self._service.authorized(headers):
+            raise _Refused(401, "unauthorized", "the secret is missing or wrong: Authorization: Bearer SECRET")
+        if scope["method"] != "GET":
+            raise _Refused(405, "method", "only GET is answered here")
+        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            raise _Refused(400, "body", "a GET has no body here")
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, refusal: _Refused) -> None:
+        headers = {
+            401: {"www-authenticate": "Bearer"},
+            405: {"allow": "GET"},
+            503: {"retry-after": str(self._service.limits.retry_after)},
+        }.get(refusal.status, {})
+        if refusal.code in ("unauthorized", "method", "body"):  # a body may be on its way, which nobody will read
+            headers["connection"] = "close"
+        await _response(refusal.status, refusal.body, headers)(scope, receive, send)
+
+
+# -- small things ---------------------------------------------------------------------------------------------
+
+
+def _response(status: int, body: bytes, headers: Mapping[str, str]) -> Response:
+    # A page kept by a cache on the way would claim what its table no longer proves.
+    return Response(body, status, {"cache-control": "no-store", **headers}, "application/json")
+
+
+def _checked_secrets(secret: str | Sequence[str]) -> list[str]:
+    secrets = [secret] if isinstance(secret, str) else list(secret)
+    if not secrets or not all(isinstance(one, str) and _SECRET.fullmatch(one) for one in secrets):
+        raise ConfigError(
+            "secret= takes visible ASCII characters without spaces, at least one (try: python -c "
+            "'import secrets; print(secrets.token_urlsafe())'), or None where something else keeps strangers out"
+        )
+    return secrets
+
+
+def _digest(secret: str) -> bytes:
+    # Of equal length, so that comparing tells nothing of the secret's own.
+    return hashlib.blake2b(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def _params(request: Request) -> dict[str, str]:
+    pairs = request.query_params.multi_items()
+    params = dict(pairs)
+    if len(params) != len(pairs):
+        raise _Refused(400, "bad_parameter", "a parameter is given twice")
+    return params
+
+
+def _position(params: Mapping[str, str], name: str) -> int:
+    try:
+        number = read_integer(params.get(name, "").encode())
+    except ValueError as error:
+        raise _Refused(400, "bad_parameter", f"{name} {error}") from None
+    if number < 0:
+        raise _Refused(400, "bad_parameter", f"{name} is negative")
+    return number
+
+
+def _accepts_gzip(headers: Headers) -> bool:
+    for part in headers.get("accept-encoding", "").split(","):
+        coding, _, weight = part.partition(";")
+        if coding.strip().lower() == "gzip":
+            return not re.fullmatch(r"\s*q=0(\.0*)?\s*", weight)
+    return False
+
+
+def _gzip(body: bytes) -> bytes:
+    # The fastest level: rows of a kind shrink to a tenth with it, and the others take three times as long for a little.
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+    return packer.compress(body) + packer.flush()
+
+
+async def _is_gone(request: Request) -> bool:
+    try:
+        await request.body()  # the empty one that every GET has; what comes after it is the end of the connection
+    except ClientDisconnect:
+        return True
+    return await request.is_disconnected()

@@ -1,0 +1,351 @@
+"""The reading half of catch-up over HTTP: what a reader without a database uses as its store.
+
+It asks a `catch_up_app`, or the reference system's own endpoint, and gives a reader what a store would: pages, known
+writers, the epoch. It cannot write: positions are saved elsewhere (``reader_store=``), writers need the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import random
+import re
+import secrets
+import ssl
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+from urllib.parse import quote, unquote, urlsplit
+
+import orjson
+
+from busrep.commands import INT64_MAX
+from busrep.errors import ConfigError, MissingExtra, PositionTooOld, Unavailable
+from busrep.settings import Settings
+from busrep.storage import KnownWriter
+from busrep.streams import Registry, Stream
+from busrep.updates import FetchUpdates, UpdatesPage
+
+from .http_pages import REFERENCE_PATH, STATE_PATH, UPDATES_PATH, CatchUpState, read_page, read_state
+
+try:
+    import httpx
+except ImportError:
+    raise MissingExtra("http", "catch-up over HTTP") from None
+
+FORM = "http://:SECRET@host:port/prefix or https://..., the secret percent-encoded"
+
+# Largest answer that is read, unpacked: a page's bound on the server (4 MiB of rows) with room for one large fact.
+MAX_BYTES = 64 * 2**20
+# Asked so often for one answer, at most; after that the reader waits, says that it is stale, and asks again.
+TRIES = 4
+# A server is not waited for longer than this at a time, whatever its Retry-After says, seconds.
+LONGEST_PAUSE = 5.0
+# For one connection to be made, seconds; a host that drops packets would take the whole deadline.
+CONNECT_TIMEOUT = 5.0
+# Of the reader's own deadline for a page, so that what went wrong is told and not only that time was up.
+SHARE_OF_DEADLINE = 0.9
+# Idle connections are closed before the server does so (75 s), or a proxy on the way (60 s, usually).
+KEEP_IDLE = 45.0
+# Of a server's own words, in an error.
+QUOTED = 200
+
+_SECRET = re.compile(r"[!-~]+")
+_AGAIN = frozenset({429, 502, 503, 504})
+
+
+class _TryAgain(Exception):
+    """No answer this time. ``pause``: what Retry-After asks for, seconds."""
+
+    def __init__(self, reason: str, pause: float = 0.0) -> None:
+        self.pause = pause
+        super().__init__(reason)
+
+
+class HttpSource:
+    """An `AsyncStore` that reads over HTTP: ``connect(store=HttpSource("https://facts.example/busrep", [orders]))``.
+
+    ``url``: of a `catch_up_app`, its prefix included; the secret stands in it or in ``secret``. ``streams``: those
+    that will be read. ``headers`` are sent along. ``verify``: the certificates that vouch for the server, a file's
+    path or an `ssl.SSLContext` (with a client's certificate in it, if need be); default: the system's.
+    ``compress``: ask for gzip, for links slower than some 100 Mbit/s. ``reference``: ``url`` is of the reference
+    system: one writer's process, which tells no epoch and no writers. ``max_bytes``: the largest answer read.
+
+    Raises ConfigError for a URL or a secret of another form; MissingExtra.
+    """
+
+    read_only = True
+
+    def __init__(
+        self,
+        url: str,
+        streams: Registry | Iterable[Stream[Any]],
+        settings: Settings | None = None,
+        *,
+        secret: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        verify: str | ssl.SSLContext | None = None,
+        compress: bool = False,
+        reference: bool = False,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self.url, given = _parts(url)
+        if given is not None and secret is not None:
+            raise ConfigError("the secret is in the URL and in secret=: once is enough")
+        secret = secret if secret is not None else given
+        if secret is not None and not _SECRET.fullmatch(secret):
+            raise ConfigError("the secret of an HTTP source holds visible ASCII characters only, and at least one")
+        self.streams = streams if isinstance(streams, Registry) else Registry(streams)
+        self.settings = settings or Settings()
+        self.reference, self._max_bytes = reference, max_bytes
+        # Packed answers only if they are wanted: on a fast link packing costs more time than it saves.
+        self._headers = {
+            "user-agent": "busrep",
+            **(headers or {}),
+            "accept-encoding": "gzip" if compress else "identity",
+        }
+        if secret is not None:
+            self._headers["authorization"] = f"Bearer {secret}"
+        self._verify = verify
+        self._transport: httpx.AsyncHTTPTransport | None = None
+        self._where = f"catch-up at {self.url}"
+        # The reference system names no epoch: its log is taken for the same as long as its address is.
+        self._reference_epoch = hashlib.blake2b(self.url.encode(), digest_size=16).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"HttpSource({self.url!r})"
+
+    # -- what a reader asks -----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """See `AsyncStore`: make sure that the server answers and serves the streams. ConfigError, Unavailable."""
+        if self._transport is not None:
+            return
+        most = self.settings.fetches + 1  # pages, and one question about writers
+        # Without httpx's client around it: that would follow redirects with the secret, keep cookies, take proxies from
+        # the environment, and log the address of every page.
+        self._transport = httpx.AsyncHTTPTransport(
+            verify=_context(self._verify),
+            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEEP_IDLE),
+            trust_env=False,
+        )
+        try:
+            if not self.reference:
+                served = (await self._state()).streams
+                missing = {stream.name for stream in self.streams if not stream.resettable} - set(served)
+                if missing:
+                    raise ConfigError(
+                        f"{self._where} does not serve {', '.join(sorted(missing))}: pass them to its catch_up_app()"
+                    )
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """See `AsyncStore`."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.aclose()
+
+    async def epoch(self) -> str:
+        """See `AsyncStore`."""
+        return self._reference_epoch if self.reference else (await self._state()).epoch
+
+    async def sequence(self, stream: str) -> int | None:
+        """See `AsyncStore`: as the server's store knows it."""
+        self._check(stream)
+        return None if self.reference else (await self._state(stream)).sequence
+
+    async def known(self) -> list[KnownWriter]:
+        """See `AsyncStore`: the writers of the streams that the server serves, none of the reference system's."""
+        return [] if self.reference else list((await self._state()).writers)
+
+    async def fetch(self, question: FetchUpdates) -> UpdatesPage:
+        """See `AsyncStore`: what the page proves is what the server's store has proven (9.9)."""
+        self._check(question.stream)
+        if self.reference and question.after == question.upto:  # asks for an epoch, which it would not tell
+            return UpdatesPage(
+                question.stream, question.writer, question.after, question.upto, (), (), False, self._reference_epoch
+            )
+        params: dict[str, str | int] = {
+            "instance_name": question.writer,
+            "from_token": question.after,
+            "upto_token": question.upto,
+        }
+        if self.reference:
+            path = f"{REFERENCE_PATH}{_segment(question.stream)}/{secrets.token_hex(8)}"
+        else:
+            path = UPDATES_PATH + _segment(question.stream)
+            params["limit"] = question.limit
+        body = await self._ask(path, params, question)
+        try:
+            return read_page(body, question, reference_epoch=self._reference_epoch if self.reference else None)
+        except ValueError as error:
+            raise self._distrust(error) from None
+
+    async def finish(self, *_: Any, **__: Any) -> NoReturn:
+        """See `AsyncStore`; a process with the database has to do that. Raises Unavailable, as a replica does."""
+        raise Unavailable(self._where, "it cannot write: a silent writer is finished by a process with the database")
+
+    def _check(self, stream: str) -> None:
+        if self.streams[stream].resettable:
+            raise ConfigError(f"stream {stream!r} is resettable: it lives in memory, not in the store")
+
+    async def _state(self, sequence: str | None = None) -> CatchUpState:
+        body = await self._ask(STATE_PATH, {} if sequence is None else {"sequence": sequence}, None)
+        try:
+            return read_state(body)
+        except ValueError as error:
+            raise self._distrust(error) from None
+
+    def _distrust(self, reason: object) -> Unavailable:
+        return Unavailable(self._where, f"its answer is refused: {reason}")
+
+    # -- requests ---------------------------------------------------------------------------------------------
+
+    async def _ask(self, path: str, params: Mapping[str, Any], question: FetchUpdates | None) -> bytes:
+        """The body of the answer, tried again within the deadline where that may help."""
+        settings, reason = self.settings, "no answer in time"
+        try:
+            async with asyncio.timeout(SHARE_OF_DEADLINE * settings.fetch_timeout):
+                for attempt in range(TRIES):
+                    try:
+                        return await self._ask_once(path, params, question)
+                    except _TryAgain as trouble:
+                        reason = str(trouble)
+                        if attempt < TRIES - 1:
+                            pause = min(settings.retry_max, settings.retry_min * 2**attempt)
+                            asked_for = min(trouble.pause, LONGEST_PAUSE)
+                            await asyncio.sleep(max(asked_for, pause) * (1 + random.random() / 2))
+        except TimeoutError:
+            pass
+        raise Unavailable(self._where, reason)
+
+    async def _ask_once(self, path: str, params: Mapping[str, Any], question: FetchUpdates | None) -> bytes:
+        if self._transport is None:
+            raise Unavailable(self._where, "the source is not open")
+        timeout = httpx.Timeout(self.settings.fetch_timeout, connect=CONNECT_TIMEOUT).as_dict()
+        try:
+            request = httpx.Request(
+                "GET", self.url + path, params=params, headers=self._headers, extensions={"timeout": timeout}
+            )
+            async with contextlib.aclosing(await self._transport.handle_async_request(request)) as response:
+                body = await self._read(response)
+        except httpx.TransportError as error:
+            if isinstance(cause := _tls_trouble(error), ssl.SSLCertVerificationError):
+                raise ConfigError(
+                    f"{self._where}: its certificate is not trusted ({cause.verify_message}): pass verify="
+                ) from None
+            raise _TryAgain(f"{type(error).__name__}: {error}") from None
+        except (httpx.HTTPError, httpx.InvalidURL, zlib.error) as error:
+            raise self._distrust(f"{type(error).__name__}: {error}") from None
+        if response.status_code != 200:
+            self._refused(response, body, question)
+        return body
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        """The body, unpacked; never more than ``max_bytes``, however small it comes."""
+        coding = response.headers.get("content-encoding", "identity").lower()
+        if coding not in ("identity", "gzip"):
+            raise self._distrust(f"content-encoding {coding[:QUOTED]!r} was not asked for")
+        unpacker = zlib.decompressobj(31) if coding == "gzip" else None
+        pieces, size = [], 0
+        async for raw in response.aiter_raw():
+            piece = unpacker.decompress(raw, self._max_bytes + 1 - size) if unpacker is not None else raw
+            size += len(piece)
+            if size > self._max_bytes:
+                raise self._distrust(f"longer than {self._max_bytes} bytes: raise max_bytes= of HttpSource")
+            pieces.append(piece)
+        if unpacker is not None and not unpacker.eof:
+            raise self._distrust("the compressed text is cut off")
+        return b"".join(pieces)
+
+    def _refused(self, response: httpx.Response, body: bytes, question: FetchUpdates | None) -> NoReturn:
+        """Raise what an answer other than 200 means: the one place where that is decided."""
+        status = response.status_code
+        said = _said(body)
+        what = f"{status} {str(said.get('error', ''))[:QUOTED]!r}"
+        if status in _AGAIN:
+            pause = response.headers.get("retry-after", "")
+            raise _TryAgain(what, float(pause) if re.fullmatch(r"[0-9]{1,9}", pause) else 0.0)
+        if status >= 500:
+            raise Unavailable(self._where, what)
+        if status == 410 and question is not None:
+            floor = said.get("floor")
+            if type(floor) is int and question.after < floor <= INT64_MAX:
+                raise PositionTooOld(question.stream, question.writer, question.after, floor)
+            raise self._distrust(f"{what} without a floor above {question.after}")
+        raise ConfigError(f"{self._where} answers {what}: {_ADVICE.get(status, 'is that the address of a bus?')}")
+
+    # -- what takes a database --------------------------------------------------------------------------------
+
+    async def _cannot_write(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: ConfigError."""
+        raise ConfigError(f"{self._where} can only be read: writers need the database itself, pass its URL as store=")
+
+    async def _cannot_save(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: ConfigError."""
+        raise ConfigError(f"{self._where} can only be read: say with reader_store= where positions are saved")
+
+    def transaction(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: ConfigError."""
+        raise ConfigError(f"{self._where} can only be read: writers need the database itself, pass its URL as store=")
+
+    init = claim = reserve = outcome = heartbeat = check_claim = prune = restored = status = _cannot_write
+    register_reader = load_reader = save_reader = reset_reader = dead_letter = dead_letters = _cannot_save
+
+
+_ADVICE = {
+    401: "put the server's secret into the URL, or pass secret=",
+    403: "something in front of it keeps this client out",
+    404: "the prefix of the URL is not where catch_up_app() is mounted",
+    400: "is the server of another version, or without this stream?",
+}
+
+
+def _parts(url: str) -> tuple[str, str | None]:
+    """The URL without its secret and without a slash at its end, and the secret. Raises ConfigError without showing
+    it."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ConfigError(f"the URL of an HTTP source does not work, this form does: {FORM}") from None
+    wrong = parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or parts.username
+    if wrong or port == 0 or any(character.isspace() for character in url):
+        raise ConfigError(
+            f"the URL of an HTTP source does not work, this form does: {FORM} (no user, no query: they end up in logs)"
+        )
+    address = parts.netloc.rpartition("@")[2]
+    secret = None if parts.password is None else unquote(parts.password)
+    return f"{parts.scheme}://{address}{parts.path.rstrip('/')}", secret
+
+
+def _segment(stream: str) -> str:
+    # Names of dots alone would be taken for steps up the path.
+    return quote(stream, safe="") if stream.strip(".") else stream.replace(".", "%2E")
+
+
+def _context(verify: str | ssl.SSLContext | None) -> ssl.SSLContext:
+    if isinstance(verify, ssl.SSLContext):
+        return verify
+    try:
+        return ssl.create_default_context(cafile=verify)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"verify={verify!r}: no certificates can be read there: {error}") from None
+
+
+def _tls_trouble(error: BaseException | None) -> BaseException | None:
+    """The TLS library's own error behind a driver's."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _said(body: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
