@@ -138,8 +138,12 @@ class AsyncStore(Protocol):
         """The highest ID that the stream's sequence gave: no position above it can be of this log. None when this
         store cannot know: a replica, which may lag."""
 
-    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:
-        """Win a writer's name and register it (9.4, 9.7): ClaimBlocked, PositionsAheadOfTable, ConfigError."""
+    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None) -> Claim:
+        """Win a writer's name and register it (9.4, 9.7): ClaimBlocked, PositionsAheadOfTable, ConfigError.
+
+        ``again``: only if the name is still of this incarnation of it, or was finished for its silence and nobody has
+        claimed it since: else WriterFenced. So a process may win back its own name, and never takes another's.
+        """
 
     async def reserve(self, stream: str, count: int) -> list[int]:
         """``count`` new IDs, ascending, committed at once."""

@@ -403,10 +403,10 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 CLAIMS,
-                "    won = in_transaction(_win(dialect, writer, backings, seconds, now))\n",
+                "    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))\n",
                 """\
     early = yield from in_transaction(_where(writer, 0, dialect, backings))
-    won = in_transaction(_win(dialect, writer, backings, seconds, now))
+    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
 """,
             ),
             Edit(

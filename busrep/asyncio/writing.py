@@ -1,4 +1,7 @@
-"""The writing half of a bus: facts in the caller's transaction, their IDs, and what is published of them."""
+"""The writing half of a bus: facts in the caller's transaction, their IDs, and what is published of them.
+
+`FactBase` and `Ledger` wait for nothing and lock nothing: the threads' runtime (busrep.sync) builds on them too.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
 from busrep.commands import Name, Position, Server
 from busrep.errors import BusrepError, CommitUnknown, ConfigError, NotAWriter, WriterFenced
 from busrep.framing import Frame, Rows
-from busrep.ids import IdGenerator, ReservedIds
+from busrep.ids import IdGenerator, Noted, ReservedIds
 from busrep.settings import Settings
 from busrep.speakers import Speakers
 from busrep.storage import AsyncStore, AsyncTransaction, Claim
@@ -28,8 +31,16 @@ log = logging.getLogger("busrep.writer")
 SETTLE_FIRST, SETTLE_SLOWEST = 0.01, 1.0
 
 
+class Keeper(Protocol):
+    """Who takes the facts that are completed: the writer core, and whoever keeps a resettable stream's in memory."""
+
+    def fact_completed(self, stream: str, token: int, payloads: Sequence[bytes]) -> None: ...  # noqa: D102
+    def rows_completed(self, stream: str, tokens: Sequence[int], payloads: Sequence[bytes]) -> None: ...  # noqa: D102
+    def position_moved(self, stream: str, position: int) -> None: ...  # noqa: D102
+
+
 @attrs.define(eq=False)
-class _Open:
+class OpenFacts:
     """The facts of one stream in one transaction: their IDs, and the rows of each.
 
     ``each``: one row per ID, in order; else ``payloads`` holds the rows of an ID, and ``rows`` those of them that
@@ -43,12 +54,14 @@ class _Open:
     each: tuple[Sequence[Any], list[bytes]] | None = None
 
     def add(self, row: Any, *, insert: bool) -> None:
+        """Add a row to the (first) fact."""
         payload, id = self.stream.encode(row), self.ids[0]
         self.payloads.setdefault(id, []).append(payload)
         if insert:
             self.rows.setdefault(id, []).append(row)
 
     def to_insert(self) -> list[tuple[int, Sequence[Any], Sequence[bytes]]]:
+        """The facts that busrep inserts: ID, rows, and the rows as payloads."""
         if self.each is not None:
             return [(id, (row,), (payload,)) for id, row, payload in zip(self.ids, *self.each, strict=True)]
         return [(id, rows, self.payloads[id][: len(rows)]) for id, rows in self.rows.items()]
@@ -58,8 +71,8 @@ class _Open:
         self.each = None
         self.payloads.clear()
 
-    def complete(self, core: Writer) -> tuple[int, int]:
-        """Hand the facts to the writer core; give how many facts and rows they were."""
+    def complete(self, core: Keeper) -> tuple[int, int]:
+        """Hand the facts to the writer core, or to who keeps them besides; give how many facts and rows they were."""
         name = self.stream.name
         if self.each is not None:
             core.rows_completed(name, self.ids, self.each[1])
@@ -74,31 +87,23 @@ class _Open:
 
 
 @attrs.define(eq=False)
-class _InDoubt:
+class InDoubt:
     """A transaction whose end is not known: the caller's own, or one whose COMMIT got no answer (rule 9.1)."""
 
     marker: object
-    opened: list[_Open]
-    stack: AsyncExitStack
+    opened: list[OpenFacts]
+    stack: AsyncExitStack = attrs.field(factory=AsyncExitStack)
 
 
-class Fact:
-    """One transaction in the making: ``async with bus.write(stream) as fact``.
+class FactBase:
+    """What a fact is in every runtime: IDs, and rows that are checked and encoded as they are added."""
 
-    ``id`` is the fact's ID in the (first) stream, ``ids`` {stream name: ID}. On leaving the block the rows are
-    inserted, the transaction commits, and the fact is published; an exception rolls it back. In a transaction
-    that the caller had begun on the connection already, the caller commits, and the fact is published when that
-    is seen to have happened (``bus.settle()`` looks at once).
-    """
+    _how = "async with"
 
-    def __init__(
-        self, writing: Writing, streams: Sequence[Stream[Any]], connection: Any = None, count: int = 1
-    ) -> None:
-        self._writing, self._streams, self._count = writing, streams, count
-        self._caller = connection
-        self._opened: dict[str, _Open] = {}
-        self._transaction: AsyncTransaction | None = None
-        self._stack = AsyncExitStack()
+    def __init__(self, streams: Sequence[Stream[Any]], count: int) -> None:
+        self._streams, self._count = streams, count
+        self._opened: dict[str, OpenFacts] = {}
+        self._generators: Mapping[str, IdGenerator] = {}
 
     @property
     def id(self) -> int:
@@ -109,13 +114,8 @@ class Fact:
     @property
     def ids(self) -> dict[str, int]:
         """The fact's ID per stream, as it stands in the table (below zero on a negative stream)."""
-        generators = self._writing.generators
+        generators = self._generators
         return {name: generators[name].table_id(opened.ids[0]) for name, opened in self._opened.items()}
-
-    @property
-    def connection(self) -> Any:
-        """The driver's connection that the transaction runs on; None for streams without a table."""
-        return None if self._transaction is None else self._transaction.connection
 
     def add(self, row: Any, *, stream: Stream[Any] | None = None, insert: bool = True) -> None:
         """Add a row to the fact. Raises RowError.
@@ -129,17 +129,41 @@ class Fact:
         """Add each row as a fact of its own, one for each ID reserved; give their IDs."""
         opened = self._of(stream)
         opened.each = (rows, opened.stream.encode_all(rows))
-        table_id = self._writing.generators[opened.stream.name].table_id
+        table_id = self._generators[opened.stream.name].table_id
         return [table_id(id) for id in opened.ids] if opened.stream.negative else list(opened.ids)
 
-    def _of(self, stream: Stream[Any] | None) -> _Open:
+    def _of(self, stream: Stream[Any] | None) -> OpenFacts:
         name = (stream or self._streams[0]).name
         if not self._opened:
-            raise ConfigError("this fact is not open: use 'async with bus.write(...) as fact'")
+            raise ConfigError(f"this fact is not open: use '{self._how} bus.write(...) as fact'")
         if name not in self._opened:
             known = ", ".join(self._opened)
             raise ConfigError(f"this fact is of {known}, not of {name!r}: name all its streams in bus.write()")
         return self._opened[name]
+
+
+class Fact(FactBase):
+    """One transaction in the making: ``async with bus.write(stream) as fact``.
+
+    ``id`` is the fact's ID in the (first) stream, ``ids`` {stream name: ID}. On leaving the block the rows are
+    inserted, the transaction commits, and the fact is published; an exception rolls it back. In a transaction
+    that the caller had begun on the connection already, the caller commits, and the fact is published when that
+    is seen to have happened (``bus.settle()`` looks at once).
+    """
+
+    def __init__(
+        self, writing: Writing, streams: Sequence[Stream[Any]], connection: Any = None, count: int = 1
+    ) -> None:
+        super().__init__(streams, count)
+        self._writing, self._generators = writing, writing.generators
+        self._caller = connection
+        self._transaction: AsyncTransaction | None = None
+        self._stack = AsyncExitStack()
+
+    @property
+    def connection(self) -> Any:
+        """The driver's connection that the transaction runs on; None for streams without a table."""
+        return None if self._transaction is None else self._transaction.connection
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement of the caller's in the fact's transaction, in the driver's placeholder style."""
@@ -155,7 +179,7 @@ class Fact:
                 self._transaction = writing.transaction(self._caller)
             for stream in self._streams:
                 ids = await self._stack.enter_async_context(writing.reserve(stream, self._count))
-                self._opened[stream.name] = _Open(stream, ids)
+                self._opened[stream.name] = OpenFacts(stream, ids)
             if self._transaction is not None:
                 await self._transaction.begin()
         except BaseException as error:
@@ -221,20 +245,15 @@ class Fact:
         for opened in self._opened.values():
             opened.ids.commit_sent()
         assert self._transaction is not None  # noqa: S101 (only a transaction leaves a doubt)
-        doubt = _InDoubt(self._transaction.marker, list(self._opened.values()), self._stack)
+        doubt = InDoubt(self._transaction.marker, list(self._opened.values()), self._stack)
         self._writing.in_doubt(doubt)
 
 
-@attrs.frozen
-class Claimed:
-    """A store, and the writer's name won in it."""
+class Ledger:
+    """What one incarnation of a writer knows of its facts: a ``Writer`` core, and one ID generator per stream.
 
-    store: AsyncStore
-    claim: Claim
-
-
-class Writing:
-    """Owns a ``Writer`` core and one ID generator per stream; calls ``wake()`` when there is something to publish."""
+    ``claim``: None for a writer whose streams are all kept in memory. Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -243,22 +262,20 @@ class Writing:
         streams: Registry,
         settings: Settings,
         *,
-        claimed: Claimed | None,
+        claim: Claim | None,
         incarnation: int,
         epoch: str | None,
-        wake: Callable[[], None],
-        on_fence: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self.incarnation, self.epoch = name, incarnation, epoch
-        self._settings, self._claimed = settings, claimed
-        self._wake, self._on_fence = wake, on_fence
+        self._settings = settings
         self.core = Writer(server, name, incarnation=incarnation, epoch=epoch, settings=settings)
         self.generators: dict[str, IdGenerator] = {}
         self._last: dict[str, int] = {}
         for stream in streams:
             start, highest, known = 0, 0, {name: 0}
             if not stream.resettable:
-                claim = self._table.claim
+                if claim is None:  # connect() has refused streams with a table and no store
+                    raise ConfigError("pass store= to connect()")
                 start, highest = claim.starts[stream.name], claim.highest[stream.name]
                 known = {**claim.known[stream.name], name: start}
             self.generators[stream.name] = IdGenerator(
@@ -273,13 +290,126 @@ class Writing:
         self._own_opening = b"NAME %b %d\n" % (name.encode(), incarnation)
         self._speakers = Speakers(settings.followed)
         self._durable = {stream.name: stream for stream in streams if not stream.resettable}
-        self._finishing: set[asyncio.Task[None]] = set()
-        self._doubts: list[_InDoubt] = []
-        self._doubted = asyncio.Event()
-        self._drained = asyncio.Event()
+        self._doubts: list[InDoubt] = []
+        self.kept: dict[str, Keeper] = {}  # of resettable streams whose rows outlive their publication
         self.fenced: WriterFenced | None = None
         self.facts = 0
         self.rows = 0
+
+    def ids_in_memory(self, stream: str, count: int) -> list[int]:
+        """``count`` new IDs of a stream that has no table."""
+        last = self._last.get(stream, 0)
+        self._last[stream] = last + count
+        return list(range(last + 1, last + count + 1))
+
+    def in_doubt_of(self, doubt: InDoubt) -> list[tuple[str, int]]:
+        """The facts that the table has to tell of."""
+        return [(one.stream.name, id) for one in doubt.opened if one.stream.name in self._durable for id in one.ids]
+
+    def decide(self, doubt: InDoubt, found: Mapping[tuple[str, int], list[bytes]]) -> None:
+        """The transaction has ended and left what was ``found``: that, and nothing else, is what the facts were."""
+        self._doubts.remove(doubt)
+        durable = [one for one in doubt.opened if one.stream.name in self._durable]
+        for one in durable:
+            one.each = None
+            one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
+        if not any(one.payloads for one in durable):
+            for one in doubt.opened:
+                one.forget()
+
+    def noted(self) -> tuple[dict[str, tuple[int, Noted]], dict[str, int]]:
+        """What is known before the claim and the registry are read, and the own positions to store (9.2, 9.7)."""
+        noted = {name: (self.generators[name].followable(), self.generators[name].noted()) for name in self._durable}
+        positions = {name: self.generators[name].position for name in self._durable}
+        return noted, positions
+
+    def registry_read(self, noted: Mapping[str, tuple[int, Noted]], registry: Mapping[str, Mapping[str, int]]) -> None:
+        """The claim stands, and this is the registry: follow the others as far as was noted before."""
+        for name, stream in self._durable.items():
+            generator = self.generators[name]
+            generator.registry_read(noted[name][1], registry[name])
+            if stream.follows:
+                generator.follow(noted[name][0])
+                self.core.position_moved(name, generator.position)
+
+    def is_echo(self, data: bytes) -> bool:
+        """Whether a message is a frame of rows that this process sent: all its lines are its own, none matters here.
+
+        Announcements are not meant: they are looked at, for they may be another process's under the same name.
+        """
+        return data.startswith(self._own_opening)
+
+    def heard(self, frame: Frame) -> None:
+        """Other writers' rows and positions move what is known of the shared sequences."""
+        epoch = self.epoch
+        speakers = self._speakers
+        speakers.begin()
+        for item in frame.items:
+            if isinstance(item, Server | Name):
+                speakers.listen(item)
+            elif isinstance(item, Rows | Position) and item.writer != self.name and item.stream in self._durable:
+                if not speakers.trusted(item.writer, epoch):
+                    continue
+                if isinstance(item, Rows):
+                    self.generators[item.stream].rows_seen(item.writer, item.tokens)
+                else:
+                    self.generators[item.stream].announced(item.writer, item.new)
+
+    def fence(self, error: WriterFenced) -> None:
+        """Another process has the name: nothing more is written or published under it."""
+        if self.fenced is None:
+            log.error("%s", error)
+            self.fenced = error
+            self.core.fenced()
+            for generator in self.generators.values():
+                generator.fenced(error)
+
+    def stuck(self, now: float) -> list[dict[str, Any]]:
+        """Facts open for longer than ``stuck_after``, JSON-able."""
+        return [attrs.asdict(fact) for generator in self.generators.values() for fact in generator.stuck(now)]
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters, JSON-able."""
+        return {
+            **self.core.statistics(),
+            "facts": self.facts,
+            "rows": self.rows,
+            "in_doubt": len(self._doubts),
+            "incarnation": self.incarnation,
+        }
+
+
+@attrs.frozen
+class Claimed:
+    """A store, and the writer's name won in it."""
+
+    store: AsyncStore
+    claim: Claim
+
+
+class Writing(Ledger):
+    """A `Ledger` on an event loop; calls ``wake()`` when there is something to publish."""
+
+    def __init__(
+        self,
+        name: str,
+        server: str,
+        streams: Registry,
+        settings: Settings,
+        *,
+        claimed: Claimed | None,
+        incarnation: int,
+        epoch: str | None,
+        wake: Callable[[], None],
+        on_fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        claim = None if claimed is None else claimed.claim
+        super().__init__(name, server, streams, settings, claim=claim, incarnation=incarnation, epoch=epoch)
+        self._claimed = claimed
+        self._wake, self._on_fence = wake, on_fence
+        self._finishing: set[asyncio.Task[None]] = set()
+        self._doubted = asyncio.Event()
+        self._drained = asyncio.Event()
         self.publishing = False  # whether Redis takes what is published; then a full queue is worth a wait
 
     @property
@@ -308,9 +438,7 @@ class Writing:
         return generator.reserve_async(lambda count: self._next_in_memory(stream.name, count), count, clock=clock)
 
     async def _next_in_memory(self, stream: str, count: int) -> list[int]:
-        last = self._last.get(stream, 0)
-        self._last[stream] = last + count
-        return list(range(last + 1, last + count + 1))
+        return self.ids_in_memory(stream, count)
 
     async def finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the end of a transaction to its end, even when the caller is cancelled."""
@@ -324,16 +452,20 @@ class Writing:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
 
-    async def completed(self, opened: Sequence[_Open], stack: AsyncExitStack) -> None:
+    async def completed(self, opened: Sequence[OpenFacts], stack: AsyncExitStack) -> None:
         """A transaction has ended, with these facts; an ID without rows is completed all the same."""
         for one in opened:
             facts, rows = one.complete(self.core)
             self.facts += facts
             self.rows += rows
+            if (kept := self.kept.get(one.stream.name)) is not None:
+                one.complete(kept)
             one.ids.outcome_known()
         await stack.aclose()  # the generator takes the IDs for complete from here on
         for one in opened:
             name = one.stream.name
+            if (kept := self.kept.get(name)) is not None:
+                kept.position_moved(name, self.generators[name].position)
             self.core.position_moved(name, self.generators[name].position)
         self._wake()
 
@@ -353,7 +485,7 @@ class Writing:
 
     # -- facts in doubt ---------------------------------------------------------------------------------------
 
-    def in_doubt(self, doubt: _InDoubt) -> None:
+    def in_doubt(self, doubt: InDoubt) -> None:
         """Facts whose transaction may still be open: the table will tell (rule 9.1)."""
         self._doubts.append(doubt)
         self._doubted.set()
@@ -369,19 +501,11 @@ class Writing:
         if trouble is not None:
             raise trouble
 
-    async def _settle(self, doubt: _InDoubt) -> None:
-        durable = [one for one in doubt.opened if one.stream.name in self._durable]
-        facts = [(one.stream.name, id) for one in durable for id in one.ids]
-        found = await self._table.store.outcome(self._table.claim, doubt.marker, facts)
+    async def _settle(self, doubt: InDoubt) -> None:
+        found = await self._table.store.outcome(self._table.claim, doubt.marker, self.in_doubt_of(doubt))
         if found is None or doubt not in self._doubts:
             return
-        self._doubts.remove(doubt)
-        for one in durable:
-            one.each = None
-            one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
-        if not any(one.payloads for one in durable):
-            for one in doubt.opened:
-                one.forget()
+        self.decide(doubt, found)
         await self.completed(doubt.opened, doubt.stack)
 
     async def keep_settling(self) -> None:
@@ -409,56 +533,23 @@ class Writing:
 
     # -- the others, and the beat -----------------------------------------------------------------------------
 
-    def is_echo(self, data: bytes) -> bool:
-        """Whether a message is a frame of rows that this process sent: all its lines are its own, none matters here.
-
-        Announcements are not meant: they are looked at, for they may be another process's under the same name.
-        """
-        return data.startswith(self._own_opening)
-
-    def heard(self, frame: Frame) -> None:
-        """Other writers' rows and positions move what is known of the shared sequences."""
-        epoch = self.epoch
-        speakers = self._speakers
-        speakers.begin()
-        for item in frame.items:
-            if isinstance(item, Server | Name):
-                speakers.listen(item)
-            elif isinstance(item, Rows | Position) and item.writer != self.name and item.stream in self._durable:
-                if not speakers.trusted(item.writer, epoch):
-                    continue
-                if isinstance(item, Rows):
-                    self.generators[item.stream].rows_seen(item.writer, item.tokens)
-                else:
-                    self.generators[item.stream].announced(item.writer, item.new)
-
     async def beat(self) -> None:
         """Store the proven positions and, the claim being ours still, follow the others. Raises Unavailable."""
         if not self._durable or self.fenced is not None:
             return
         # Noted before the claim and the registry are read, which the store does under one lock (9.2, 9.7).
-        noted = {name: (self.generators[name].followable(), self.generators[name].noted()) for name in self._durable}
-        positions = {name: self.generators[name].position for name in self._durable}
+        noted, positions = self.noted()
         try:
             registry = await self._table.store.heartbeat(self._table.claim, positions)
         except WriterFenced as error:
             self.fence(error)
             return
-        for name, stream in self._durable.items():
-            generator = self.generators[name]
-            generator.registry_read(noted[name][1], registry[name])
-            if stream.follows:
-                generator.follow(noted[name][0])
-                self.core.position_moved(name, generator.position)
+        self.registry_read(noted, registry)
 
     def fence(self, error: WriterFenced) -> None:
         """Another process has the name: nothing more is written or published under it."""
         if self.fenced is None:
-            log.error("%s", error)
-            self.fenced = error
-            self.core.fenced()
-            for generator in self.generators.values():
-                generator.fenced(error)
+            super().fence(error)
             self._on_fence()
             self._wake()
 
@@ -469,17 +560,3 @@ class Writing:
         with contextlib.suppress(BusrepError, TimeoutError):
             async with asyncio.timeout(timeout):
                 await self.settle()
-
-    def stuck(self, now: float) -> list[dict[str, Any]]:
-        """Facts open for longer than ``stuck_after``, JSON-able."""
-        return [attrs.asdict(fact) for generator in self.generators.values() for fact in generator.stuck(now)]
-
-    def statistics(self) -> dict[str, Any]:
-        """Counters, JSON-able."""
-        return {
-            **self.core.statistics(),
-            "facts": self.facts,
-            "rows": self.rows,
-            "in_doubt": len(self._doubts),
-            "incarnation": self.incarnation,
-        }

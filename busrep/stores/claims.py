@@ -22,14 +22,18 @@ from busrep.stores.schema import new_epoch
 log = logging.getLogger("busrep.stores")
 
 
-def claim(dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float, now: int) -> Plan[Claim]:
+def claim(
+    dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float, now: int, again: int | None = None
+) -> Plan[Claim]:
     """Win the name, register it (9.7), commit, and only then read where it starts (9.4).
 
     The incarnation is ``now``, the clock in ms, or above its predecessor's. So it rises even where a backup, or a table
     made anew, knows nothing of those that were given out; a process from before must not pass for its successor.
+
+    ``again``: the name must be of this incarnation still, or finished and nobody else's since: else WriterFenced.
     """
     yield from verify(dialect, backings)
-    won = in_transaction(_win(dialect, writer, backings, seconds, now))
+    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
     incarnation, registered = yield from _or_blocked(dialect, writer, won)
     # In a new snapshot: whatever a predecessor committed is visible now, or was fenced.
     epoch, found = yield from in_transaction(_where(writer, incarnation, dialect, backings))
@@ -108,14 +112,30 @@ def _or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
 
 
 def _win(
-    dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float, now: int
+    dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float, now: int, again: int | None = None
 ) -> Plan[tuple[int, set[str]]]:
     """The incarnation, and the streams the name was registered for already."""
-    answers = yield (
+    begin: tuple[Control | Sql, ...] = (
         Control.BEGIN,
         *dialect.lock_timeout(seconds),
         # Not while 'db restored' is at work, which fences the names that it sees.
         Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.share),
+    )
+    if again is not None:
+        answers = yield (
+            *begin,
+            # Locked: between this look and the claim nobody else may win the name.
+            Sql(
+                "SELECT 1 FROM busrep_writers WHERE writer = ? AND "
+                f"(incarnation = ? OR (incarnation = ? AND finished = ?)){dialect.exclusive}",
+                (writer, again, again + 1, again),
+            ),
+        )
+        if not answers[-1]:
+            raise WriterFenced(writer, again)
+        begin = ()
+    answers = yield (
+        *begin,
         # Waits until no transaction of a predecessor holds the row FOR SHARE.
         Sql(
             f"INSERT INTO busrep_writers (writer, incarnation, claimed_at) VALUES (?, ?, {dialect.now}) ON CONFLICT "

@@ -123,12 +123,15 @@ class MemoryStore:
         """See `AsyncStore`."""
         return self.world.sequences[self._stream(stream)]
 
-    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:
+    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None) -> Claim:
         """See `AsyncStore`."""
         names = [self._stream(stream) for stream in sorted(set(streams))]
         world = self.world
         name = await self._without_transactions(writer, timeout)
         with world.lock:
+            finished = again is not None and (name.incarnation, name.finished) == (again + 1, again)
+            if again is not None and name.incarnation != again and not finished:
+                raise WriterFenced(writer, again)
             name.incarnation = max(name.incarnation + 1, int(time.time() * 1000))
             starts, known, highest = {}, {}, {}
             fresh = [key for key in ((name, writer) for name in names) if not self._registered(key)]

@@ -99,11 +99,13 @@ class PlannedStore(abc.ABC):
     async def sequence(self, stream: str) -> int | None:  # noqa: D102
         return await self._read(claims.sequence(self.dialect, self.backing(stream)))
 
-    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float) -> Claim:  # noqa: D102
+    async def claim(  # noqa: D102
+        self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None
+    ) -> Claim:
         # In a fixed order, so that two claims never wait for each other.
         backings = [self.backing(stream) for stream in sorted(set(streams))]
         now = int(time.time() * 1000)
-        return await self._write(claims.claim(self.dialect, writer, backings, timeout, now), timeout)
+        return await self._write(claims.claim(self.dialect, writer, backings, timeout, now, again), timeout)
 
     async def reserve(self, stream: str, count: int) -> list[int]:  # noqa: D102
         self.backing(stream)

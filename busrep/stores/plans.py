@@ -11,6 +11,7 @@ Driver errors that a plan may want to act on reach it as the signals below; conn
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, TypeVar
@@ -73,7 +74,9 @@ def in_transaction(body: Plan[T]) -> Plan[T]:
     except GeneratorExit:
         raise
     except BaseException:
-        yield Control.ROLLBACK
+        # What went wrong first is told; that this failed too shows in the connection's state.
+        with contextlib.suppress(Exception):
+            yield Control.ROLLBACK
         raise
 
 

@@ -44,6 +44,11 @@ CONTROLS = {
     Control.ROLLBACK: "ROLLBACK",
 }
 
+IN_TRANSACTION = (
+    "the connection is in a transaction already: on SQLite begin with bus.write(), the fact's ID must be reserved "
+    "before the one write lock is taken"
+)
+
 Execute = Callable[[tuple[Step, ...]], Answers]
 
 
@@ -104,6 +109,27 @@ def run(plan: Plan[T], execute: Execute, path: str) -> T:
         raise final(signal, path) from signal.cause
 
 
+def connect(path: str, mode: str) -> sqlite3.Connection:
+    """A connection to that file, which any one thread at a time may use. ``mode``: "rwc" makes the file, "rw" not."""
+    try:
+        connection = sqlite3.connect(
+            f"{Path(path).absolute().as_uri()}?mode={mode}",
+            uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY,
+        )  # fmt: skip
+        try:
+            # A fact that was published must survive a power cut: readers would be ahead of the table.
+            connection.execute("PRAGMA synchronous = FULL")
+            if mode == "rwc":
+                connection.execute("PRAGMA journal_mode = WAL")
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        problem = translated(error, path)
+        raise (final(problem, path) if isinstance(problem, Signal) else problem) from error
+    return connection
+
+
 class SqliteStore(PlannedStore):
     """An `AsyncStore` on an SQLite file."""
 
@@ -125,30 +151,11 @@ class SqliteStore(PlannedStore):
         try:
             loop = asyncio.get_running_loop()
             for thread in self._threads:
-                self._connections.append(await loop.run_in_executor(thread, self._connect, "rw"))
+                self._connections.append(await loop.run_in_executor(thread, connect, self.path, "rw"))
             await self._read(schema.check(self.dialect))
         except BaseException:
             await self.close()
             raise
-
-    def _connect(self, mode: str) -> sqlite3.Connection:
-        try:
-            connection = sqlite3.connect(
-                f"{Path(self.path).absolute().as_uri()}?mode={mode}",
-                uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY,
-            )  # fmt: skip
-            try:
-                # A fact that was published must survive a power cut: readers would be ahead of the table.
-                connection.execute("PRAGMA synchronous = FULL")
-                if mode == "rwc":
-                    connection.execute("PRAGMA journal_mode = WAL")
-            except BaseException:
-                connection.close()
-                raise
-        except sqlite3.Error as error:
-            problem = translated(error, self.path)
-            raise (final(problem, self.path) if isinstance(problem, Signal) else problem) from error
-        return connection
 
     async def close(self) -> None:
         """See `AsyncStore`. What runs in the threads is waited for; open transactions are rolled back."""
@@ -164,7 +171,7 @@ class SqliteStore(PlannedStore):
         """See `AsyncStore`."""
 
         def work() -> None:
-            connection = self._connect("rwc")
+            connection = connect(self.path, "rwc")
             try:
                 run(
                     schema.init(self.dialect, self.backings.values()),
@@ -265,10 +272,7 @@ class SqliteStore(PlannedStore):
             if not isinstance(connection, sqlite3.Connection):
                 raise ConfigError(f"a sqlite3.Connection is needed, not {type(connection).__name__}")
             if connection.in_transaction:
-                raise ConfigError(
-                    "the connection is in a transaction already: on SQLite begin with bus.write(), the fact's ID "
-                    "must be reserved before the one write lock is taken"
-                )
+                raise ConfigError(IN_TRANSACTION)
         return SqliteTransaction(self, claim, connection)
 
     async def outcome(

@@ -1,0 +1,251 @@
+"""Stores for threads: the same operations from the same plans, run in the calling thread.
+
+An `AsyncStore` whose executor never waits for an event loop is a blocking store in disguise: each of its coroutines
+runs to its end at the first step. `BlockingStore` takes the disguise off. So there is one text of each operation, and
+nothing in it knows which runtime it is for; the databases' modules (blocking_postgres.py, blocking_sqlite.py) hold what
+differs: connections, locks, and COMMIT.
+
+No store here starts a thread or opens a connection before it is asked something. All methods may be called from any
+thread; a transaction belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError
+from busrep.settings import Settings
+from busrep.storage import AsyncStore, AsyncTransaction, Claim, DeadLetter, FactRows, KnownWriter, ReaderState
+from busrep.stores import FORMS
+from busrep.stores.memory import LOOK, MemoryStore, _Name
+from busrep.streams import Registry
+from busrep.updates import FetchUpdates, UpdatesPage
+
+T = TypeVar("T")
+
+
+def complete(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits for an event loop."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    work.close()
+    raise RuntimeError("a blocking store waited for an event loop")
+
+
+class BlockingTransaction:
+    """An `AsyncTransaction` for threads; see there for what each method promises.
+
+    ``in_doubt``: `commit` was called, and it is not known whether the transaction was committed. So after
+    CommitUnknown, and after any exception in `commit` that is neither busrep's nor the driver's: a KeyboardInterrupt,
+    or what another signal handler raised, may have come before COMMIT was sent or after. `BlockingStore.outcome` tells.
+    """
+
+    def __init__(self, transaction: AsyncTransaction) -> None:
+        self._transaction = transaction
+        self.in_doubt = False
+
+    @property
+    def connection(self) -> Any:
+        """See `AsyncTransaction`."""
+        return self._transaction.connection
+
+    @property
+    def joined(self) -> bool:
+        """See `AsyncTransaction`."""
+        return self._transaction.joined
+
+    @property
+    def marker(self) -> object:
+        """See `AsyncTransaction`."""
+        return self._transaction.marker
+
+    def begin(self) -> None:
+        """See `AsyncTransaction`."""
+        complete(self._transaction.begin())
+
+    def insert(self, stream: str, facts: Sequence[FactRows]) -> None:
+        """See `AsyncTransaction`."""
+        complete(self._transaction.insert(stream, facts))
+
+    def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """See `AsyncTransaction`."""
+        return complete(self._transaction.execute(sql, params))
+
+    def commit(self) -> None:
+        """See `AsyncTransaction`."""
+        refusals = (BusrepError, *getattr(self._transaction, "_driver_errors", tuple)())
+        self.in_doubt = True
+        try:
+            complete(self._transaction.commit())
+        except CommitUnknown:
+            raise
+        except refusals:
+            self.in_doubt = False
+            raise
+        self.in_doubt = False
+
+    def rollback(self) -> None:
+        """See `AsyncTransaction`."""
+        complete(self._transaction.rollback())
+
+
+class BlockingStore:
+    """An `AsyncStore` for threads; see there for what each method promises.
+
+    ``store``: one whose coroutines never wait for an event loop, such as `open_blocking_store` makes.
+    """
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store
+
+    def open(self) -> None:
+        """See `AsyncStore`."""
+        complete(self._store.open())
+
+    def close(self) -> None:
+        """See `AsyncStore`."""
+        complete(self._store.close())
+
+    def init(self) -> None:
+        """See `AsyncStore`."""
+        complete(self._store.init())
+
+    def epoch(self) -> str:
+        """See `AsyncStore`."""
+        return complete(self._store.epoch())
+
+    def sequence(self, stream: str) -> int | None:
+        """See `AsyncStore`."""
+        return complete(self._store.sequence(stream))
+
+    def claim(self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None) -> Claim:
+        """See `AsyncStore`."""
+        return complete(self._store.claim(writer, streams, timeout=timeout, again=again))
+
+    def reserve(self, stream: str, count: int) -> list[int]:
+        """See `AsyncStore`."""
+        return complete(self._store.reserve(stream, count))
+
+    def transaction(self, claim: Claim, connection: Any = None) -> BlockingTransaction:
+        """See `AsyncStore`."""
+        return BlockingTransaction(self._store.transaction(claim, connection))
+
+    def outcome(
+        self, claim: Claim, marker: object, facts: Sequence[tuple[str, int]]
+    ) -> dict[tuple[str, int], list[bytes]] | None:
+        """See `AsyncStore`."""
+        return complete(self._store.outcome(claim, marker, facts))
+
+    def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Mapping[str, Mapping[str, int]]:
+        """See `AsyncStore`."""
+        return complete(self._store.heartbeat(claim, positions))
+
+    def check_claim(self, claim: Claim) -> None:
+        """See `AsyncStore`."""
+        complete(self._store.check_claim(claim))
+
+    def fetch(self, question: FetchUpdates) -> UpdatesPage:
+        """See `AsyncStore`."""
+        return complete(self._store.fetch(question))
+
+    def known(self) -> list[KnownWriter]:
+        """See `AsyncStore`."""
+        return complete(self._store.known())
+
+    def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
+        """See `AsyncStore`."""
+        return complete(self._store.finish(writer, incarnation, timeout=timeout))
+
+    def register_reader(self, reader: str, stream: str, writer: str, position: int, epoch: str) -> None:
+        """See `AsyncStore`."""
+        complete(self._store.register_reader(reader, stream, writer, position, epoch))
+
+    def load_reader(self, reader: str) -> ReaderState:
+        """See `AsyncStore`."""
+        return complete(self._store.load_reader(reader))
+
+    def save_reader(
+        self, reader: str, changes: Sequence[tuple[str, str, int, int]], epoch: str, connection: Any = None
+    ) -> None:
+        """See `AsyncStore`."""
+        complete(self._store.save_reader(reader, changes, epoch, connection))
+
+    def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
+        """See `AsyncStore`."""
+        complete(self._store.reset_reader(reader, positions, epoch))
+
+    def dead_letter(
+        self,
+        reader: str,
+        stream: str,
+        writer: str,
+        tokens: Sequence[int],
+        payloads: Sequence[bytes],
+        error: str,
+        connection: Any = None,
+    ) -> None:
+        """See `AsyncStore`."""
+        complete(self._store.dead_letter(reader, stream, writer, tokens, payloads, error, connection))
+
+    def dead_letters(self, limit: int) -> list[DeadLetter]:
+        """See `AsyncStore`."""
+        return complete(self._store.dead_letters(limit))
+
+    def prune(
+        self,
+        *,
+        older_than: float | None = None,
+        keep: int | None = None,
+        reader_cap: float | None = None,
+        stream: str | None = None,
+    ) -> dict[tuple[str, str], int]:
+        """See `AsyncStore`."""
+        return complete(self._store.prune(older_than=older_than, keep=keep, reader_cap=reader_cap, stream=stream))
+
+    def restored(self) -> str:
+        """See `AsyncStore`."""
+        return complete(self._store.restored())
+
+    def status(self) -> dict[str, Any]:
+        """See `AsyncStore`."""
+        return complete(self._store.status())
+
+
+class BlockingMemoryStore(MemoryStore):
+    """The memory store without an event loop. It shares its contents with all others of its name."""
+
+    async def _without_transactions(self, writer: str, wait: float) -> _Name:
+        looking = super()._without_transactions(writer, 0.0)
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                return await looking
+            except ClaimBlocked:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(LOOK)  # noqa: ASYNC251 - no loop is meant to run it
+            looking = super()._without_transactions(writer, 0.0)
+
+
+def open_blocking_store(url: str, streams: Registry, *, settings: Settings | None = None) -> BlockingStore:
+    """The store of a URL for threads, not connected yet. Raises ConfigError for a URL of another form, MissingExtra."""
+    settings = settings or Settings()
+    scheme, _, rest = url.partition("://")
+    if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and rest != "/:memory:":
+        from busrep.stores.blocking_sqlite import BlockingSqliteStore
+
+        return BlockingStore(BlockingSqliteStore(unquote(rest[1:]), streams, settings))
+    if scheme in ("postgresql", "postgres"):
+        from busrep.stores.blocking_postgres import BlockingPostgresStore
+
+        return BlockingStore(BlockingPostgresStore(url, streams, settings))
+    if scheme == "memory" and rest and "/" not in rest:
+        return BlockingStore(BlockingMemoryStore(rest, streams, settings))
+    shown = urlsplit(url)._replace(netloc="...").geturl() if "@" in url else url  # no password in a log
+    raise ConfigError(f"the store URL {shown!r} does not work; these forms do: {FORMS}")

@@ -1,0 +1,277 @@
+"""The SQLite store for threads: two connections as in sqlite.py, each used by one thread at a time, whichever asks."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, SchemaError, Unavailable, WriterFenced
+from busrep.settings import Settings
+from busrep.storage import Claim, FactRows
+from busrep.stores import claims, facts, schema
+from busrep.stores.planned import PlannedStore
+from busrep.stores.plans import Control, Plan, Sql, T
+from busrep.stores.sqlite import BUSY, IN_TRANSACTION, connect, executor, run
+from busrep.stores.sqlite_dialect import SqliteDialect
+from busrep.streams import Registry
+
+
+class Turn:
+    """A thread's turn to write, in this process. ``holder``: what it holds it for; whoever it is lets it go by name, so
+    that an interrupted thread leaves nothing locked that is not written down somewhere."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        # Entered itself, not its condition: that is done in Python, where an interrupt would leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._holder: object = None
+        self._thread = 0
+
+    def take(self, holder: object, wait: float) -> None:
+        """Wait for the turn. Raises ConfigError where this thread has it, Unavailable after ``wait`` seconds."""
+        self.check_not_nested()
+        with self._lock:
+            if not self._changed.wait_for(lambda: self._holder is None, wait):
+                raise Unavailable(
+                    f"SQLite database {self._path}", f"a fact of this process has been open for more than {wait:g} s"
+                )
+            self._holder, self._thread = holder, threading.get_ident()
+
+    def check_not_nested(self) -> None:
+        """Raise ConfigError in a thread whose turn it is."""
+        if self._holder is not None and self._thread == threading.get_ident():
+            raise ConfigError(
+                "SQLite has one write lock, and this thread holds it in an open fact: reserve, write and save before "
+                "it or after it, or use PostgreSQL"
+            )
+
+    def of(self, holder: object) -> bool:
+        """Whether it is that one's turn."""
+        return self._holder is holder
+
+    def leave(self, holder: object) -> None:
+        """Let the next one write; nothing if it is not that one's turn (any more)."""
+        with self._lock:
+            if self._holder is holder:
+                self._holder, self._thread = None, 0
+                self._changed.notify()
+
+
+class BlockingSqliteStore(PlannedStore):
+    """An `AsyncStore` that runs in the calling thread: see blocking.py."""
+
+    def __init__(self, path: str, streams: Registry, settings: Settings) -> None:
+        super().__init__(streams, settings, SqliteDialect())
+        self.path = path
+        self.turn = Turn(path)
+        self._reading = threading.RLock()
+        self._connections: list[sqlite3.Connection] = []
+
+    async def open(self) -> None:
+        """See `AsyncStore`; a missing file is a missing schema, and is not created."""
+        if self._connections:
+            return
+        if not Path(self.path).exists():  # noqa: ASYNC240 - no loop is meant to run it
+            raise SchemaError(None, schema.VERSION)
+        try:
+            for _ in ("write", "read"):
+                self._connections.append(connect(self.path, "rw"))
+            await self._read(schema.check(self.dialect))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """See `AsyncStore`. An open transaction is waited for, a moment, and then rolled back."""
+        with self._reading:
+            connections, self._connections = self._connections, []
+            if not connections:
+                return
+            with contextlib.suppress(Unavailable, ConfigError):
+                self.turn.take(self, self.settings.shutdown_timeout)
+            for connection in connections:
+                connection.close()
+            self.turn.leave(self)
+
+    async def init(self) -> None:
+        """See `AsyncStore`."""
+        connection = connect(self.path, "rwc")
+        try:
+            run(schema.init(self.dialect, self.backings.values()), executor(connection, self.path), self.path)
+        finally:
+            connection.close()
+
+    def role(self, at: int) -> sqlite3.Connection:
+        """The connection that writes (0), or that reads (1). Raises Unavailable."""
+        if not self._connections:
+            raise Unavailable(f"SQLite database {self.path}", "the store is not open")
+        return self._connections[at]
+
+    async def _read(self, plan: Plan[T]) -> T:
+        with self._reading:
+            return run(plan, executor(self.role(1), self.path), self.path)
+
+    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
+        holder = object()
+        try:
+            try:
+                self.turn.take(holder, BUSY if wait is None else wait)
+            except Unavailable as late:
+                if wait is None:
+                    raise
+                raise ClaimBlocked("*", [str(late.reason)]) from late
+            connection = self.role(0)
+            if wait is None:
+                return run(plan, executor(connection, self.path), self.path)
+            connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
+            try:
+                return run(plan, executor(connection, self.path), self.path)
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {int(BUSY * 1000)}")
+        finally:
+            self.turn.leave(holder)
+
+    async def _on(self, connection: Any, plan: Plan[T]) -> T:
+        return run(plan, executor(self._checked(connection), self.path), self.path)
+
+    def _checked(self, connection: Any) -> sqlite3.Connection:
+        if not isinstance(connection, sqlite3.Connection):
+            raise ConfigError(f"a sqlite3.Connection is needed, not {type(connection).__name__}")
+        return connection
+
+    async def _reserve(self, stream: str, count: int) -> list[int]:
+        def plan() -> Plan[list[int]]:
+            answers = yield self.dialect.next_ids(stream, count)  # one statement is a transaction of its own
+            return self.dialect.ids(answers[0], count)
+
+        return await self._write(plan())
+
+    async def reserve(self, stream: str, count: int) -> list[int]:
+        """See `AsyncStore`. ConfigError inside an open fact of the same thread."""
+        self.backing(stream)
+        return await self._reserve(stream, count)
+
+    def transaction(self, claim: Claim, connection: Any = None) -> BlockingSqliteTransaction:
+        """See `AsyncStore`. ConfigError inside an open fact of the same thread."""
+        self.turn.check_not_nested()
+        if connection is not None and self._checked(connection).in_transaction:
+            raise ConfigError(IN_TRANSACTION)
+        return BlockingSqliteTransaction(self, claim, connection)
+
+    async def outcome(
+        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
+    ) -> dict[tuple[str, int], list[bytes]] | None:
+        """See `AsyncStore`. Only this process can have the transaction open; the transaction itself knows."""
+        if isinstance(marker, BlockingSqliteTransaction) and marker.may_be_open:
+            return None
+        return await super().outcome(claim, marker, facts_)
+
+
+class BlockingSqliteTransaction:
+    """An `AsyncTransaction` on the store's writing connection, or on the caller's, in the calling thread."""
+
+    joined = False
+
+    def __init__(self, store: BlockingSqliteStore, claim: Claim, connection: sqlite3.Connection | None) -> None:
+        self.store, self.claim = store, claim
+        self._callers = connection is not None
+        self.connection: sqlite3.Connection | None = connection
+        self._pending: list[Sql] = []
+
+    @property
+    def marker(self) -> object:
+        """This object: it knows whether it has ended."""
+        return self
+
+    @property
+    def may_be_open(self) -> bool:
+        """Whether the transaction may still become committed."""
+        return self.store.turn.of(self)
+
+    def _run(self, plan: Plan[T]) -> T:
+        assert self.connection is not None  # noqa: S101 - set by begin()
+        return run(plan, executor(self.connection, self.store.path), self.store.path)
+
+    async def begin(self) -> None:
+        """See `AsyncTransaction`. The write lock itself keeps any successor from claiming meanwhile (9.4)."""
+        try:
+            self.store.turn.take(self, BUSY)
+            if self.connection is None:
+                self.connection = self.store.role(0)
+            self._run(self._begin())
+        except BaseException:
+            self._end()
+            raise
+
+    def _begin(self) -> Plan[None]:
+        answers = yield (Control.BEGIN, claims.lock_claim(self.store.dialect, self.claim))
+        if not answers[0]:
+            raise WriterFenced(self.claim.writer, self.claim.incarnation)
+
+    async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
+        """See `AsyncTransaction`; sent with the next statement."""
+        self._pending += facts.insert(self.store.dialect, self.store.backing(stream), self.claim.writer, facts_)
+
+    async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """See `AsyncTransaction`."""
+
+        def plan() -> Plan[list[tuple[Any, ...]]]:
+            pending, self._pending = self._pending, []
+            # Steps are ours, this text is the caller's: params may be a mapping here.
+            answers = yield (*pending, Sql(sql, params))  # type: ignore[arg-type]
+            return answers[-1]
+
+        return self._run(plan())
+
+    async def commit(self) -> None:
+        """See `AsyncTransaction`."""
+        pending, self._pending = self._pending, []
+
+        def plan() -> Plan[None]:
+            if pending:
+                yield tuple(pending)
+            yield Control.COMMIT
+
+        try:
+            self._run(plan())
+        except (BusrepError, sqlite3.Error) as error:
+            if self.connection is not None and self.connection.in_transaction:
+                raise  # nothing was committed; rollback() is due
+            self._end()
+            raise CommitUnknown(self, error) from error
+        self._end()
+
+    async def rollback(self) -> None:
+        """See `AsyncTransaction`."""
+        self._pending = []
+        self._end()
+
+    def _end(self) -> None:
+        """Roll back what is open, and let the next one write."""
+
+        def plan() -> Plan[None]:
+            yield Control.ROLLBACK
+
+        if not self.store.turn.of(self):
+            return
+        try:
+            if self.connection is not None and not self.connection_closed():
+                with contextlib.suppress(Unavailable, sqlite3.Error):
+                    self._run(plan())
+        finally:
+            self.store.turn.leave(self)
+
+    def _driver_errors(self) -> tuple[type[Exception], ...]:
+        return (sqlite3.Error,)
+
+    def connection_closed(self) -> bool:
+        """Whether the connection was closed, and its transaction rolled back with it."""
+        try:
+            return self.connection is None or not isinstance(self.connection.in_transaction, bool)
+        except sqlite3.ProgrammingError:
+            return True

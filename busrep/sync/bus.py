@@ -1,0 +1,492 @@
+"""The bus for threads: what an application holds."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # noqa: F401 (registers its own end first, see the end of this file)
+import inspect
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import redis as redis_py
+
+from busrep.asyncio import Bus as AsyncioBus
+from busrep.asyncio import Start
+from busrep.commands import Command, UserIp
+from busrep.errors import Closed, ConfigError, NotAWriter, Unavailable
+from busrep.settings import Settings
+from busrep.storage import AsyncStore
+from busrep.stores import open_store
+from busrep.stores.blocking import open_blocking_store
+from busrep.streams import Registry, Stream
+
+from .link import Publisher, async_client
+from .reading import Batch, Handler, Reading, ReadingBus
+from .writing import Chore, Fact, Writing
+
+log = logging.getLogger("busrep")
+
+CommandT = TypeVar("CommandT", bound=Command)
+AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
+
+_BUSES: weakref.WeakSet[Bus] = weakref.WeakSet()
+
+# What a child process has of its parent's open buses. Kept: nothing of it may be closed, or given to the garbage
+# collector, for the sockets and the event loop's selector are the parent's as well.
+_INHERITED: list[object] = []
+
+
+class Bus:
+    """One process's part in a deployment, for threads. Made by ``busrep.sync.connect``; see there for the arguments.
+
+    ``with bus`` opens and closes it; without, it opens at its first use, and closes when the interpreter ends. All
+    methods may be called from any thread. In a signal handler raise an exception instead of calling them.
+    """
+
+    def __init__(
+        self,
+        redis: str | redis_py.Redis,
+        *,
+        name: str,
+        streams: Iterable[Stream[Any]] = (),
+        store: str | AsyncStore | None = None,
+        writer: str | None = None,
+        reader: str | None = None,
+        reader_store: str | AsyncStore | None = None,
+        start: Start | None = None,
+        settings: Settings | None = None,
+        on_poison: str = "stop",
+        on_epoch_change: str = "rebootstrap",
+        on_too_old: str = "stop",
+        own: bool = False,
+        undeclared: bool = False,
+        require_redis: bool = True,
+        beats: bool = True,
+    ) -> None:
+        self.name, self.writer, self.reader = name, writer, reader
+        self.streams = Registry(streams)
+        self.settings = settings or Settings()
+        self._redis, self._store, self._reader_store = redis, store, reader_store
+        self._beats, self._require_redis, self._own = beats, require_redis, own
+        self._options: dict[str, Any] = {
+            "name": name, "streams": list(self.streams), "reader": reader, "start": start, "settings": self.settings,
+            "on_poison": on_poison, "on_epoch_change": on_epoch_change, "on_too_old": on_too_old,
+            "undeclared": undeclared, "require_redis": require_redis,
+        }  # fmt: skip
+        direct = isinstance(redis, str) and redis.startswith(("tcp://", "tcps://"))
+        if writer is not None:
+            if direct:
+                raise ConfigError("a writer in threads needs a Redis: direct TCP is for readers, and for asyncio")
+            if not isinstance(store, str | None):
+                raise ConfigError(f"store={store!r}: a writer in threads needs the URL of its store")
+        self._publisher = None if direct else Publisher(redis, self.settings)
+        self._writing: Writing | None = None
+        self._check_arguments()
+        self._fresh_locks()
+        self._state = "new"
+        self._pid = 0
+        self._blocking: Any = None
+        self._reading: Reading | None = None
+        self._chores: list[Chore] = []
+        _BUSES.add(self)
+
+    def _fresh_locks(self) -> None:
+        self._opening = threading.RLock()
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open the store, claim the writer's name, connect to Redis. ``with`` does it, and so does the first use.
+
+        A mere reader connects when it first reads.
+        """
+        self._here()
+        with self._opening:
+            if self._state != "new":
+                raise Closed
+            self._pid = os.getpid()
+            self._state = "open"
+            try:
+                if self.writer is not None:
+                    self._begin_writing(self.writer)
+            except BaseException:
+                self.close()
+                raise
+
+    def _begin_writing(self, writer: str) -> None:
+        assert self._publisher is not None  # noqa: S101 (looked at in __init__)
+        if isinstance(self._store, str):
+            self._blocking = open_blocking_store(self._store, self.streams, settings=self.settings)
+            self._blocking.open()
+        if self._require_redis:
+            self._connect(self._publisher)
+        self._writing = Writing(
+            writer, self.name, self.streams, self.settings,
+            store=self._blocking, publisher=self._publisher, beats=self._beats, here=self._here, on_loss=self._lost,
+        )  # fmt: skip
+        self._writing.publish(now=True)
+        if self._beats:
+            self._chores = [
+                Chore(self._writing.announce, self._writing.stale, "busrep-announce"),
+                Chore(self._writing.look, self._writing.doubted, "busrep-look"),
+            ]
+            for chore in self._chores:
+                chore.start()
+
+    def _connect(self, publisher: Publisher) -> None:
+        with publisher.lock:
+            try:
+                publisher.open()
+            except Unavailable as error:
+                raise (error.__cause__ if isinstance(error.__cause__, ConfigError) else error) from None
+
+    def close(self) -> None:
+        """Publish what is due (within ``shutdown_timeout``), save positions, close everything. May be repeated.
+
+        From inside a handler it returns at once, for it waits until the handler has ended. In a child process of the
+        one that opened the bus it does nothing: nothing there is the child's to close.
+        """
+        if not self._here(raising=False):
+            return
+        if self._reading is not None and self._reading.is_handler():
+            threading.Thread(target=self.close, name="busrep-close", daemon=True).start()
+            return
+        with self._opening:
+            if self._state in ("closing", "closed"):
+                return
+            self._state = "closing"
+            try:
+                self._close(self.settings.shutdown_timeout)
+            finally:
+                self._state = "closed"
+
+    def _close(self, timeout: float) -> None:
+        for chore in self._chores:
+            chore.stop()
+        try:
+            if self._reading is not None:
+                self._reading.close(timeout)
+        finally:
+            try:
+                for chore in self._chores:
+                    chore.join(timeout)
+                if self._writing is not None:
+                    self._writing.close(timeout)
+            finally:
+                if self._publisher is not None:
+                    self._publisher.close()
+                if self._blocking is not None:
+                    self._blocking.close()
+
+    def __enter__(self) -> Bus:
+        if self._state == "new":
+            self.open()
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _here(self, raising: bool = True) -> bool:
+        """Whether this is the process that opened the bus, if anyone has."""
+        if self._pid in (0, os.getpid()):
+            return True
+        if raising:
+            raise ConfigError(
+                f"this bus was opened in process {self._pid}, and this is process {os.getpid()}, forked from it: its "
+                "connections are not this one's. Connect after the fork (gunicorn: post_fork, Celery: "
+                "worker_process_init), under a writer name of its own in each process; or do not use the bus before"
+            )
+        return False
+
+    def _check_open(self) -> None:
+        self._here()
+        if self._state == "new":
+            with self._opening:
+                if self._state == "new":
+                    self.open()
+        if self._state != "open":
+            raise Closed
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    def write(self, *streams: Stream[Any], connection: Any = None) -> Fact:
+        """A fact of ``streams`` (usually one) in one transaction: ``with bus.write(orders) as fact``.
+
+        ``connection``: the caller's own (a psycopg.Connection, or a sqlite3.Connection of this thread), else one of
+        busrep's. If it is in a transaction already, that one is joined (PostgreSQL) and its end is the caller's. On
+        entry raises NotAWriter, WriterFenced, ClaimBlocked, Unavailable, ConfigError; on exit what the database raises,
+        and CommitUnknown when COMMIT got no answer: then busrep finds out by itself what became of it.
+        """
+        return Fact(self._writer_of(streams), streams, connection)
+
+    def publish(self, stream: Stream[Any], rows: Sequence[Any], *, connection: Any = None) -> list[int]:
+        """Each row a fact of its own, in one transaction, IDs reserved at once. Returns the IDs."""
+        writing = self._writer_of((stream,))
+        if not rows:
+            return []
+        with Fact(writing, (stream,), connection, len(rows)) as fact:
+            return fact.add_each(rows)
+
+    def settle(self) -> None:
+        """Look now whether transactions of the caller's own have committed, and publish their facts: WriterFenced,
+        Unavailable."""
+        self._check_open()
+        if self._writing is not None:
+            self._writing.settle()
+
+    def _writer_of(self, streams: Sequence[Stream[Any]]) -> Writing:
+        self._check_open()
+        if not streams:
+            raise ConfigError("write() needs a stream")
+        for stream in streams:
+            if stream.name not in self.streams or self._writing is None:
+                raise NotAWriter(stream.name, self.writer)
+        assert self._writing is not None  # noqa: S101 (just looked)
+        return self._writing
+
+    def _lost(self) -> None:
+        if self._reading is not None:
+            self._reading.disown()
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def _make_reading_bus(self) -> ReadingBus:
+        redis: Any = self._redis if isinstance(self._redis, str) else async_client(self._redis)
+        given = {**self._options, **self._async_stores(), "own": self._own}
+        return ReadingBus(redis, beside=self.writer, writing=self._writing, **given)
+
+    def _check_arguments(self) -> None:
+        """Now, not in some thread later. An asyncio bus that is never opened knows all that there is to check."""
+        # Whether asyncio has the like of a client is asked when something is read: a writer may do without.
+        redis = self._redis if isinstance(self._redis, str) else "redis://localhost"
+        AsyncioBus(redis, writer=self.writer, own=self._own, **self._async_stores(), **self._options)
+
+    def _async_stores(self) -> dict[str, Any]:
+        return {"store": self._async_store(self._store), "reader_store": self._async_store(self._reader_store)}
+
+    def _async_store(self, store: Any) -> Any:
+        if not isinstance(store, str):
+            return store
+        if store.startswith(("http://", "https://")):
+            from busrep.asyncio.http_source import HttpSource
+
+            return HttpSource(store, self.streams, self.settings)
+        return open_store(store, self.streams, settings=self.settings)
+
+    def _read(self) -> Reading:
+        """The reading half, started if it was not."""
+        self._check_open()
+        if self._reading is None:
+            with self._opening:
+                self._check_open()
+                if self._reading is None:
+                    reading = Reading(self._make_reading_bus, self.settings, self._here)
+                    reading.start()
+                    self._reading = reading
+        return self._reading
+
+    def subscribe(self, *streams: Stream[Any]) -> Callable[[Handler], Handler]:
+        """Decorate a function that is called with each ``Batch`` of ``streams``, in a thread of the bus.
+
+        One call at a time, all handlers together; per (stream, writer) in order. A handler that raises is called again
+        with the same rows, then ``on_poison`` applies.
+        """
+        reading = self._read()
+
+        def register(handler: Handler) -> Handler:
+            reading.subscribe(streams, _plain(handler))
+            return handler
+
+        return register
+
+    def follow(self, *streams: Stream[Any]) -> Iterator[Batch[Any]]:
+        """Iterate over the batches of ``streams``; a batch counts as handled when the next one is asked for."""
+        return self._read().follow(streams)
+
+    def wait_for(self, stream: Stream[Any], writer: str, token: int, timeout: float = 5.0) -> None:
+        """Return once everything that ``writer`` wrote to ``stream`` up to ``token`` has been handled here.
+
+        The own writer's is at once. Without a handler rows count as handled; a durable reader's first handler
+        gets them all the same. Raises WaitTimeout after ``timeout`` seconds, HandlerFailed or PositionTooOld when it
+        can never be. In a handler it waits in vain: no other handler is called meanwhile.
+        """
+        self._check_open()
+        if writer != self.writer or self._own or (self._writing is not None and self._writing.lost is not None):
+            self._read().wait_for(stream, writer, token, timeout)
+
+    def on_reset(self, stream: Stream[Any] | None = None) -> Callable[[AnyHandler], AnyHandler]:
+        """Decorate a function called with (stream name, writer, position) when that stream begins anew."""
+        reading = self._read()
+
+        def register(handler: AnyHandler) -> AnyHandler:
+            reading.on_reset(stream, _plain(handler))
+            return handler
+
+        return register
+
+    def on_missed(self, stream: Stream[Any] | None = None) -> Callable[[AnyHandler], AnyHandler]:
+        """Decorate a function called with (stream name, writer, after, upto) when those rows are gone for good."""
+        reading = self._read()
+
+        def register(handler: AnyHandler) -> AnyHandler:
+            reading.on_missed(stream, _plain(handler))
+            return handler
+
+        return register
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """Where this process is, {stream: {writer: token}}: handled for others, published for itself."""
+        self._check_open()
+        if self._reading is not None:
+            return self._reading.positions()
+        writing = self._writing
+        if writing is None or self._own or writing.lost is not None:
+            return {}
+        return {stream: {writing.name: position} for stream, position in writing.positions().items()}
+
+    def linear_position(self, stream: Stream[Any]) -> int:
+        """Every row of ``stream`` up to here, by any writer, has been handled here (rule 9.7).
+
+        For consumers that need one order over all writers. Raises ConfigError for a stream that does not
+        follow or has no table.
+        """
+        return self._read().linear_position(stream)
+
+    def resume(self, stream: Stream[Any], writer: str) -> None:
+        """Go on with a (stream, writer) that stopped on a poison row, at that row."""
+        self._read().resume(stream, writer)
+
+    # -- other commands ---------------------------------------------------------------------------------------
+
+    def send(self, command: Command) -> None:
+        """Publish a command that is not about streams (presence, locks, tasks...). It is news: sent once when all is
+        well, twice when it is unknown whether it arrived. Raises Unavailable when Redis is not there."""
+        self._check_open()
+        if not isinstance(command, Command):
+            raise ConfigError(f"send() takes a command of busrep.commands, not {command!r}")
+        if self._publisher is None:
+            self._read().send(command)
+            return
+        channel = f"{self.name}/USER_IP" if isinstance(command, UserIp) else self.name
+        with self._publisher.lock:
+            if self._publisher.busy:  # a signal handler, or the garbage collector, in the middle of publishing
+                raise Unavailable("Redis", "this thread is publishing already")
+            try:
+                self._publisher.busy = True
+                self._publisher.send(channel, command.format())
+            finally:
+                self._publisher.busy = False
+
+    def on(self, kind: type[CommandT]) -> Callable[[Callable[[CommandT], Any]], Callable[[CommandT], Any]]:
+        """Decorate a function that is called with each command of that class, in a thread of the bus."""
+        reading = self._read()
+
+        def register(handler: Callable[[CommandT], Any]) -> Callable[[CommandT], Any]:
+            reading.on(kind, _plain(handler))
+            return handler
+
+        return register
+
+    # -- the rest ---------------------------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters, levels and states of this process, JSON-able. ``reader`` is None before anything was read."""
+        self._check_open()
+        found = self._reading.statistics() if self._reading is not None else {}
+        publisher = {} if self._publisher is None else self._publisher.statistics()
+        return {
+            "reader": found.get("reader"),
+            "writer": None if self._writing is None else self._writing.statistics(),
+            "link": {**publisher, "reading": found.get("link")},
+            "stuck": [] if self._writing is None else self._writing.stuck(),
+        }
+
+
+def _plain(handler: AnyHandler) -> AnyHandler:
+    if inspect.iscoroutinefunction(handler):
+        raise ConfigError(f"{handler!r} is a coroutine function: a bus for threads calls plain ones")
+    return handler
+
+
+def connect(
+    redis: str | redis_py.Redis,
+    *,
+    name: str,
+    streams: Iterable[Stream[Any]] = (),
+    store: str | AsyncStore | None = None,
+    writer: str | None = None,
+    reader: str | None = None,
+    reader_store: str | AsyncStore | None = None,
+    start: Start | None = None,
+    settings: Settings | None = None,
+    on_poison: str = "stop",
+    on_epoch_change: str = "rebootstrap",
+    on_too_old: str = "stop",
+    own: bool = False,
+    undeclared: bool = False,
+    require_redis: bool = True,
+    beats: bool = True,
+) -> Bus:
+    """A bus for the threads of this process: ``with busrep.sync.connect(...) as bus``, or open at its first use.
+
+    The arguments are those of `busrep.connect`, and these differ: ``redis`` may be a ``redis.Redis``; a writer's
+    ``store`` is a URL.
+
+    ``beats``: True for two threads that show others that this writer lives (or readers would finish it as silent after
+    ``heartbeat * silent_after_beats`` seconds), send again what Redis did not take, and find out what became of facts
+    in doubt. False for no thread at all: each write does first what is overdue. A writer that was finished for its
+    silence wins its name back before the next fact, as long as no other process has claimed it.
+
+    Raises ConfigError for arguments that cannot work; opening raises Unavailable, SchemaError, ClaimBlocked,
+    PositionsAheadOfTable.
+    """
+    return Bus(
+        redis,
+        name=name,
+        streams=streams,
+        store=store,
+        writer=writer,
+        reader=reader,
+        reader_store=reader_store,
+        start=start,
+        settings=settings,
+        on_poison=on_poison,
+        on_epoch_change=on_epoch_change,
+        on_too_old=on_too_old,
+        own=own,
+        undeclared=undeclared,
+        require_redis=require_redis,
+        beats=beats,
+    )
+
+
+def _close_all() -> None:
+    """The interpreter ends: what was committed is published, as close() would have done."""
+    for bus in list(_BUSES):
+        if bus._state == "open":
+            try:
+                bus.close()
+            except Exception:  # the others are closed all the same
+                log.exception("a bus could not be closed")
+
+
+def _forked() -> None:
+    """In the child: locks may have been held by threads that are not here, and what is open is the parent's."""
+    for bus in list(_BUSES):
+        bus._fresh_locks()
+        if bus._pid:
+            _INHERITED.append(bus.__dict__.copy())
+
+
+# Before the pools of concurrent.futures end, in whose threads the SQLite store reads; they do so before atexit, in a
+# way that is theirs alone. Where it is not to be had, only the last positions are not saved.
+getattr(threading, "_register_atexit", atexit.register)(_close_all)
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,429 @@
+"""The reading half of a bus for threads: `busrep.asyncio` on an event loop in a thread of its own.
+
+Two threads: one has the loop, and so the link, the fetches and the saving; in the other all handlers are called, one at
+a time, so that a slow one holds up nothing else. Whatever touches the asyncio bus does so on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import inspect
+import itertools
+import logging
+import os
+import queue
+import selectors
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+from busrep import asyncio as runtime
+from busrep.commands import Command, Name, Replicate
+from busrep.errors import Closed, ConfigError
+from busrep.reader import Reader
+from busrep.settings import Settings
+from busrep.stores.blocking import complete
+from busrep.streams import Stream
+
+from .writing import Writing
+
+log = logging.getLogger("busrep.reader")
+
+RowT = TypeVar("RowT")
+T = TypeVar("T")
+
+
+@attrs.frozen(eq=False)
+class Batch(Generic[RowT]):
+    """Rows of one (stream, writer) to handle together: whole facts, tokens ascending.
+
+    ``tokens`` and ``rows`` are parallel; rows of one fact repeat its token. When the handler returns, everything
+    of ``writer`` up to ``position`` counts as handled; ``after`` is where the batch before ended.
+    """
+
+    stream: Stream[RowT]
+    writer: str
+    after: int
+    position: int
+    tokens: Sequence[int]
+    rows: Sequence[RowT]
+    _batch: runtime.Batch[RowT] = attrs.field(repr=False)
+    _save: Callable[[runtime.Batch[RowT], Any], None] = attrs.field(repr=False)
+
+    def facts(self) -> Iterator[tuple[int, list[RowT]]]:
+        """The same, fact by fact: (token, rows)."""
+        return self._batch.facts()
+
+    def save(self, connection: Any) -> None:
+        """Save this reader's position in the caller's open transaction: the effects count exactly once.
+
+        ``connection``: the caller's (a psycopg.Connection, or a sqlite3.Connection of this thread), of the reader
+        store's database. Commit before the handler returns. Raises ReaderMoved when these rows were handled before, or
+        elsewhere: let it out, and roll back; ConfigError when the bus has no ``reader`` name.
+        """
+        self._save(self._batch, connection)
+
+
+Handler = Callable[[Batch[Any]], None]
+
+
+class ReadingBus(runtime.Bus):
+    """An asyncio bus that reads for a process whose facts are written elsewhere, by ``writing``, under the name
+    ``beside``: they count as handled here, and their positions as its own."""
+
+    def __init__(self, redis: Any, *, beside: str | None, writing: Writing | None, own: bool, **options: Any) -> None:
+        self._beside, self._beside_writing = None if own else beside, writing
+        reader_store = options["reader_store"] or options["store"]
+        if options["reader"] is not None and reader_store is not None:
+            options["reader_store"] = _SavesThere(reader_store)
+        super().__init__(redis, own=own, **options)
+        if self._beside is not None:
+            self._reading.core = Reader(
+                (), settings=self.settings, own=[self._beside], undeclared=options["undeclared"]
+            )
+            self._reading._own = self._beside
+        if writing is not None and writing.session.claim is not None:
+            self._reading.own_starts = writing.session.claim.starts
+
+    async def open(self) -> None:
+        """As the asyncio bus, and answer for the writer beside it."""
+        await super().open()
+        writing = self._beside_writing
+        if writing is not None:
+            self.on(Replicate)(lambda _: writing.replicate_received())
+            self.on(Name)(lambda name: self._name(writing, name))
+
+    def _name(self, writing: Writing, name: Name) -> None:
+        if name.instance == writing.name and name.incarnation is not None:
+            writing.taken(name.incarnation)
+
+    def _own_positions(self) -> Mapping[str, int]:
+        if self._beside_writing is None or self._beside is None:
+            return {}
+        return self._beside_writing.positions()
+
+    def _epoch_changed(self, epoch: str) -> None:
+        if self._beside_writing is not None:
+            self._beside_writing.epoch_changed(epoch)
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """As the asyncio bus, and the own positions of the writer beside it."""
+        found = super().positions()
+        writing = self._beside_writing
+        if writing is not None and self._beside is not None and writing.lost is None:
+            for stream, position in writing.positions().items():
+                if self._reading.own_counts(stream):
+                    found.setdefault(stream, {})[writing.name] = position
+        return found
+
+
+class _Here:
+    """A connection that stays in the thread of whoever saves on it: what is to be done with it is done there."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    async def run(self, work: Callable[[], None]) -> None:
+        """Have that thread do some work."""
+        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def job() -> None:
+            try:
+                work()
+            except BaseException as error:
+                _tell(loop, done, error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                _tell(loop, done, None)
+
+        self._jobs.put(job)
+        await done
+
+    def serve(self, until: concurrent.futures.Future[None]) -> None:
+        """Do what is to be done until that is done."""
+        until.add_done_callback(lambda _: self._jobs.put(None))
+        while (job := self._jobs.get()) is not None:
+            job()
+        until.result()
+
+
+class _SavesThere:
+    """A reader's store, on the loop, that saves on a connection of another thread there."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def save_reader(
+        self, reader: str, changes: Sequence[tuple[str, str, int, int]], epoch: str, connection: Any = None
+    ) -> None:
+        """See `AsyncStore`."""
+        store = self._store
+        if not isinstance(connection, _Here):
+            await store.save_reader(reader, changes, epoch, connection)
+            return
+        there = connection.connection
+        if inspect.iscoroutinefunction(getattr(there, "execute", None)):
+            raise ConfigError(f"a blocking connection is needed, not {type(there).__name__}")
+        # On a blocking connection the store's coroutine waits for nothing.
+        await connection.run(lambda: complete(store.save_reader(reader, changes, epoch, there)))
+
+
+def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None], error: BaseException | None) -> None:
+    """Set a loop's future from another thread."""
+    if error is not None and (not isinstance(error, Exception) or isinstance(error, StopIteration)):
+        error = RuntimeError(f"{type(error).__name__} {error}")  # it would end the loop, or confuse it
+
+    def tell() -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits for it any more
+        loop.call_soon_threadsafe(tell)
+
+
+class _Hand(threading.Thread):
+    """The thread in which handlers are called."""
+
+    def __init__(self) -> None:
+        super().__init__(name="busrep-handle", daemon=True)
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """The thread's."""
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def stop(self) -> None:
+        """End after what was asked for; does not wait for it."""
+        self._jobs.put(None)
+
+    async def call(self, handler: Callable[..., Any], *args: Any) -> None:
+        """Call it there. Raises what it raises."""
+        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def job() -> None:
+            if done.cancelled():
+                return
+            try:
+                handler(*args)
+            except BaseException as error:
+                _tell(loop, done, error)
+            else:
+                _tell(loop, done, None)
+
+        self._jobs.put(job)
+        await done
+
+
+class _Selector(selectors.DefaultSelector):
+    """One that a forked child leaves as it is: it is shared with the parent, whose loop would hear no more of what is
+    unregistered in the child, by the garbage collector for example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """See `selectors`."""
+        return super().unregister(fileobj) if os.getpid() == self._pid else self.get_key(fileobj)
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        """See `selectors`."""
+        return super().modify(fileobj, events, data) if os.getpid() == self._pid else self.get_key(fileobj)
+
+
+class Reading:
+    """Runs a `ReadingBus` in a thread. ``make`` makes it, there. ``here(raising)``: see `Bus`."""
+
+    def __init__(
+        self, make: Callable[[], ReadingBus], settings: Settings, here: Callable[[bool], bool] = lambda _: True
+    ) -> None:
+        self._make, self._settings, self._here = make, settings, here
+        self._hand = _Hand()
+        self._thread: threading.Thread | None = None
+        self._bus: ReadingBus
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the bus there. Raises what that raises."""
+        opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="busrep-read", daemon=True)
+        self._thread.start()
+        self._hand.start()
+        try:
+            opened.result()
+        except BaseException:
+            self._hand.stop()
+            raise
+
+    def _run(self, opened: concurrent.futures.Future[None]) -> None:
+        try:
+            # Selectors on every system: psycopg needs them.
+            with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Selector())) as runner:
+                runner.run(self._live(opened))
+        except BaseException as error:
+            if not opened.done():
+                opened.set_exception(error)
+            else:
+                log.exception("reading ended")
+
+    async def _live(self, opened: concurrent.futures.Future[None]) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._bus = self._make()
+        await self._bus.open()
+        try:
+            opened.set_result(None)
+            await self._stop.wait()
+        finally:
+            await self._bus.close()
+
+    def is_handler(self) -> bool:
+        """Whether the calling thread is the one in which handlers are called."""
+        return threading.current_thread() is self._hand
+
+    def close(self, timeout: float) -> None:
+        """Close the bus there; a handler that does not end is left alone."""
+        if self._thread is None:
+            return
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()  # each of its steps has its own deadline
+        self._hand.stop()
+        self._hand.join(timeout)
+        if self._hand.is_alive():
+            log.error("a handler has not ended; its rows come again")
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something on the loop, and wait for it."""
+        try:
+            self._here(True)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except ConfigError:
+            work.close()
+            raise
+        except RuntimeError:  # the loop was closed
+            work.close()
+            raise Closed from None
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:  # the loop has ended
+            raise Closed from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _do(self, function: Callable[[], T]) -> T:
+        async def do() -> T:
+            return function()
+
+        return self._call(do())
+
+    # -- what the bus does ------------------------------------------------------------------------------------
+
+    def subscribe(self, streams: Sequence[Stream[Any]], handler: Handler) -> None:
+        """See `Bus`."""
+
+        async def handle(batch: runtime.Batch[Any]) -> None:
+            await self._hand.call(handler, self._batch(batch))
+
+        self._do(lambda: self._bus.subscribe(*streams)(handle))
+
+    def _batch(self, batch: runtime.Batch[Any]) -> Batch[Any]:
+        return Batch(
+            batch.stream, batch.writer, batch.after, batch.position, batch.tokens, batch.rows, batch, self._save
+        )
+
+    def _save(self, batch: runtime.Batch[Any], connection: Any) -> None:
+        here = _Here(connection)
+        self._here(True)
+        try:
+            saving = asyncio.run_coroutine_threadsafe(batch.save(here), self._loop)
+        except RuntimeError:
+            raise Closed from None
+        here.serve(saving)
+
+    def follow(self, streams: Sequence[Stream[Any]]) -> Iterator[Batch[Any]]:
+        """See `Bus`."""
+        iterator = self._do(lambda: self._bus.follow(*streams))
+        return self._follow(iterator)
+
+    def _follow(self, iterator: AsyncIterator[runtime.Batch[Any]]) -> Iterator[Batch[Any]]:
+        async def following() -> runtime.Batch[Any]:
+            return await anext(iterator)
+
+        try:
+            while True:
+                yield self._batch(self._call(following()))
+        finally:
+            # Not waited for: this may be the garbage collector, in whatever thread.
+            if self._here(False):
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._leave, iterator)
+
+    def _leave(self, iterator: Any) -> None:
+        async def leave() -> None:
+            for pause in itertools.repeat(0.001):
+                if not iterator.ag_running:
+                    break
+                await asyncio.sleep(pause)  # its step was cancelled a moment ago
+            await iterator.aclose()
+
+        task = asyncio.ensure_future(leave())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def wait_for(self, stream: Stream[Any], writer: str, token: int, timeout: float) -> None:
+        """See `Bus`."""
+        self._call(self._bus.wait_for(stream, writer, token, timeout))
+
+    def on_reset(self, stream: Stream[Any] | None, handler: Callable[..., Any]) -> None:
+        """See `Bus`."""
+        self._do(lambda: self._bus.on_reset(stream)(lambda *args: self._hand.call(handler, *args)))
+
+    def on_missed(self, stream: Stream[Any] | None, handler: Callable[..., Any]) -> None:
+        """See `Bus`."""
+        self._do(lambda: self._bus.on_missed(stream)(lambda *args: self._hand.call(handler, *args)))
+
+    def on(self, kind: type[Any], handler: Callable[[Any], Any]) -> None:
+        """See `Bus`."""
+        self._do(lambda: self._bus.on(kind)(lambda command: self._hand.call(handler, command)))
+
+    def send(self, command: Command) -> None:
+        """See `Bus`."""
+        self._call(self._bus.send(command))
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """See `Bus`."""
+        return self._do(self._bus.positions)
+
+    def linear_position(self, stream: Stream[Any]) -> int:
+        """See `Bus`."""
+        return self._call(self._bus.linear_position(stream))
+
+    def resume(self, stream: Stream[Any], writer: str) -> None:
+        """See `Bus`."""
+        self._do(lambda: self._bus.resume(stream, writer))
+
+    def statistics(self) -> dict[str, Any]:
+        """See `Bus`."""
+        return self._do(self._bus.statistics)
+
+    def disown(self) -> None:
+        """The own name was taken over: follow it as any other, from where the own facts end."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._bus._reading.disown)

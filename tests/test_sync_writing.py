@@ -1,0 +1,888 @@
+"""The writing half for threads, on real servers: order, faults of the database and of Redis, interrupts, silence."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import psycopg
+import pytest
+import redis as redis_py
+
+import busrep.sync
+from busrep import Settings, Stream
+from busrep.commands import RemoteServerUp
+from busrep.errors import (
+    BusrepError,
+    Closed,
+    CommitUnknown,
+    ConfigError,
+    NotAWriter,
+    RowError,
+    SchemaError,
+    Unavailable,
+    WriterFenced,
+)
+from busrep.stores.blocking import open_blocking_store
+from busrep.streams import Registry
+from busrep.sync import Bus, connect
+from busrep.testing.links import FaultyLink
+from busrep.testing.servers import start_redis
+from busrep.updates import FetchUpdates
+
+pytestmark = pytest.mark.servers
+
+QUICK = Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2, redis_timeout=2.0, shutdown_timeout=2.0)
+
+
+@attrs.frozen
+class Order:
+    number: int
+    status: str
+
+
+orders = Stream("orders", Order)
+payments = Stream("payments", Order)
+typing = Stream("typing", resettable=True)
+STREAMS = [orders, payments, typing]
+
+
+@attrs.define
+class Deployment:
+    """Buses of one name on one Redis and one store."""
+
+    redis: str
+    name: str
+    store: str
+
+    def bus(self, **options: Any) -> Bus:
+        given = {"name": self.name, "streams": STREAMS, "store": self.store, "settings": QUICK, "writer": "w1"}
+        given |= options
+        return connect(given.pop("redis", self.redis), **given)
+
+    @contextlib.contextmanager
+    def table(self) -> Iterator[Any]:
+        store = open_blocking_store(self.store, Registry(STREAMS))
+        store.init()
+        store.open()
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def rows(self, writer: str = "w1", stream: str = "orders") -> dict[int, list[bytes]]:
+        with self.table() as store:
+            page = store.fetch(FetchUpdates(stream, writer, 0, 10**6, 10**6))
+        found: dict[int, list[bytes]] = {}
+        for token, payload in zip(page.tokens, page.payloads, strict=True):
+            found.setdefault(token, []).append(payload)
+        return found
+
+
+@pytest.fixture
+def deployment(redis_url: str, bus_name: str, postgres_url: str) -> Deployment:
+    found = Deployment(redis_url, bus_name, postgres_url)
+    with found.table():
+        return found
+
+
+@pytest.fixture
+def on_sqlite(redis_url: str, bus_name: str, sqlite_url: str) -> Deployment:
+    found = Deployment(redis_url, bus_name, sqlite_url)
+    with found.table():
+        return found
+
+
+class Wire:
+    """All that is published on a deployment's channel."""
+
+    def __init__(self, url: str, channel: str) -> None:
+        self.frames: list[list[str]] = []
+        self._client = redis_py.Redis.from_url(url)
+        self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+        self._pubsub.subscribe(channel)
+        self._pubsub.get_message(timeout=5)  # the confirmation
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pubsub.close()
+        self._client.close()
+
+    def read(self, until: Callable[[list[str]], bool], timeout: float = 10.0) -> list[str]:
+        """All lines so far, once they are what is waited for."""
+        deadline = time.monotonic() + timeout
+        while not until(self.lines):
+            left = deadline - time.monotonic()
+            assert left > 0, f"not seen: {self.lines[-20:]}"
+            message = self._pubsub.get_message(timeout=left)
+            if message is not None:
+                self.frames.append(message["data"].decode().split("\n"))
+        return self.lines
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for frame in self.frames for line in frame]
+
+    def tokens(self, until: int, stream: str = "orders", writer: str = "w1") -> list[int]:
+        """The tokens of the rows published, once that one was."""
+        wanted = f"RDATA {stream} {writer} {until} "
+        lines = self.read(lambda lines: any(line.startswith(wanted) for line in lines))
+        rows = [line.split(" ")[3] for line in lines if line.startswith(f"RDATA {stream} {writer} ")]
+        return [int(token) for token in rows if token != "batch"]
+
+    def chained(self, stream: str = "orders", writer: str = "w1") -> bool:
+        """Whether each frame begins where the one before ended (rule 9.6), or steps over what is to be fetched. The
+        same bytes may come again."""
+        end = None
+        once = {"\n".join(frame): frame for frame in self.frames}
+        for line in [line for frame in once.values() for line in frame]:
+            name, *fields = line.split(" ", 4)
+            if name == "POSITION" and fields[:2] == [stream, writer]:
+                if end is not None and int(fields[2]) < end:
+                    return False
+                end = int(fields[3])
+            elif name == "RDATA" and fields[:2] == [stream, writer] and fields[2] != "batch":
+                if end is None or int(fields[2]) <= end:
+                    return False
+                end = int(fields[2])
+        return True
+
+
+@pytest.fixture
+def wire(deployment: Deployment) -> Iterator[Wire]:
+    with Wire(deployment.redis, deployment.name) as found:
+        yield found
+
+
+def write(bus: Bus, *numbers: int, **options: Any) -> int:
+    """One fact per number; the last ID."""
+    last = 0
+    for number in numbers:
+        with bus.write(orders, **options) as fact:
+            fact.add(Order(number, "new"))
+        last = fact.id
+    return last
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("busrep")}
+
+
+BEATS = pytest.mark.parametrize("beats", [True, False], ids=["beats", "no beats"])
+
+
+# -- writing --------------------------------------------------------------------------------------------------
+
+
+@BEATS
+def test_facts_are_committed_and_published_when_the_block_ends(deployment: Deployment, wire: Wire, beats: bool) -> None:
+    with deployment.bus(beats=beats) as bus:
+        with bus.write(orders) as fact:
+            fact.add(Order(1, "new"))
+            fact.add(Order(1, "paid"))
+        ids = bus.publish(orders, [Order(n, "bulk") for n in range(2, 302)])
+        assert bus.positions() == {"orders": {"w1": ids[-1]}, "payments": {"w1": 0}, "typing": {"w1": 0}}
+        assert ids == list(range(fact.id + 1, fact.id + 301))
+        assert wire.tokens(ids[-1]) == [fact.id, *ids]
+        bus.wait_for(orders, "w1", ids[-1])  # the own: at once, and without a reading half
+        assert threads() == ({"busrep-announce", "busrep-look"} if beats else set())
+    assert deployment.rows()[fact.id] == [b'[1,"new"]', b'[1,"paid"]']
+    assert wire.chained()
+    assert threads() == set()
+
+
+def test_a_rolled_back_fact_is_never_published_and_holds_nothing_up(deployment: Deployment, wire: Wire) -> None:
+    with deployment.bus() as bus:
+        first = write(bus, 1)
+        with pytest.raises(KeyError):
+            with bus.write(orders) as fact:
+                fact.add(Order(2, "never"))
+                raise KeyError
+        with pytest.raises(RowError):
+            with bus.write(orders) as fact:
+                fact.add(Order("three", "never"))  # type: ignore[arg-type]
+        last = write(bus, 4)
+        assert wire.tokens(last) == [first, last]
+    assert list(deployment.rows()) == [first, last]
+
+
+@BEATS
+def test_facts_of_many_threads_are_published_in_the_order_of_their_ids(
+    deployment: Deployment, wire: Wire, beats: bool
+) -> None:
+    with deployment.bus(beats=beats) as bus:
+        errors: list[BaseException] = []
+
+        def work(number: int) -> None:
+            try:
+                for at in range(15):
+                    with contextlib.suppress(KeyError):
+                        with bus.write(orders) as fact:
+                            fact.add(Order(number, "new"))
+                            if (at + number) % 5 == 0:
+                                raise KeyError
+            except BaseException as error:
+                errors.append(error)
+
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for one in workers:
+            one.start()
+        for one in workers:
+            one.join()
+        assert errors == []
+        last = write(bus, 99)
+        tokens = wire.tokens(last)
+        assert tokens == sorted(set(tokens)) == list(deployment.rows())
+        assert len(tokens) == 8 * 12 + 1
+        assert wire.chained()
+        assert bus.statistics()["writer"]["facts"] == len(tokens)
+
+
+def test_a_fact_that_is_open_holds_back_later_ones_of_other_threads(deployment: Deployment, wire: Wire) -> None:
+    with deployment.bus() as bus:
+        with bus.write(orders) as first:
+            first.add(Order(1, "slow"))
+            later: list[int] = []
+            other = threading.Thread(target=lambda: later.append(write(bus, 2)))
+            other.start()
+            other.join()
+            assert bus.positions()["orders"]["w1"] < first.id
+        assert wire.tokens(later[0]) == [first.id, later[0]]
+
+
+def test_facts_nest(deployment: Deployment, wire: Wire) -> None:
+    with deployment.bus() as bus:
+        with bus.write(orders) as outer:
+            inner = write(bus, 2)
+            outer.add(Order(1, "outer"))
+        assert wire.tokens(inner) == [outer.id, inner]
+
+
+def test_one_fact_of_several_streams_is_one_transaction(deployment: Deployment) -> None:
+    with deployment.bus() as bus:
+        with bus.write(orders, payments, typing) as fact:
+            fact.add(Order(1, "new"))
+            fact.add(Order(2, "due"), stream=payments)
+            fact.add(["anna"], stream=typing)
+            with pytest.raises(ConfigError, match="name all its streams"):
+                fact.add(1, stream=Stream("other"))
+        assert set(fact.ids) == {"orders", "payments", "typing"}
+        with contextlib.suppress(KeyError):
+            with bus.write(orders, payments) as never:
+                never.add(Order(1, "new"))
+                raise KeyError
+    assert list(deployment.rows()) == [fact.id]
+    assert list(deployment.rows(stream="payments")) == [fact.ids["payments"]]
+
+
+def test_a_writer_of_streams_in_memory_needs_no_store(redis_url: str, bus_name: str) -> None:
+    with Wire(redis_url, bus_name) as wire, connect(redis_url, name=bus_name, streams=[typing], writer="w1") as bus:
+        with bus.write(typing) as fact:
+            fact.add(["anna"])
+            with pytest.raises(ConfigError, match="memory"):
+                fact.execute("SELECT 1")
+        assert wire.tokens(fact.id, "typing") == [1]
+
+
+def test_business_statements_and_the_fact_share_a_transaction(deployment: Deployment) -> None:
+    with psycopg.connect(deployment.store) as connection:
+        connection.execute("CREATE TABLE business (n int)")
+    with deployment.bus() as bus:
+        with bus.write(orders) as fact:
+            fact.execute("INSERT INTO business VALUES (%s)", (1,))
+            fact.connection.execute("INSERT INTO business VALUES (2)")
+            fact.add(Order(1, "new"))
+        with pytest.raises(psycopg.Error):
+            with bus.write(orders) as never:
+                never.execute("INSERT INTO business VALUES (3)")
+                never.execute("SELECT nonsense")
+        assert write(bus, 4) > fact.id
+    with psycopg.connect(deployment.store) as connection:
+        assert connection.execute("SELECT n FROM business ORDER BY n").fetchall() == [(1,), (2,)]
+
+
+@BEATS
+@pytest.mark.parametrize("autocommit", [True, False], ids=["autocommit", "implicit"])
+def test_facts_on_the_caller_s_connection(deployment: Deployment, wire: Wire, autocommit: bool, beats: bool) -> None:
+    with deployment.bus(beats=beats) as bus, psycopg.connect(deployment.store, autocommit=autocommit) as connection:
+        own = write(bus, 1, connection=connection)
+        published = [own]
+        for number, commit in ((2, True), (3, False), (4, True)):
+            connection.execute("BEGIN" if autocommit else "SELECT 1")
+            joined = write(bus, number, connection=connection)
+            later = write(bus, number + 10)
+            assert bus.positions()["orders"]["w1"] < joined
+            (connection.commit if commit else connection.rollback)()
+            bus.settle()
+            published += [joined] * commit + [later]
+            assert wire.tokens(later) == published
+
+
+def test_a_joined_transaction_is_seen_to_commit_without_being_told(deployment: Deployment, wire: Wire) -> None:
+    with deployment.bus() as bus, psycopg.connect(deployment.store) as connection:
+        connection.execute("SELECT 1")
+        joined = write(bus, 1, connection=connection)
+        connection.commit()
+        assert wire.tokens(joined) == [joined]
+
+
+def test_a_joined_transaction_may_commit_though_the_fact_s_block_failed(deployment: Deployment, wire: Wire) -> None:
+    """Rule 9.1: rows that the application inserts itself, under the fact's ID."""
+    with deployment.bus() as bus, psycopg.connect(deployment.store) as connection:
+        connection.execute("SELECT 1")
+        with contextlib.suppress(KeyError):
+            with bus.write(orders, connection=connection) as fact:
+                connection.execute(
+                    "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
+                    "VALUES ('orders', 'w1', %s, 0, '[1,\"x\"]')",
+                    (fact.id,),
+                )
+                raise KeyError
+        connection.commit()
+        assert wire.tokens(fact.id) == [fact.id]
+
+
+def test_facts_on_sqlite(on_sqlite: Deployment) -> None:
+    path = on_sqlite.store.removeprefix("sqlite:///")
+    with Wire(on_sqlite.redis, on_sqlite.name) as wire, on_sqlite.bus() as bus:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            first = write(bus, 1, connection=connection)
+            with bus.write(orders, connection=connection) as fact:
+                connection.execute("CREATE TABLE business (n INTEGER)")
+                fact.add(Order(2, "ours"))
+            connection.execute("INSERT INTO business VALUES (1)")
+            with pytest.raises(ConfigError, match=r"bus\.write"):
+                write(bus, 3, connection=connection)
+            connection.rollback()
+        with bus.write(orders) as last:
+            with pytest.raises(ConfigError, match="one write lock"):
+                write(bus, 4)
+            last.add(Order(5, "new"))
+        assert wire.tokens(last.id) == [first, fact.id, last.id]
+
+
+# -- a COMMIT without an answer (9.1) -------------------------------------------------------------------------
+
+
+@BEATS
+@pytest.mark.parametrize("landed", [True, False], ids=["committed", "aborted"])
+def test_9_1_no_answer_to_commit(deployment: Deployment, wire: Wire, landed: bool, beats: bool) -> None:
+    with FaultyLink.in_thread(deployment.store) as link, deployment.bus(store=link.url, beats=beats) as bus:
+        first = write(bus, 1)
+        with pytest.raises(CommitUnknown):
+            with bus.write(orders) as fact:
+                fact.add(Order(2, "in doubt"))
+                fact.execute("SELECT 1")  # what is sent next holds COMMIT
+                link.cut_when(b"COMMIT", "from_server" if landed else "to_server", after=False)
+        last = write(bus, 3)
+        if not beats:
+            bus.settle()
+        assert wire.tokens(last) == ([first, fact.id, last] if landed else [first, last])
+        assert bus.statistics()["writer"]["in_doubt"] == 0
+    assert wire.chained()
+    assert (fact.id in deployment.rows()) is landed
+
+
+def test_9_1_a_refused_commit_is_no_commit(deployment: Deployment, wire: Wire) -> None:
+    with psycopg.connect(deployment.store) as connection:
+        connection.execute("CREATE TABLE once (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    with deployment.bus() as bus:
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            with bus.write(orders) as fact:
+                fact.execute("INSERT INTO once VALUES (1), (1)")
+                fact.add(Order(1, "never"))
+        last = write(bus, 2)
+        assert wire.tokens(last) == [last]
+        assert bus.statistics()["writer"]["in_doubt"] == 0
+
+
+# -- Redis is away --------------------------------------------------------------------------------------------
+
+
+@BEATS
+def test_business_goes_on_while_redis_is_away(bus_name: str, sqlite_url: str, beats: bool) -> None:
+    with start_redis() as server:
+        deployment = Deployment(server.url, bus_name, sqlite_url)
+        with deployment.table():
+            pass
+        with deployment.bus(beats=beats) as bus:
+            first = write(bus, 1)
+            server.stop()
+            for number in range(2, 12):
+                write(bus, number)
+            server.start()
+            deadline = time.monotonic() + 10
+            last = write(bus, 12)
+            while bus.positions()["orders"]["w1"] < last:  # without beats: with the next write after a pause
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+                last = last if beats else write(bus, 13)
+            with Wire(server.url, bus_name) as wire:
+                assert wire.tokens(write(bus, 14)) == [last + 1]
+                assert f"POSITION orders w1 {last} {last}" in wire.lines  # the chain: whoever lacks one fetches it
+            assert first == 1
+
+
+def test_9_6_after_a_publish_without_an_answer_the_same_bytes_go_out_again(deployment: Deployment, wire: Wire) -> None:
+    with FaultyLink.in_thread(deployment.redis) as link, deployment.bus(redis=link.url, beats=False) as bus:
+        first = write(bus, 1)
+        link.cut_when(b"RDATA orders w1 2 ")
+        last = write(bus, 2, 3)
+        assert wire.tokens(last)[-1] == last
+    rows = [frame for frame in wire.frames if any(line.startswith("RDATA orders w1 2 ") for line in frame)]
+    assert len(rows) == 2
+    assert rows[0] == rows[1]
+    assert first == 1
+
+
+def test_a_full_queue_is_announced_to_be_fetched(deployment: Deployment, wire: Wire) -> None:
+    small = attrs.evolve(QUICK, publish_queue_bytes=2_000)
+    with FaultyLink.in_thread(deployment.redis) as link, deployment.bus(redis=link.url, settings=small) as bus:
+        write(bus, 0)
+        link.refuse = True
+        link.cut()
+        last = write(bus, *range(1, 60))
+        statistics = bus.statistics()["writer"]
+        assert statistics["queued_bytes"] <= 2_000
+        assert statistics["rows_dropped"] > 0
+        link.refuse = False
+        wire.read(lambda lines: any(line.startswith(f"POSITION orders w1 {last} {last}") for line in lines))
+
+
+def test_a_redis_that_is_not_there(deployment: Deployment) -> None:
+    gone = "redis://127.0.0.1:1/0"
+    with pytest.raises(Unavailable, match="Redis"):
+        deployment.bus(redis=gone).open()
+    with deployment.bus(redis=gone, require_redis=False) as bus:
+        assert write(bus, 1) == 1
+        with pytest.raises(Unavailable):
+            bus.send(RemoteServerUp("a"))
+    assert threads() == set()
+
+
+def test_a_redis_that_swallows_everything_stalls_a_write_for_no_longer_than_its_deadline(
+    deployment: Deployment,
+) -> None:
+    settings = attrs.evolve(QUICK, redis_timeout=0.3)
+    with FaultyLink.in_thread(deployment.redis) as link, deployment.bus(redis=link.url, settings=settings) as bus:
+        write(bus, 1)
+        link.black_hole()
+        last = write(bus, *range(2, 40))  # some wait; none for ever
+        assert last == 39
+        link.cut()
+        link.heal()
+        deadline = time.monotonic() + 10
+        while bus.positions()["orders"]["w1"] < last:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_commands_are_sent(deployment: Deployment, wire: Wire) -> None:
+    with deployment.bus(writer=None) as bus:
+        bus.send(RemoteServerUp("a"))
+        wire.read(lambda lines: "REMOTE_SERVER_UP a" in lines)
+        with pytest.raises(ConfigError, match="command"):
+            bus.send("REMOTE_SERVER_UP a")  # type: ignore[arg-type]
+
+
+# -- signs of life, and the name ------------------------------------------------------------------------------
+
+
+def test_beats_announce_and_store_the_positions(deployment: Deployment, wire: Wire) -> None:
+    with deployment.bus() as bus:
+        last = write(bus, 1, 2)
+        before = len(wire.read(lambda lines: f"POSITION orders w1 {last} {last}" in lines))
+        wire.read(lambda lines: f"POSITION orders w1 {last} {last}" in lines[before:])  # and again
+        with deployment.table() as store:
+            deadline = time.monotonic() + 10
+            while not any(one.stream == "orders" and one.position >= last for one in store.known()):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+
+def test_9_2_an_idle_writer_follows_the_others(deployment: Deployment, wire: Wire) -> None:
+    with deployment.bus(writer="idle"), deployment.bus(writer="busy") as busy:
+        last = write(busy, 1, 2, 3)
+        wire.read(lambda lines: f"POSITION orders idle {last} {last}" in lines)
+
+
+def silence(deployment: Deployment, writer: str = "w1") -> int:
+    """As a reader does with a writer that gives no sign of life: finish it."""
+    with deployment.table() as store:
+        incarnation = next(one.incarnation for one in store.known() if one.writer == writer)
+        assert store.finish(writer, incarnation, timeout=5)
+        return int(incarnation)
+
+
+@BEATS
+def test_a_writer_that_was_finished_for_its_silence_goes_on(deployment: Deployment, wire: Wire, beats: bool) -> None:
+    with deployment.bus(beats=beats) as bus:
+        first = write(bus, 1)
+        incarnation = silence(deployment)
+        last = write(bus, 2)
+        assert wire.tokens(last)[-1] == last
+        assert bus.statistics()["writer"]["incarnation"] > incarnation + 1
+        assert f"NAME w1 {bus.statistics()['writer']['incarnation']}" in wire.lines
+    assert list(deployment.rows()) == [first, last]
+
+
+def test_a_fact_that_has_its_ids_when_the_writer_is_finished_is_begun_anew(
+    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with deployment.bus(beats=False) as bus:
+        first = write(bus, 1)
+        reserve = bus._blocking.reserve
+
+        def late(stream: str, count: int) -> list[int]:
+            ids: list[int] = reserve(stream, count)
+            monkeypatch.undo()
+            silence(deployment)
+            return ids
+
+        monkeypatch.setattr(bus._blocking, "reserve", late)
+        last = write(bus, 2)
+        assert last == first + 2  # the first ID is a hole
+        assert wire.tokens(last) == [first, last]
+
+
+@BEATS
+def test_a_name_that_another_process_took_is_lost(deployment: Deployment, beats: bool) -> None:
+    with deployment.bus(beats=beats) as bus:
+        write(bus, 1)
+        silence(deployment)
+        with deployment.table() as store:
+            claim = store.claim("w1", ["orders", "payments"], timeout=5)
+        for _ in range(2):
+            with pytest.raises(WriterFenced):
+                write(bus, 2)
+        with deployment.table() as store:
+            store.check_claim(claim)
+        assert bus.statistics()["writer"]["lost"]
+    assert len(deployment.rows()) == 1
+
+
+def test_a_writer_from_before_a_restore_stays_fenced(deployment: Deployment) -> None:
+    with deployment.bus(beats=False) as bus:
+        write(bus, 1)
+        with deployment.table() as store:
+            store.restored()
+        with pytest.raises(WriterFenced):
+            write(bus, 2)
+
+
+def test_a_fact_under_way_keeps_its_writer_from_being_finished(deployment: Deployment, wire: Wire) -> None:
+    with deployment.bus(beats=False) as bus:
+        with bus.write(orders) as fact:
+            fact.add(Order(1, "slow"))
+            with deployment.table() as store:
+                incarnation = next(one.incarnation for one in store.known())
+                with pytest.raises(BusrepError, match="held by"):
+                    store.finish("w1", incarnation, timeout=0.1)
+        assert wire.tokens(fact.id) == [fact.id]
+
+
+# -- interrupts -----------------------------------------------------------------------------------------------
+
+
+class Interrupt(BaseException):
+    """As KeyboardInterrupt, or what Celery raises in its signal handlers."""
+
+
+class SoftLimit(Exception):
+    """As Celery's SoftTimeLimitExceeded."""
+
+
+PLACES = {
+    "reserve": "busrep.stores.blocking.BlockingStore.reserve",
+    "begin": "busrep.stores.blocking.BlockingTransaction.begin",
+    "commit": "busrep.stores.blocking.BlockingTransaction.commit",
+    "book": "busrep.writer.Writer.fact_completed",
+    "position": "busrep.writer.Writer.position_moved",
+    "compose": "busrep.writer.Writer.frames_to_publish",
+    "publish": "busrep.sync.link.Publisher.publish",
+    "confirm": "busrep.writer.Writer.published",
+}
+
+
+@BEATS
+@pytest.mark.parametrize("kind", [Interrupt, SoftLimit])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("place", PLACES)
+def test_an_exception_from_anywhere_loses_nothing_and_blocks_nothing(
+    deployment: Deployment,
+    wire: Wire,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    when: str,
+    kind: type[BaseException],
+    beats: bool,
+) -> None:
+    """As a signal handler raises it, between any two steps of a write."""
+    module, _, name = PLACES[place].rpartition(".")
+    module, _, owner = module.rpartition(".")
+    original = getattr(getattr(__import__(module, fromlist=[owner]), owner), name)
+    armed = [threading.get_ident()]
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        if threading.get_ident() not in armed:
+            return original(*args, **options)
+        armed.clear()
+        if when == "before":
+            raise kind("interrupted")
+        original(*args, **options)
+        raise kind("interrupted")
+
+    # A slow heart: otherwise the thread of the beats may have published what this one is to be interrupted at.
+    with deployment.bus(beats=beats, settings=attrs.evolve(QUICK, heartbeat=30.0)) as bus:
+        first = write(bus, 1)
+        monkeypatch.setattr(PLACES[place], interrupted)
+        with pytest.raises(kind):
+            write(bus, 2)
+        monkeypatch.undo()
+        assert not armed
+        write(bus, 3)
+        bus.settle()
+        last = write(bus, 4)
+        assert wire.tokens(last)[-1] == last
+        bus.settle()
+        statistics = bus.statistics()
+        assert statistics["writer"]["in_doubt"] == 0
+        assert statistics["writer"]["streams"]["orders"]["held"] == 0
+        ids = bus._writing.session.generators["orders"]  # type: ignore[union-attr]
+        assert (ids.open, ids.asked) == (0, 0)
+    # What was committed is on the wire, or lies before a position that readers are told to fetch up to.
+    rows = deployment.rows()
+    assert {first, last} <= set(rows)
+    assert wire.chained()
+    carried = set(wire.tokens(last))
+    for token in set(rows) - carried:
+        restarted = [line.split(" ") for line in wire.lines if line.startswith("POSITION orders w1 ")]
+        assert any(int(prev) >= token and prev == new for _, _, _, prev, new in restarted)
+
+
+def test_an_interrupted_claim_does_not_lose_the_name(
+    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new incarnation is committed, and whoever claimed it is interrupted before it is noted."""
+    with deployment.bus(beats=False) as bus:
+        write(bus, 1)
+        silence(deployment)
+        claim, claimed, go_on = bus._blocking.claim, threading.Event(), threading.Event()
+
+        def slow(*args: Any, **options: Any) -> Any:
+            found = claim(*args, **options)
+            claimed.set()
+            go_on.wait()
+            return found
+
+        def interrupt() -> None:
+            claimed.wait()
+            signal.pthread_kill(main, signal.SIGINT)
+
+        main = threading.main_thread().ident
+        assert main is not None
+        monkeypatch.setattr(bus._blocking, "claim", slow)
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            write(bus, 2)
+        interrupting.join()
+        go_on.set()
+        last = write(bus, 3)
+        assert wire.tokens(last)[-1] == last
+
+
+@pytest.mark.parametrize("how", ["roll back", "commit"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_fact_may_end_in_the_middle_of_anything(
+    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch, place: str, how: str
+) -> None:
+    """As when the garbage collector closes a generator, in whatever thread, with whatever lock held."""
+    module, _, name = PLACES[place].rpartition(".")
+    module, _, owner = module.rpartition(".")
+    original = getattr(getattr(__import__(module, fromlist=[owner]), owner), name)
+    me = threading.get_ident()
+
+    def interrupting(*args: Any, **options: Any) -> Any:
+        if threading.get_ident() == me and generators:
+            generators.pop().close()
+        return original(*args, **options)
+
+    with deployment.bus(settings=attrs.evolve(QUICK, heartbeat=30.0)) as bus:
+
+        def writing() -> Iterator[int]:
+            with bus.write(orders) as fact:
+                fact.add(Order(2, "garbage"))
+                with contextlib.suppress(*[GeneratorExit] * (how == "commit")):
+                    yield fact.id
+
+        generators = []
+        with bus.write(orders) as first:
+            first.add(Order(1, "new"))
+            generators.append(writing())
+            garbage = next(generators[0])
+            monkeypatch.setattr(PLACES[place], interrupting)
+        second = write(bus, 3)
+        monkeypatch.undo()
+        bus.settle()
+        last = write(bus, 4)
+        assert generators == []
+        assert wire.tokens(last) == [first.id, *[garbage] * (how == "commit"), second, last]
+        assert bus.statistics()["writer"]["in_doubt"] == 0
+
+
+def test_a_ctrl_c_while_commit_waits(deployment: Deployment, wire: Wire) -> None:
+    """A real signal, in the middle of a real COMMIT that waits."""
+    with psycopg.connect(deployment.store, autocommit=True) as gate:
+        gate.execute(
+            "CREATE TABLE gate (x int); CREATE FUNCTION wait_here() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN PERFORM pg_advisory_lock(7); RETURN NULL; END'; CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON "
+            "gate DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait_here()"
+        )
+        gate.execute("SELECT pg_advisory_lock(7)")
+        main = threading.main_thread().ident
+        assert main is not None
+
+        def interrupt() -> None:
+            with psycopg.connect(deployment.store, autocommit=True) as watch:
+                while not watch.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'").fetchall():
+                    time.sleep(0.01)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        with deployment.bus() as bus:
+            first = write(bus, 1)
+            other = threading.Thread(target=interrupt)
+            other.start()
+            with pytest.raises(KeyboardInterrupt):
+                with bus.write(orders) as fact:
+                    fact.execute("INSERT INTO gate VALUES (1)")
+                    fact.add(Order(2, "interrupted"))
+            other.join()
+            gate.execute("SELECT pg_advisory_unlock(7)")
+            last = write(bus, 3)
+            committed = [token for token in (first, fact.id, last) if token in deployment.rows()]
+            assert wire.tokens(last) == committed
+
+
+def test_a_generator_closed_while_its_fact_is_open_rolls_it_back(deployment: Deployment, wire: Wire) -> None:
+    with deployment.bus() as bus:
+
+        def writing() -> Iterator[int]:
+            with bus.write(orders) as fact:
+                fact.add(Order(1, "never"))
+                yield fact.id
+
+        generator = writing()
+        lost = next(generator)
+        del generator
+        last = write(bus, 2)
+        assert wire.tokens(last) == [last]
+        assert lost not in deployment.rows()
+
+
+@BEATS
+def test_a_fact_that_nobody_ends_is_found_out(deployment: Deployment, wire: Wire, beats: bool) -> None:
+    """Its thread was lost: no block ends it."""
+    with deployment.bus(beats=beats) as bus:
+        fact = bus.write(orders)
+        fact.__enter__()
+        fact.add(Order(1, "never"))
+        lost = fact.id
+        del fact
+        gc.collect()
+        last = write(bus, 2)
+        bus.settle()
+        assert wire.tokens(last) == [last]
+        assert lost not in deployment.rows()
+        bus._blocking.claim("w1", ["orders"], timeout=1)  # its transaction has ended
+
+
+def test_close_while_another_thread_commits(deployment: Deployment, wire: Wire) -> None:
+    bus = deployment.bus()
+    bus.open()
+    entered, leave = threading.Event(), threading.Event()
+    ids: list[int] = []
+
+    def work() -> None:
+        with bus.write(orders) as fact:
+            fact.add(Order(1, "late"))
+            ids.append(fact.id)
+            entered.set()
+            leave.wait()
+
+    other = threading.Thread(target=work)
+    other.start()
+    entered.wait()
+    bus.close()
+    leave.set()
+    other.join()
+    assert list(deployment.rows()) == ids  # committed: a reader finds it once the writer counts as silent
+    with pytest.raises(Closed):
+        write(bus, 2)
+    assert threads() == set()
+
+
+# -- errors a user can make -----------------------------------------------------------------------------------
+
+
+def test_errors_say_what_to_do(deployment: Deployment, on_sqlite: Deployment) -> None:
+    with pytest.raises(ConfigError, match="store="):
+        connect(deployment.redis, name="x", streams=[orders])
+    with pytest.raises(ConfigError, match="white space"):
+        deployment.bus(writer="two words")
+    with pytest.raises(ConfigError, match="Redis URL"):
+        deployment.bus(redis="http://nowhere")
+    with pytest.raises(ConfigError, match=r"redis\.Redis"):
+        deployment.bus(redis=object())
+    with pytest.raises(ConfigError, match="URL of its store"):
+        deployment.bus(store=object())
+    with pytest.raises(SchemaError, match="busrep db init"):
+        deployment.bus(store=on_sqlite.store + ".none").open()
+    with pytest.raises(ConfigError, match="direct TCP"):
+        deployment.bus(redis="tcp://127.0.0.1:1")
+    with deployment.bus() as bus:
+        with pytest.raises(ConfigError, match="needs a stream"):
+            bus.write()
+        with pytest.raises(NotAWriter):
+            bus.write(Stream("other", resettable=True))
+        fact = bus.write(orders)
+        with pytest.raises(ConfigError, match="use 'with"):
+            fact.add(Order(1, "early"))
+        with fact:
+            pass
+        with pytest.raises(ConfigError, match="once"):
+            fact.__enter__()
+        with pytest.raises(ConfigError, match=r"psycopg\.Connection"):
+            write(bus, 1, connection=object())
+        assert bus.publish(orders, []) == []
+    with deployment.bus(writer=None) as reader:
+        with pytest.raises(NotAWriter):
+            reader.write(orders)
+    for closed in (bus.open, lambda: bus.write(orders), bus.positions, bus.settle, bus.__enter__):
+        with pytest.raises(Closed):
+            closed()
+    bus.close()  # once more does no harm
+
+
+def test_it_opens_at_its_first_use(deployment: Deployment, wire: Wire) -> None:
+    bus = deployment.bus()
+    assert threads() == set()
+    last = write(bus, 1)
+    assert wire.tokens(last) == [last]
+    bus.close()
+
+
+def test_a_client_may_be_passed_in_place_of_a_url(deployment: Deployment, wire: Wire) -> None:
+    with redis_py.Redis.from_url(deployment.redis) as client, deployment.bus(redis=client) as bus:
+        last = write(bus, 1)
+        assert wire.tokens(last) == [last]
+    assert busrep.sync.Bus is Bus
