@@ -93,8 +93,8 @@ def connect(
     a ``redis.asyncio.Redis`` whose settings are used. Without a Redis: the address of a TCP server (``tcp://host:port``,
     ``tcps://:secret@host:port``), or the `TcpServer` of this very process. ``name``: the deployment's name and channel.
     ``streams``: those this process writes or reads. ``store``: where facts are kept, a URL (``postgresql://``,
-    ``sqlite:///file.db``, ``memory://name``, or ``http://:secret@host/prefix`` of a process that has the table, for mere
-    readers) or a store of ``busrep.stores``.
+    ``sqlite:///file.db``, ``memory://name``, or ``http://:secret@host/prefix`` of a process that has the table, for
+    mere readers) or a store of ``busrep.stores``.
 
     ``writer``: this process's name as a writer, unlike any other live process's; None for a mere reader.
     ``reader``: a name under which positions are saved, so that a restart goes on where it was; ``reader_store``:

@@ -87,9 +87,9 @@ def _opening_of(message: bytes) -> bytes:
 class PlainView:
     """What one client that does not name an incarnation is shown of the messages.
 
-    Lines that say who speaks are for native readers, who keep lives of a writer apart, and REPLICATE is for writers. A POSITION that repeats what was
-    said last over this connection says nothing where no line can be lost; any other is passed on, so that a loss before
-    this server is seen.
+    Lines that say who speaks are for native readers, who keep lives of a writer apart, and REPLICATE is for writers. A
+    POSITION that repeats what was said last over this connection says nothing where no line can be lost; any other is
+    passed on, so that a loss before this server is seen.
     """
 
     def __init__(self) -> None:

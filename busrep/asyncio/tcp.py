@@ -278,7 +278,7 @@ class TcpLink:
         return new
 
     async def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
-        """Send all in order. Raises Unavailable: then it is unknown which of them arrived, and the connection is given up.
+        """Send all in order. Raises Unavailable: it is unknown which of them arrived, and the connection is given up.
 
         What is sent may still be lost with the connection: then it stands in the table, and the announcement that
         follows each connect tells the readers.
