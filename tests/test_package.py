@@ -333,7 +333,7 @@ REGISTRY_HOSTS = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 KNOWN_HOSTS = re.compile(
-    r"localhost|127\.0\.0\.1|\[?::1\]?|redis|postgres|host|h|db|x|server|nowhere|[\w.-]*example(?:\.\w+)?|[\w.-]*\.(?:test|invalid)"
+    r"localhost|test(?:\{prefix\})?|ho(?:st[?#]\S*)?|0\.0\.0\.0|127\.0\.0\.1|\[?::1\]?|redis|postgres|host|h|db|x|server|nowhere|[\w.-]*example(?:\.\w+)?|[\w.-]*\.(?:test|invalid)"
     r"|www\.apache\.org|[^\w]*|\{.*"
 )
 

@@ -119,7 +119,8 @@ def test_python_blocks_run_and_do_what_they_say(
     assert block.preamble is not None
     assert block.check, "a block must be checked, not only run"
     code = [PREAMBLES[block.preamble], block.before, block.code, block.check]
-    urls = {REDIS: redis_url, 'name="shop"': f'name="{bus_name}"'}
+    urls = {REDIS: redis_url, 'name="shop"': f'name="{bus_name}"', '"name": "shop"': f'"name": "{bus_name}"'}
+    urls["port=8823"] = "port=0"
     if any(POSTGRES in part for part in code):
         urls[POSTGRES] = request.getfixturevalue("postgres_url")
     (shop / "shop.py").write_text(FILES["shop.py"])

@@ -3,6 +3,8 @@
 from .bus import Bus
 from .link import RedisLink
 from .reading import Batch, Start
+from .tcp import TcpAddress
+from .tcp_server import TcpServer, server_tls
 from .writing import Fact
 
-__all__ = ["Batch", "Bus", "Fact", "RedisLink", "Start"]
+__all__ = ["Batch", "Bus", "Fact", "RedisLink", "Start", "TcpAddress", "TcpServer", "server_tls"]
