@@ -135,6 +135,35 @@ async def test_serve_relays_a_redis_until_it_is_told_to_stop(redis_url: str, bus
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.servers
+@sync
+async def test_serve_finishes_writers_for_those_who_read_over_http(sqlite_url: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hush\n")
+    store = open_store(sqlite_url, Registry([events]))
+    await store.init()
+    await store.open()
+    options = ["--tcp", "0", "--name", "shop", "--http", "0", "--store", sqlite_url, "--secret-file", str(secret)]
+    async with serve(*options, "--heartbeat", "200ms", "--json") as server:
+        where = await listening(server)
+        tcp, http = where["tcp"].replace("//", "//:hush@"), where["http"].replace("//", "//:hush@")
+        got: list[Any] = []
+        quick = Settings(heartbeat=0.2)
+        async with busrep.connect(tcp, name="shop", streams=[events], store=http, settings=quick) as reader:
+            reader.subscribe(events)(lambda batch: got.extend(batch.rows))
+            await reader.wait_for(events, "nobody", 0)
+            # A writer that committed, and died before it said a word.
+            claim = await store.claim("w1", ["events"], timeout=5)
+            (token,) = await store.reserve("events", 1)
+            transaction = store.transaction(claim)
+            await transaction.begin()
+            await transaction.insert("events", [(token, [["last"]], [b'["last"]'])])
+            await transaction.commit()
+            await reader.wait_for(events, "w1", token, 20)
+        assert got == [["last"]]
+    await store.close()
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -12,12 +12,16 @@ from typing import Any
 import attrs
 import click
 
+import busrep
 from busrep.asyncio.tcp_server import TcpServer, server_tls
 from busrep.cli.db import declared_streams, open_with_all_streams, streams_option
 from busrep.cli.options import DURATION, json_option, print_json, run
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.streams import Stream
+
+# Seconds until it must be known where each stream begins.
+HELLO = 30.0
 
 
 @attrs.frozen
@@ -59,6 +63,12 @@ class Plan:
     key: str | None
     client_ca: str | None
     reference: bool
+    heartbeat: float
+
+    @property
+    def settings(self) -> Settings:
+        """What the servers, and the bus beside them, go by."""
+        return Settings(heartbeat=self.heartbeat)
 
 
 @click.command()
@@ -73,6 +83,9 @@ class Plan:
 @click.option("--tls-key", type=click.Path(), help="Its key, if in a file of its own.")
 @click.option("--client-ca", type=click.Path(), help="Clients must show a certificate of this authority.")
 @click.option("--reference-paths", is_flag=True, help="Answer the reference system's own HTTP path too.")
+@click.option(
+    "--heartbeat", default="2s", show_default=True, type=DURATION, help="The bus's, as its processes have it."
+)
 @click.option("--for", "seconds", type=DURATION, help="Stop after this time [default: SIGINT or SIGTERM].")
 @json_option()
 def serve(as_json: bool, seconds: float | None, secret_file: str | None, **options: Any) -> None:
@@ -95,6 +108,7 @@ def serve(as_json: bool, seconds: float | None, secret_file: str | None, **optio
         key=options["tls_key"],
         client_ca=options["client_ca"],
         reference=options["reference_paths"],
+        heartbeat=options["heartbeat"],
     )
     if plan.tcp is None and plan.http is None:
         raise click.UsageError("say what to serve: --tcp, --http or both")
@@ -127,14 +141,14 @@ async def _serve(plan: Plan, seconds: float | None, as_json: bool) -> None:
             raise ConfigError("--tls-key and --client-ca need --tls-cert")
         parts: dict[str, Any] = {}
         where: dict[str, str] = {}
+        server: TcpServer | None = None
         if plan.tcp is not None:
             server = await stack.enter_async_context(_tcp(plan, plan.tcp, tls))
             parts["tcp"] = server.statistics
             shown = f"[{server.host}]" if ":" in server.host else server.host
             where["tcp"] = f"{'tcps' if tls else 'tcp'}://{shown}:{server.port}"
         if plan.http is not None:
-            url, parts["http"] = await _http(plan, plan.http, tls, stack)
-            where["http"] = url
+            where["http"], parts["http"] = await _http(plan, plan.http, tls, server, stack)
         if as_json:
             print_json({"listening": where})
         else:
@@ -162,20 +176,33 @@ def _tcp(plan: Plan, address: Address, tls: Any) -> TcpServer:
         streams=declared_streams(plan.declared),
         secret=plan.secret,
         tls=tls,
-        settings=Settings(),
+        settings=plan.settings,
     )
 
 
-async def _http(plan: Plan, address: Address, tls: Any, stack: AsyncExitStack) -> tuple[str, Any]:
+async def _http(
+    plan: Plan, address: Address, tls: Any, server: TcpServer | None, stack: AsyncExitStack
+) -> tuple[str, Any]:
     from busrep.asyncio import http_serve, http_server  # extra
 
     if plan.secret is None:
         raise ConfigError("--http needs --secret-file: readers show the secret with each request")
-    store = await open_with_all_streams(plan.store or "", declared_streams(plan.declared))
+    declared = declared_streams(plan.declared)
+    store = await open_with_all_streams(plan.store or "", declared)
     stack.push_async_callback(store.close)
-    streams = {stream.name: stream for stream in declared_streams(plan.declared)}
+    streams = {stream.name: stream for stream in declared}
     for name in (await store.status())["streams"]:
         streams.setdefault(name, Stream(name))
+    if plan.name and (server is not None or plan.redis is not None):
+        # Readers over HTTP cannot write: who follows the streams here finishes writers that died.
+        settings, all_streams = plan.settings, streams.values()
+        bus = busrep.connect(
+            server or plan.redis or "", name=plan.name, streams=all_streams, store=store, settings=settings
+        )
+        await stack.enter_async_context(bus)
+        for stream in streams.values():
+            if not stream.resettable:
+                await bus.wait_for(stream, "nobody", 0, HELLO)
     app = http_server.catch_up_app(store, streams.values(), secret=plan.secret, reference_paths=plan.reference)
     serving = await stack.enter_async_context(http_serve.serve(app, address.host, address.port, tls=tls))
     return serving.url, app.state.catch_up.statistics
