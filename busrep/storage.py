@@ -142,7 +142,9 @@ class AsyncStore(Protocol):
         """Win a writer's name and register it (9.4, 9.7): ClaimBlocked, PositionsAheadOfTable, ConfigError.
 
         ``again``: only if the name is still of this incarnation of it, or was finished for its silence and nobody has
-        claimed it since: else WriterFenced. So a process may win back its own name, and never takes another's.
+        claimed it since: else WriterFenced. So a process may win back its own name, and never takes another's. After
+        Unavailable it may have been won: ask again with the same ``again``. WriterFenced of a higher incarnation: it
+        was won under that, and finished before the answer.
         """
 
     async def reserve(self, stream: str, count: int) -> list[int]:

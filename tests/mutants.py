@@ -491,12 +491,8 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             Edit(
                 CLAIMS,
-                """\
-            dialect, writer, in_transaction(_finals(dialect, backings, writer, incarnation, seconds))
-""",
-                """\
-            dialect, writer, in_transaction(_finals(dialect, backings, writer, incarnation, seconds, early))
-""",
+                "    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds))\n",
+                "    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds, early))\n",
             ),
             Edit(
                 CLAIMS,
@@ -531,8 +527,8 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             Edit(
                 CLAIMS,
-                "            (writer, incarnation + 1, incarnation),\n        ),\n        Control.COMMIT,\n",
-                "            (writer, incarnation, incarnation),\n        ),\n        Control.COMMIT,\n",
+                "            (writer, incarnation + 1, incarnation, incarnation, incarnation - 1),\n",
+                "            (writer, incarnation, incarnation, incarnation, incarnation - 1),\n",
             ),
             Edit(
                 CLAIMS,
@@ -1712,7 +1708,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="incarnations-begin-anew-after-a-restore",
         rule="9.4",
         harm="A name gets an incarnation a second time: a process from before the restore passes for its successor.",
-        edits=(Edit(CLAIMS, "            (writer, now, now - 1),\n", "            (writer, 1, 0),\n"),),
+        edits=(Edit(CLAIMS, "            (writer, now, won_by, now - 1),\n", "            (writer, 1, won_by, 0),\n"),),
         checks=(SIMULATOR, L + "restored_gives_no_incarnation_out_again"),
     ),
     Mutant(
@@ -1961,7 +1957,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
                 'incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),',
                 'incarnation = {dialect.largest}(incarnation, ?) + 1", (0,)),',
             ),
-            Edit(CLAIMS, "            (writer, now, now - 1),\n", "            (writer, now, 0),\n"),
+            Edit(CLAIMS, "            (writer, now, won_by, now - 1),\n", "            (writer, now, won_by, 0),\n"),
         ),
         checks=(L + "restored_gives_no_incarnation_out_again",),
     ),

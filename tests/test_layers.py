@@ -23,7 +23,7 @@ CORE_ORDER = (
 )
 CORE = {name for layer in CORE_ORDER for name in layer}
 EDGES = {"stores", "asyncio", "sync"}
-TOP = {"cli", "testing", "spark"}
+TOP = {"cli", "testing", "spark", "integrations"}
 
 # What each part of the package may import of the others, beside itself.
 UP_TO = {
@@ -38,6 +38,7 @@ MAY_IMPORT = {
     # Threads read by running asyncio in a thread, and their stores are of both kinds: one reader, instead of two.
     "sync": CORE | {"asyncio", "stores"},
     "testing": CORE | EDGES,
+    "integrations": CORE | EDGES,
     "cli": CORE | EDGES | {"testing", "busrep"},
     "busrep": {"asyncio", "sync", "stores", *CORE},
 }  # fmt: skip
@@ -77,6 +78,8 @@ EXTRAS = {
     "uvicorn": {"asyncio/http_serve.py"},
     "h11": {"asyncio/http_serve.py"},  # what uvicorn parses with
     "httpx": {"asyncio/http_source.py"},
+    "sqlalchemy": {"integrations/sqlalchemy.py"},
+    "django": {"integrations/django.py"},
     "pytest": {"testing/fixtures.py"},  # a plugin: loaded by pytest alone
 }
 # Found with importlib.util.find_spec, never imported: they hold programs.
@@ -91,6 +94,8 @@ NEEDS_EXTRA = {
     "asyncio/http_server.py",
     "asyncio/http_serve.py",
     "asyncio/http_source.py",
+    "integrations/sqlalchemy.py",
+    "integrations/django.py",
 } | {f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py") if path.name not in ("__init__.py", "__main__.py")}
 
 
@@ -233,7 +238,9 @@ def test_edges_never_import_one_another() -> None:
 
 def test_nothing_imports_the_applications_on_top() -> None:
     found = [
-        str(one) for one in OURS if target_part(one.name) in {"cli", "spark"} and one.part != target_part(one.name)
+        str(one)
+        for one in OURS
+        if target_part(one.name) in {"cli", "spark", "integrations"} and one.part != target_part(one.name)
     ]
     assert found == []
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,11 @@ from typing import Any
 import attrs
 import pytest
 import redis
+import redis.sentinel
 from redis.asyncio.sentinel import Sentinel
 
 import busrep
+import busrep.sync
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.streams import Stream
@@ -247,6 +250,30 @@ def test_soak_over_tcp() -> None:
     assert (report["lost"], report["extra"], report["torn"], report["out_of_order"]) == (0, 0, 0, 0)
 
 
+@pytest.mark.servers
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_soak_over_sync() -> None:
+    kinds = [
+        "SIGKILL",
+        "SIGSTOP longer than the lease",
+        "one name twice",
+        "answer to COMMIT lost",
+        "black hole",
+        "cut",
+        "failover by Sentinel",
+    ]
+    report = asyncio.run(Soak(Options(seconds=20.0, seed=3, over="sync", kinds=kinds, on_event=print)).run())
+    assert report["violations"] == []
+    assert report["ok"]
+    assert report["faults"] >= 6
+    assert report["gaps_filled"] > 0
+    assert report["reconnects"] > 0
+    assert report["names_won_back"] > 0
+    assert report["transactions"].keys() >= {"bulk", "empty", "held", "joined", "rolled back", "several streams"}
+    assert (report["lost"], report["extra"], report["torn"], report["out_of_order"]) == (0, 0, 0, 0)
+
+
 def processes_with(text: str) -> list[str]:
     """Command lines of processes that hold a text."""
     found = []
@@ -325,6 +352,13 @@ def watched() -> Iterator[Watched]:
             with contextlib.suppress(redis.ResponseError):  # since Redis 7: what it otherwise learns every ten seconds
                 found.ask(sentinel, "SENTINEL", "DEBUG", "INFO-PERIOD", 200)
             yield found
+
+
+def until_blocking(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 async def until(true: Callable[[], Any]) -> None:
@@ -411,3 +445,99 @@ def test_connections_that_ended_up_on_two_masters_find_together(redis_server: Re
     redis_server.start()
     with start_redis() as old:
         asyncio.run(main())
+
+
+@pytest.mark.servers
+def test_a_bus_for_threads_follows_to_another_master(watched: Watched) -> None:
+    sentinel = redis.sentinel.Sentinel(  # type: ignore[no-untyped-call]
+        [("127.0.0.1", watched.sentinel.port)], socket_timeout=1.0
+    )
+
+    def bus(**options: Any) -> busrep.sync.Bus:
+        # Nobody keeps the client.
+        client = sentinel.master_for(watched.sentinel.service)  # type: ignore[no-untyped-call]
+        return busrep.sync.connect(client, name="sentinel", streams=[numbers], settings=QUICK, **options)
+
+    seen: list[int] = []
+    with contextlib.closing(sentinel), bus(writer="w") as writer, bus() as reader:
+        reader.subscribe(numbers)(lambda batch: seen.extend(batch.rows))
+        until_blocking(lambda: reader.positions().get("numbers") == {"w": 0})
+        (token,) = writer.publish(numbers, [1])
+        reader.wait_for(numbers, "w", token)
+        watched.master.kill()
+        until_blocking(lambda: watched.address() == watched.replica.port)
+        # Of the reader alone: a process that only writes does not listen.
+        until_blocking(lambda: dict([watched.ask(watched.replica, "PUBSUB", "NUMSUB", "sentinel")]) == {"sentinel": 1})
+        until_blocking(lambda: writer.statistics()["link"]["publisher_connects"] > 1)
+        (token,) = writer.publish(numbers, [2])
+        reader.wait_for(numbers, "w", token, timeout=60)
+        assert seen == [1, 2]
+
+
+@pytest.mark.servers
+def test_a_writer_in_threads_does_not_stay_with_an_old_master(redis_server: RedisServer) -> None:
+    """Which takes its messages and passes them on to nobody; it does not listen itself, and would not notice."""
+
+    class Torn(redis.sentinel.Sentinel):
+        """Names the old master to the first who asks."""
+
+        asked = 0
+
+        def discover_master(self, service_name: str) -> tuple[str, int]:
+            self.asked += 1
+            return "127.0.0.1", old.port if self.asked == 1 else redis_server.port
+
+    redis_server.start()
+    with start_redis() as old:
+        sentinel = Torn([("127.0.0.1", 1)])  # type: ignore[no-untyped-call]
+        client = sentinel.master_for("mymaster")  # type: ignore[no-untyped-call]
+        options: dict[str, Any] = {"name": "torn", "streams": [numbers], "settings": QUICK}
+        with (
+            busrep.sync.connect(redis_server.url, **options) as reader,
+            busrep.sync.connect(client, writer="w", **options) as writer,
+        ):
+            assert sentinel.asked == 1
+            (token,) = writer.publish(numbers, [1])
+            reader.wait_for(numbers, "w", token, timeout=60)
+            assert sentinel.asked == 2
+            connects = writer.statistics()["link"]["publisher_connects"]
+            assert connects == 2
+            with redis.Redis.from_url(redis_server.url, socket_timeout=60) as client, client.pubsub() as listener:
+                listener.subscribe("torn")
+                for _ in range(2 * QUICK.silent_after_beats):  # for longer than it was deaf
+                    assert listener.get_message(timeout=60) is not None
+            assert writer.statistics()["link"]["publisher_connects"] == connects
+
+
+@pytest.mark.servers
+def test_a_sentinel_that_does_not_answer_holds_up_no_end(redis_server: RedisServer) -> None:
+    asked, release = threading.Event(), threading.Event()
+
+    class Mute(redis.sentinel.Sentinel):
+        """Answers the publisher, and keeps the reader waiting."""
+
+        def discover_master(self, service_name: str) -> tuple[str, int]:
+            if threading.current_thread().name == "busrep-sentinel":
+                asked.set()
+                release.wait()
+            return "127.0.0.1", redis_server.port
+
+    redis_server.start()
+    client = Mute([("127.0.0.1", 1)]).master_for("mymaster")  # type: ignore[no-untyped-call]
+    settings = attrs.evolve(QUICK, redis_timeout=60.0)
+    try:
+        with busrep.sync.connect(client, name="mute", settings=settings, require_redis=False) as bus:
+            bus.subscribe()(lambda batch: None)
+            assert asked.wait(60)
+        assert not release.is_set()
+    finally:
+        release.set()
+
+
+def test_a_client_of_sentinel_s_replicas_is_refused() -> None:
+    client = redis.sentinel.Sentinel([("127.0.0.1", 1)]).slave_for("mymaster")  # type: ignore[no-untyped-call]
+    with (
+        busrep.sync.connect(client, name="replicas", streams=[numbers]) as bus,
+        pytest.raises(ConfigError, match="master_for"),
+    ):
+        bus.subscribe(numbers)

@@ -160,17 +160,39 @@ def test_a_name_is_won_back_only_while_it_is_nobody_else_s(url: str) -> None:
         store.finish("w1", second.incarnation, timeout=1)
         third = store.claim("w1", ["orders"], timeout=1, again=second.incarnation)  # finished for its silence
         assert third.incarnation > second.incarnation + 1
-        for former in (first, second):
-            with pytest.raises(WriterFenced):
-                store.claim("w1", ["orders"], timeout=1, again=former.incarnation)
-        store.finish("w1", third.incarnation, timeout=1)
-        other = store.claim("w1", ["orders"], timeout=1)  # another process's, after that
+        with pytest.raises(WriterFenced):
+            store.claim("w1", ["orders"], timeout=1, again=first.incarnation)
+        # What it would ask if the third claim had got no answer.
+        fourth = store.claim("w1", ["orders"], timeout=1, again=second.incarnation)
+        assert fourth.incarnation > third.incarnation
+        assert store.finish("w1", second.incarnation, timeout=1) == {}  # nobody takes it for finished still
+        assert store.finish("w1", third.incarnation, timeout=1) == {}
+        store.check_claim(fourth)
         with pytest.raises(WriterFenced):
             store.claim("w1", ["orders"], timeout=1, again=third.incarnation)
+        other = store.claim("w1", ["orders"], timeout=1)  # another process's, after that
+        for former in (first, second, third, fourth):
+            with pytest.raises(WriterFenced):
+                store.claim("w1", ["orders"], timeout=1, again=former.incarnation)
         store.check_claim(other)
+        store.finish("w1", other.incarnation, timeout=1)
+        for former in (first, second, third, fourth):
+            with pytest.raises(WriterFenced):
+                store.claim("w1", ["orders"], timeout=1, again=former.incarnation)
+        other = store.claim("w1", ["orders"], timeout=1, again=other.incarnation)
+        store.claim("w1", ["orders"], timeout=1, again=other.incarnation)
         store.restored()
         with pytest.raises(WriterFenced):
             store.claim("w1", ["orders"], timeout=1, again=other.incarnation)
+
+
+def test_a_name_is_won_back_though_it_was_finished_by_two(url: str) -> None:
+    """The first got no further than to fence it, and the second took that for another silent incarnation."""
+    with opened(url) as store:
+        first = store.claim("w1", ["orders"], timeout=1)
+        found = store.finish("w1", first.incarnation, timeout=1)
+        assert store.finish("w1", first.incarnation + 1, timeout=1) == found
+        assert store.claim("w1", ["orders"], timeout=1, again=first.incarnation).incarnation > first.incarnation + 1
 
 
 def test_bad_urls_are_told_as_for_asyncio() -> None:
@@ -218,10 +240,18 @@ def test_sqlite_facts_on_the_callers_connection(sqlite_url: str, options: dict[s
                 (transaction.commit if commit else transaction.rollback)()
                 left = store.outcome(claim, transaction.marker, [("orders", token)])
                 assert left == ({("orders", token): [b"[1]"]} if commit else {})
-            connection.execute("BEGIN")
-            with pytest.raises(ConfigError, match="in a transaction already"):
-                store.transaction(claim, connection)
-            connection.rollback()
+            for commit in (True, False):
+                connection.execute("BEGIN")
+                transaction = store.transaction(claim, connection)
+                assert (transaction.joined, transaction.reserves) == (True, True)
+                (token,) = transaction.reserve("orders", 1)
+                transaction.begin()
+                transaction.insert("orders", [(token, [[2]], [b"[2]"])])
+                transaction.commit()
+                assert store.outcome(claim, transaction.marker, [("orders", token)]) is None
+                (connection.commit if commit else connection.rollback)()
+                left = store.outcome(claim, transaction.marker, [("orders", token)])
+                assert left == ({("orders", token): [b"[2]"]} if commit else {})
         with pytest.raises(ConfigError, match=r"sqlite3\.Connection"):
             store.transaction(claim, object())
 

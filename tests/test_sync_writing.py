@@ -30,6 +30,7 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
+from busrep.stores import claims
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from busrep.sync import Bus, connect
@@ -200,6 +201,23 @@ def test_facts_are_committed_and_published_when_the_block_ends(deployment: Deplo
     assert threads() == set()
 
 
+def test_threads_that_use_it_first_at_once_open_it_once(deployment: Deployment, wire: Wire) -> None:
+    bus, ready, ids = deployment.bus(), threading.Barrier(4), []
+
+    def work(number: int) -> None:
+        ready.wait()
+        ids.extend(bus.publish(orders, [Order(number, "new")]))
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    bus.close()
+    assert sorted(ids) == [1, 2, 3, 4]
+    assert wire.tokens(4) == [1, 2, 3, 4]
+
+
 def test_a_rolled_back_fact_is_never_published_and_holds_nothing_up(deployment: Deployment, wire: Wire) -> None:
     with deployment.bus() as bus:
         first = write(bus, 1)
@@ -360,9 +378,9 @@ def test_facts_on_sqlite(on_sqlite: Deployment) -> None:
                 connection.execute("CREATE TABLE business (n INTEGER)")
                 fact.add(Order(2, "ours"))
             connection.execute("INSERT INTO business VALUES (1)")
-            with pytest.raises(ConfigError, match=r"bus\.write"):
-                write(bus, 3, connection=connection)
+            assert write(bus, 3, connection=connection) == fact.id + 1  # joined
             connection.rollback()
+            bus.settle()
         with bus.write(orders) as last:
             with pytest.raises(ConfigError, match="one write lock"):
                 write(bus, 4)
@@ -551,6 +569,51 @@ def test_a_fact_that_has_its_ids_when_the_writer_is_finished_is_begun_anew(
         monkeypatch.setattr(bus._blocking, "reserve", late)
         last = write(bus, 2)
         assert last == first + 2  # the first ID is a hole
+        assert wire.tokens(last) == [first, last]
+
+
+@pytest.mark.parametrize("lost", [1, 2], ids=["once", "twice"])
+def test_a_name_won_back_without_an_answer_is_this_process_s_still(
+    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    with FaultyLink.in_thread(deployment.store) as link, deployment.bus(store=link.url, beats=False) as bus:
+        first = write(bus, 1)
+        silence(deployment)
+        claim, asked = bus._blocking.claim, []
+
+        def unanswered(*args: Any, **options: Any) -> Any:
+            asked.append(options["again"])
+            if len(asked) <= lost:
+                link.cut_when(b"COMMIT", "from_server", after=False)
+            return claim(*args, **options)
+
+        monkeypatch.setattr(bus._blocking, "claim", unanswered)
+        if lost == 2:
+            with pytest.raises(Unavailable):
+                write(bus, 2)
+        last = write(bus, 3)
+        assert len(asked) == lost + 1
+        assert len(set(asked)) == 1
+        assert wire.tokens(last) == [first, last]
+
+
+def test_a_name_that_was_finished_while_it_was_won_back_is_won_back_again(
+    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with deployment.bus(beats=False) as bus:
+        first = write(bus, 1)
+        finished = silence(deployment)
+        beat = claims.heartbeat
+
+        def late(dialect: Any, held: Any, positions: Any) -> Any:
+            if held.incarnation > finished:  # not that of the claim before
+                monkeypatch.undo()
+                silence(deployment)
+            return (yield from beat(dialect, held, positions))
+
+        monkeypatch.setattr(claims, "heartbeat", late)
+        last = write(bus, 2)
+        assert claims.heartbeat is beat
         assert wire.tokens(last) == [first, last]
 
 

@@ -18,7 +18,7 @@ import attrs
 from busrep.commands import Name, Position, Server
 from busrep.errors import BusrepError, CommitUnknown, ConfigError, NotAWriter, WriterFenced
 from busrep.framing import Frame, Rows
-from busrep.ids import IdGenerator, Noted, ReservedIds
+from busrep.ids import IdGenerator, Noted, ReservedIds, Ticket
 from busrep.settings import Settings
 from busrep.speakers import Speakers
 from busrep.storage import AsyncStore, AsyncTransaction, Claim
@@ -44,7 +44,8 @@ class OpenFacts:
     """The facts of one stream in one transaction: their IDs, and the rows of each.
 
     ``each``: one row per ID, in order; else ``payloads`` holds the rows of an ID, and ``rows`` those of them that
-    busrep inserts.
+    busrep inserts. ``ticket``: the IDs come from a sequence that is rolled back with the transaction (SQLite, the
+    caller's); until it has ended the generator knows no more than that some were asked for.
     """
 
     stream: Stream[Any]
@@ -52,6 +53,8 @@ class OpenFacts:
     rows: dict[int, list[Any]] = attrs.field(factory=dict)
     payloads: dict[int, list[bytes]] = attrs.field(factory=dict)
     each: tuple[Sequence[Any], list[bytes]] | None = None
+    ticket: Ticket | None = None
+    first: int = attrs.field(init=False, default=attrs.Factory(lambda self: self.ids[0], takes_self=True))
 
     def add(self, row: Any, *, insert: bool) -> None:
         """Add a row to the (first) fact."""
@@ -115,7 +118,7 @@ class FactBase:
     def ids(self) -> dict[str, int]:
         """The fact's ID per stream, as it stands in the table (below zero on a negative stream)."""
         generators = self._generators
-        return {name: generators[name].table_id(opened.ids[0]) for name, opened in self._opened.items()}
+        return {name: generators[name].table_id(opened.first) for name, opened in self._opened.items()}
 
     def add(self, row: Any, *, stream: Stream[Any] | None = None, insert: bool = True) -> None:
         """Add a row to the fact. Raises RowError.
@@ -159,6 +162,7 @@ class Fact(FactBase):
         self._caller = connection
         self._transaction: AsyncTransaction | None = None
         self._stack = AsyncExitStack()
+        self._joined: InDoubt | None = None  # what is left of it in the caller's transaction
 
     @property
     def connection(self) -> Any:
@@ -170,6 +174,12 @@ class Fact(FactBase):
         if self._transaction is None:
             raise ConfigError("this fact has no transaction: its streams are kept in memory only")
         return list(await self._transaction.execute(sql, params))
+
+    def ended(self) -> None:
+        """Say that the caller's transaction, which this fact had joined, has ended: it is looked at, and published,
+        in the background. If it goes on in truth, nothing happens."""
+        if self._joined is not None:
+            self._writing.ended(self._joined)
 
     async def __aenter__(self) -> Fact:
         writing = self._writing
@@ -246,6 +256,7 @@ class Fact(FactBase):
             opened.ids.commit_sent()
         assert self._transaction is not None  # noqa: S101 (only a transaction leaves a doubt)
         doubt = InDoubt(self._transaction.marker, list(self._opened.values()), self._stack)
+        self._joined = doubt if self._transaction.joined else None
         self._writing.in_doubt(doubt)
 
 
@@ -408,6 +419,7 @@ class Writing(Ledger):
         self._claimed = claimed
         self._wake, self._on_fence = wake, on_fence
         self._finishing: set[asyncio.Task[None]] = set()
+        self._looking: set[object] = set()  # at these transactions' ends
         self._doubted = asyncio.Event()
         self._drained = asyncio.Event()
         self.publishing = False  # whether Redis takes what is published; then a full queue is worth a wait
@@ -490,6 +502,30 @@ class Writing(Ledger):
         self._doubts.append(doubt)
         self._doubted.set()
 
+    def ended(self, doubt: InDoubt) -> None:
+        """The caller says that this transaction has ended: ask now, without making anyone wait."""
+
+        async def look() -> None:
+            try:
+                await self._settle(*[one for one in self._doubts if one.marker == doubt.marker])
+            except WriterFenced as error:
+                self.fence(error)
+            except Exception as error:  # of whatever kind: `keep_settling` asks again
+                log.debug("the outcome of a transaction is not known yet: %s", error)
+            finally:
+                self._looking.discard(doubt.marker)
+
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # the garbage collector, after the loop
+            return
+        if doubt not in self._doubts or doubt.marker in self._looking:
+            return  # one question is enough for all facts of a transaction
+        self._looking.add(doubt.marker)
+        task = loop.create_task(look())
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+
     async def settle(self) -> None:
         """Ask after every fact in doubt once, now. Raises Unavailable, or what else keeps one from being known."""
         trouble: Exception | None = None
@@ -501,12 +537,18 @@ class Writing(Ledger):
         if trouble is not None:
             raise trouble
 
-    async def _settle(self, doubt: InDoubt) -> None:
-        found = await self._table.store.outcome(self._table.claim, doubt.marker, self.in_doubt_of(doubt))
-        if found is None or doubt not in self._doubts:
+    async def _settle(self, *doubts: InDoubt) -> None:
+        """Ask what became of one transaction; ``doubts``: what it left, with one marker."""
+        if not doubts:
             return
-        self.decide(doubt, found)
-        await self.completed(doubt.opened, doubt.stack)
+        asked = [fact for doubt in doubts for fact in self.in_doubt_of(doubt)]
+        found = await self._table.store.outcome(self._table.claim, doubts[0].marker, asked)
+        if found is None:
+            return
+        for doubt in doubts:
+            if doubt in self._doubts:
+                self.decide(doubt, found)
+                await self.completed(doubt.opened, doubt.stack)
 
     async def keep_settling(self) -> None:
         """Settle facts in doubt until cancelled."""

@@ -65,6 +65,17 @@ class BlockingTransaction:
         """See `AsyncTransaction`."""
         return self._transaction.marker
 
+    @property
+    def reserves(self) -> bool:
+        """Whether IDs have to be reserved in this transaction, by `reserve` before `begin`: if it is rolled back, the
+        sequence gives them again."""
+        return getattr(self._transaction, "reserves", False)
+
+    def reserve(self, stream: str, count: int) -> list[int]:
+        """``count`` new IDs of the stream, until the transaction is rolled back. Raises Unavailable."""
+        work: Coroutine[Any, Any, list[int]] = getattr(self._transaction, "reserve")(stream, count)  # noqa: B009
+        return complete(work)
+
     def begin(self) -> None:
         """See `AsyncTransaction`."""
         complete(self._transaction.begin())

@@ -15,7 +15,7 @@ from busrep.storage import Claim, FactRows
 from busrep.stores import claims, facts, schema
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import Control, Plan, Sql, T
-from busrep.stores.sqlite import BUSY, IN_TRANSACTION, connect, executor, run
+from busrep.stores.sqlite import BUSY, connect, executor, run
 from busrep.stores.sqlite_dialect import SqliteDialect
 from busrep.streams import Registry
 
@@ -160,14 +160,29 @@ class BlockingSqliteStore(PlannedStore):
         """See `AsyncStore`. ConfigError inside an open fact of the same thread."""
         self.turn.check_not_nested()
         if connection is not None and self._checked(connection).in_transaction:
-            raise ConfigError(IN_TRANSACTION)
+            return JoinedSqliteTransaction(self, claim, connection)
         return BlockingSqliteTransaction(self, claim, connection)
+
+    async def _lock_is_free(self) -> bool:
+        """Whether nobody holds the write lock, at this moment."""
+
+        def plan() -> Plan[None]:
+            yield (Control.BEGIN, Control.ROLLBACK)
+
+        try:
+            await self._write(plan(), 0.0)
+        except BusrepError:
+            return False
+        return True
 
     async def outcome(
         self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
     ) -> dict[tuple[str, int], list[bytes]] | None:
         """See `AsyncStore`. Only this process can have the transaction open; the transaction itself knows."""
-        if isinstance(marker, BlockingSqliteTransaction) and marker.may_be_open:
+        if isinstance(marker, JoinedSqliteTransaction):
+            if marker.may_be_open and not await self._read(marker.passed()) and not await self._lock_is_free():
+                return None
+        elif isinstance(marker, BlockingSqliteTransaction) and marker.may_be_open:
             return None
         return await super().outcome(claim, marker, facts_)
 
@@ -275,3 +290,90 @@ class BlockingSqliteTransaction:
             return self.connection is None or not isinstance(self.connection.in_transaction, bool)
         except sqlite3.ProgrammingError:
             return True
+
+
+class JoinedSqliteTransaction(BlockingSqliteTransaction):
+    """An `AsyncTransaction` in the one that the caller has begun on a connection of his own.
+
+    He may hold the one write lock already, so IDs can be reserved nowhere else but here, where ROLLBACK takes them
+    back: for the lock's sake nobody can have been given a higher one meanwhile. Who gets such an ID again knows by that
+    of the ROLLBACK.
+    """
+
+    joined = True
+    reserves = True
+
+    def __init__(self, store: BlockingSqliteStore, claim: Claim, connection: sqlite3.Connection) -> None:
+        super().__init__(store, claim, connection)
+        self._thread = threading.get_ident()
+        self._begun = False
+        self._reserved: dict[str, int] = {}
+
+    @property
+    def marker(self) -> object:
+        """This object, once something may be written."""
+        return self if self._begun else None
+
+    @property
+    def may_be_open(self) -> bool:
+        """Whether the connection is in a transaction, this one or one after it; as far as this thread can tell.
+
+        To other threads it looks as if COMMIT had ended the transaction when it begins to write.
+        """
+        if threading.get_ident() != self._thread:
+            return True
+        return not self.connection_closed() and self.connection is not None and self.connection.in_transaction
+
+    def passed(self) -> Plan[bool]:
+        """Whether, as others see the sequences, the IDs are given: by the COMMIT of this transaction, or to somebody
+        else after its end."""
+        for stream, last in self._reserved.items():
+            answers = yield self.store.dialect.sequence(stream)
+            if answers[0] and answers[0][0][0] >= last:
+                return True
+        return False
+
+    async def reserve(self, stream: str, count: int) -> list[int]:
+        """IDs that are ours unless the transaction is rolled back. It takes the write lock. Raises Unavailable."""
+
+        def plan() -> Plan[list[int]]:
+            answers = yield self.store.dialect.next_ids(stream, count)
+            return self.store.dialect.ids(answers[0], count)
+
+        self.store.backing(stream)
+        try:
+            ids = self._run(plan())
+        except Unavailable as error:
+            if getattr(error.__cause__, "sqlite_errorcode", 0) != sqlite3.SQLITE_BUSY_SNAPSHOT:
+                raise
+            raise Unavailable(
+                error.what, "the transaction has read what another one changed since: begin it with BEGIN IMMEDIATE"
+            ) from error
+        self._reserved[stream] = ids[-1]
+        return ids
+
+    async def begin(self) -> None:
+        """See `AsyncTransaction`. `reserve` has taken the write lock, which keeps any successor out (9.4)."""
+        self._run(self._check())
+        self._begun = True
+
+    def _check(self) -> Plan[None]:
+        answers = yield claims.lock_claim(self.store.dialect, self.claim)
+        if not answers[0]:
+            raise WriterFenced(self.claim.writer, self.claim.incarnation)
+
+    async def commit(self) -> None:
+        """See `AsyncTransaction`."""
+        pending, self._pending = self._pending, []
+        if not self.may_be_open:
+            raise ConfigError("the connection's transaction ended inside the fact's block: commit after it")
+        if pending:
+            self._run(_steps(pending))
+
+    async def rollback(self) -> None:
+        """See `AsyncTransaction`; it is the caller's."""
+        self._pending = []
+
+
+def _steps(steps: Sequence[Sql]) -> Plan[None]:
+    yield tuple(steps)

@@ -30,7 +30,8 @@ def claim(
     The incarnation is ``now``, the clock in ms, or above its predecessor's. So it rises even where a backup, or a table
     made anew, knows nothing of those that were given out; a process from before must not pass for its successor.
 
-    ``again``: the name must be of this incarnation still, or finished and nobody else's since: else WriterFenced.
+    ``again``: the name must be of this incarnation still, or finished and nobody else's since: else WriterFenced. A try
+    that failed without an answer may have won it, so the row notes for whom: the same may ask again.
     """
     yield from verify(dialect, backings)
     won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
@@ -127,21 +128,22 @@ def _win(
             # Locked: between this look and the claim nobody else may win the name.
             Sql(
                 "SELECT 1 FROM busrep_writers WHERE writer = ? AND "
-                f"(incarnation = ? OR (incarnation = ? AND finished = ?)){dialect.exclusive}",
-                (writer, again, again + 1, again),
+                f"(incarnation = ? OR (incarnation = ? AND finished = ?) OR finished = ?){dialect.exclusive}",
+                (writer, again, again + 1, again, -again),
             ),
         )
         if not answers[-1]:
             raise WriterFenced(writer, again)
         begin = ()
+    won_by = None if again is None else -again  # below zero: not finished
     answers = yield (
         *begin,
         # Waits until no transaction of a predecessor holds the row FOR SHARE.
         Sql(
-            f"INSERT INTO busrep_writers (writer, incarnation, claimed_at) VALUES (?, ?, {dialect.now}) ON CONFLICT "
-            f"(writer) DO UPDATE SET incarnation = {dialect.largest}(busrep_writers.incarnation, ?) + 1, "
-            "claimed_at = excluded.claimed_at RETURNING incarnation",
-            (writer, now, now - 1),
+            f"INSERT INTO busrep_writers (writer, incarnation, claimed_at, finished) VALUES (?, ?, {dialect.now}, ?) "
+            f"ON CONFLICT (writer) DO UPDATE SET incarnation = {dialect.largest}(busrep_writers.incarnation, ?) + 1, "
+            "claimed_at = excluded.claimed_at, finished = excluded.finished RETURNING incarnation",
+            (writer, now, won_by, now - 1),
         ),
         Sql("SELECT stream FROM busrep_positions WHERE writer = ? AND registered", (writer,)),
     )
@@ -264,31 +266,31 @@ def finish(
 ) -> Plan[dict[str, int]]:
     """Fence (committed), then in a new snapshot take rows and sequence for the final positions (9.5)."""
     fenced = yield from _or_blocked(dialect, writer, in_transaction(_fence(dialect, writer, incarnation, seconds)))
-    if not fenced:
+    if fenced is None:
         return {}
-    return (
-        yield from _or_blocked(
-            dialect, writer, in_transaction(_finals(dialect, backings, writer, incarnation, seconds))
-        )
-    )
+    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds))
+    return (yield from _or_blocked(dialect, writer, finals))
 
 
-def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> Plan[bool]:
+def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> Plan[int | None]:
+    """The incarnation that is fenced; the one before, if somebody has fenced that already and got no further: its
+    process could not tell that the name is its own if it were fenced twice."""
     answers = yield (
         Control.BEGIN,
         *dialect.lock_timeout(seconds),
         Sql(
             "UPDATE busrep_writers SET incarnation = incarnation + 1, finished = incarnation "
-            "WHERE writer = ? AND incarnation = ?",
-            (writer, incarnation),
+            "WHERE writer = ? AND incarnation = ? AND coalesce(finished, -1) <> ?",
+            (writer, incarnation, incarnation - 1),
         ),
         Sql(
-            "SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND finished = ?",
-            (writer, incarnation + 1, incarnation),
+            "SELECT finished FROM busrep_writers WHERE writer = ? AND "
+            "((incarnation = ? AND finished = ?) OR (incarnation = ? AND finished = ?))",
+            (writer, incarnation + 1, incarnation, incarnation, incarnation - 1),
         ),
         Control.COMMIT,
     )
-    return bool(answers[-1])
+    return int(answers[-1][0][0]) if answers[-1] else None
 
 
 def _finals(
@@ -349,6 +351,7 @@ def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, now:
             # First, as a claim does: then the two never wait for each other.
             Sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", (epoch,)),
             Sql(f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),
+            Sql("UPDATE busrep_writers SET finished = NULL"),  # nobody wins back a name of the log before
         )
         for backing in backings:
             listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]

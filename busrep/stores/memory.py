@@ -129,10 +129,12 @@ class MemoryStore:
         world = self.world
         name = await self._without_transactions(writer, timeout)
         with world.lock:
-            finished = again is not None and (name.incarnation, name.finished) == (again + 1, again)
-            if again is not None and name.incarnation != again and not finished:
-                raise WriterFenced(writer, again)
+            if again is not None and name.incarnation != again:
+                finished = (name.incarnation, name.finished) == (again + 1, again)
+                if not finished and name.finished != -again:
+                    raise WriterFenced(writer, again)
             name.incarnation = max(name.incarnation + 1, int(time.time() * 1000))
+            name.finished = None if again is None else -again
             starts, known, highest = {}, {}, {}
             fresh = [key for key in ((name, writer) for name in names) if not self._registered(key)]
             for stream in names:
@@ -266,6 +268,8 @@ class MemoryStore:
         """See `AsyncStore`."""
         name = await self._without_transactions(writer, timeout)
         with self.world.lock:
+            if (name.incarnation, name.finished) == (incarnation, incarnation - 1):  # fenced already
+                incarnation -= 1
             if name.incarnation == incarnation:
                 name.incarnation, name.finished = incarnation + 1, incarnation
             if (name.incarnation, name.finished) != (incarnation + 1, incarnation):
@@ -410,7 +414,7 @@ class MemoryStore:
         with world.lock:
             base = int(time.time() * 1000)
             for name in world.names.values():
-                name.incarnation = max(name.incarnation, base) + 1
+                name.incarnation, name.finished = max(name.incarnation, base) + 1, None
             for (stream, writer), at in world.positions.items():
                 at.position = max(at.floor, world.own_row(stream, writer))
                 world.sequences[stream] = max(world.sequences[stream], world.highest_row(stream), at.position)

@@ -2,7 +2,8 @@
 
 meta (key, value): schema version, epoch.
 writers (writer, incarnation, finished): one row a name; every write transaction locks it FOR SHARE (9.4), so nothing
-    that changes often may live in it. ``finished``: the incarnation that was fenced for being silent (9.5).
+    that changes often may live in it. ``finished``: the incarnation that was fenced for being silent (9.5);
+    below zero, the one whose process has won the name back since: it may not know yet, and ask again.
 positions (stream, writer, position, floor, registered, seen_at, finished): proven prefixes (9.3), retention floors, and
     the registry for linear positions (9.7).
 streams: the sequences that exist, and which streams have a table of the application's.

@@ -110,13 +110,14 @@ class Bus:
             if self._state != "new":
                 raise Closed
             self._pid = os.getpid()
-            self._state = "open"
+            self._state = "opening"
             try:
                 if self.writer is not None:
                     self._begin_writing(self.writer)
             except BaseException:
                 self.close()
                 raise
+            self._state = "open"
 
     def _begin_writing(self, writer: str) -> None:
         assert self._publisher is not None  # noqa: S101 (looked at in __init__)
@@ -208,8 +209,8 @@ class Bus:
 
     def _check_open(self) -> None:
         self._here()
-        if self._state == "new":
-            with self._opening:
+        if self._state in ("new", "opening"):
+            with self._opening:  # another thread may be at it
                 if self._state == "new":
                     self.open()
         if self._state != "open":
@@ -221,9 +222,10 @@ class Bus:
         """A fact of ``streams`` (usually one) in one transaction: ``with bus.write(orders) as fact``.
 
         ``connection``: the caller's own (a psycopg.Connection, or a sqlite3.Connection of this thread), else one of
-        busrep's. If it is in a transaction already, that one is joined (PostgreSQL) and its end is the caller's. On
-        entry raises NotAWriter, WriterFenced, ClaimBlocked, Unavailable, ConfigError; on exit what the database raises,
-        and CommitUnknown when COMMIT got no answer: then busrep finds out by itself what became of it.
+        busrep's. If it is in a transaction already, that one is joined and its end is the caller's: `settle`, or
+        `Fact.ended`, looks what became of it. On entry raises NotAWriter, WriterFenced, ClaimBlocked, Unavailable,
+        ConfigError; on exit what the database raises, and CommitUnknown when COMMIT got no answer: then busrep finds
+        out by itself what became of it.
         """
         return Fact(self._writer_of(streams), streams, connection)
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import redis
 import redis.asyncio as aioredis
+import redis.asyncio.sentinel as aiosentinel
 from redis.backoff import NoBackoff
 from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection, parse_url
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 from redis.retry import Retry
+from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from busrep.asyncio.link import without_password
 from busrep.errors import ConfigError, Unavailable
@@ -22,6 +27,8 @@ from busrep.settings import Settings
 log = logging.getLogger("busrep.redis")
 
 _TROUBLE = (RedisError, OSError, EOFError)
+
+T = TypeVar("T")
 
 
 def redis_pool(client: str | redis.Redis, settings: Settings) -> ConnectionPool:
@@ -63,34 +70,78 @@ def redis_pool(client: str | redis.Redis, settings: Settings) -> ConnectionPool:
         raise ConfigError(f"Redis settings that do not go together: {error}") from None
 
 
+async def _in_a_thread(work: Callable[[], T]) -> T:
+    """Wait for what blocks. Nobody waits for the thread when the waiting ends first: it may have no deadline."""
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()  # from now on it cannot be cancelled, only left alone
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="busrep-sentinel", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+class _MasterPool(aioredis.ConnectionPool):
+    """Of asyncio connections to the master that the Sentinels of a blocking client name, asked by that client."""
+
+    is_master, check_connection = True, False
+
+    def __init__(self, blocking: SentinelConnectionPool, kind: type[Any], kwargs: dict[str, Any]) -> None:
+        super().__init__(kind, **kwargs)
+        self._blocking = blocking
+
+    async def get_master_address(self) -> tuple[str, int]:
+        """What a connection asks when it connects."""
+        address: tuple[str, int] = await _in_a_thread(self._blocking.get_master_address)
+        return address
+
+
 def async_client(client: redis.Redis) -> aioredis.Redis:
     """An asyncio client with the settings of a blocking one. Raises ConfigError for one of another kind."""
     pool = client.connection_pool
-    kinds = {
+    kinds: dict[type[Any], type[Any]] = {
         Connection: aioredis.Connection,
         SSLConnection: aioredis.SSLConnection,
         UnixDomainSocketConnection: aioredis.UnixDomainSocketConnection,
     }
+    if isinstance(pool, SentinelConnectionPool) and pool.is_master:
+        kinds = {
+            SentinelManagedConnection: aiosentinel.SentinelManagedConnection,
+            SentinelManagedSSLConnection: aiosentinel.SentinelManagedSSLConnection,
+        }
     if pool.connection_class not in kinds:
         raise ConfigError(
-            f"reading with a client of {pool.connection_class.__name__} is not possible in threads: pass a URL, or "
-            "read with busrep.connect() and a redis.asyncio client"
+            f"reading with a client of {pool.connection_class.__name__} is not possible in threads: pass a URL, a "
+            "plain redis.Redis or Sentinel.master_for(), or read with busrep.connect() and a redis.asyncio client"
         )
     # Objects that serve one runtime only; what they do is not wanted of a subscription.
     own = ("retry", "credential_provider", "redis_connect_func", "maint_", "oss_cluster_", "orig_", "event_dispatcher")
     kwargs = {key: value for key, value in pool.connection_kwargs.items() if not key.startswith(own)}
-    return aioredis.Redis(connection_pool=aioredis.ConnectionPool(kinds[pool.connection_class], **kwargs))
+    kind = kinds[pool.connection_class]
+    if isinstance(pool, SentinelConnectionPool):
+        return aioredis.Redis(connection_pool=_MasterPool(pool, kind, kwargs))
+    return aioredis.Redis(connection_pool=aioredis.ConnectionPool(kind, **kwargs))
 
 
 class Publisher:
     """Publishes on a connection that it makes when it is needed. Not thread-safe: hold ``lock`` round each call, with
     ``busy`` set, and make none where it is set already.
 
+    Where nobody has heard anything for ``heartbeat * silent_after_beats`` it gives its connection up: after a failover
+    it may be one to the old master, which lives on as a replica, takes messages, and passes them on to nobody. Whoever
+    listens would miss the echo of its own announcements; a writer in threads need not listen.
+
     ``connects`` rises with each new connection: others cannot see that it is one.
     """
 
     def __init__(self, client: str | redis.Redis, settings: Settings) -> None:
         self._pool = redis_pool(client, settings)
+        self._deaf_after = settings.heartbeat * settings.silent_after_beats
+        self._heard_at = 0.0
         self._connection: Any = None
         self._closed = False
         self.lock = threading.RLock()
@@ -117,7 +168,7 @@ class Publisher:
             raise self._unavailable(error) from ConfigError(f"Redis refuses this user: {error}")
         except _TROUBLE as error:
             raise self._unavailable(error) from error
-        self._connection = connection
+        self._connection, self._heard_at = connection, time.monotonic()
         self.connects += 1
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
@@ -131,14 +182,18 @@ class Publisher:
         try:
             packed = connection.pack_commands([("PUBLISH", *message) for message in messages])
             connection.send_packed_command(packed, check_health=False)
-            for _ in messages:
-                connection.read_response(disable_decoding=True)
+            heard = [connection.read_response(disable_decoding=True) for _ in messages]
         except _TROUBLE as error:
             self.drop()
             raise self._unavailable(error) from error
         except BaseException:  # interrupted between a command and its reply: the connection is out of step
             self.drop()
             raise
+        now = time.monotonic()
+        if any(heard):
+            self._heard_at = now
+        elif now - self._heard_at > self._deaf_after:
+            self.drop()
 
     def _unavailable(self, error: BaseException) -> Unavailable:
         text = f"{type(error).__name__}: {error}"

@@ -101,6 +101,29 @@ class Session(Ledger):
         super().__init__(name, server, streams, settings, claim=claim, incarnation=incarnation, epoch=epoch)
         self.claim = claim
         self.torn = False
+        self.promised: list[OpenFacts] = []  # with IDs that are given back if their transaction is rolled back
+
+    def redeem(self, one: OpenFacts) -> None:
+        """The transaction that gave the IDs has ended: with rows they are its own, else they are nobody's yet."""
+        if one.ticket is None:
+            return
+        generator, ticket, one.ticket = self.generators[one.stream.name], one.ticket, None
+        self.promised.remove(one)
+        if one.each is None and not any(one.payloads.values()):
+            one.ids = ReservedIds()
+            generator.give_up(ticket)
+            return
+        try:
+            generator.answer(ticket, one.ids)
+        except BusrepError:
+            self.torn = True  # its rows are committed: whoever claims the name next finds them in the table
+            raise
+
+    def given_again(self, stream: str, ids: Sequence[int]) -> None:
+        """The sequence gave these: who was promised one of them before was rolled back."""
+        for one in [one for one in self.promised if one.stream.name == stream and not {*ids}.isdisjoint(one.ids)]:
+            one.forget()
+            self.redeem(one)
 
     @property
     def ended(self) -> bool:
@@ -128,6 +151,7 @@ class Fact(FactBase):
         self._session: Session | None = None
         self._transaction: BlockingTransaction | None = None
         self._booked = True  # nothing is open, or whoever settles facts in doubt knows of it
+        self._joined: _Doubt | None = None  # what is left of it in the caller's transaction
 
     @property
     def connection(self) -> Any:
@@ -142,15 +166,25 @@ class Fact(FactBase):
         self._writing.here()
         return list(self._transaction.execute(sql, params))
 
+    def ended(self) -> None:
+        """Say that the caller's transaction, which this fact had joined, has ended: look now how, and publish.
+
+        Raises nothing: what cannot be found out now is looked at again later. If it goes on in truth, nothing happens.
+        """
+        if self._session is not None and self._writing.here(raising=False):
+            self._writing.ended(self._session, self._joined)
+
     def __enter__(self) -> Fact:
         writing = self._writing
         if self._session is not None:
             raise ConfigError("a fact is written once: call bus.write() for each")
-        writing.before_a_fact()
+        writing.before_a_fact(self._caller)
         session = writing.live()
         try:
             self._begin(session)
         except WriterFenced:
+            if self._transaction is not None and self._transaction.reserves:
+                raise  # the caller has SQLite's write lock: `ended` wins the name back, if it can be
             # Perhaps for its silence, with nobody after it: then the name is won back. Else this raises.
             self._begin(writing.live())
         return self
@@ -163,7 +197,7 @@ class Fact(FactBase):
             if any(not stream.resettable for stream in self._streams):
                 self._transaction = writing.transaction(session, self._caller)
             for stream in self._streams:
-                writing.reserve(session, stream, self._count, self._opened)
+                writing.reserve(session, stream, self._count, self._opened, self._transaction)
             if self._transaction is not None:
                 self._transaction.begin()
         except BaseException as error:
@@ -241,6 +275,8 @@ class Fact(FactBase):
         self._booked = True
         if self._transaction is not None and not self._transaction.joined:
             self._writing.end(doubt)
+        else:
+            self._joined = doubt
         self._writing.doubted.set()
 
     def _in_doubt(self) -> _Doubt:
@@ -366,7 +402,7 @@ class Writing:
         with self._settling:
             self._drop_doubts(former)
         try:
-            session = self._claim(former.incarnation)
+            session = self._win_back(former.incarnation)
         except WriterFenced as error:
             self._lose(error)
             raise
@@ -376,6 +412,22 @@ class Writing:
         )  # fmt: skip
         session.facts, session.rows = former.facts, former.rows
         self.session = session
+
+    def _win_back(self, again: int) -> Session:
+        tried = False
+        while True:
+            try:
+                return self._claim(again)
+            except WriterFenced as error:
+                if error.incarnation <= again:
+                    raise
+                again = error.incarnation  # won, and finished for its silence before that was known here
+            except Unavailable:
+                # It may be won all the same. That can be told until readers finish that incarnation too, and the next
+                # fact may be long in coming: so not then, but now.
+                if tried:
+                    raise
+                tried = True
 
     def _lose(self, error: WriterFenced) -> None:
         if self.lost is None:
@@ -423,7 +475,14 @@ class Writing:
             raise ConfigError("pass store= to connect()")
         return self._store.transaction(session.claim, connection)
 
-    def reserve(self, session: Session, stream: Stream[Any], count: int, opened: dict[str, OpenFacts]) -> None:
+    def reserve(
+        self,
+        session: Session,
+        stream: Stream[Any],
+        count: int,
+        opened: dict[str, OpenFacts],
+        transaction: BlockingTransaction | None,
+    ) -> None:
         """Open ``count`` new IDs of a stream, in ``opened``. Raises NotAWriter, WriterFenced."""
         name = stream.name
         generator = session.generators.get(name)
@@ -435,8 +494,14 @@ class Writing:
             tickets.append(generator.ask(count, now=time.monotonic(), owner=threading.current_thread().name))
 
         def answer(ids: Sequence[int]) -> None:
+            session.given_again(name, ids)
             generator.answer(tickets[0], ids)
             opened[name] = OpenFacts(stream, ReservedIds(sorted(ids)))
+
+        def promise(ids: Sequence[int]) -> None:
+            session.given_again(name, ids)
+            opened[name] = OpenFacts(stream, ReservedIds(sorted(ids)), ticket=tickets[0])
+            session.promised.append(opened[name])
 
         def give_up() -> None:
             for ticket in tickets:
@@ -446,12 +511,16 @@ class Writing:
             self._guarded(session, ask)
             if stream.resettable or self._store is None:
                 self._guarded(session, lambda: answer(session.ids_in_memory(name, count)))
+            elif transaction is not None and transaction.reserves:
+                ids = transaction.reserve(name, count)
+                self._guarded(session, lambda: promise(ids))
             else:
                 ids = self._store.reserve(name, count)
                 self._guarded(session, lambda: answer(ids))
         except BaseException:
             # IDs that the sequence gave to nobody stay holes.
-            self._guarded(session, give_up)
+            if name not in opened:
+                self._guarded(session, give_up)
             raise
 
     def completed(self, session: Session, opened: Sequence[OpenFacts], booked: Callable[[], None]) -> None:
@@ -460,6 +529,7 @@ class Writing:
         def book() -> None:
             if not session.ended:
                 for one in opened:
+                    session.redeem(one)
                     facts, rows = one.complete(session.core)
                     session.facts += facts
                     session.rows += rows
@@ -574,6 +644,21 @@ class Writing:
         if trouble is not None:
             raise trouble
 
+    def ended(self, session: Session, doubt: _Doubt | None) -> None:
+        """The caller says that this transaction has ended. Nothing is raised into what comes after its COMMIT."""
+        try:
+            with self._settling:
+                if doubt is not None and doubt in session._doubts and not session.ended:
+                    # All of that transaction's at once: the next ones have nothing left to ask.
+                    self._settle(session, *[one for one in session._doubts if one.marker == doubt.marker])
+            self.publish()
+        except WriterFenced as error:
+            self.fence(session, error)
+        except Exception as error:  # of whatever kind: it is committed, and is asked after again
+            log.warning("the outcome of a transaction is not known yet: %s", error)
+        if session.ended and self.lost is None:
+            self._try(self.live)  # now: in a transaction of the caller's on SQLite the name cannot be won back
+
     def end(self, doubt: _Doubt) -> None:
         """Let the transaction of a fact in doubt hold nothing up."""
         with self._settling:
@@ -586,14 +671,21 @@ class Writing:
             if isinstance(doubt, _Doubt):
                 doubt.end()
 
-    def _settle(self, session: Session, doubt: InDoubt) -> None:
-        if isinstance(doubt, _Doubt):
-            doubt.end()
+    def _settle(self, session: Session, *doubts: InDoubt) -> None:
+        """Ask what became of one transaction; ``doubts``: what it left, with one marker."""
+        for doubt in doubts:
+            if isinstance(doubt, _Doubt):
+                doubt.end()
         found: dict[tuple[str, int], list[bytes]] | None = {}
         if self._store is not None and session.claim is not None:
-            found = self._store.outcome(session.claim, doubt.marker, session.in_doubt_of(doubt))
+            asked = [fact for doubt in doubts for fact in session.in_doubt_of(doubt)]
+            found = self._store.outcome(session.claim, doubts[0].marker, asked)
         if found is None:
             return
+        for doubt in doubts:
+            self._decide(session, doubt, found)
+
+    def _decide(self, session: Session, doubt: InDoubt, found: Mapping[tuple[str, int], list[bytes]]) -> None:
         self._guarded(session, lambda: session.decide(doubt, found))
         self.completed(session, doubt.opened, lambda: None)
 
@@ -611,15 +703,18 @@ class Writing:
             raise
         self._guarded(session, lambda: session.registry_read(noted, registry))
 
-    def before_a_fact(self) -> None:
-        """Without a thread that does so: do first what is overdue."""
+    def before_a_fact(self, connection: Any = None) -> None:
+        """Without a thread that does so: do first what is overdue.
+
+        ``connection``: the caller's. Beside a transaction on SQLite's nothing can be written: that waits.
+        """
         for doubt in list(self.session._doubts):
             if isinstance(doubt, _Doubt) and doubt.transaction is not None and not doubt.transaction.joined:
                 self.end(doubt)  # of a fact that nobody ended: it may hold what this one needs
         if self._beats:
             return
         now = time.monotonic()
-        if now >= self._beat_at:
+        if now >= self._beat_at and not getattr(connection, "in_transaction", False):
             self._beat_at = now + self._settings.heartbeat
             self._try(self.beat)
         if self.session._doubts:

@@ -10,6 +10,7 @@ Start here::
     world.py     what it runs on: two Redis servers under a Sentinel, PostgreSQL and a replica, links that fail
     faults/      the faults, one function each
     child.py     a writer or reader process
+    runtime.py   its bus on an event loop, or in threads: load and handlers are one text for both
     ledger.py    what a process notes of what it did, so that a kill leaves the truth
     verdict.py   the ledgers compared with the table. Pure.
 """

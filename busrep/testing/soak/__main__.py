@@ -15,6 +15,8 @@ from busrep.errors import BusrepError
 from busrep.testing.soak.faults import OVER_TCP
 from busrep.testing.soak.run import Options, Soak
 
+# What the processes go over: asyncio and Redis, asyncio and a TCP server in front of it, threads and Redis.
+OVER = ("redis", "tcp", "sync")
 # Violations that the text shows in full; the report in JSON has all.
 SHOWN = 20
 
@@ -27,7 +29,8 @@ def text_of(report: dict[str, Any]) -> str:
         f"{report['seconds']} s in all, {report['redis']}, PostgreSQL {report['postgres']}",
         "",
         f"  {report['facts']} facts, {report['rows']} rows, {report['rows_pruned']} of them pruned; "
-        f"{sum(report['processes'].values())} processes, {report['fenced']} of them fenced",
+        f"{sum(report['processes'].values())} processes, {report['fenced']} of them fenced, "
+        f"names won back {report['names_won_back']}",
         f"  gaps found {report['gaps_found']}, filled {report['gaps_filled']}; fetches {report['fetches']}, "
         f"failed {report['fetches_failed']}; reconnects {report['reconnects']}",
         *(
@@ -57,7 +60,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=3.0, help="how long to do harm (default 3)")
     parser.add_argument("--seed", type=int, help="of the order and the dice of the faults (default: any)")
     parser.add_argument("--redis-server", metavar="COMMAND", help="a redis-server or valkey-server to use")
-    parser.add_argument("--over", choices=("redis", "tcp"), default="redis", help="or a TCP server in front of Redis")
+    parser.add_argument("--over", choices=OVER, default="redis", help="or a TCP server, or threads")
     parser.add_argument("--faults", metavar="NAME,...", help=f"only these, of: {', '.join(OVER_TCP)}")
     parser.add_argument("--keep", action="store_true", help="keep ledgers and logs of a run that went well")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

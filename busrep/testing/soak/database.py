@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import groupby
 from typing import Any
+
+import attrs
 
 from busrep.errors import MissingExtra
 from busrep.testing.soak.task import ABORTED, BULK, digest
@@ -32,7 +34,10 @@ CREATE VIEW soak_facts AS SELECT * FROM busrep_facts UNION ALL SELECT * FROM soa
 """
 
 BUSINESS = "INSERT INTO soak_business (stream, writer, id) VALUES (%s, %s, %s)"
-EFFECT = "INSERT INTO soak_effects (reader, stream, writer, token, rows_, digest) VALUES (%s, %s, %s, %s, %s, %s)"
+EFFECTS = """
+INSERT INTO soak_effects (reader, stream, writer, token, rows_, digest)
+SELECT %s, %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::text[])
+"""
 
 
 def psycopg() -> Any:
@@ -44,14 +49,59 @@ def psycopg() -> Any:
     return driver
 
 
+_OPTIONS: dict[str, Any] = {"connect_timeout": 5, "application_name": APPLICATION, "keepalives_idle": 5}
+
+
 async def application_connection(url: str) -> Any:
     """A connection of the application's own, not of busrep's. Raises psycopg.Error."""
-    connection = await psycopg().AsyncConnection.connect(
-        url, connect_timeout=5, application_name=APPLICATION, keepalives_idle=5
-    )
+    return await _prepared(await psycopg().AsyncConnection.connect(url, **_OPTIONS))
+
+
+async def blocking_connection(url: str) -> BlockingConnection:
+    """The same for threads. Raises psycopg.Error."""
+    connection = BlockingConnection(psycopg().Connection.connect(url, **_OPTIONS))
+    await _prepared(connection)
+    return connection
+
+
+async def _prepared(connection: Any) -> Any:
     await connection.execute("SET lock_timeout = '5s'")
     await connection.commit()
     return connection
+
+
+@attrs.frozen
+class BlockingConnection:
+    """A psycopg.Connection that is used like an AsyncConnection: its coroutines never wait for an event loop."""
+
+    blocking: Any
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is."""
+        return bool(self.blocking.closed)
+
+    async def execute(self, query: str, params: Sequence[Any] = ()) -> None:
+        """Run a statement."""
+        self.blocking.execute(query, params)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """Committed, or rolled back after an exception."""
+        with self.blocking.transaction():
+            yield
+
+    async def commit(self) -> None:
+        """End the transaction."""
+        self.blocking.commit()
+
+    async def rollback(self) -> None:
+        """Take it back."""
+        self.blocking.rollback()
+
+    async def close(self) -> None:
+        """Close it."""
+        self.blocking.close()
 
 
 class Database:

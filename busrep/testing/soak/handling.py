@@ -7,9 +7,10 @@ import contextlib
 import random
 from typing import Any
 
-from busrep.asyncio import Batch, Bus
-from busrep.testing.soak.database import EFFECT, application_connection, psycopg
+from busrep.asyncio import Batch
+from busrep.testing.soak.database import EFFECTS, psycopg
 from busrep.testing.soak.ledger import Anew, Gone, Handled, Ledger, Started
+from busrep.testing.soak.runtime import Bus, Runtime
 from busrep.testing.soak.task import Row, Task, digest
 
 
@@ -20,21 +21,20 @@ class MomentaryFailure(Exception):
 class Reading:
     """What one reader process does with its batches."""
 
-    def __init__(self, task: Task, bus: Bus, ledger: Ledger, dice: random.Random) -> None:
-        self.task, self.bus, self.ledger, self.dice = task, bus, ledger, dice
+    def __init__(self, runtime: Runtime, task: Task, bus: Bus, ledger: Ledger, dice: random.Random) -> None:
+        self.runtime, self.task, self.bus, self.ledger, self.dice = runtime, task, bus, ledger, dice
         self._connection: Any = None
         self._one_at_a_time = asyncio.Lock()
         bus.on_reset()(lambda stream, writer, position: ledger.note(Anew(stream, writer, position)))
         bus.on_missed()(lambda *what: ledger.note(Gone(*what)))
 
     async def run(self) -> None:
-        """Handle everything until cancelled; both ways to read are used."""
+        """Have everything handled from now on, and with "now" do it here; both ways to read are used."""
         if self.task.reads == "now":
             async with contextlib.aclosing(self.bus.follow(*self.task.streams)) as batches:  # type: ignore[type-var]
                 async for batch in batches:
                     await self.handle(batch)
         self.bus.subscribe(*self.task.streams)(self.handle)
-        await asyncio.Event().wait()
 
     async def handle(self, batch: Batch[Row]) -> None:
         """Note that it came, do it, note that it is done."""
@@ -45,7 +45,7 @@ class Reading:
         if self.task.reads == "exact":
             await self.in_one_transaction(batch, facts)
         else:
-            await asyncio.sleep(self.dice.choice([0, 0, 0, 0.002, 0.02]))
+            await self.runtime.sleep(self.dice.choice([0, 0, 0, 0.002, 0.02]))
         if self.task.reads != "now" and self.dice.random() < 0.01:
             # The exactly-once one has committed by now.
             raise MomentaryFailure
@@ -57,9 +57,8 @@ class Reading:
             connection = await self.connection()
             try:
                 async with connection.transaction():
-                    async with connection.cursor() as cursor:
-                        values = [(self.task.who, batch.stream.name, batch.writer, *fact) for fact in facts]
-                        await cursor.executemany(EFFECT, values)
+                    columns = [list(column) for column in zip(*facts, strict=True)] or [[], [], []]
+                    await connection.execute(EFFECTS, (self.task.who, batch.stream.name, batch.writer, *columns))
                     await batch.save(connection)
                     if self.dice.random() < 0.01:
                         raise MomentaryFailure
@@ -71,9 +70,9 @@ class Reading:
         """The application's connection; a new one, as soon as there can be one, when the last one broke."""
         while self._connection is None or self._connection.closed:
             with contextlib.suppress(psycopg().Error):
-                self._connection = await application_connection(self.task.reader_store)
+                self._connection = await self.runtime.connect(self.task.reader_store)
                 break
-            await asyncio.sleep(0.1)
+            await self.runtime.sleep(0.1)
         return self._connection
 
     async def close(self) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import time
 from collections import Counter
 from typing import Any
 
-from busrep.asyncio import Bus, Fact
+from busrep.asyncio import Fact
 from busrep.errors import BusrepError, Closed, CommitUnknown, WriterFenced
 from busrep.streams import Stream
 from busrep.testing.rows import TEXTS
-from busrep.testing.soak.database import BUSINESS, application_connection, psycopg
+from busrep.testing.soak.database import BUSINESS, psycopg
 from busrep.testing.soak.ledger import Committed, Ledger, RolledBack
-from busrep.testing.soak.task import ABORTED, BULK, FINAL, Row, Task, digest
+from busrep.testing.soak.runtime import Bus, Runtime
+from busrep.testing.soak.task import ABORTED, BULK, FINAL, LEASE, Row, Task, digest
 
 # Facts open at a time: they complete in any order.
 LANES = 4
@@ -23,6 +26,9 @@ PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4)
 KINDS = {"one": 40, "many": 15, "several streams": 12, "rolled back": 14, "empty": 5, "bulk": 3, "held": 3, "joined": 3}
 # Seconds for which a held transaction is open; other facts of its writer complete meanwhile, and wait for it.
 HELD = (0.3, 2.5)
+# How often, between two facts, a process without beats writes nothing for so many seconds, in all lanes: for longer
+# than a lease, so that readers finish it, and it has to win its name back.
+SILENT, SILENCE = 0.01, (1.2 * LEASE, 2.5 * LEASE)
 
 
 class RollBack(Exception):
@@ -32,25 +38,28 @@ class RollBack(Exception):
 class Load:
     """The facts of one writer process. ``made`` counts them by kind."""
 
-    def __init__(self, bus: Bus, task: Task, ledger: Ledger, dice: random.Random) -> None:
-        self.bus, self.task, self.ledger, self.dice = bus, task, ledger, dice
+    def __init__(self, runtime: Runtime, task: Task, bus: Bus, ledger: Ledger, dice: random.Random) -> None:
+        self.runtime, self.task, self.bus, self.ledger, self.dice = runtime, task, bus, ledger, dice
         self.streams = [stream for stream in task.streams if stream.name in task.writes]
         self.made: Counter[str] = Counter()
-        self._number = 0
-        self._ending = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self._ending = False
+        self._silent_until = 0.0
         self._lanes: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Write until ``finish``. Raises WriterFenced when another process has the name."""
         async with asyncio.TaskGroup() as group:
-            self._lanes = [group.create_task(self.lane()) for _ in range(LANES)]
+            self._lanes = [group.create_task(self.runtime.run(self.lane())) for _ in range(LANES)]
 
     async def lane(self) -> None:
         """One fact after the other."""
-        while not self._ending.is_set():
+        while not self._ending:
             kind = self.dice.choices(list(KINDS), list(KINDS.values()))[0]
             await self.attempt(kind)
-            await asyncio.sleep(self.dice.choice(PAUSES))
+            if self.task.beats is False and self.dice.random() < SILENT:
+                self._silent_until = time.monotonic() + self.dice.uniform(*SILENCE)
+            await self.runtime.sleep(max(self.dice.choice(PAUSES), self._silent_until - time.monotonic()))
 
     async def attempt(self, kind: str) -> bool:
         """Try to write one; whether it is certain that it was committed."""
@@ -60,13 +69,15 @@ class Load:
             self.made["rolled back"] += 1
         except CommitUnknown:
             self.made["unknown"] += 1
-        except WriterFenced:
+        except WriterFenced as error:
+            if not self.bus.statistics()["writer"]["fenced"]:
+                raise RuntimeError("told that its name is another's, and it is not") from error
             raise
         except Closed:
-            self._ending.set()
+            self._ending = True
         except (BusrepError, psycopg().Error):  # the database, or the way to it
             self.made["failed"] += 1
-            await asyncio.sleep(0.1)
+            await self.runtime.sleep(0.1)
         else:
             self.made[kind] += 1
             return True
@@ -74,8 +85,7 @@ class Load:
 
     def rows(self, kind: str, count: int, size: int | None = None) -> list[Row]:
         """The rows of one new fact."""
-        self._number += 1
-        name = f"{self.task.who}.{self.task.life}.{self._number}"
+        name = f"{self.task.who}.{self.task.life}.{next(self._numbers)}"
         dice = self.dice
         texts = ["x" * (size or dice.randint(5, 300)) + dice.choice(TEXTS) for _ in range(count)]
         return [Row(name, index, count, kind, text) for index, text in enumerate(texts)]
@@ -114,7 +124,7 @@ class Load:
         try:
             async with self.bus.write(*streams) as fact:
                 noted = await self.fill(fact, streams, count, kind)
-                await asyncio.sleep(held or self.dice.choice([0, 0, 0.01]))
+                await self.runtime.sleep(held or self.dice.choice([0, 0, 0.01]))
                 if kind == ABORTED:
                     raise RollBack
         except RollBack:
@@ -124,7 +134,7 @@ class Load:
 
     async def joined(self, stream: Stream[Row], rolled_back: bool) -> None:
         """A fact in a transaction that the application begins and ends itself, on its own connection."""
-        connection = await application_connection(self.task.store)
+        connection = await self.runtime.connect(self.task.store)
         try:
             await connection.execute("SELECT 1")  # begins one
             async with self.bus.write(stream, connection=connection) as fact:
@@ -156,9 +166,14 @@ class Load:
 
     async def finish(self) -> dict[str, int]:
         """Let the lanes end, and write a last fact of each stream; {stream: ID}."""
-        self._ending.set()
+        self._ending = True
         if self._lanes:
             await asyncio.wait(self._lanes)
+        finals: dict[str, int] = await self.runtime.run(self.last_facts())
+        return finals
+
+    async def last_facts(self) -> dict[str, int]:
+        """One of each stream, however long it takes."""
         finals = {}
         for stream in self.streams:
             while True:
@@ -168,7 +183,7 @@ class Load:
                 except WriterFenced:
                     raise
                 except (BusrepError, psycopg().Error):
-                    await asyncio.sleep(0.2)
+                    await self.runtime.sleep(0.2)
                     continue
                 break
             self.ledger.note(Committed(tuple(noted)))

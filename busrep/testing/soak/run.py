@@ -36,8 +36,8 @@ PROGRESS = 10.0
 
 @attrs.frozen
 class Options:
-    """What to run. ``over``: "redis", or "tcp", a TCP server in front of it. ``kinds``: names of faults, empty for all;
-    ``most`` ends the run early after so many."""
+    """What to run. ``over``: "redis"; "tcp", a TCP server in front of it; or "sync", with threads in all processes.
+    ``kinds``: names of faults, empty for all; ``most`` ends the run early after so many."""
 
     seconds: float
     seed: int
@@ -277,6 +277,7 @@ class Soak:
             "without_effect": dict(sorted(self.without_effect.items())),
             "processes": {slot.who: slot.lives for slot in world.slots.values()},
             "fenced": world.fenced,
+            "names_won_back": sum(report.get("won_back", 0) for report in self._reports()),
             "cut_off_by_tcp_server": dict(sorted(self._cut_off().items())),
             "reconnects": self._sum("link", "reconnects"),
             **{name: self._sum("reader", name) for name in reader_counts},

@@ -98,6 +98,7 @@ class Task:
     ``routes``: (host:port) of each Redis server -> the process's own link to it; Sentinel names the former. ``tcp``:
     the process's link to the TCP server in front of Redis, when it is to go over that.
     ``store``, ``reader_store``: PostgreSQL through the process's own links. ``ledger``: the file it notes in.
+    ``beats``: None for `busrep.asyncio`; for `busrep.sync` whether it has them.
     """
 
     who: str
@@ -114,6 +115,7 @@ class Task:
     store: str
     reader_store: str
     ledger: str
+    beats: bool | None = None
 
     @property
     def streams(self) -> list[Stream[Row]]:

@@ -218,6 +218,7 @@ class World:
             store=slot.postgres[0].url,
             reader_store=slot.postgres[-1].url,
             ledger=str(ledger),
+            beats=self._beats(slot),
         )
         log = self.folder / f"{slot.who}.{slot.lives}.log"
         slot.child = child = await ChildProcess.start(CHILD, f"{slot.who}.{slot.lives}", attrs.asdict(task), log)
@@ -229,6 +230,10 @@ class World:
         watcher.add_done_callback(lambda done: self._watchers.pop(done))
         return child
 
+    def _beats(self, slot: Slot) -> bool | None:
+        """Of a process with threads: half of them have beats, and every name has them in every other life."""
+        return (list(self.slots).index(slot.who) + slot.lives) % 2 == 1 if self.over == "sync" else None
+
     async def _watch(self, slot: Slot, child: ChildProcess) -> None:
         """What a supervisor does: start a process again, whatever it died of. What should not happen is noted."""
         status = await child.listen()
@@ -236,6 +241,9 @@ class World:
         if status == FENCED:
             self.fenced += 1
             self.log(f"{child.name} lost its name to another process")
+            if self.over == "sync" and slot.child is child:
+                # In threads a name that was finished for its silence is won back.
+                self.violations.append(f"{child.name} lost its name, and no other process was started under it")
         elif status not in (0, -9):
             tail = child.log.read_text(errors="replace")[-LOG_TAIL:]
             self.violations.append(f"{child.name} ended by itself with status {status}:\n{tail}")

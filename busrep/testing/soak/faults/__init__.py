@@ -25,5 +25,5 @@ OVER_TCP: dict[str, Fault] = {**FAULTS, **tcp_server.FAULTS}
 
 
 def faults_over(way: str) -> dict[str, Fault]:
-    """What can happen to a soak that goes over "redis", or over "tcp"."""
+    """What can happen to a soak that goes over "redis", "tcp" or "sync"."""
     return OVER_TCP if way == "tcp" else FAULTS
