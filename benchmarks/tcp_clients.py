@@ -5,7 +5,9 @@
 Two processes: the server, with a writer in it, and all clients. Each row carries the monotonic time at which it was
 published; a client takes the time at which its line was read. Phases of one run: all clients read; then as many
 clients more do not read at all; then all read again, for the noise. Prints the delays, the largest queue, and the
-server's memory.
+server's memory. What a stalled client does not read stands first in the system's buffers (some 2.5 MB each on
+loopback), then in the server's queue, until that is full and the client is cut off: a phase should be long enough for
+all three, --rate times --bytes times --seconds a multiple of those 2.5 MB.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import json
 import os
 import resource
+import socket
 import sys
 import time
 from pathlib import Path
@@ -75,7 +78,12 @@ async def clients(port: int, count: int, stalled: int, seconds: float) -> None:
     async def more(number: int, *, stall: bool) -> list[Client]:
         made = []
         for _ in range(number):
-            _, protocol = await loop.create_connection(lambda: Client(stall), "127.0.0.1", port)
+            sock = socket.socket()
+            if stall:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, ("127.0.0.1", port))
+            _, protocol = await loop.create_connection(lambda: Client(stall), sock=sock)
             made.append(protocol)
         return made
 
@@ -132,7 +140,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--stalled", type=int, default=50)
     parser.add_argument("--rate", type=float, default=100.0, help="facts a second")
-    parser.add_argument("--bytes", type=int, default=200, help="of a row")
+    parser.add_argument("--bytes", type=int, default=2_000, help="of a row")
     parser.add_argument("--seconds", type=float, default=40.0, help="of each phase")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

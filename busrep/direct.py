@@ -9,28 +9,53 @@ says when to send a PING and when to give up the other side (protocol.md, sectio
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import attrs
 
 from busrep.errors import QUOTED_BYTES, ParseError
 from busrep.settings import Settings
 
-_OPENER = re.compile(rb"^(?:SERVER|NAME) ", re.MULTILINE)
+_OPENER = re.compile(rb"^(?:SERVER |NAME |\n)", re.MULTILINE)
 _SPEAKER = re.compile(rb"NAME [^ \n]+ [0-9]+(?:\n|\Z)")
 _EPOCH = re.compile(rb"SERVER .+ [0-9a-f]{32}\Z")
+
+# (stream, writer) pairs of which a `PlainView` remembers what was said last. Beyond, it repeats itself: harmless.
+MOST_SAID = 10_000
+
+# What a client says that leaves, where a connection cannot be closed one way (TLS): the server has then taken all that
+# came before it, and closes.
+CLOSING = b"ERROR closing\n"
+
+
+def join_messages(messages: Iterable[bytes]) -> bytes:
+    """The bytes that a `FrameSplitter` cuts into the same messages again.
+
+    One that does not open with who speaks is set off by a blank line, which is no command: behind another it would pass
+    for a part of it, and share its fate when one of the two is malformed.
+    """
+    parts: list[bytes] = []
+    for message in messages:
+        parts += (message, b"\n") if message.startswith((b"SERVER ", b"NAME ")) else (b"\n", message, b"\n")
+    return b"".join(parts)
 
 
 class FrameSplitter:
     """Cuts what comes over a connection into messages; ``line_bytes``: the longest line that is taken.
 
-    A line SERVER or NAME opens a message, NAME right after SERVER belongs to it. What the end of a read cuts in two
-    becomes two messages, and the second opens with the same NAME: nothing can be lost between them.
+    A line SERVER or NAME opens a message, NAME right after SERVER belongs to it; a blank line ends one. What the end of
+    a read cuts in two becomes two messages, and the second opens with the same NAME: nothing can be lost between them.
     """
 
     def __init__(self, line_bytes: int) -> None:
         self._line_bytes = line_bytes
         self._rest = bytearray()
         self._opening = b""  # what a continued message opens with
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a line has begun that has not ended yet."""
+        return bool(self._rest)
 
     def feed(self, data: bytes) -> list[bytes]:
         """The messages, or parts of one, that ``data`` completes, without their last newline.
@@ -59,14 +84,16 @@ class FrameSplitter:
         starts = [at for at in starts if not (lines.startswith(b"NAME ", at) and _after_server(lines, at))]
         pieces = [lines[start:end] for start, end in zip([0, *starts], [*starts, len(lines) + 1], strict=True)]
         first = pieces.pop(0).rstrip(b"\n")
-        if first.strip(b"\n"):
+        if first:
             pieces.insert(0, self._opening + first)
         elif pieces and self._opening.startswith(b"SERVER ") and pieces[0].startswith(b"NAME "):
             pieces[0] = self._opening + pieces[0]
-        pieces = [piece.rstrip(b"\n") for piece in pieces]
-        if pieces:
+        pieces = [piece.strip(b"\n") for piece in pieces]
+        if not lines or lines.endswith(b"\n"):  # the last line is a blank one
+            self._opening = b""
+        elif pieces:
             self._opening = _opening_of(pieces[-1])
-        return pieces
+        return [piece for piece in pieces if piece]
 
 
 def _after_server(lines: bytes, at: int) -> bool:
@@ -102,7 +129,10 @@ class PlainView:
     def show(self, message: bytes) -> bytes:
         """The lines to send, each with its newline; b"" when there is nothing to show."""
         shown = []
-        for line in message.split(b"\n"):
+        lines = message.split(b"\n")
+        if lines[0].startswith(b"SERVER ") and len(lines) > 1 and _SPEAKER.match(lines[1]):
+            del lines[:2]
+        for line in lines:
             fields = line.split(b" ", 4)
             if fields[0] == b"RDATA" and len(fields) == 5:
                 if fields[3] != b"batch":
@@ -115,6 +145,8 @@ class PlainView:
             elif _SPEAKER.match(line) or _EPOCH.match(line) or line.rstrip() in (b"", b"REPLICATE"):
                 continue
             shown.append(line)
+        if len(self._said) > MOST_SAID:
+            self._said.clear()
         return b"\n".join([*shown, b""]) if shown else b""
 
 
@@ -129,16 +161,27 @@ class Liveness:
     sent_at: float
     heard_at: float
     pings: bool = False
+    unfinished_at: float | None = None
 
-    def heard(self, now: float, messages: list[bytes]) -> None:
-        """Whole lines came. Half a line is no sign of life: one that never ends could come byte by byte for ever."""
+    def heard(self, now: float, messages: list[bytes], *, unfinished: bool = False) -> None:
+        """Whole lines came. Half a line is no sign of life: one that never ends could come byte by byte for ever.
+
+        ``unfinished``: it ends with half a line."""
         if messages:
             self.heard_at = now
             self.pings = self.pings or any(b"PING " in message and _pings(message) for message in messages)
+        if not unfinished:
+            self.unfinished_at = None
+        elif messages or self.unfinished_at is None:
+            self.unfinished_at = now
 
     def gone(self, now: float) -> bool:
         """Whether nothing was heard for too long."""
         return self.pings and now - self.heard_at > self.settings.tcp_timeout
+
+    def halting(self, now: float) -> bool:
+        """Whether the end of a line has not come for too long. Who types lines sends them whole."""
+        return self.unfinished_at is not None and now - self.unfinished_at > self.settings.tcp_timeout
 
     def ping(self, now: float, unix_ms: int) -> bytes:
         """The line to send now, or b""."""

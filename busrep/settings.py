@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 from attrs.validators import ge, gt
+
+
+def _above_ping(settings: Any, _attribute: object, timeout: float) -> None:
+    if timeout <= settings.tcp_ping:
+        raise ValueError(f"tcp_timeout={timeout:g} is no longer than tcp_ping={settings.tcp_ping:g}: nobody would last")
 
 
 @attrs.frozen(kw_only=True)
@@ -83,13 +90,15 @@ class Settings:
     """Most rows handed to a handler in one batch (more only when one fact has more)."""
 
     line_bytes: int = attrs.field(default=2**20, validator=ge(1_024))
-    """Longest line taken over direct TCP, from either side. A row larger than a frame is never sent at all."""
+    """Longest line taken over direct TCP, from either side. A row larger than a frame is never sent at all. A longer
+    one of another's, on the Redis that is relayed, makes the clients begin anew, and fetch it."""
 
     tcp_ping: float = attrs.field(default=5.0, validator=gt(0))
     """Seconds after which a side of a direct TCP connection that has sent nothing sends a PING (protocol.md, 7)."""
 
-    tcp_timeout: float = attrs.field(default=15.0, validator=gt(0))
-    """Seconds of silence after which the other side of a direct TCP connection is given up: three PINGs."""
+    tcp_timeout: float = attrs.field(default=15.0, validator=_above_ping)
+    """Seconds of silence after which the other side of a direct TCP connection is given up, once it has sent a PING:
+    three PINGs. A server waits no longer for the end of a line either."""
 
     tcp_clients: int = attrs.field(default=1_000, validator=ge(1))
     """Most clients of one TCP server at a time: each costs a file descriptor, of which a process has 1,024 usually."""
@@ -99,7 +108,9 @@ class Settings:
     and catches up (protocol.md, 7)."""
 
     tcp_queue_bytes: int = attrs.field(default=16 * 2**20, validator=ge(1_024))
-    """Bytes waiting for one client of a TCP server. The clients share them: it is no multiple of the clients."""
+    """Bytes waiting for one client of a TCP server; above it as above. Clients that name an incarnation share them, all
+    others together have no more either: it is no multiple of the clients. As much may wait for a Redis that is relayed;
+    above it a client that says more is cut off."""
 
     waiters: int = attrs.field(default=10_000, validator=ge(1))
     """Most ``wait_for`` calls at a time."""

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from busrep.direct import FrameSplitter, Liveness, PlainView
+from busrep import direct
+from busrep.direct import FrameSplitter, Liveness, PlainView, join_messages
 from busrep.errors import ParseError
 from busrep.framing import parse_frame
 from busrep.settings import Settings
@@ -72,6 +73,21 @@ def test_what_a_foreign_client_says_opens_with_nothing() -> None:
     assert splitter.feed(b"\n\n") == []
 
 
+SHORT = [b"REPLICATE", b"POSITION s foreign 5 5\nRDATA s foreign 6 []", b"\xff\xfe", b"12345"]
+
+
+@pytest.mark.parametrize("cut", range(0, 600, 7))
+def test_messages_that_do_not_say_who_speaks_stay_apart(cut: int) -> None:
+    """Else a malformed one would take the one before it with it, and a foreign one pass under another's NAME."""
+    messages = [FRAMES[2], *SHORT, FRAMES[1], SHORT[1], FRAMES[3]]
+    data = join_messages(messages)
+    splitter = FrameSplitter(1000)
+    found = [*splitter.feed(data[:cut]), *splitter.feed(data[cut:])]
+    assert said(found) == said(messages)
+    apart = [message for message in found if message in SHORT]
+    assert len(apart) >= len(SHORT)  # each alone, but for the one that is cut
+
+
 @given(st.lists(st.sampled_from([*b"".join(FRAMES).split(b"\n"), b"", b"REPLICATE", b"NAME a b c"])), st.randoms())
 def test_no_line_is_lost_or_made_up(lines: list[bytes], dice: random.Random) -> None:
     data = b"".join(line + b"\n" for line in lines)
@@ -123,6 +139,20 @@ def test_the_plain_view_leaves_out_who_speaks_and_what_was_said() -> None:
     assert view.show(FRAMES[4]) == b"POSITION s w2 6 6\n"
 
 
+def test_the_plain_view_leaves_out_announcements_without_an_epoch_too() -> None:
+    assert PlainView().show(b"SERVER shop\nNAME w1 3\nPOSITION s w1 0 0") == b"POSITION s w1 0 0\n"
+
+
+def test_the_plain_view_remembers_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "MOST_SAID", 10)
+    view = PlainView()
+    for number in range(100):
+        assert view.show(b"RDATA s w%d 1 []" % number)
+        assert len(view._said) <= 10
+    assert view.show(b"POSITION s w99 1 1") == b""
+    assert view.show(b"POSITION s w0 1 1") == b"POSITION s w0 1 1\n"  # once more
+
+
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
@@ -158,3 +188,22 @@ def test_who_is_alive() -> None:
     assert side.gone(35.1)
     side.heard(35.2, [b"REPLICATE"])
     assert not side.gone(50.0)
+
+
+def test_a_timeout_that_nobody_would_outlast() -> None:
+    with pytest.raises(ValueError, match="no longer than tcp_ping=5"):
+        Settings(tcp_timeout=5.0)
+
+
+def test_who_does_not_end_a_line() -> None:
+    side = Liveness(Settings(tcp_timeout=15.0), 0.0, 0.0)
+    side.heard(1.0, [b"REPLICATE"])
+    assert not side.halting(1e6)
+    side.heard(2.0, [], unfinished=True)
+    side.heard(10.0, [], unfinished=True)
+    assert not side.halting(17.0)
+    assert side.halting(17.1)
+    side.heard(17.2, [b"REPLICATE"], unfinished=True)  # that one has ended, and another begun
+    assert not side.halting(32.0)
+    side.heard(32.1, [b"REPLICATE"])
+    assert not side.halting(1e6)

@@ -78,6 +78,7 @@ EXTRAS = {
     "uvicorn": {"asyncio/http_serve.py"},
     "h11": {"asyncio/http_serve.py"},  # what uvicorn parses with
     "httpx": {"asyncio/http_source.py"},
+    "anyio": {"asyncio/http_source.py"},  # what httpx waits with
     "sqlalchemy": {"integrations/sqlalchemy.py"},
     "django": {"integrations/django.py"},
     "pytest": {"testing/fixtures.py"},  # a plugin: loaded by pytest alone

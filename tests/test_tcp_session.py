@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 import busrep
 from busrep import Settings, Stream
+from busrep.asyncio import tcp, tcp_connection, tcp_server
 from busrep.asyncio.tcp_server import TcpServer
 from busrep.stores import open_store
 from busrep.streams import Registry
@@ -51,6 +53,9 @@ SESSION = """
 ! stop
 > ERROR server stopping
 """
+
+
+DOCS = (Path(__file__).parent.parent / "docs" / "tcp.md").read_text()
 
 
 @contextlib.asynccontextmanager
@@ -95,6 +100,64 @@ async def test_the_session_by_netcat(sqlite_url: str) -> None:
                         await master.publish(next(one for one in streams if one.name == name), [json.loads(row)])
                 assert await netcat.stdout.read() == b""  # closed by the server
     await store.close()
+
+
+@pytest.mark.skipif(NETCAT is None, reason="needs nc, of the Debian package netcat-openbsd")
+@pytest.mark.parametrize(
+    ("types", "says", "counted"),
+    [
+        ("AUTH hush\nHELLO\n", ["SERVER shop", "PING", "ERROR bad command: is not known: b'HELLO'"], "bad command"),
+        ("AUTH hush\nSERVER other\n", ["SERVER shop", "PING", "ERROR wrong name: this server is 'shop'"], "wrong name"),
+        ("AUTH hush\nPING " + "1" * 2_000 + "\n", ["SERVER shop", "PING", "ERROR bad line: over 1024"], "bad line"),
+        ("AUTH wrong\n", ["ERROR AUTH failed: this server wants its secret first"], "wrong secret"),
+        ("REPLICATE\n", ["ERROR AUTH failed: this server wants its secret first"], "wrong secret"),
+    ],
+    ids=["malformed", "wrong name", "oversized", "wrong secret", "no secret"],
+)
+@sync
+async def test_what_netcat_is_told_that_is_refused(types: str, says: list[str], counted: str) -> None:
+    async with TcpServer("shop", port=0, secret="hush", settings=Settings(line_bytes=1_024)) as server:
+        async with program(NETCAT or "", "127.0.0.1", str(server.port)) as netcat:
+            assert netcat.stdin is not None
+            assert netcat.stdout is not None
+            netcat.stdin.write(types.encode())
+            said = (await netcat.stdout.read()).decode().splitlines()  # up to the end: closed by the server
+        assert [line[: len(start)] for line, start in zip(said, says, strict=True)] == says
+        assert server.statistics()["refused"] == {counted: 1}
+        assert server.statistics()["clients"] == server.statistics()["leaving"] == 0
+
+
+def test_the_session_of_the_docs_is_this_one() -> None:
+    (session,) = re.findall(r"^```text\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
+    typed = [line for line in SESSION.replace("{event}", EVENT).strip().splitlines() if not line.startswith("!")]
+    assert session.splitlines() == typed
+
+
+def test_the_program_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"^<!-- run -->\n```python\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec("async def main():\n" + textwrap.indent(code, "    "), names)
+    asyncio.run(names["main"]())
+    assert capsys.readouterr().out == "0\n"
+
+
+def test_the_numbers_of_the_docs_are_the_defaults() -> None:
+    settings = Settings()
+    for name, value, named in (
+        ("line_bytes", 2**20, "`line_bytes`, 1 MiB"),
+        ("tcp_timeout", 15.0, "`tcp_timeout`, 15 s"),
+        ("tcp_queue_commands", 10_000, "`tcp_queue_commands`, 10,000 lines"),
+        ("tcp_queue_bytes", 16 * 2**20, "`tcp_queue_bytes`, 16 MiB"),
+        ("tcp_clients", 1_000, "`tcp_clients`, 1,000"),
+    ):
+        assert getattr(settings, name) == value
+        assert named in DOCS
+    assert f"{tcp_connection.HELLO:g} s | `no secret`" in DOCS
+    assert f"{tcp_connection.HELLO_BYTES:,} bytes | `bad AUTH`" in DOCS
+    assert f"{tcp_server.NAME_BYTES:,} characters | `bad name`" in DOCS
+    assert f"{tcp_server.STRANGERS} | `too many strangers`" in DOCS
+    assert f"1 to {tcp.SECRET_BYTES:,} bytes" in DOCS
+    assert f"later up to {tcp.SLOWEST:g} s" in DOCS
 
 
 def serve(*args: str) -> Any:
@@ -177,6 +240,10 @@ async def test_serve_finishes_writers_for_those_who_read_over_http(sqlite_url: s
         (["--tcp", "0", "--name", "shop", "--tls-key", "x"], "need --tls-cert"),
         (["--tcp", "0", "--name", "shop", "--tls-cert", "/none"], "TLS:"),
         (["--tcp", "0", "--name", "shop", "--secret-file", "/none"], "--secret-file /none"),
+        (["--tcp", "0", "--name", "shop", "--secret-file", "/dev/null"], "its first line is empty"),
+        (["--tcp", "99999", "--name", "shop"], "no address like"),
+        (["--tcp", "0", "--name", "shop 0123456789abcdef0123456789abcdef"], "ends like an epoch"),
+        (["--tcp", "0", "--name", "shop", "--redis", "tcp://127.0.0.1:1"], "bad Redis URL"),
         (["--tcp", "0", "--name", "shop", "--redis", "redis://127.0.0.1:1"], "not available"),
     ],
 )

@@ -129,7 +129,7 @@ class Bus:
         if isinstance(redis, TcpServer):
             if redis.name != self.name:
                 raise ConfigError(f"the TCP server is of {redis.name!r}, this bus of {self.name!r}")
-            return redis.link(**callbacks)
+            return redis.link(channels, **callbacks)
         if isinstance(redis, str) and redis.startswith(("tcp://", "tcps://")):
             redis = TcpAddress.parse(redis)
         if isinstance(redis, TcpAddress):

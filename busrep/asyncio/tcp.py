@@ -10,13 +10,13 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
 from busrep.commands import Error, Name, Server, parse
-from busrep.direct import FrameSplitter, Liveness
+from busrep.direct import CLOSING, FrameSplitter, Liveness, join_messages
 from busrep.errors import ConfigError, ParseError, Unavailable
 from busrep.settings import Settings
 
@@ -30,22 +30,38 @@ DEFAULT_PORT = 8823
 # Bytes read at a time; more than a frame, so that one is seldom cut in two.
 READ_BYTES = 2**18
 
-# Longest pause between two tries (protocol.md, section 7): who was cut off for being slow is back soon.
+# Longest pause between two tries (protocol.md, section 7): who was cut off for being slow is back soon. A connection
+# that stood for less counts as one more failure: who is cut off again and again does not come back at once each time.
 SLOWEST = 1.0
 
-_ERROR = re.compile(rb"^ERROR ?(.*)$", re.MULTILINE)
+# The longest secret: it has to fit the longest line that a server takes before it has seen it.
+SECRET_BYTES = 1_000
+
+_ERROR = re.compile(rb"^ERROR(?: (.*))?$", re.MULTILINE)
+
+
+def check_secret(secret: str | None) -> None:
+    """Raises ConfigError, which does not show it, for what does not fit a line, or protects nothing."""
+    if secret is not None and not (secret.strip() and secret.isprintable() and len(secret.encode()) <= SECRET_BYTES):
+        raise ConfigError(f"secret: 1 to {SECRET_BYTES} bytes of printable characters are needed")
+
+
+def no_passphrase() -> str:
+    """In place of OpenSSL's own way, which asks at the terminal: a service would hang."""
+    raise ConfigError("TLS: the key file wants a passphrase; store it without one, readable by the service alone")
 
 
 @attrs.frozen
 class TcpAddress:
     """Where a TCP server listens, and what to show it: pass it, or its URL, to ``connect()`` in place of Redis's.
 
-    ``secret``: the server's, if it wants one. ``tls``: a client's SSLContext; None for a plain connection.
+    ``secret``: the server's, if it wants one. ``tls``: a client's SSLContext; None for a plain connection. Raises
+    ConfigError for a port or a secret that is none.
     """
 
     host: str
     port: int = DEFAULT_PORT
-    secret: str | None = attrs.field(default=None, repr=False)
+    secret: str | None = attrs.field(default=None, repr=False, validator=lambda _self, _at, value: check_secret(value))
     tls: ssl.SSLContext | None = None
 
     @classmethod
@@ -53,28 +69,36 @@ class TcpAddress:
         """The address of a ``tcp://`` or ``tcps://`` URL. Raises ConfigError, which does not show the secret."""
         try:
             parts = urlsplit(url)
-            host, port, secret = parts.hostname, parts.port or DEFAULT_PORT, parts.password
+            host, secret = parts.hostname, parts.password
+            port = DEFAULT_PORT if parts.port is None else parts.port
             options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
-        except ValueError as error:
-            raise ConfigError(f"a bad TCP address ({error}): use {FORM}") from None
+        except ValueError:  # its text may quote the secret
+            raise ConfigError(f"a bad TCP address: use {FORM}, special characters of the secret as %XX") from None
         if not host or parts.path.strip("/") or parts.username or not options.keys() <= {"ca", "cert", "key"}:
-            raise ConfigError(f"a bad TCP address: use {FORM}")
-        if parts.scheme == "tcp" and options:
-            raise ConfigError(f"tcp:// takes no certificates: use {FORM}")
+            raise ConfigError(f"a bad TCP address: use {FORM}, special characters of the secret as %XX")
+        if parts.scheme not in ("tcp", "tcps") or (parts.scheme == "tcp" and options):
+            raise ConfigError(f"tcp:// takes no certificates, tcps:// does: use {FORM}")
         tls = client_tls(**options) if parts.scheme == "tcps" else None
         return cls(host, port, unquote(secret) if secret else None, tls)
 
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= self.port <= 65_535:
+            raise ConfigError(f"a bad TCP address: port {self.port}")
+
     def __str__(self) -> str:
-        return f"{'tcps' if self.tls else 'tcp'}://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tcps' if self.tls else 'tcp'}://{host}:{self.port}"
 
 
 def client_tls(*, ca: str | None = None, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
     """A client's context: ``ca``: file of the authority to trust (the system's without); ``cert`` and ``key``: files to
     show the server, if it wants a client certificate. Raises ConfigError for files that cannot be read."""
+    if key is not None and cert is None:
+        raise ConfigError(f"TLS: key={key} without cert")
     try:
         context = ssl.create_default_context(cafile=ca)
         if cert is not None:
-            context.load_cert_chain(cert, key)
+            context.load_cert_chain(cert, key, no_passphrase)
     except (OSError, ValueError) as error:
         raise ConfigError(f"TLS: {error} (ca={ca}, cert={cert}, key={key})") from None
     return context
@@ -105,6 +129,7 @@ class TcpLink:
         self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
         self._liveness: Liveness | None = None
+        self._closing = False
         self.connected = False
         self.connects = 0
         self.reconnects = 0
@@ -123,17 +148,32 @@ class TcpLink:
             await self.close()
             if isinstance(error, ssl.SSLError):
                 raise ConfigError(f"TLS with {self._address}: {error}") from None
+            if isinstance(error, UnicodeError):
+                raise ConfigError(f"{self._address.host!r} is no host name: {error}") from None
+            if isinstance(error, ParseError):
+                raise ConfigError(f"what listens at {self._address} is no server of this protocol: {error}") from None
             if isinstance(error, OSError | EOFError):
                 raise Unavailable(f"the TCP server at {self._address}", error) from None
             raise
 
     async def close(self) -> None:
-        """Close the connection."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        """Say that nothing more comes, and close the connection when the server has taken all that was sent (within
+        ``shutdown_timeout``)."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self._closing = True
+        if self._writer is not None:
+            # Closed with something unread, the connection would be reset, and with it go our own last words.
+            with contextlib.suppress(OSError, RuntimeError):
+                if self._writer.can_write_eof():
+                    self._writer.write_eof()
+                else:
+                    self._writer.write(CLOSING)
+            await asyncio.wait([task], timeout=self._settings.shutdown_timeout)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
     async def subscribe(self, channel: str) -> None:
         """Everything comes over the one connection."""
@@ -145,12 +185,12 @@ class TcpLink:
             self._writer.transport.abort()
 
     async def _keep_connected(self) -> None:
-        settings, failures = self._settings, 0
-        while True:
-            was_up = False
+        settings, failures, clock = self._settings, 0, asyncio.get_running_loop().time
+        while not self._closing:
+            begun = clock()
             try:
                 await self._connect_once()
-            except (OSError, EOFError, ConfigError, ParseError, Unavailable) as error:
+            except (OSError, EOFError, ConfigError, ParseError, Unavailable, UnicodeError) as error:
                 self._note(error)
             except Exception as error:  # a bug in a callback: what it did not take in comes by catch-up
                 log.exception("taking in a message failed; connecting anew")
@@ -160,10 +200,13 @@ class TcpLink:
                 if was_up:
                     self._on_down()
             self.reconnects += was_up
-            failures = 1 if was_up else failures + 1
-            await asyncio.sleep(pause_after(failures, settings, SLOWEST))
+            failures = 1 if was_up and clock() - begun > SLOWEST else failures + 1
+            if not self._closing:
+                await asyncio.sleep(pause_after(failures, settings, SLOWEST))
 
     def _note(self, error: BaseException) -> None:
+        if self._closing:
+            return
         text = f"{type(error).__name__}: {error}"
         if text != self.last_error:
             log.warning("TCP link to %s: %s", self._address, text)
@@ -176,7 +219,7 @@ class TcpLink:
         writer = None
         splitter = FrameSplitter(settings.line_bytes)
         try:
-            async with asyncio.timeout(settings.redis_timeout):
+            async with _deadline(settings.redis_timeout):
                 reader, writer = await asyncio.open_connection(
                     address.host, address.port, ssl=address.tls, limit=READ_BYTES
                 )
@@ -252,6 +295,8 @@ class TcpLink:
 
     def _take(self, messages: Sequence[bytes]) -> None:
         for message in messages:
+            if self._closing:
+                return  # read only so that the connection ends in order
             if b"ERROR" in message:
                 self._refused([message])
             self._on_message(self._name, message)
@@ -272,7 +317,7 @@ class TcpLink:
 
     async def open_publisher(self) -> bool:
         """Whether the connection is a new one since the last call. Raises Unavailable when there is none."""
-        if self._writer is None:
+        if self._writer is None or self._closing:
             raise Unavailable(f"the TCP server at {self._address}", self.last_error or "not connected")
         new, self._new = self._new, False
         return new
@@ -284,15 +329,15 @@ class TcpLink:
         follows each connect tells the readers.
         """
         writer = self._writer
-        if writer is None:
+        if writer is None or self._closing:
             raise Unavailable(f"the TCP server at {self._address}", self.last_error or "not connected")
         try:
-            async with asyncio.timeout(self._settings.redis_timeout):
-                writer.write(b"".join([b"%b\n" % data for _, data in messages]))
+            async with _deadline(self._settings.redis_timeout):
+                writer.write(join_messages([data for _, data in messages]))
                 if self._liveness is not None:
                     self._liveness.sent_at = asyncio.get_running_loop().time()
                 await writer.drain()
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             writer.transport.abort()
             self._note(error)
             raise Unavailable(f"the TCP server at {self._address}", error) from error
@@ -305,6 +350,17 @@ class TcpLink:
             "publisher_connects": self.connects,
             "last_error": self.last_error,
         }
+
+
+@contextlib.asynccontextmanager
+async def _deadline(seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            yield
+    except TimeoutError:
+        if deadline.expired():
+            raise TimeoutError(f"no answer within {seconds:g} s") from None
+        raise
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:

@@ -11,18 +11,17 @@ import contextlib
 import hmac
 import ipaddress
 import logging
-import socket
+import re
 import ssl
-import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import redis.asyncio as aioredis
 
-from busrep.commands import Command, Error, Name, Ping, Position, Replicate, Server, UserIp
-from busrep.direct import FrameSplitter, Liveness, PlainView
+from busrep.commands import Name, Ping, Position, Replicate, Server, UserIp
+from busrep.direct import CLOSING, join_messages
 from busrep.errors import ConfigError, ParseError, Unavailable
 from busrep.framing import Frame, Rows, parse_frame
 from busrep.settings import Settings
@@ -30,26 +29,32 @@ from busrep.streams import Stream
 
 from .link import RedisLink
 from .tasks import spawn, stop
-from .tcp import DEFAULT_PORT
+from .tcp import DEFAULT_PORT, check_secret, no_passphrase
+from .tcp_connection import GOODBYE, SHOWN, SOCKET_BYTES, Connection
+from .tcp_local import LocalLink
 
 log = logging.getLogger("busrep.tcp")
 
-# Seconds that a client has to take the reason why it is cut off, and the ones it has to say who it is.
-GOODBYE, HELLO = 1.0, 5.0
+# Connections that have not shown yet who they are, at a time. Of more the oldest one goes: who knows the secret shows
+# it within milliseconds.
+STRANGERS = 100
 
-# Bytes that may stand in a client's socket before what follows waits in the queue, where it is shared by all clients.
-SOCKET_BYTES = 65_536
+# The longest name a client may say. It is kept, and repeated to others.
+NAME_BYTES = 1_024
 
-# The longest line before a client has shown the secret.
-HELLO_BYTES = 1_024
+# Messages that share a pipeline to Redis.
+RELAYED_AT_ONCE = 256
+
+_AUTH = re.compile(rb"^AUTH(?: .*)?(?:\n|\Z)", re.MULTILINE)
+_ERROR = re.compile(rb"^ERROR(?: .*)?(?:\n|\Z)", re.MULTILINE)
 
 
 def server_tls(cert: str, key: str | None = None, *, client_ca: str | None = None) -> ssl.SSLContext:
     """A server's context: files of its certificate and key; ``client_ca``: clients must show a certificate that this
-    authority signed. Raises ConfigError for files that cannot be read."""
+    authority signed. Raises ConfigError for files that cannot be read, and a key that wants a passphrase."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(cert, key)
+        context.load_cert_chain(cert, key, no_passphrase)
         if client_ca is not None:
             context.load_verify_locations(client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
@@ -78,32 +83,40 @@ class TcpServer:
         tls: ssl.SSLContext | None = None,
         settings: Settings | None = None,
     ) -> None:
+        Server(name).format()  # ConfigError for what cannot be said to clients
+        if not 0 <= port <= 65_535:
+            raise ConfigError(f"port={port}: 0 to 65535")
+        check_secret(secret)
         _check_exposure(host, secret, tls)
-        self.name, self.host, self.port, self.settings = name, host, port, settings or Settings()
+        self.name, self.host, self.port, self.tls = name, host, port, tls
+        self.settings = settings or Settings()
         self._secret = None if secret is None else secret.encode()
-        self._tls = tls
         self._subchannels = {stream.name: stream.channel for stream in streams}
         self._server: asyncio.Server | None = None
-        self._clients: dict[_Client, None] = {}
+        self._strangers: dict[Connection, None] = {}
+        self._clients: dict[Connection, None] = {}
+        self._leaving: dict[Connection, None] = {}
         self._members: dict[LocalLink, None] = {}
         self._fresh: list[bytes] = []  # to send out in this turn of the loop
         self._outbox: deque[tuple[str, bytes]] = deque()  # for Redis
         self._outbox_bytes = 0
-        self._wake = asyncio.Event()
-        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._wake, self._relayed = asyncio.Event(), asyncio.Event()
+        self._relayed.set()
+        self._unheard: tuple[bytes, float] | None = None  # published, due to be heard back, since
+        self.tasks: dict[asyncio.Task[Any], None] = {}
         self.refused: Counter[str] = Counter()
-        self.accepted = self.messages = 0
-        self.queue_bytes_peak = 0
+        self.accepted = self.messages = self.dropped = self.errors_heard = 0
+        self.queue_bytes_peak = self._own_bytes = 0
         self._relay: RedisLink | None = None
+        self._channels = dict.fromkeys(map(self._channel, ("", "USER_IP", *self._subchannels.values())))
         if redis is not None:
-            channels = dict.fromkeys(("", "USER_IP", *self._subchannels.values()))
             self._relay = RedisLink(
                 redis,
-                [self._channel(suffix) for suffix in channels],
+                self._channels,
                 self.settings,
-                on_up=lambda: None,
-                on_message=lambda _, data: self.deliver(data),
-                on_down=lambda: self.cut("the link to Redis was lost"),
+                on_up=self._redis_back,
+                on_message=lambda _, data: self._from_redis(data),
+                on_down=self._redis_lost,
             )
 
     # -- life -------------------------------------------------------------------------------------------------
@@ -111,34 +124,44 @@ class TcpServer:
     async def open(self) -> None:
         """Connect to the Redis that is relayed, and listen. Raises ConfigError for an address that cannot be had,
         Unavailable."""
-        if self._relay is not None:
-            await self._relay.start(required=True)
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(
-                lambda: _Client(self), self.host, self.port, ssl=self._tls, backlog=512
-            )
-        except OSError as error:
+            if self._relay is not None:
+                await self._relay.start(required=True)
+            self._server = await loop.create_server(lambda: Connection(self), self.host, self.port, backlog=512)
+        except (OSError, UnicodeError) as error:
             await self.close()
-            raise ConfigError(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"cannot listen on {self.host}:{self.port}: {reason}") from None
+        except BaseException:
+            await self.close()
+            raise
         self.port = self._server.sockets[0].getsockname()[1]
-        spawn(self._tasks, self._keep_alive(), "busrep-tcp-alive")
+        spawn(self.tasks, self._keep_alive(), "busrep-tcp-alive")
         if self._relay is not None:
-            spawn(self._tasks, self._keep_relaying(), "busrep-tcp-relay")
+            spawn(self.tasks, self._keep_relaying(), "busrep-tcp-relay")
 
     async def close(self) -> None:
-        """Tell the clients, and end all connections. May be repeated."""
+        """Tell the clients, publish what they said (within ``shutdown_timeout``), end all connections. May be
+        repeated."""
+        was_open = self._server is not None
         if self._server is not None:
             self._server.close()
             self._server = None
         self._flush()
         self.cut("server stopping", refused=False)
-        for member in list(self._members):
-            member.lose("the server is closed")
-        gone = [client.gone.wait() for client in self._clients]
+        for stranger in list(self._strangers):
+            stranger.end("server stopping", refused=False)
+        gone = [asyncio.ensure_future(one.gone.wait()) for one in self._leaving]
         if gone:
-            await asyncio.wait([asyncio.ensure_future(one) for one in gone], timeout=2 * GOODBYE)
-        await stop(list(self._tasks), self.settings.shutdown_timeout)
+            await asyncio.wait(gone, timeout=2 * GOODBYE)
+        await stop([one for one in gone if not one.done()], GOODBYE)
+        if was_open and self._relay is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.shutdown_timeout):
+                    await self.relayed()
+        await stop(list(self.tasks), self.settings.shutdown_timeout)
+        self._drop_outbox()
         if self._relay is not None:
             await self._relay.close()
 
@@ -153,60 +176,46 @@ class TcpServer:
         clock, settings = asyncio.get_running_loop().time, self.settings
         while True:
             await asyncio.sleep(min(settings.tcp_ping, settings.tcp_timeout) / 4)
-            now, unix_ms = clock(), int(time.time() * 1000)
-            for client in list(self._clients):
-                client.look(now, unix_ms)
+            self._look(clock())
+
+    def _look(self, now: float) -> None:
+        unix_ms = int(time.time() * 1000)
+        for connection in [*self._clients, *self._strangers]:
+            connection.look(now, unix_ms)
+        self._check_relay(now)
 
     # -- messages ---------------------------------------------------------------------------------------------
 
     def deliver(self, message: bytes) -> None:
         """Give a message to every client and member, with all others of this turn of the loop."""
         self.messages += 1
+        if b"ERROR" in message:
+            message = _ERROR.sub(b"", message)  # of a connection that is not theirs: they would give theirs up
+        if not message:
+            return
         if not self._fresh:
             asyncio.get_running_loop().call_soon(self._flush)
         self._fresh.append(message)
 
     def _flush(self) -> None:
         fresh, self._fresh = self._fresh, []
-        if not fresh:
-            return
-        data = b"\n".join([*fresh, b""])
-        commands = data.count(b"\n")
-        for client in list(self._clients):
-            client.hear(fresh, data, commands)
-        for member in list(self._members):
-            for message in fresh:
-                member.hear(message)
+        for some in _portions(fresh):
+            data, commands = join_messages(some), sum(message.count(b"\n") + 1 for message in some)
+            for client in list(self._clients):
+                client.hear(some, data, commands)
+            for member in list(self._members):
+                for message in some:
+                    member.hear(message)
 
     def publish(self, message: bytes, channel: str) -> None:
-        """A client or member says something: to all, over Redis if there is one."""
+        """A client or member says something: to all, over Redis if there is one. Look at ``congested`` first."""
         if self._relay is None:
             self.deliver(message)
             return
-        if self._outbox_bytes + len(message) > self.settings.tcp_queue_bytes:
-            self.cut("Redis cannot keep up")
-            return
         self._outbox.append((channel, message))
         self._outbox_bytes += len(message)
+        self._relayed.clear()
         self._wake.set()
-
-    async def _keep_relaying(self) -> None:
-        relay = self._relay
-        assert relay is not None  # noqa: S101 (started with one)
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._outbox:
-                some = [self._outbox.popleft() for _ in range(min(len(self._outbox), 256))]
-                self._outbox_bytes -= sum(len(data) for _, data in some)
-                try:
-                    await relay.open_publisher()
-                    await relay.publish(some)
-                except Unavailable as error:
-                    # Whether these arrived is unknown, as is what clients said meanwhile: they say it anew.
-                    self._outbox.clear()
-                    self._outbox_bytes = 0
-                    self.cut(f"the link to Redis was lost: {error}")
 
     def cut(self, reason: str, *, refused: bool = True) -> None:
         """End the connections of all clients: what they said, or should hear, may be lost, and so they begin anew."""
@@ -215,66 +224,196 @@ class TcpServer:
         for member in list(self._members):
             member.lose(reason)
 
-    def received(self, client: _Client, message: bytes) -> None:
+    def received(self, client: Connection, message: bytes) -> None:
         """What a client sent. Raises ParseError for what is not of the protocol."""
-        if message.startswith(b"AUTH ") and not self.secured:
-            message = message.partition(b"\n")[2]  # not wanted here, and never quoted
+        if b"AUTH" in message:
+            message = _AUTH.sub(b"", message)  # not wanted, or not again, and never quoted
+        goodbye = _ERROR.search(message) if b"ERROR" in message else None
+        if goodbye is not None:
+            message = message[: goodbye.start()]
         frame = parse_frame(message, self.settings.message_bytes)
         if frame.errors:
             raise frame.errors[0]
-        for item in frame.items:
-            if isinstance(item, Error):
-                log.info("client %s says: %s", client.name, item.text)
-                client.end("")
+        for channel, part in self._said(client, message, frame):
+            if self.congested:
+                client.end("Redis cannot keep up")
                 return
-            if isinstance(item, Name):
-                client.named(item)
-            elif isinstance(item, Replicate):
-                client.view.forget()
-                self.publish(b"REPLICATE", self.name)
-            elif not isinstance(item, Ping | Server | Rows | Position):
-                suffix = "USER_IP" if isinstance(item, UserIp) else ""
-                self.publish(item.format(), self._channel(suffix))
-        self._pass_on(message, frame)
+            self.publish(part, channel)
+        if goodbye is not None:
+            if goodbye[0].rstrip(b"\n") != CLOSING.rstrip(b"\n"):
+                self.errors_heard += 1
+                log.info("client %s says: %r", client.name, goodbye[0][:SHOWN])
+            client.end("")
 
-    def _pass_on(self, message: bytes, frame: Frame) -> None:
-        """Rows, positions and announcements, under the NAME they came with."""
-        streams = [item.stream for item in frame.items if isinstance(item, Rows | Position)]
+    def _said(self, client: Connection, message: bytes, frame: Frame) -> Iterator[tuple[str, bytes]]:
+        """What is to be passed on of a client's message: (channel, message)."""
+        asks = False
+        for item in frame.items:
+            if isinstance(item, Server | Name):
+                text = item.name if isinstance(item, Server) else item.instance
+                if len(text) > NAME_BYTES:
+                    raise ParseError(item.format(), "name", f"over {NAME_BYTES} characters")
+                if isinstance(item, Name):
+                    client.named(item)
+                elif text != self.name:
+                    client.end(f"wrong name: this server is {self.name!r}, not {text[:SHOWN]!r}")
+                    return
+            elif isinstance(item, Replicate):
+                asks = True  # one question is answered as well as many
+            elif not isinstance(item, Ping | Rows | Position):
+                yield self._channel("USER_IP" if isinstance(item, UserIp) else ""), item.format()
+        yield from self._facts(message, frame)
+        if asks:
+            client.view.forget()
+            yield self.name, b"REPLICATE"
+
+    def _facts(self, message: bytes, frame: Frame) -> Iterator[tuple[str, bytes]]:
+        """Rows, positions and announcements, under the NAME they came with, for each channel."""
+        streams = dict.fromkeys(item.stream for item in frame.items if isinstance(item, Rows | Position))
         if not streams and not any(isinstance(item, Server) for item in frame.items):
             return
-        if any(isinstance(item, Command) and not isinstance(item, Server | Name | Position) for item in frame.items):
-            kept = (b"SERVER ", b"NAME ", b"POSITION ", b"RDATA ")
-            message = b"\n".join([line for line in message.split(b"\n") if line.startswith(kept)])
-        self.publish(message, self._channel(self._subchannels.get(streams[0], "") if streams else ""))
+        suffixes = dict.fromkeys(self._subchannels.get(stream, "") for stream in streams) or {"": None}
+        if len(suffixes) == 1 and all(isinstance(item, Server | Name | Position | Rows) for item in frame.items):
+            yield self._channel(next(iter(suffixes))), message
+            return
+        for suffix in suffixes:
+            kept = [b"SERVER ", b"NAME "]
+            for stream in streams:
+                if self._subchannels.get(stream, "") == suffix:
+                    kept += [b"POSITION %b " % stream.encode(), b"RDATA %b " % stream.encode()]
+            lines = [line for line in message.split(b"\n") if line.startswith(tuple(kept))]
+            yield self._channel(suffix), b"\n".join(lines)
 
     def _channel(self, suffix: str) -> str:
         return f"{self.name}/{suffix}" if suffix else self.name
 
-    # -- members ----------------------------------------------------------------------------------------------
+    # -- Redis ------------------------------------------------------------------------------------------------
 
-    def link(
-        self,
-        *,
-        on_up: Callable[[], None],
-        on_message: Callable[[str, bytes], None],
-        on_down: Callable[[], None],
-    ) -> LocalLink:
-        """The link of a bus in this process."""
-        return LocalLink(self, on_up=on_up, on_message=on_message, on_down=on_down)
+    def _from_redis(self, data: bytes) -> None:
+        if self._unheard is not None and data == self._unheard[0]:
+            self._unheard = None
+        settings = self.settings
+        if len(data) > settings.message_bytes or not _is_utf8(data):
+            self.dropped += 1  # as everybody on Redis does
+            return
+        if len(data) > settings.line_bytes and max(map(len, data.split(b"\n"))) > settings.line_bytes:
+            # Only dropped, it would be missed by nobody; but who begins anew asks for the positions, and fetches it.
+            self.dropped += 1
+            self.cut(f"a line over {settings.line_bytes} bytes came over Redis", refused=False)
+            return
+        self.deliver(data)
+
+    def _redis_back(self) -> None:
+        self._unheard = None  # what was published before will not be heard
+
+    def _redis_lost(self) -> None:
+        self.cut("the link to Redis was lost")
+
+    async def _keep_relaying(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._outbox:
+                some = [self._outbox.popleft() for _ in range(min(len(self._outbox), RELAYED_AT_ONCE))]
+                self._outbox_bytes -= sum(len(data) for _, data in some)
+                try:
+                    await self._relay_some(some)
+                except Exception as error:
+                    if not isinstance(error, Unavailable):  # a bug; a relay that is deaf would be worse
+                        log.exception("publishing failed")
+                    # Whether these arrived is unknown, as is what clients said meanwhile: they say it anew.
+                    self._unheard = None
+                    self._drop_outbox()
+                    self.cut(f"the link to Redis was lost: {error}")
+            self._relayed.set()
+
+    async def _relay_some(self, some: list[tuple[str, bytes]]) -> None:
+        relay = self._relay
+        assert relay is not None  # noqa: S101 (started with one)
+        await relay.open_publisher()
+        if self._unheard is None and relay.connected:
+            heard = [data for channel, data in some if channel in self._channels]
+            if heard:
+                self._unheard = (heard[-1], asyncio.get_running_loop().time())
+        await relay.publish(some)
+
+    def _check_relay(self, now: float) -> None:
+        """As a bus on Redis misses its own echo: the two connections may have ended up on different servers."""
+        bound = self.settings.heartbeat * self.settings.silent_after_beats
+        if self._relay is not None and self._unheard is not None and now - self._unheard[1] > bound:
+            self._unheard = None
+            self._relay.reconnect("what is published is not heard back")
+
+    def _drop_outbox(self) -> None:
+        self._outbox.clear()
+        self._outbox_bytes = 0
+        self._relayed.set()
 
     @property
-    def listening(self) -> bool:
-        """Whether it is open."""
-        return self._server is not None
+    def congested(self) -> bool:
+        """Whether so much waits for Redis that nothing more is taken."""
+        return self._outbox_bytes > self.settings.tcp_queue_bytes
+
+    async def relayed(self) -> None:
+        """Wait until nothing waits for Redis: it is there, or lost, and all were told so."""
+        await self._relayed.wait()
+
+    async def subscribe(self, channel: str) -> None:
+        """Hear one more of Redis's channels."""
+        if self._relay is not None:
+            self._channels[channel] = None
+            await self._relay.subscribe(channel)
+
+    # -- connections ------------------------------------------------------------------------------------------
+
+    def arrived(self, connection: Connection) -> None:
+        """It is accepted, and has shown nothing yet."""
+        self.accepted += 1
+        self._strangers[connection] = None
+        if self._server is None:
+            connection.end("server stopping", refused=False)
+        elif len(self._strangers) > STRANGERS:
+            oldest = next(iter(self._strangers))
+            oldest.end(f"too many strangers: {STRANGERS} are here that have not shown who they are")
+
+    def admitted(self, connection: Connection) -> None:
+        """It is a client now."""
+        self._strangers.pop(connection, None)
+        self._clients[connection] = None
+
+    def leaving(self, connection: Connection) -> None:
+        """It has been told to go."""
+        self._strangers.pop(connection, None)
+        self._clients.pop(connection, None)
+        self._leaving[connection] = None
+
+    def left(self, connection: Connection) -> None:
+        """It is gone."""
+        self.leaving(connection)
+        del self._leaving[connection]
+
+    def queued(self, connection: Connection, own: int) -> None:
+        """``own`` bytes more wait for it that no other client has too. What native clients wait for they share; the
+        others must not come to a multiple of the bound either."""
+        self.queue_bytes_peak = max(self.queue_bytes_peak, connection.queued_bytes)
+        self._own_bytes += own
+        if own > 0 and self._own_bytes > self.settings.tcp_queue_bytes:
+            max(self._clients, key=lambda client: client.own_bytes).fall_behind()
 
     def full(self) -> str | None:
-        """Why a client that has just connected cannot stay; None if it can."""
+        """Why one more client cannot stay; None if it can."""
+        if (why := self.down()) is not None:
+            return why
+        if len(self._clients) >= self.settings.tcp_clients:
+            return f"too many clients: {self.settings.tcp_clients} (Settings.tcp_clients)"
+        return None
+
+    def down(self) -> str | None:
+        """Why nobody can take part now; None if they can."""
         if self._server is None:
             return "server stopping"
         if self._relay is not None and not self._relay.connected:
             return "the link to Redis is down"
-        if len(self._clients) > self.settings.tcp_clients:
-            return f"too many clients: {self.settings.tcp_clients} (Settings.tcp_clients)"
         return None
 
     def knows(self, secret: bytes) -> bool:
@@ -286,261 +425,72 @@ class TcpServer:
         """Whether clients have to show a secret."""
         return self._secret is not None
 
+    @property
+    def listening(self) -> bool:
+        """Whether it is open."""
+        return self._server is not None
+
+    # -- members ----------------------------------------------------------------------------------------------
+
+    def link(
+        self,
+        channels: Iterable[str],
+        *,
+        on_up: Callable[[], None],
+        on_message: Callable[[str, bytes], None],
+        on_down: Callable[[], None],
+    ) -> LocalLink:
+        """The link of a bus in this process, to these channels of Redis's."""
+        return LocalLink(self, channels, on_up=on_up, on_message=on_message, on_down=on_down)
+
+    def joined(self, member: LocalLink) -> None:
+        """It takes part."""
+        self._members[member] = None
+
+    def parted(self, member: LocalLink) -> None:
+        """It does not any more."""
+        self._members.pop(member, None)
+
     def statistics(self) -> dict[str, Any]:
-        """Counters and levels, JSON-able. ``refused``: {why: how often} clients were cut off."""
+        """Counters and levels, JSON-able. ``refused``: {why: how often} clients were cut off; ``errors_heard``: clients
+        that left with an ERROR; ``dropped``: messages from Redis that are not of the protocol."""
         return {
             "clients": len(self._clients),
+            "strangers": len(self._strangers),
+            "leaving": len(self._leaving),
             "accepted": self.accepted,
             "messages": self.messages,
             "refused": dict(self.refused),
+            "errors_heard": self.errors_heard,
+            "dropped": self.dropped,
             "queue_bytes": max((client.queued_bytes for client in self._clients), default=0),
             "queue_bytes_peak": self.queue_bytes_peak,
             "redis": None if self._relay is None else self._relay.statistics(),
         }
 
 
-class _Client(asyncio.Protocol):
-    """One connection."""
-
-    transport: asyncio.Transport
-
-    def __init__(self, server: TcpServer) -> None:
-        self.server = server
-        self.name = "?"
-        self.view = PlainView()
-        self.gone = asyncio.Event()
-        self.queued_bytes = 0
-        self._queue: deque[tuple[bytes, int]] = deque()
-        self._queued_commands = 0
-        self._paused = self._ending = False
-        self._native = False
-        self._known = not server.secured
-        self._splitter = FrameSplitter(server.settings.line_bytes)
-        self._liveness = Liveness(server.settings, 0.0, 0.0)
-        self._since = 0.0
-        self._first = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 (of a stream's server)
-        server, loop = self.server, asyncio.get_running_loop()
-        self.transport, self._since = transport, loop.time()
-        self._liveness = Liveness(server.settings, self._since, self._since)
-        transport.set_write_buffer_limits(SOCKET_BYTES)
-        server._clients[self] = None
-        server.accepted += 1
-        peer = transport.get_extra_info("peername")
-        self.name = str(peer)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if (why := server.full()) is not None:
-            self.end(why)
-        elif self._known:
-            self._greet()
-        else:
-            self._splitter = FrameSplitter(HELLO_BYTES)
-
-    def _greet(self) -> None:
-        self._write(b"%b\nPING %d\n" % (Server(self.server.name).format(), int(time.time() * 1000)))
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        self.server._clients.pop(self, None)
-        self._queue.clear()
-        self.gone.set()
-
-    # -- what comes -------------------------------------------------------------------------------------------
-
-    def data_received(self, data: bytes) -> None:
-        if self._ending:
-            return
-        try:
-            if not self._known:
-                data = self._hello(data)
-            messages = self._splitter.feed(data) if self._known else []
-            self._liveness.heard(asyncio.get_running_loop().time(), messages)
-            for message in messages:
-                if not self._ending:
-                    self.server.received(self, message)
-        except ParseError as error:
-            self.end(f"{error}"[:300])
-
-    def _hello(self, data: bytes) -> bytes:
-        """AUTH must come first; gives what follows it."""
-        self._first += data
-        line, newline, rest = self._first.partition(b"\n")
-        if not newline:
-            if len(line) > HELLO_BYTES:
-                raise ParseError(b"", "AUTH", "is needed first")
-            return b""
-        command, _, secret = line.partition(b" ")
-        if command != b"AUTH" or not self.server.knows(secret.rstrip(b"\r")):
-            # Not a word of what came: it may be a secret, a wrong one of this server, or a right one of another.
-            self.end("AUTH failed: this server wants its secret first", why="wrong secret")
-            return b""
-        self._known, self._first = True, b""
-        self._splitter = FrameSplitter(self.server.settings.line_bytes)
-        self._greet()
-        return rest
-
-    def named(self, name: Name) -> None:
-        """It says who it is. With an incarnation it is native, and hears every line."""
-        self.name = name.instance
-        self._native = self._native or name.incarnation is not None
-
-    # -- what goes --------------------------------------------------------------------------------------------
-
-    def hear(self, messages: Sequence[bytes], data: bytes, commands: int) -> None:
-        """Send messages; ``data``: the same as bytes, ``commands`` lines."""
-        if self._ending or not self._known:
-            return
-        if not self._native:
-            data = b"".join([self.view.show(message) for message in messages])
-            commands = data.count(b"\n")
-        if data:
-            self._write(data, commands)
-
-    def _write(self, data: bytes, commands: int = 1) -> None:
-        self._liveness.sent_at = asyncio.get_running_loop().time()
-        if not self._paused:
-            self.transport.write(data)
-            return
-        settings = self.server.settings
-        self._queue.append((data, commands))
-        self._queued_commands += commands
-        self.queued_bytes += len(data)
-        self.server.queue_bytes_peak = max(self.server.queue_bytes_peak, self.queued_bytes)
-        if self._queued_commands > settings.tcp_queue_commands or self.queued_bytes > settings.tcp_queue_bytes:
-            self.end("failed to keep up")
-
-    def pause_writing(self) -> None:
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        self._paused = False
-        while self._queue and not self._paused:
-            data, commands = self._queue.popleft()
-            self._queued_commands -= commands
-            self.queued_bytes -= len(data)
-            self.transport.write(data)
-
-    def look(self, now: float, unix_ms: int) -> None:
-        """Now and then: is it alive, and does it know that we are?"""
-        if self._ending:
-            return
-        if not self._known:
-            if now - self._since > HELLO:
-                self.end("AUTH is needed first", why="no secret")
-        elif self._liveness.gone(now):
-            self.end(f"nothing heard for {self.server.settings.tcp_timeout:g} s", why="silent")
-        elif line := self._liveness.ping(now, unix_ms):
-            self._write(line)
-
-    def end(self, reason: str, *, why: str | None = None, refused: bool = True) -> None:
-        """Say why, and close; at once if it does not take that either."""
-        if self._ending:
-            return
-        self._ending = True
-        if refused and reason:
-            self.server.refused[why or reason.partition(":")[0]] += 1
-            log.info("client %s is cut off: %s", self.name, why or reason)
-        self._queue.clear()
-        self._queued_commands = self.queued_bytes = 0
-        if reason:
-            self.transport.write(b"%b\n" % Error(reason.replace("\n", " ")).format())
-        # Closed while it still sends, the connection would be reset, and the reason lost with what was under way.
-        if reason and self.transport.can_write_eof():
-            self.transport.write_eof()
-        else:
-            self.transport.close()
-        asyncio.get_running_loop().call_later(GOODBYE, self._cut)
-
-    def _cut(self) -> None:
-        sock = self.transport.get_extra_info("socket")
-        if sock is not None and sock.fileno() >= 0:
-            # A reset: who has not closed its end by now would take half a closed connection for an open one.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
+def _portions(messages: list[bytes]) -> Iterator[list[bytes]]:
+    """The messages in portions, so that no more than one of them, and a message, stands in a socket that is full."""
+    portion: list[bytes] = []
+    size = 0
+    for message in messages:
+        portion.append(message)
+        size += len(message)
+        if size >= SOCKET_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
 
 
-class LocalLink:
-    """The link of a bus in the server's own process."""
-
-    def __init__(
-        self,
-        server: TcpServer,
-        *,
-        on_up: Callable[[], None],
-        on_message: Callable[[str, bytes], None],
-        on_down: Callable[[], None],
-    ) -> None:
-        self._server = server
-        self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
-        self._new = False
-        self._lost: str | None = None
-        self.connected = False
-        self.reconnects = self.connects = 0
-
-    async def start(self, *, required: bool) -> None:  # noqa: ARG002 - it is there or not
-        """Take part. Raises ConfigError when the server is not open."""
-        if not self._server.listening:
-            raise ConfigError("open the TCP server before the bus: async with server, busrep.connect(server, ...)")
-        self._join()
-
-    def _join(self) -> None:
-        self._server._members[self] = None
-        self._new = self.connected = True
-        self.connects += 1
-        self._on_up()
-
-    async def close(self) -> None:
-        """Leave."""
-        self._server._members.pop(self, None)
-        self.connected = False
-
-    async def subscribe(self, channel: str) -> None:
-        """Everything is heard."""
-
-    def reconnect(self, reason: str) -> None:
-        """Begin anew, as after a lost connection."""
-        self.lose(reason)
-
-    def lose(self, reason: str) -> None:
-        """What was said, or should be heard, may be lost."""
-        self._lost = reason
-        if self.connected:
-            self.connected = False
-            self._server._members.pop(self, None)
-            self._on_down()
-            if self._server.listening:
-                self.reconnects += 1
-                self._join()
-
-    def hear(self, message: bytes) -> None:
-        """A message, this member's own included."""
-        self._on_message(self._server.name, message)
-
-    async def open_publisher(self) -> bool:
-        """Whether it joined (again) since the last call. Raises Unavailable when the server is closed."""
-        if not self.connected:
-            raise Unavailable("the TCP server", self._lost or "not open")
-        new, self._new = self._new, False
-        return new
-
-    async def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
-        """To all. Raises Unavailable when the server is closed."""
-        if not self.connected:
-            raise Unavailable("the TCP server", self._lost or "not open")
-        for channel, data in messages:
-            self._server.publish(data, channel)
-
-    def statistics(self) -> dict[str, object]:
-        """Counters, JSON-able."""
-        return {
-            "connected": self.connected,
-            "reconnects": self.reconnects,
-            "publisher_connects": self.connects,
-            "last_error": self._lost,
-        }
+def _is_utf8(data: bytes) -> bool:
+    if data.isascii():
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _check_exposure(host: str, secret: str | None, tls: ssl.SSLContext | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -141,6 +140,8 @@ async def _serve(plan: Plan, seconds: float | None, as_json: bool) -> None:
             raise ConfigError("--tls-key and --client-ca need --tls-cert")
         parts: dict[str, Any] = {}
         where: dict[str, str] = {}
+        ends: list[asyncio.Task[Any]] = [asyncio.create_task(stopped.wait())]
+        stack.callback(ends[0].cancel)
         server: TcpServer | None = None
         if plan.tcp is not None:
             server = await stack.enter_async_context(_tcp(plan, plan.tcp, tls))
@@ -148,15 +149,18 @@ async def _serve(plan: Plan, seconds: float | None, as_json: bool) -> None:
             shown = f"[{server.host}]" if ":" in server.host else server.host
             where["tcp"] = f"{'tcps' if tls else 'tcp'}://{shown}:{server.port}"
         if plan.http is not None:
-            where["http"], parts["http"] = await _http(plan, plan.http, tls, server, stack)
+            serving, parts["http"] = await _http(plan, plan.http, tls, server, stack)
+            where["http"] = serving.url
+            ends.append(asyncio.create_task(serving.wait()))
+            stack.callback(ends[1].cancel)
         if as_json:
             print_json({"listening": where})
         else:
             for kind, url in where.items():
                 click.echo(f"listening on {url} ({kind})")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await stopped.wait()
+        ended, _ = await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()  # a server that fails ends the process: what does not serve must not look as if it did
         found = {kind: statistics() for kind, statistics in parts.items()}
     if as_json:
         print_json(found)
@@ -182,7 +186,7 @@ def _tcp(plan: Plan, address: Address, tls: Any) -> TcpServer:
 
 async def _http(
     plan: Plan, address: Address, tls: Any, server: TcpServer | None, stack: AsyncExitStack
-) -> tuple[str, Any]:
+) -> tuple[Any, Any]:
     from busrep.asyncio import http_serve, http_server  # extra
 
     if plan.secret is None:
@@ -205,4 +209,4 @@ async def _http(
                 await bus.wait_for(stream, "nobody", 0, HELLO)
     app = http_server.catch_up_app(store, streams.values(), secret=plan.secret, reference_paths=plan.reference)
     serving = await stack.enter_async_context(http_serve.serve(app, address.host, address.port, tls=tls))
-    return serving.url, app.state.catch_up.statistics
+    return serving, lambda: {**app.state.catch_up.statistics(), "server": serving.statistics()}
