@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import re
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import httpx
 import orjson
+import psycopg
 import pytest
 import redis.asyncio
 from starlette.applications import Starlette
@@ -25,18 +28,21 @@ from starlette.types import Receive, Scope, Send
 
 import busrep
 from busrep import Batch, Settings, Stream
-from busrep.asyncio.http_serve import Serving, serve
+from busrep.asyncio.http_serve import ServeLimits, Serving, serve
 from busrep.asyncio.http_server import CatchUpLimits, catch_up_app
 from busrep.asyncio.http_source import HttpSource
+from busrep.cli import serve as serve_command
 from busrep.errors import ConfigError, PositionsAheadOfTable, PositionTooOld
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import free_port
 
+from . import test_replica
 from .store_conformance import sync, write
 
 pytestmark = pytest.mark.servers
+servers_pair, pair = test_replica.servers_pair, test_replica.pair
 
 SECRET = "s/e c".replace(" ", "@")
 IN_URL = "s%2Fe%40c"
@@ -514,6 +520,397 @@ async def test_a_writer_of_the_reference_system_is_followed(redis_url: str, bus_
             assert seen == [*rows[:5], (5, ["x"]), rows[5]]
 
 
+def open_sockets() -> int:
+    """Of this process. (SQLite keeps files open a while longer, for their locks.)"""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the directory's own, closed by now
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
+@sync
+async def test_readers_are_served_among_strangers_who_are_counted_and_leave_nothing(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wrong secrets, heads that do not end, nonsense, bodies, other methods, hang-ups; and then all of it is over."""
+    path = b"/shop/busrep/replication/v1/state HTTP/1.1\r\nhost: x\r\n"
+    right = b"authorization: Bearer " + SECRET.encode() + b"\r\n"
+    strangers = {
+        "wrong secret": b"GET " + path + b"authorization: Bearer wrong\r\n\r\n",
+        "no secret": b"GET " + path + b"\r\n",
+        "slow": b"GET " + path,
+        "silent": b"",
+        "nonsense": b"\x00\x01\x02\r\n\r\n",
+        "POST": b"POST " + path + right + b"content-length: 5\r\n\r\nabcde",
+        "a body": b"GET " + path + right + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        "too large a head": b"GET " + path + b"x: " + b"y" * 20_000,
+    }
+
+    async def one(port: int, sent: bytes) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            writer.write(sent)
+            await reader.read()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    caplog.set_level(logging.WARNING)
+    async with deployment.writer() as writer:
+        expected = await wrote(writer, *[1] * 100)
+        sockets, tasks = open_sockets(), len(asyncio.all_tasks())
+        async with contextlib.AsyncExitStack() as stack:
+            store = await stack.enter_async_context(deployment.store())
+            service = Starlette()
+            app = catch_up_app(store, STREAMS, secret=SECRET)
+            service.mount("/shop/busrep", app)
+            serving = await stack.enter_async_context(serve(service, limits=ServeLimits(head_timeout=2.0)))
+            deployment.port = serving.port
+            coming = [asyncio.create_task(one(serving.port, sent)) for sent in strangers.values() for _ in range(10)]
+            reader = await stack.enter_async_context(deployment.bus(deployment.url, start="earliest"))
+            seen = Seen()
+            reader.subscribe(orders)(seen)
+            await reader.wait_for(orders, "w1", expected[-1][0], timeout=20)
+            assert seen.of("w1") == expected
+            await asyncio.gather(*coming)
+            refused = app.state.catch_up.statistics()["refused"]
+            assert (refused["unauthorized"], refused["method"]) == (20, 10)
+            cut = serving.statistics()["refused"]
+            assert cut["slow"] >= 20  # on a machine that is very busy another one may look slow
+            assert cut["not HTTP"] == 30
+        assert (serving.connections, app.state.catch_up.statistics()["in_flight"]) == (0, 0)
+        await until(lambda: open_sockets() <= sockets and len(asyncio.all_tasks()) <= tasks)
+    logged = [one for one in caplog.records if one.name.startswith(("busrep.http", "uvicorn"))]
+    assert len(logged) < 20, "a stranger fills the log"
+
+
+@pytest.mark.parametrize("how", ["the client hangs up", "the deadline"])
+@sync
+async def test_connections_of_the_store_are_given_back(how: str, on_postgres: Deployment) -> None:
+    """More questions than there are connections, none of which the database answers: it holds a lock."""
+    limits = CatchUpLimits(deadline=20.0 if how == "the client hangs up" else 0.1, retry_after=0)
+
+    def waiting(connection: psycopg.Connection[Any]) -> int:
+        found = connection.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
+        assert found is not None
+        return int(found[0])
+
+    async with on_postgres.server(limits=limits) as serving, on_postgres.writer() as writer:
+        (fact,) = await wrote(writer, 1)
+        url = f"{serving.url}/shop/busrep/replication/get_repl_stream_updates/orders"
+        params: dict[str, Any] = {"instance_name": "w1", "from_token": 0, "upto_token": fact[0]}
+        options: dict[str, Any] = {"headers": {"authorization": f"Bearer {SECRET}"}, "params": params}
+        with psycopg.connect(on_postgres.database) as locking, psycopg.connect(on_postgres.database) as looking:
+            looking.autocommit = True
+            async with httpx.AsyncClient() as client:
+                locking.execute("LOCK TABLE busrep_facts IN ACCESS EXCLUSIVE MODE")
+                for _ in range(12):
+                    asking = asyncio.create_task(client.get(url, **options))
+                    if how == "the client hangs up":
+                        await until(lambda: waiting(looking))
+                        asking.cancel()
+                        await asyncio.wait([asking])
+                    else:
+                        assert (await asking).json()["code"] == "deadline"
+                    await until(lambda: not waiting(looking))
+                locking.rollback()
+                page = (await client.get(url, **options)).json()
+                assert [token for token, _ in page["updates"]] == [fact[0]]
+
+
+@sync
+async def test_a_cache_that_looks_at_paths_alone_costs_no_row(deployment: Deployment) -> None:
+    """It answers a question with what another one got: an empty page, say, of somebody who asked for the epoch."""
+
+    class Cache:
+        def __init__(self, app: Any) -> None:
+            self.app, self.kept, self.told = app, b"", 0
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            if "updates" not in scope["path"] or not self.kept or self.told >= 5:
+                await self.app(scope, receive, send)
+            else:
+                self.told += 1
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": self.kept})
+
+    caches: list[Cache] = []
+
+    def wrap(app: Any) -> Cache:
+        caches.append(Cache(app))
+        return caches[-1]
+
+    async with deployment.writer() as writer:
+        expected = await wrote(writer, *[1] * 10)
+        async with deployment.server(wrap=wrap) as serving:
+            async with httpx.AsyncClient(headers={"authorization": f"Bearer {SECRET}"}) as client:
+                half = expected[4][0]
+                path = "/shop/busrep/replication/get_repl_stream_updates/orders"
+                params = {"instance_name": "w1", "from_token": half, "upto_token": half}
+                caches[0].kept = (await client.get(serving.url + path, params=params)).content
+            async with deployment.bus(deployment.url, start="earliest") as reader:
+                seen = Seen()
+                reader.subscribe(orders)(seen)
+                await reader.wait_for(orders, "w1", expected[-1][0], timeout=15)
+                assert seen.of("w1") == expected
+                assert caches[0].told == 5
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@sync
+async def test_answers_that_are_cut_anywhere_and_connections_that_hang(compress: bool, deployment: Deployment) -> None:
+    """Between the reader and the server: what has arrived of an answer is nothing, and comes again whole."""
+    dice = random.Random(7)
+    settings = attrs.evolve(QUICK, fetch_timeout=0.5)
+    limits = CatchUpLimits(compress_from=0)
+    async with deployment.server(limits=limits) as serving, deployment.writer() as writer:
+        expected = await wrote(writer, *[1] * 300)
+        async with FaultyLink(serving.url, seed=7) as link:
+            source = HttpSource(link.url + "/shop/busrep", STREAMS, settings, secret=SECRET, compress=compress)
+            async with deployment.bus(source, start="earliest", settings=settings) as reader:
+                seen = Seen()
+                reader.subscribe(orders)(seen)
+                for step in range(25):
+                    if step % 8 == 3:
+                        link.black_hole("from_server")
+                        await asyncio.sleep(0.05)
+                        link.heal()
+                        link.cut()
+                    cut = link.cut_after(dice.randrange(1, 900))
+                    expected += await wrote(writer, dice.randrange(1, 4))
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(0.2):  # or nothing more is asked
+                            await asyncio.wrap_future(cut)
+                link.heal()
+                link.cut()
+                await reader.wait_for(orders, "w1", expected[-1][0], timeout=20)
+                assert seen.of("w1") == expected
+                assert link.counts["cut_after"] >= 10
+                assert source._transport is not None
+                pool: Any = source._transport._pool
+                await until(lambda: all(one.is_idle() for one in pool.connections) and not pool._requests)
+
+
+@sync
+async def test_a_bus_is_closed_while_its_questions_hang(deployment: Deployment) -> None:
+    asked, held = asyncio.Event(), asyncio.Event()
+
+    def wrap(app: Any) -> Any:
+        async def hang(scope: Scope, receive: Receive, send: Send) -> None:
+            if "updates" in scope.get("path", ""):
+                asked.set()
+                await held.wait()
+            await app(scope, receive, send)
+
+        return hang
+
+    async with deployment.writer() as writer:
+        await wrote(writer, 1, 1)
+        async with deployment.server(wrap=wrap) as serving:
+            async with deployment.bus(deployment.url, start="earliest", settings=Settings()) as reader:
+                reader.subscribe(orders)(Seen())
+                await asked.wait()
+                leaving = asyncio.get_running_loop().time()
+            assert asyncio.get_running_loop().time() - leaving < 4, "it waits for nothing: the least bound is 5 s"
+            await until(lambda: serving.connections == 0)
+            held.set()
+
+
+@pytest.mark.parametrize("what", ["state", "updates", "replication"])
+@sync
+async def test_floors_of_one_log_are_not_taken_for_another_s(what: str, deployment: Deployment, tmp_path: Path) -> None:
+    """A restore, and two servers behind one address: one on a copy from before it, where more had been pruned. Its
+    answers come in between."""
+    async with deployment.writer() as writer:
+        first = await wrote(writer, *[1] * 6)
+    with contextlib.closing(sqlite3.connect(deployment.database[10:])) as source:
+        with contextlib.closing(sqlite3.connect(tmp_path / "old.db")) as copy:
+            source.backup(copy)
+    old = Deployment(deployment.redis, deployment.name, f"sqlite:///{tmp_path / 'old.db'}")
+    async with contextlib.AsyncExitStack() as stack:
+        before = await stack.enter_async_context(old.store())
+        assert await before.prune(keep=1) == {("orders", "w1"): first[-2][0]}
+        after = await stack.enter_async_context(deployment.store())
+        apps = [catch_up_app(store, STREAMS, secret=SECRET) for store in (before, after)]
+        restored = False
+        mixed = 0
+
+        async def balanced(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal mixed
+            if restored and what in scope["path"]:
+                mixed += 1
+                await apps[mixed % 2 if mixed < 6 else 1](scope, receive, send)
+            else:
+                await apps[restored](scope, receive, send)
+
+        serving = await stack.enter_async_context(serve(balanced))
+        source = HttpSource(serving.url, STREAMS, QUICK, secret=SECRET)
+        reader = await stack.enter_async_context(deployment.bus(source, start="earliest"))
+        seen = Seen()
+        reader.subscribe(orders)(seen)
+        await reader.wait_for(orders, "w1", first[-1][0], timeout=10)
+        assert seen.of("w1") == first[-1:]
+        await after.restored()
+        restored = True
+        writer = await stack.enter_async_context(deployment.writer())
+        later = await wrote(writer, 1)
+        await until(lambda: reader.statistics()["reader"]["epoch_changes"] >= 1)
+        await reader.wait_for(orders, "w1", later[-1][0], timeout=15)
+        assert seen.of("w1")[-7:] == first + later
+
+
+@sync
+async def test_several_servers_behind_one_address_one_of_them_lagging(
+    redis_url: str, bus_name: str, pair: test_replica.Pair
+) -> None:
+    """In turns, as a load balancer does it. What the replica does not have yet it does not prove."""
+    async with contextlib.AsyncExitStack() as stack:
+        apps = []
+        for store in await stack.enter_async_context(pair.stores()):
+            apps.append(catch_up_app(store, STREAMS, secret=SECRET))
+
+        async def balanced(scope: Scope, receive: Receive, send: Send) -> None:
+            apps.reverse()
+            await apps[0](scope, receive, send)
+
+        serving = await stack.enter_async_context(serve(balanced))
+        deployment = Deployment(redis_url, bus_name, pair.primary)
+        writer = await stack.enter_async_context(deployment.writer())
+        expected = await wrote(writer, *[1] * 10)
+        pair.catch_up()
+        pair.pause()
+        expected += await wrote(writer, *[1] * 20, 9)
+        source = HttpSource(serving.url, STREAMS, QUICK, secret=SECRET)
+        reader = await stack.enter_async_context(deployment.bus(source, start="earliest"))
+        seen = Seen()
+        reader.subscribe(orders)(seen)
+        await reader.wait_for(orders, "w1", expected[-1][0], timeout=20)
+        assert reader.statistics()["reader"]["pages_unproven"] >= 1
+        pair.resume()
+        expected += await wrote(writer, 2)
+        await reader.wait_for(orders, "w1", expected[-1][0], timeout=20)
+        assert seen.of("w1") == expected
+        assert reader.statistics()["reader"]["epoch_changes"] == 0
+
+
+# -- with busrep serve alone ------------------------------------------------------------------------------------------
+
+READER = """
+import asyncio, json, sys
+import attrs, busrep
+
+@attrs.frozen
+class Order:
+    number: int
+    text: str
+
+orders = busrep.Stream("orders", Order)
+name, news, rows = sys.argv[1:]
+quick = busrep.Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2)
+
+async def main():
+    async with busrep.connect(news, name=name, streams=[orders], store=rows, start="earliest", settings=quick) as bus:
+        async for batch in bus.follow(orders):
+            for token, found in batch.facts():
+                print(json.dumps([token, [row.number for row in found]]), flush=True)
+
+asyncio.run(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def busrep_serve(folder: Path, deployment: Deployment, tcp: int, http: int, how: str) -> AsyncIterator[Any]:
+    """The command; ended by the signal that is named."""
+    arguments = ["serve", "--json", "--name", deployment.name, "--redis", deployment.redis, "--heartbeat", "100ms"]
+    arguments += ["--store", deployment.database, "--secret-file", "secret"]
+    async with program(folder, "-m", "busrep.cli", *arguments, "--tcp", str(tcp), "--http", str(http)) as process:
+        assert process.stdout is not None
+        listening = orjson.loads(await process.stdout.readline())
+        assert listening.keys() == {"listening"}
+        yield process
+        process.send_signal(getattr(signal, how))
+        said = await process.stdout.read()
+        status = await process.wait()
+        if how == "SIGTERM":
+            assert status == 0
+            assert orjson.loads(said)["http"]["rows"] >= 1
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+@sync
+async def test_a_process_with_neither_redis_nor_database(how: str, deployment: Deployment, tmp_path: Path) -> None:
+    """Commands over TCP, rows over HTTP, both from `busrep serve`, which goes away in between."""
+    tcp, http = free_port(), free_port()
+    (tmp_path / "secret").write_text("s3cret\n")
+    (tmp_path / "reader.py").write_text(READER)
+    got: list[Any] = []
+
+    async def listen(process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            got.append(orjson.loads(line))
+
+    async with contextlib.AsyncExitStack() as stack:
+        writer = await stack.enter_async_context(deployment.writer())
+        expected = await wrote(writer, *[1] * 20, 9)
+        async with busrep_serve(tmp_path, deployment, tcp, http, how):
+            urls = [f"tcp://:s3cret@127.0.0.1:{tcp}", f"http://:s3cret@127.0.0.1:{http}"]
+            reading = await stack.enter_async_context(program(tmp_path, "reader.py", deployment.name, *urls))
+            listening = asyncio.create_task(listen(reading))
+            stack.callback(listening.cancel)
+            await until(lambda: len(got) == len(expected))
+            expected += await wrote(writer, 2, 1)  # live
+            await until(lambda: len(got) == len(expected))
+        expected += await wrote(writer, *[1] * 15, 8)  # heard by nobody
+        async with busrep_serve(tmp_path, deployment, tcp, http, how):
+            expected += await wrote(writer, 1, 3)
+            await until(lambda: len(got) >= len(expected))
+            assert got == [list(fact) for fact in expected]
+            assert reading.returncode is None
+
+
+@sync
+async def test_a_reader_that_dies_with_the_server_goes_on_where_it_was(deployment: Deployment, tmp_path: Path) -> None:
+    """The same with a name: its positions are in a file of its own, the only thing that it has besides two ports."""
+    tcp, http = free_port(), free_port()
+    (tmp_path / "secret").write_text("s3cret\n")
+    own = f"sqlite:///{tmp_path / 'reader.db'}"
+    await open_store(own, Registry(STREAMS)).init()
+    seen = Seen()
+    expected: list[tuple[int, list[int]]] = []
+    options = {"redis": f"tcp://:s3cret@127.0.0.1:{tcp}", "reader": "billing", "reader_store": own}
+    async with deployment.writer() as writer:
+        for _ in range(3):
+            expected += await wrote(writer, *[1] * 15)
+            async with busrep_serve(tmp_path, deployment, tcp, http, "SIGKILL"):
+                expected += await wrote(writer, 2)
+                async with deployment.bus(f"http://:s3cret@127.0.0.1:{http}", **options) as reader:
+                    reader.subscribe(orders)(seen)
+                    await reader.wait_for(orders, "w1", expected[-1][0], timeout=15)
+            assert seen.of("w1") == expected
+
+
+@sync
+async def test_a_server_that_fails_ends_the_command(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(_self: Any, counter: int) -> bool:
+        if counter:
+            raise OSError("out of luck")
+        return False
+
+    (tmp_path / "secret").write_text("s3cret")
+    monkeypatch.setattr("uvicorn.Server.on_tick", failing)
+    plan = serve_command.Plan(
+        name=None, tcp=None, http=serve_command.Address("127.0.0.1", 0), redis=None, store=deployment.database,
+        declared=None, secret="s3cret", cert=None, key=None, client_ca=None, reference=False, heartbeat=0.1,
+    )  # fmt: skip
+    with pytest.raises(OSError, match="out of luck"):
+        await serve_command._serve(plan, None, True)
+
+
 # -- the page about it ----------------------------------------------------------------------------------------
 
 PAGE = Path(__file__).parent.parent / "docs" / "http.md"
@@ -547,7 +944,8 @@ async def program(folder: Path, *arguments: str) -> AsyncIterator[asyncio.subpro
     try:
         yield process
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            process.kill()
         await process.wait()
 
 

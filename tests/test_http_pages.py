@@ -60,8 +60,13 @@ def same(found: UpdatesPage, sent: UpdatesPage) -> bool:
     return plain(found) == plain(sent)
 
 
-def body_of(updates: Any = (), upto: Any = 10, limited: Any = False, epoch: Any = EPOCH, **more: Any) -> bytes:
-    return orjson.dumps({"updates": updates, "upto_token": upto, "limited": limited, "epoch": epoch, **more})
+def body_of(
+    updates: Any = (), upto: Any = 10, limited: Any = False, epoch: Any = EPOCH, after: Any = 3, **more: Any
+) -> bytes:
+    question = {"stream": "orders", "instance_name": "w1", "from_token": after}
+    return orjson.dumps(
+        {"updates": updates, "upto_token": upto, "limited": limited, "epoch": epoch, **question, **more}
+    )
 
 
 @QUICKLY
@@ -159,6 +164,11 @@ LIES: dict[str, tuple[bytes, str]] = {
     "epoch too short": (body_of(epoch="ab"), "epoch"),
     "epoch in capitals": (body_of(epoch="A" * 32), "epoch"),
     "more rows than were asked for": (body_of([[4, 0], [5, 0], [6, 0]]), "2 were asked"),
+    "of another stream": (body_of(stream="payments"), "another question: stream is not 'orders'"),
+    "of another writer": (body_of([[4, 0]], instance_name="w2"), "another question: instance_name is not 'w1'"),
+    "empty, after another token": (body_of(upto=5, after=5), "another question: from_token is not 3"),
+    "after a token with a point": (body_of(after=3.0), "another question"),
+    "of no question": (orjson.dumps({"updates": [], "upto_token": 10, "limited": False, "epoch": EPOCH}), "another"),
 }
 
 

@@ -17,11 +17,12 @@ import attrs
 import httpx
 import orjson
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
 
 from busrep.asyncio.http_serve import ServeLimits, Serving, serve
 from busrep.asyncio.http_server import CatchUpLimits, catch_up_app
-from busrep.errors import ConfigError, SchemaError, Unavailable, UnknownStream
+from busrep.errors import ConfigError, PositionTooOld, SchemaError, Unavailable, UnknownStream
 from busrep.storage import KnownWriter
 from busrep.stores import memory, open_store
 from busrep.streams import Registry, Stream
@@ -122,6 +123,9 @@ async def test_a_page_is_what_the_protocol_says() -> None:
             "upto_token": 4,
             "limited": False,
             "epoch": await store.epoch(),
+            "stream": "orders",
+            "instance_name": "w1",
+            "from_token": 1,
         }
 
 
@@ -229,6 +233,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "given twice": (UPDATES, question([1, 2], 4), 400, "bad_parameter"),
     "a bad limit": (UPDATES, question(limit="x"), 400, "bad_parameter"),
     "a limit below zero": (UPDATES, question(limit=-1), 400, "bad_parameter"),
+    "a writer in another encoding": (
+        UPDATES + "?instance_name=w%FC&from_token=0&upto_token=1",
+        {},
+        400,
+        "bad_parameter",
+    ),
+    "a thousand parameters": (UPDATES, question(**{f"x{n}": n for n in range(1000)}), 400, "bad_parameter"),
     "another path": ("/replication", {}, 404, "not_found"),
     "the root": ("/", {}, 404, "not_found"),
     "a slash behind": (STATE + "/", {}, 404, "not_found"),
@@ -242,7 +253,7 @@ async def test_refused(case: str) -> None:
     path, params, status, code = REFUSED[case]
     store = Scripted()
     async with served(store) as (client, app):
-        answer = await client.get(path, params=params)
+        answer = await client.get(path, params=params or None)
         assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
         assert answer.json()["error"]
         assert store.asked == []
@@ -337,7 +348,7 @@ async def test_a_body_is_not_read(content: Any) -> None:
 
 @sync
 async def test_pruned_rows_are_gone_and_the_floor_is_named() -> None:
-    async with memory_store() as store, served(store) as (client, _):
+    async with memory_store() as store, served(store) as (client, app):
         assert await store.prune(keep=1) == {("orders", "w1"): 3}
         answer = await client.get(UPDATES, params=question(2, 4))
         assert answer.status_code == 410
@@ -348,8 +359,28 @@ async def test_pruned_rows_are_gone_and_the_floor_is_named() -> None:
             "writer": "w1",
             "position": 2,
             "floor": 3,
+            "epoch": await store.epoch(),
         }
+        assert app.state.catch_up.statistics()["refused"] == {"position_too_old": 1}
         assert (await client.get(UPDATES, params=question(3, 4))).status_code == 200
+
+
+@sync
+async def test_a_floor_is_of_the_log_that_is_named_with_it() -> None:
+    """A restore between two questions must not give a new epoch with a floor of the log before."""
+    a, b = "a" * 32, "b" * 32
+
+    class Pruned(Scripted):
+        async def fetch(self, question: FetchUpdates) -> UpdatesPage:
+            raise PositionTooOld("orders", "w1", 0, 3)
+
+    store = Pruned()
+    async with served(store) as (client, _):
+        store.epochs = [a, b, b, b]
+        answer = await client.get(UPDATES, params=question())
+        assert (answer.status_code, answer.json()["epoch"]) == (410, b)
+        store.epochs = [a, b] * 3
+        assert (await client.get(UPDATES, params=question())).status_code == 503
 
 
 FAILURES: dict[str, tuple[BaseException, int, str]] = {
@@ -374,7 +405,7 @@ async def test_what_the_store_raises_becomes_an_answer(case: str, caplog: pytest
         statistics = app.state.catch_up.statistics()
         assert (statistics["refused"], statistics["in_flight"]) == ({code: 2}, 0)
     assert "secret-of-somebody" not in caplog.text
-    logged = len([one for one in caplog.records if one.name == "busrep.http"])
+    logged = len([one for one in caplog.records if one.name == "busrep.http" and one.levelno == logging.ERROR])
     assert logged == (1 if code in ("unavailable", "internal") else 0), "once a second, and not over and over"
 
 
@@ -392,6 +423,23 @@ async def test_nothing_of_a_request_is_logged(caplog: pytest.LogCaptureFixture) 
     assert "RuntimeError" in logged
     assert logging.getLogger("uvicorn.access").hasHandlers()
     assert not any(word in logged for word in (SECRET, "wrong-word", "hush", "somebody"))
+
+
+@sync
+async def test_refusals_are_logged_once_a_second_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "busrep.http")
+    async with served() as (client, app):
+        for _ in range(5):
+            await client.get(STATE, headers={"authorization": "Bearer wrong-word"})
+            await client.get(UPDATES, params=question(writer="no body"))
+        assert app.state.catch_up.statistics()["refused"] == {"unauthorized": 5, "bad_parameter": 5}
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
+        (
+            "WARNING",
+            "catch-up over HTTP: the secret is missing or wrong: Authorization: Bearer SECRET (unauthorized, 1 so far)",
+        ),
+        ("INFO", "catch-up over HTTP: instance_name: the name of a writer is needed (bad_parameter, 1 so far)"),
+    ]
 
 
 # -- compression ----------------------------------------------------------------------------------------------
@@ -433,6 +481,50 @@ async def test_mounted_in_an_application_of_its_own() -> None:
             assert (await client.get("/nowhere")).json()["code"] == "not_found"
         async with client_of(service) as client:
             assert (await client.get(UPDATES, params=question())).status_code == 404
+
+
+@sync
+async def test_mounted_behind_somebody_s_middleware() -> None:
+    """Which has its own ways with what comes from the client: nobody is taken for gone who is not, nor kept who is."""
+    store = Scripted(hold=asyncio.Event())
+    assert store.hold is not None
+    app = catch_up_app(store, STREAMS, secret=SECRET)  # type: ignore[arg-type]
+    service = FastAPI()
+
+    @service.middleware("http")
+    async def noted(request: Any, call_next: Any) -> Any:
+        answer = await call_next(request)
+        answer.headers["x-noted"] = "yes"
+        return answer
+
+    service.mount("/busrep", app)
+    async with serve(service) as serving:
+        async with connection(serving) as (_, writer):
+            writer.write(head("/busrep" + STATE))
+            await until(lambda: len(store.asked) == 1)
+        await until(lambda: app.state.catch_up.in_flight == 0)
+        async with connection(serving) as (reader, writer):
+            writer.write(head("/busrep" + STATE))
+            await until(lambda: len(store.asked) == 2)
+            await asyncio.sleep(0.05)
+            store.hold.set()
+            got = await reader.readuntil(b"null}")
+            assert (got.startswith(b"HTTP/1.1 200"), b"x-noted: yes" in got) == (True, True)
+    assert app.state.catch_up.statistics()["refused"] == {"gone": 1}
+
+
+@pytest.mark.parametrize("kind", [Starlette, FastAPI])
+@sync
+async def test_mounted_below_a_root_path(kind: Any) -> None:
+    """Behind a proxy that takes a prefix away, which the server (uvicorn --root-path) puts back."""
+    async with memory_store() as store:
+        service = kind()
+        service.mount("/busrep", catch_up_app(store, STREAMS, secret=SECRET))
+        transport = httpx.ASGITransport(service, root_path="/proxied")
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=BEARER) as client:
+            for path, params in ((STATE, {}), (UPDATES, question())):
+                answer = await client.get(f"/proxied/busrep{path}", params=params)
+                assert answer.status_code == 200, answer.text
 
 
 @sync
@@ -565,6 +657,7 @@ SLOW: dict[str, list[bytes]] = {
 @sync
 async def test_a_client_that_does_not_end_its_request_is_cut(case: str) -> None:
     async with memory_store() as store, serving_of(store, ServeLimits(head_timeout=0.1)) as serving:
+        assert serving.statistics() == {"connections": 0, "accepted": 0, "refused": {}}
         async with connection(serving) as (reader, writer):
             got = b""
             for piece in SLOW[case]:
@@ -574,6 +667,7 @@ async def test_a_client_that_does_not_end_its_request_is_cut(case: str) -> None:
             got += await ended(reader)
             assert got.count(b"200 OK") == sum(piece.count(b"\r\n\r\n") for piece in SLOW[case])
         await until(lambda: serving.connections == 0)
+        assert serving.statistics() == {"connections": 0, "accepted": 1, "refused": {"slow": 1}}
 
 
 @sync
@@ -638,6 +732,7 @@ async def test_a_client_that_does_not_read_is_cut() -> None:
             deaf.sendall(head(UPDATES + query))
             await until(lambda: store.asked)
             await until(lambda: serving.connections == 0)
+        assert serving.statistics()["refused"] == {"deaf": 1}
         async with connection(serving) as (reader, writer):  # one who reads slowly gets all of it
             writer.write(head(UPDATES + query, "connection: close"))
             got = 0
@@ -645,6 +740,72 @@ async def test_a_client_that_does_not_read_is_cut() -> None:
                 got += len(piece)
                 await asyncio.sleep(0)
             assert got > 30_000_000
+
+
+@pytest.mark.parametrize("more", [[], ["connection: close"]])
+@sync
+async def test_a_client_that_does_not_read_the_last_of_it_is_cut(more: list[str]) -> None:
+    """What is left is below what the transport calls much, so that nothing calls for more, and keeps a connection from
+    being closed."""
+    limits = ServeLimits(write_timeout=0.5, keep_alive=0.05)
+    store = Scripted()
+    async with serving_of(store, limits) as serving, connection(serving) as (reader, writer):
+        reader._limit = 1024  # type: ignore[attr-defined]  # so that as good as nothing is read ahead
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await until(lambda: serving.connections == 1)
+        (served_,) = serving._server.server_state.connections
+        served_.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        big = b'"%b"' % (b"x" * 200_000)
+        store.page = UpdatesPage("orders", "w1", 0, 5, [5], [big], False, "e" * 32)
+        writer.write(head(UPDATES + "?instance_name=w1&from_token=0&upto_token=5", *more))
+        size = served_.transport.get_write_buffer_size
+        await until(lambda: size() > 65_536)
+        while size() > 16_384:
+            await reader.read(1024)
+        assert size() > 0
+        await until(lambda: serving.connections == 0)
+        assert serving.statistics()["refused"] == {"deaf": 1}
+
+
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+NONSENSE: dict[str, tuple[str, list[bytes], bytes, int]] = {  # secret, what follows, what is answered, how many refused
+    "a body, at once": (SECRET, [CHUNKED + b"zz\r\n"], b"HTTP/1.1 400", 1),
+    "a body, at once, of a stranger": ("wrong", [CHUNKED + b"zz\r\n"], b"HTTP/1.1 400", 1),
+    "a body, later": (SECRET, [CHUNKED, b"zz\r\n"], b"HTTP/1.1 400", 0),  # it is closed by then: a GET has none
+    "a second request": (SECRET, [b"\r\n\x00\x00\r\n\r\n"], b"HTTP/1.1 200", 1),
+    "a second request of a stranger": ("wrong", [b"\r\n\x00\x00\r\n\r\n"], b"HTTP/1.1 401", 0),
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+@sync
+async def test_nonsense_behind_a_head_is_no_failure_of_ours(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever reaches the port could fill the log with tracebacks."""
+    secret, pieces, answer, refused = NONSENSE[case]
+    async with memory_store() as store, serving_of(store) as serving:
+        async with connection(serving) as (reader, writer):
+            writer.write(head()[:-2].replace(SECRET.encode(), secret.encode()) + pieces[0])
+            got = b""
+            for piece in pieces[1:]:
+                got += await reader.readuntil(b"}")
+                writer.write(piece)
+            got += await ended(reader)
+            assert got.startswith(answer), got
+        await until(lambda: serving.connections == 0)
+        assert serving.statistics()["refused"].get("not HTTP", 0) == refused
+    assert not [one for one in caplog.records if one.exc_info]
+
+
+@sync
+async def test_a_second_request_of_nonsense_during_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    big = b'"%b"' % (b"x" * 30_000_000)
+    store = Scripted(page=UpdatesPage("orders", "w1", 0, 5, [5], [big], False, "e" * 32))
+    async with serving_of(store) as serving, connection(serving) as (reader, writer):
+        writer.write(head(UPDATES + "?instance_name=w1&from_token=0&upto_token=5") + b"\x00\x00\r\n\r\n")
+        got = await ended(reader)
+        assert (len(got) > 30_000_000, got.count(b"HTTP/1.1 400")) == (True, 1)
+    assert serving.statistics()["refused"] == {"not HTTP": 1}
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -690,6 +851,7 @@ async def test_too_many_connections_are_refused_and_far_too_many_cut() -> None:
         writer.write(head())
         assert (await ended(reader)).startswith(b"HTTP/1.1 503")
         assert store.asked == []
+        assert serving.statistics() == {"connections": 5, "accepted": 7, "refused": {"too many": 1, "busy": 1}}
         for _, one in open_:
             one.close()
         await until(lambda: serving.connections == 0)
@@ -697,6 +859,35 @@ async def test_too_many_connections_are_refused_and_far_too_many_cut() -> None:
         reader, writer = await stack.enter_async_context(connection(serving))
         writer.write(head())
         assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+
+
+@sync
+async def test_who_has_a_connection_is_served_however_many_strangers_come() -> None:
+    async with memory_store() as store, serving_of(store, ServeLimits(connections=3)) as serving:
+        async with contextlib.AsyncExitStack() as stack:
+            reader, writer = await stack.enter_async_context(connection(serving))
+            for count in range(6):
+                writer.write(head())
+                assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+                await reader.readuntil(b"null}")
+                await stack.enter_async_context(connection(serving))
+                await until(lambda at=count: serving.statistics()["accepted"] == at + 2)  # type: ignore[misc]
+
+
+@sync
+async def test_who_hangs_up_holds_no_place_and_nothing_of_the_store() -> None:
+    store = Scripted(hold=asyncio.Event())
+    app = catch_up_app(store, STREAMS, secret=SECRET, limits=CatchUpLimits(concurrency=1))  # type: ignore[arg-type]
+    service = app.state.catch_up
+    async with serve(app) as serving:
+        for path in (UPDATES + "?instance_name=w1&from_token=0&upto_token=5", STATE):
+            before = len(store.asked)
+            async with connection(serving) as (_, writer):
+                writer.write(head(path))
+                await until(lambda at=before: len(store.asked) > at)  # type: ignore[misc]
+            await until(lambda: service.in_flight == 0)
+            assert not service._places.locked()
+        assert service.statistics()["refused"] == {"gone": 2}
 
 
 @sync
@@ -807,6 +998,7 @@ async def test_an_answer_that_breaks_off_is_counted_and_not_begun_anew() -> None
     sent: list[Any] = []
 
     async def receive() -> Any:
+        await asyncio.sleep(0)
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message: Any) -> None:
@@ -819,7 +1011,7 @@ async def test_an_answer_that_breaks_off_is_counted_and_not_begun_anew() -> None
     await app({**scope, "headers": [], "root_path": "", "app": app}, receive, send)
     assert sent == ["http.response.start", "http.response.body"]
     statistics = app.state.catch_up.statistics()
-    assert (statistics["refused"], statistics["in_flight"]) == ({"internal": 1}, 0)
+    assert (statistics["refused"], statistics["in_flight"]) == ({"gone": 1}, 0)
 
 
 @pytest.mark.parametrize("module", ["http_server", "http_serve", "http_source"])
@@ -849,6 +1041,15 @@ async def test_an_address_that_is_taken_is_named() -> None:
             with pytest.raises(ConfigError, match="cannot listen"):
                 async with serve(Starlette(), host, port):
                     pass
+
+
+@sync
+async def test_a_handshake_that_does_not_end_is_cut() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(DATA / "tls.crt", DATA / "tls.key")
+    async with serve(Starlette(), tls=context, limits=ServeLimits(head_timeout=0.1)) as serving:
+        async with connection(serving) as (reader, _), asyncio.timeout(10):
+            assert await ended(reader) == b""
 
 
 @sync

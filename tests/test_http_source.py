@@ -352,6 +352,60 @@ async def test_cancelling_leaves_no_connection_behind() -> None:
         assert list((await source.fetch(ASKED)).tokens) == [4, 5]
 
 
+@pytest.mark.parametrize("kept", [False, True])
+@sync
+async def test_a_question_may_be_cancelled_at_any_moment(kept: bool) -> None:
+    """Connections are few: one left behind each time, in whatever state, and soon no question is asked any more."""
+    async with peer() as (source, _):
+        for steps in range(60):
+            if not kept:
+                await source.close()
+                await source.open()
+                assert source._transport is not None
+                await source._transport._pool.aclose()  # so that this question has to make a connection
+            asking = asyncio.create_task(source.fetch(ASKED))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+            assert source._transport is not None
+            pool: Any = source._transport._pool
+            assert [one for one in pool.connections if not one.is_idle() and not one.is_closed()] == [], steps
+            assert pool._requests == [], steps
+
+
+@sync
+async def test_closing_ends_the_questions_under_way() -> None:
+    async with peer(hold=asyncio.Event()) as (source, answering):
+        assert answering.hold is not None
+        asking = asyncio.create_task(source.fetch(ASKED))
+        while not answering.of_pages:
+            await asyncio.sleep(0.001)
+        await source.close()
+        with pytest.raises(Unavailable, match="not open"):
+            await asking
+        answering.hold.set()
+
+
+@sync
+async def test_a_body_that_stops_in_the_middle() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            asked = await reader.readuntil(b"\r\n\r\n")
+            writer.write(STATE if b"/state" in asked else answer_of(HONEST)[:-5])
+            await reader.read()  # until the client gives up
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    settings = attrs.evolve(QUICK, fetch_timeout=0.2)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, opened(url, settings=settings) as source:
+        for _ in range(source.settings.fetches + 2):
+            with pytest.raises(Unavailable, match="no answer in time"):
+                await source.fetch(ASKED)
+
+
 # -- what it does not believe ---------------------------------------------------------------------------------
 
 
@@ -388,8 +442,20 @@ BOMB = gzip.compress(b" " * 50_000_000, mtime=0)
         ("gzip", BOMB, "longer than 1000000 bytes"),
         ("br", HONEST, "was not asked for"),
         ("gzip, gzip", HONEST, "was not asked for"),
+        ("gzip", gzip.compress(HONEST, mtime=0) + b"\0" * 5_000_000, "something follows"),
+        ("gzip", gzip.compress(HONEST, mtime=0) * 2, "something follows"),
     ],
-    ids=["not packed", "cut off", "damaged", "empty", "bomb", "another coding", "packed twice"],
+    ids=[
+        "not packed",
+        "cut off",
+        "damaged",
+        "empty",
+        "bomb",
+        "another coding",
+        "packed twice",
+        "goes on and on",
+        "a second member",
+    ],
 )
 @sync
 async def test_what_does_not_unpack_is_refused(coding: str, body: bytes, reason: str) -> None:
@@ -399,35 +465,47 @@ async def test_what_does_not_unpack_is_refused(coding: str, body: bytes, reason:
             await source.fetch(ASKED)
 
 
+def too_old(floor: bytes, writer: bytes = b"w1", position: bytes = b"3") -> bytes:
+    fields = b'{"stream":"orders","writer":"%b","position":%b,"floor":%b,"epoch":"%b"}'
+    return fields % (writer, position, floor, EPOCH.encode())
+
+
 STATUSES: list[tuple[int, bytes, type[Exception], str]] = [
     (401, b'{"error":"no"}', ConfigError, "401 'no'.*pass secret="),
     (400, b'{"error":"what?","code":"unknown_stream"}', ConfigError, "400 'what.'.*stream"),
     (403, b"<html>", ConfigError, "403.*keeps this client out"),
     (404, b"", ConfigError, "404.*prefix"),
     (418, b"[]", ConfigError, "418"),
-    (301, b"", ConfigError, "301"),
+    (301, b"", ConfigError, "301, go to 'http://127.0.0.1:1/elsewhere': put the right address into the URL"),
+    (308, b"", ConfigError, "308, go to ''"),
     (204, b"", ConfigError, "204"),
     (206, HONEST, ConfigError, "206"),
     (500, b'{"error":"internal error"}', Unavailable, "500 'internal error'"),
     (507, b"\xff", Unavailable, "507"),
-    (410, b'{"floor":7}', PositionTooOld, "below the retention floor 7"),
-    (410, b'{"floor":3}', Unavailable, "without a floor above 3"),
-    (410, b'{"floor":"7"}', Unavailable, "without a floor"),
-    (410, b'{"floor":true}', Unavailable, "without a floor"),
-    (410, b'{"floor":99999999999999999999}', Unavailable, "without a floor"),
-    (410, b"", Unavailable, "without a floor"),
+    (408, b"", Unavailable, "408"),
+    (410, too_old(b"7"), PositionTooOld, "below the retention floor 7"),
+    (410, too_old(b"3"), Unavailable, "without an epoch and a floor above 3"),
+    (410, too_old(b'"7"'), Unavailable, "without an epoch and a floor"),
+    (410, too_old(b"true"), Unavailable, "without an epoch and a floor"),
+    (410, too_old(b"99999999999999999999"), Unavailable, "without an epoch and a floor|another question"),
+    (410, too_old(b"7").replace(EPOCH.encode(), b""), Unavailable, "without an epoch"),
+    (410, too_old(b"7", writer=b"w2"), Unavailable, "another question"),
+    (410, too_old(b"7", position=b"2"), Unavailable, "another question"),
+    (410, b'{"floor":7}', Unavailable, "another question"),
+    (410, b"", Unavailable, "another question"),
 ]
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "reason"), STATUSES)
 @sync
 async def test_what_a_status_means(status: int, body: bytes, kind: type[Exception], reason: str) -> None:
-    headers = {"location": "http://127.0.0.1:1/elsewhere"} if status == 301 else {}
+    headers = {"location": "http://:hush@127.0.0.1:1/elsewhere?hush"} if status == 301 else {}
     async with peer(status=status, body=body, headers=headers) as (source, answering):
         with pytest.raises(kind, match=reason) as caught:
             await source.fetch(ASKED)
-        assert answering.of_pages == 1
+        assert answering.of_pages == (http_source.TRIES if status == 408 else 1)
         assert SECRET not in str(caught.value)
+        assert "hush" not in str(caught.value)
 
 
 @sync
@@ -639,6 +717,67 @@ async def test_a_reference_question_and_a_page_cut_within_a_fact() -> None:
         assert {path for path, _, _ in paths} == {"/_synapse/replication/get_repl_stream_updates/orders"}
         assert len({transaction for _, _, transaction in paths}) == 2
         assert answering.requests[0]["query_string"] == b"instance_name=w1&from_token=3&upto_token=9"
+
+
+@sync
+async def test_an_answer_to_another_question_proves_nothing() -> None:
+    """A cache that does not look at queries, or a proxy that mixes up clients: what is empty there is not so here."""
+    for stream, writer, after in (("orders", "w1", 5), ("orders", "w2", 3), ("payments", "w1", 3)):
+        page = UpdatesPage(stream, writer, after, 5, [], [], False, EPOCH)
+        async with peer(body=write_page(page)) as (source, _):
+            with pytest.raises(Unavailable, match="it answers another question"):
+                await source.fetch(ASKED)
+
+
+@sync
+async def test_epoch_and_writers_are_of_one_log_or_not_told() -> None:
+    """Two servers behind one address, one on a replica that has not seen a restore yet: floors of the log before must
+    not pass for those of the new one."""
+    old, new = CatchUpState(EPOCH, ["orders"], []), CatchUpState("f" * 32, ["orders"], [], 9)
+    async with peer() as (source, answering):
+        answering.state = write_state(new)
+        assert await source.epoch() == new.epoch
+        for ask in (source.known, lambda: source.sequence("orders")):
+            answering.state = write_state(old)
+            with pytest.raises(Unavailable, match="not of one database"):
+                await ask()
+            answering.state = write_state(new)
+            await ask()  # the next time it is told: whoever asks for the epoch after that will see
+            assert await source.epoch() == new.epoch
+
+
+@sync
+async def test_a_floor_of_another_log_says_nothing_of_this_one() -> None:
+    """It is a page of that log, which proves nothing; the reader finds out then which log there is."""
+    async with peer(status=410, body=too_old(b"7")) as (source, answering):
+        answering.state = write_state(CatchUpState("f" * 32, ["orders"], []))
+        await source.epoch()
+        page = await source.fetch(ASKED)
+        assert (page.upto, page.tokens, page.epoch) == (ASKED.after, (), EPOCH)
+        answering.state = write_state(CatchUpState(EPOCH, ["orders"], []))
+        await source.epoch()
+        with pytest.raises(PositionTooOld):
+            await source.fetch(ASKED)
+
+
+@pytest.mark.parametrize(
+    "headers", [{"x": "hush\n"}, {"x": "hüsh"}, {"x": " hush"}, {"x\n": "a"}, {"": "a"}, {"x": 5}, {5: "x"}]
+)
+def test_a_header_that_is_none_is_refused(headers: Any) -> None:
+    with pytest.raises(ConfigError, match="one line of ASCII text") as caught:
+        HttpSource("http://host", [orders], headers=headers)
+    assert "hush" not in str(caught.value)
+
+
+def test_no_header_is_sent_twice() -> None:
+    source = HttpSource(
+        "http://host", [orders], headers={"Accept-Encoding": "br", "Authorization": "Basic eA==", "X": ""}
+    )
+    assert source._headers == {
+        "user-agent": "busrep", "accept-encoding": "identity", "authorization": "Basic eA==", "x": "",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="one is enough"):
+        HttpSource("http://host", [orders], secret="s", headers={"Authorization": "Basic eA=="})
 
 
 @sync

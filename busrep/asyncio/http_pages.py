@@ -1,10 +1,11 @@
 """What travels in catch-up over HTTP: pages of rows, and what is known of writers. Pure, both directions side by side.
 
 A page is the JSON object of protocol.md, section 8, ``{"updates": [[token, row], ...], "upto_token": N, "limited":
-bool, "epoch": "..."}``, with a line break between two updates. A row as it is kept (compact JSON) holds no line break,
-so the reader cuts the rows out of the text, byte for byte as the table has them, and makes no objects of them but to
-see that each is JSON. A page laid out otherwise (a foreign server's, or one that a proxy has rewritten) is decoded and
-its rows are written anew; the two ways agree on what they take and what they refuse.
+bool}``, with a line break between two updates, its epoch, and the question that it answers: also an empty page proves
+something, and whatever stands between the two may hand out the answer to another question. A row as it is kept
+(compact JSON) holds no line break, so the reader cuts the rows out of the text, byte for byte as the table has them,
+and makes no objects of them but to see that each is JSON. A page laid out otherwise (a foreign server's, or one that
+a proxy has rewritten) is decoded and its rows are written anew; the two ways agree on what they take and refuse.
 
 Nothing that a server says is believed without a look: whatever is wrong raises ValueError, which says what.
 """
@@ -17,7 +18,7 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 import orjson
@@ -68,12 +69,17 @@ def write_page(page: UpdatesPage, *, reference: bool = False) -> bytes:
     """The answer to a question. ``reference``: with exactly the three keys of the reference system."""
     rest: dict[str, Any] = {"upto_token": page.upto, "limited": page.limited}
     if not reference:
-        rest["epoch"] = page.epoch
+        rest |= {"epoch": page.epoch, **_question(page)}
     tail = orjson.dumps(rest)[1:]
     if not page.tokens:
         return b'{"updates":[],' + tail
     entries = [b"%d,%b" % entry for entry in zip(page.tokens, page.payloads, strict=True)]
     return b"".join((_HEAD, _BETWEEN.join(entries), _END, tail))
+
+
+def _question(asked: FetchUpdates | UpdatesPage) -> dict[str, Any]:
+    """What a page says of the question, in the question's own words."""
+    return {"stream": asked.stream, "instance_name": asked.writer, "from_token": asked.after}
 
 
 def read_page(body: bytes, asked: FetchUpdates, *, reference_epoch: str | None = None) -> UpdatesPage:
@@ -82,7 +88,7 @@ def read_page(body: bytes, asked: FetchUpdates, *, reference_epoch: str | None =
     ``reference_epoch``: of a reference system's answer, which names none and may cut a fact in two.
     """
     tokens, payloads, rest = _cut_out(body) or _decoded(body)
-    upto, limited, epoch = rest.get("upto_token"), rest.get("limited"), rest.get("epoch")
+    upto, limited = rest.get("upto_token"), rest.get("limited")
     if type(upto) is not int or type(limited) is not bool:
         raise ValueError("upto_token is no integer, or limited no boolean")
     if not asked.after <= upto <= asked.upto:
@@ -100,11 +106,27 @@ def read_page(body: bytes, asked: FetchUpdates, *, reference_epoch: str | None =
         if limited:
             tokens, payloads = _without_last_fact(tokens, payloads)
             upto = tokens[-1]
-    elif not (isinstance(epoch, str) and _EPOCH.fullmatch(epoch)):
-        raise ValueError("epoch is not 32 hexadecimal digits")
-    elif len(tokens) > max(1, asked.limit) and tokens[0] != tokens[-1]:
-        raise ValueError(f"{len(tokens)} rows, {asked.limit} were asked for")
+    else:
+        epoch = _epoch_of(rest, asked)
+        if len(tokens) > max(1, asked.limit) and tokens[0] != tokens[-1]:
+            raise ValueError(f"{len(tokens)} rows, {asked.limit} were asked for")
     return UpdatesPage(asked.stream, asked.writer, asked.after, upto, tokens, payloads, limited, epoch)
+
+
+def is_epoch(value: Any) -> TypeGuard[str]:
+    """Whether it is one: 32 lowercase hexadecimal digits."""
+    return isinstance(value, str) and _EPOCH.fullmatch(value) is not None
+
+
+def _epoch_of(rest: Mapping[str, Any], asked: FetchUpdates) -> str:
+    """The epoch of an answer to this question; the reference system's say nothing of either."""
+    epoch = rest.get("epoch")
+    if not is_epoch(epoch):
+        raise ValueError("epoch is not 32 hexadecimal digits")
+    for name, value in _question(asked).items():
+        if rest.get(name) != value or type(rest[name]) is not type(value):
+            raise ValueError(f"it answers another question: {name} is not {value!r}")
+    return epoch
 
 
 def _cut_out(body: bytes) -> _Updates | None:
@@ -179,7 +201,7 @@ def read_state(body: bytes) -> CatchUpState:
     if not isinstance(found, dict) or found.get("version") != STATE_VERSION:
         raise ValueError(f"no state of version {STATE_VERSION}")
     epoch, streams, writers = found.get("epoch"), found.get("streams"), found.get("writers")
-    if not (isinstance(epoch, str) and _EPOCH.fullmatch(epoch)):
+    if not is_epoch(epoch):
         raise ValueError("epoch is not 32 hexadecimal digits")
     if not isinstance(streams, list) or not all(isinstance(stream, str) for stream in streams):
         raise ValueError("streams is no list of names")

@@ -1,7 +1,8 @@
 """Runs the catch-up application by itself: uvicorn, bounded against clients that are slow, or mean to be.
 
 uvicorn bounds requests, and the time between two of them. It does not bound the time that a client takes to send the
-head of its first request, nor to read an answer; both are bounded here, on the connection. A service that mounts the
+head of its first request, nor to read an answer; both are bounded here, on the connection, and so is the number of
+connections, without harm to those that came before. All that is refused is counted. A service that mounts the
 application in its own should have something in front of it that does the same.
 """
 
@@ -12,6 +13,8 @@ import contextlib
 import logging
 import socket
 import ssl
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -29,21 +32,29 @@ except ImportError:
 
 log = logging.getLogger("busrep.http")
 
+# uvicorn warns of each request that is none: so strangers may fill a disk. We count them, and tell once a second.
+_uvicorn_log = logging.getLogger("busrep.http.uvicorn")
+_uvicorn_log.setLevel(logging.ERROR)
+
+# What is refused is logged at most once in this many seconds per reason; all of it is counted.
+LOG_EVERY = 1.0
+
 
 @attrs.frozen(kw_only=True)
 class ServeLimits:
     """Bounds of one listening server. Bytes are bytes, times are seconds."""
 
     connections: int = attrs.field(default=200, validator=ge(1))
-    """Connections that get answers; more are told to come back (503), and twice as many are cut when they come, for
-    each costs a file descriptor that the store may need."""
+    """Connections that get answers. Further ones are told to come back (503), so that strangers do not take the places
+    of readers that have one; beyond twice as many they are cut, for each costs a file descriptor that the store may
+    need."""
 
     head_timeout: float = attrs.field(default=10.0, validator=gt(0))
-    """For the head of a request, from the connection's first moment or the request's first byte (TLS handshakes have
-    asyncio's own bound, 60 s)."""
+    """For a TLS handshake, and for the head of a request, from the connection's first moment or the request's first
+    byte."""
 
     head_bytes: int = attrs.field(default=16_384, validator=ge(1_024))
-    """Largest head of a request."""
+    """Largest head of a request, as far as it comes in pieces."""
 
     keep_alive: float = attrs.field(default=75.0, validator=gt(0))
     """Longest pause between two requests; more than the 10 s between two looks of a reader at the known writers."""
@@ -55,11 +66,29 @@ class ServeLimits:
     """How long closing waits for answers under way."""
 
 
+class _Counts:
+    """What has become of connections."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.refused: Counter[str] = Counter()
+        self._logged_at: dict[str, float] = {}
+
+    def refuse(self, reason: str) -> None:
+        self.refused[reason] += 1
+        now = time.monotonic()
+        if now - self._logged_at.get(reason, -LOG_EVERY) >= LOG_EVERY:
+            self._logged_at[reason] = now
+            log.warning("HTTP server: a connection is refused: %s (%d so far)", reason, self.refused[reason])
+
+
 class Serving:
     """A running server. ``port`` and ``url`` are where it listens."""
 
-    def __init__(self, server: uvicorn.Server, task: asyncio.Task[None], address: tuple[str, int], tls: bool) -> None:
-        self._server, self._task = server, task
+    def __init__(
+        self, server: uvicorn.Server, task: asyncio.Task[None], address: tuple[str, int], tls: bool, counts: _Counts
+    ) -> None:
+        self._server, self._task, self._counts = server, task, counts
         self.host, self.port = address
         shown = f"[{self.host}]" if ":" in self.host else self.host
         self.url = f"{'https' if tls else 'http'}://{shown}:{self.port}"
@@ -68,6 +97,16 @@ class Serving:
     def connections(self) -> int:
         """Connections that are open."""
         return len(self._server.server_state.connections)
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters, JSON-able: connections that are open, were accepted, and were refused or cut, by reason: ``busy``
+        and ``too many`` (`ServeLimits.connections`), ``slow`` (``head_timeout``), ``deaf`` (``write_timeout``),
+        ``not HTTP``."""
+        return {
+            "connections": self.connections,
+            "accepted": self._counts.accepted,
+            "refused": dict(self._counts.refused),
+        }
 
     async def wait(self) -> None:
         """Return when the server has ended, which it does not do by itself."""
@@ -89,32 +128,32 @@ async def serve(
     clear. Signals are left to the caller: leaving the block ends answers under way, within ``shutdown_timeout``, and
     closes every connection. Raises ConfigError when the address cannot be listened on.
     """
-    limits = limits or ServeLimits()
+    limits, counts = limits or ServeLimits(), _Counts()
     listening = _listen(host, port)
     config = uvicorn.Config(
         app,
-        http=_bounded_protocol(limits),
+        http=_bounded_protocol(limits, counts),
         ws="none",
         lifespan="off",
         loop="none",
         log_config=None,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=limits.connections,
         timeout_keep_alive=limits.keep_alive,  # type: ignore[arg-type]  # it is only added to the loop's clock
         timeout_graceful_shutdown=limits.shutdown_timeout,  # type: ignore[arg-type]  # the same
         h11_max_incomplete_event_size=limits.head_bytes,
     )
     config.load()
     config.ssl = tls
-    server = _Server(config)
+    server = _Server(config, limits.head_timeout)
     task = asyncio.create_task(server.serve(sockets=[listening]), name="busrep-http")
+    task.add_done_callback(server.log_failure)
     ready = asyncio.create_task(server.ready.wait(), name="busrep-http-ready")
     try:
         await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
         if task.done():  # it says in its own words why it did not start
             task.result()
-        yield Serving(server, task, listening.getsockname()[:2], tls is not None)
+        yield Serving(server, task, listening.getsockname()[:2], tls is not None, counts)
     finally:
         ready.cancel()
         server.should_exit = True
@@ -129,8 +168,6 @@ async def _ended(server: uvicorn.Server, task: asyncio.Task[None], listening: so
     for connection in list(server.server_state.connections):
         connection.transport.abort()
     await asyncio.sleep(0)  # for their connection_lost
-    if server.started and not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the HTTP server failed", exc_info=error)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -151,29 +188,53 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Signals are the caller's, and its start is an event."""
+    """Signals are the caller's, its start is an event, and TLS handshakes have a bound."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, handshake_timeout: float) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
+        self._handshake_timeout = handshake_timeout
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """As uvicorn does it, whose handshakes may take 60 s each."""
+        config = self.config
+        await self.lifespan.startup()
+
+        def connection() -> asyncio.Protocol:
+            return config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        timeout = None if config.ssl is None else self._handshake_timeout
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                connection, sock=one, ssl=config.ssl, ssl_handshake_timeout=timeout, backlog=config.backlog
+            )
+            for one in sockets or ()
+        ]
+        self.started = True
         self.ready.set()
+
+    def log_failure(self, task: asyncio.Task[None]) -> None:
+        """Say so when it ends with an error, unless whoever starts it gets that."""
+        if self.started and not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the HTTP server failed", exc_info=error)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _bounded_protocol(limits: ServeLimits) -> type[asyncio.Protocol]:
-    return type("BoundedProtocol", (_BoundedProtocol,), {"limits": limits})
+def _bounded_protocol(limits: ServeLimits, counts: _Counts) -> type[asyncio.Protocol]:
+    return type("BoundedProtocol", (_BoundedProtocol,), {"limits": limits, "counts": counts})
 
 
 class _BoundedProtocol(H11Protocol):
     """uvicorn's connection, with a deadline for each request's head and for reading the answers."""
 
     limits: ServeLimits
+    counts: _Counts
     _head: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
 
@@ -181,17 +242,35 @@ class _BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         # What was asked for belongs in no log. Said here, for uvicorn's own switch silences the whole process.
         self.access_log = False
+        self.logger = _uvicorn_log
+        self.counts.accepted += 1
         if len(self.connections) > 2 * self.limits.connections:
-            transport.abort()
+            self._cut("too many")
             return
+        if len(self.connections) > self.limits.connections:
+            self.app = self._busy
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self._unset_keepalive_if_required()  # uvicorn leaves it running when the connection broke
-        if self._stalled is not None:
-            self._stalled.cancel()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    def _cut(self, reason: str) -> None:
+        self.counts.refuse(reason)
+        self.transport.abort()
+
+    async def _busy(self, _scope: Any, _receive: Any, send: Any) -> None:
+        """Instead of the application, for a connection that came after too many others."""
+        self.counts.refuse("busy")
+        body = b'{"error":"too many connections: come back later","code":"busy"}'
+        headers = {"content-type": "application/json", "content-length": str(len(body)), "retry-after": "1"}
+        raw = [(name.encode(), value.encode()) for name, value in {**headers, "connection": "close"}.items()]
+        await send({"type": "http.response.start", "status": 503, "headers": raw})
+        await send({"type": "http.response.body", "body": body})
+
+    # -- the head of a request --------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)  # stops the clock of keep-alive at the first byte
@@ -200,6 +279,17 @@ class _BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._look()
+        self._watch_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            # What follows the head of a request is nonsense: its application would answer on top of this.
+            self.cycle.disconnected = True
+            if self.cycle.response_started:
+                self._cut("not HTTP")
+                return
+        self.counts.refuse("not HTTP")
+        super().send_400_response(msg)
 
     def _look(self) -> None:
         """A request that has come whole is the application's matter; one that has begun is waited for."""
@@ -210,12 +300,14 @@ class _BoundedProtocol(H11Protocol):
             self._expect_head()
 
     def _expect_head(self) -> None:
-        self._head = self.loop.call_later(self.limits.head_timeout, self.transport.abort)
+        self._head = self.loop.call_later(self.limits.head_timeout, self._cut, "slow")
 
     def _stop_waiting(self) -> None:
         if self._head is not None:
             self._head.cancel()
             self._head = None
+
+    # -- the reading of answers -------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -223,16 +315,21 @@ class _BoundedProtocol(H11Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._watch_writing()
+
+    def _watch_writing(self) -> None:
+        """While something waits to be read: also the last of it, which would keep a connection from being closed."""
+        self._stop_watching()
+        if left := self.transport.get_write_buffer_size():
+            self._stalled = self.loop.call_later(self.limits.write_timeout, self._check_writing, left)
+
+    def _stop_watching(self) -> None:
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
 
-    def _watch_writing(self) -> None:
-        left = self.transport.get_write_buffer_size()
-        self._stalled = self.loop.call_later(self.limits.write_timeout, self._check_writing, left)
-
     def _check_writing(self, before: int) -> None:
         if self.transport.get_write_buffer_size() >= before:
-            self.transport.abort()
+            self._cut("deaf")
         else:
             self._watch_writing()

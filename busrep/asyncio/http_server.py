@@ -4,7 +4,8 @@ It reads what a store has, and writes nothing. Mount it in a service's own appli
 ``busrep.asyncio.http_serve``. The store is the caller's: open while requests come, closed by whoever opened it.
 
 What a request passes, in this order: the secret, before anything is looked at; method and parameters; a place among
-``concurrency`` (or in the queue before them); the store; the deadline over all of it.
+``concurrency`` (or in the queue before them); the store. Over all of it stands the deadline, and whoever hangs up ends
+it too: what nobody waits for any more holds no place, and no connection of the store's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 
 import attrs
 from attrs.validators import ge, gt
@@ -29,7 +31,7 @@ from busrep.commands import json_bytes, read_integer
 from busrep.errors import BusrepError, ConfigError, MissingExtra, PositionTooOld, UnknownStream
 from busrep.storage import AsyncStore
 from busrep.streams import Registry, Stream
-from busrep.updates import FetchUpdates
+from busrep.updates import FetchUpdates, UpdatesPage
 
 from .http_pages import REFERENCE_PATH, STATE_PATH, UPDATES_PATH, CatchUpState, bounded, write_page, write_state
 
@@ -38,7 +40,7 @@ try:
     from starlette.datastructures import Headers
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
-    from starlette.requests import ClientDisconnect, Request
+    from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -47,8 +49,10 @@ except ImportError:
 
 log = logging.getLogger("busrep.http")
 
-# Trouble with the store is logged at most once in this many seconds; all of it is counted.
+# What is refused, and trouble with the store, is logged at most once in this many seconds per reason; all is counted.
 LOG_EVERY = 1.0
+# Of one query; four are known.
+MOST_PARAMETERS = 16
 # Looks at the epoch that must agree before an answer about writers is given: a restore may come between two questions.
 EPOCH_TRIES = 3
 
@@ -144,7 +148,7 @@ class CatchUp:
             raise ConfigError("none of these streams is kept in a table: there is nothing to catch up with over HTTP")
         self._secrets = None if secret is None else [_digest(one) for one in _checked_secrets(secret)]
         self._places = asyncio.Semaphore(limits.concurrency)
-        self._logged_at = -LOG_EVERY
+        self._logged_at: dict[str, float] = {}
         self.requests = self.rows = self.bytes = self.in_flight = self.waiting = 0
         self.refused: Counter[str] = Counter()
 
@@ -166,7 +170,7 @@ class CatchUp:
         """One page of catch-up."""
         params = _params(request)
         question = self._question(request.path_params["stream"], params.get("instance_name"), params)
-        async with self._place(request):
+        async with self._place():
             return await self._page(request, question)
 
     async def reference_updates(self, request: Request) -> Response:
@@ -174,7 +178,7 @@ class CatchUp:
         params = _params(request)
         stream = request.path_params["stream"]
         question = self._question(stream, params.get("instance_name", "?"), params)
-        async with self._place(request):
+        async with self._place():
             known = [one.writer for one in await self._store.known() if one.stream == stream]
             if "instance_name" not in params and len(known) == 1:  # its clients know the writer by its address
                 question = attrs.evolve(question, writer=known[0])
@@ -187,7 +191,7 @@ class CatchUp:
         stream = _params(request).get("sequence")
         if stream is not None:
             self._check_stream(stream)
-        async with self._place(request):
+        async with self._place():
             for _ in range(EPOCH_TRIES):
                 epoch = await self._store.epoch()
                 known = [one for one in await self._store.known() if one.stream in self._streams]
@@ -212,8 +216,24 @@ class CatchUp:
         limit = _position(params, "limit") if "limit" in params else self.limits.page_rows
         return FetchUpdates(stream, writer, after, upto, max(1, min(limit, self.limits.page_rows)))
 
+    async def _fetch(self, question: FetchUpdates) -> UpdatesPage:
+        try:
+            return await self._store.fetch(question)
+        except PositionTooOld:
+            # A page names its log, this does not; asked for again between two looks at the epoch it is of that one.
+            for _ in range(EPOCH_TRIES):
+                epoch = await self._store.epoch()
+                try:
+                    return await self._store.fetch(question)
+                except PositionTooOld as error:
+                    if epoch == await self._store.epoch():
+                        fields = {name: getattr(error, name) for name in ("stream", "writer", "position", "floor")}
+                        gone = "these rows have been deleted"
+                        raise _Refused(410, "position_too_old", gone, **fields, epoch=epoch) from None
+            raise _Refused(503, "unavailable", "the fact log is being restored") from None
+
     async def _page(self, request: Request, question: FetchUpdates, *, reference: bool = False) -> Response:
-        page = bounded(await self._store.fetch(question), self.limits.page_bytes)
+        page = bounded(await self._fetch(question), self.limits.page_bytes)
         response = await self._answer(request, write_page(page, reference=reference))
         self.rows += len(page.tokens)
         return response
@@ -226,7 +246,7 @@ class CatchUp:
         return _response(200, body, headers)
 
     @contextlib.asynccontextmanager
-    async def _place(self, request: Request) -> AsyncIterator[None]:
+    async def _place(self) -> AsyncIterator[None]:
         """One of ``concurrency`` places at the store, after a turn in the queue."""
         if waits := self._places.locked():
             if self.waiting >= self.limits.queue:
@@ -237,8 +257,6 @@ class CatchUp:
         finally:
             self.waiting -= waits
         try:
-            if waits and await _is_gone(request):  # its client gave up, and asks anew: do not work for nobody
-                raise _Refused(503, "gone", "the client is gone")
             yield
         finally:
             self._places.release()
@@ -260,31 +278,40 @@ class CatchUp:
         match error:
             case _Refused():
                 return error
-            case PositionTooOld():
-                names = ("stream", "writer", "position", "floor")
-                fields = {name: getattr(error, name) for name in names}
-                return _Refused(410, "position_too_old", "these rows have been deleted", **fields)
             case UnknownStream():
                 return _Refused(400, "unknown_stream", "this stream is not in the store")
             case TimeoutError():
                 return _Refused(503, "deadline", "that took too long: come back later")
             case BusrepError():
-                self._log("catch-up over HTTP: %s: %s", type(error).__name__, error)
                 return _Refused(503, "unavailable", "the store is not available now")
-        # A bug. Its message may hold what was asked for, which belongs in no log; where it happened does not.
-        where = "".join(traceback.format_tb(error.__traceback__))
-        self._log("catch-up over HTTP failed with %s\n%s", type(error).__name__, where)
         return _Refused(500, "internal", "internal error")
 
-    def _log(self, message: str, *args: object) -> None:
+    def refuse(self, error: Exception) -> _Refused:
+        """The answer that an error becomes, counted, and logged without anything of the request."""
+        refusal = self.refusal(error)
+        code = refusal.code
+        self.refused[code] += 1
         now = time.monotonic()
-        if now - self._logged_at >= LOG_EVERY:
-            self._logged_at = now
-            log.error(message, *args)
+        if now - self._logged_at.get(code, -LOG_EVERY) >= LOG_EVERY:
+            self._logged_at[code] = now
+            match code:
+                case "unavailable":
+                    log.error("catch-up over HTTP: %s: %s", type(error).__name__, error)
+                case "internal":  # a bug; its message may hold what was asked for, where it happened does not
+                    where = "".join(traceback.format_tb(error.__traceback__))
+                    log.error("catch-up over HTTP failed with %s\n%s", type(error).__name__, where)
+                case _:
+                    level = logging.WARNING if code in _WARNED else logging.INFO
+                    log.log(level, "catch-up over HTTP: %s (%s, %d so far)", refusal, code, self.refused[code])
+        return refusal
+
+
+# Refusals that say something of the deployment, and not only of one client's question.
+_WARNED = ("unauthorized", "busy", "deadline")
 
 
 class _Guard:
-    """Outermost: the secret, the method, the deadline, the counters, and every error an answer."""
+    """Outermost: the secret, the method, the deadline, who hangs up, the counters, and every error an answer."""
 
     def __init__(self, app: ASGIApp, service: CatchUp) -> None:
         self._app, self._service = app, service
@@ -293,11 +320,10 @@ class _Guard:
         if scope["type"] != "http":  # the lifespan of who runs us by ourselves
             await self._app(scope, receive, send)
             return
-        service, started = self._service, False
+        service, started = self._service, asyncio.Event()
 
         async def counted(message: Message) -> None:
-            nonlocal started
-            started = True
+            started.set()
             service.bytes += len(message.get("body", b""))
             await send(message)
 
@@ -306,14 +332,34 @@ class _Guard:
         try:
             self._check(scope)
             async with asyncio.timeout(service.limits.deadline):
-                await self._app(scope, receive, counted)
+                await self._answer(scope, receive, counted, started)
         except Exception as error:
-            refusal = service.refusal(error)
-            service.refused[refusal.code] += 1
-            if not started:
+            # An answer that breaks off: its client is gone, whatever the server that we are part of calls that.
+            gone = started.is_set() and isinstance(error, OSError)
+            refusal = service.refuse(_gone() if gone else error)
+            if not started.is_set():
                 await self._refuse(scope, receive, send, refusal)
         finally:
             service.in_flight -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, started: asyncio.Event) -> None:
+        """Let the application answer, unless the client hangs up before that begins."""
+        answering = asyncio.create_task(self._run(scope, send), name="busrep-http-answer")
+        leaving = asyncio.create_task(_left(receive), name="busrep-http-left")
+        try:
+            await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done() and not started.is_set():
+                leaving.result()  # if the server that we are part of has failed there
+                raise _gone()
+            await answering
+        finally:
+            # Once: a driver that is cancelled while it takes back its question gives up the connection.
+            for task in (answering, leaving):
+                task.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+
+    async def _run(self, scope: Scope, send: Send) -> None:
+        await self._app(scope, _no_body, send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -359,7 +405,11 @@ def _digest(secret: str) -> bytes:
 
 
 def _params(request: Request) -> dict[str, str]:
-    pairs = request.query_params.multi_items()
+    try:  # strictly: a name in another encoding is another name, and of that one there would be nothing
+        query = request.scope["query_string"].decode("ascii")
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MOST_PARAMETERS)
+    except ValueError:
+        raise _Refused(400, "bad_parameter", "the query is not percent-encoded UTF-8, or too long") from None
     params = dict(pairs)
     if len(params) != len(pairs):
         raise _Refused(400, "bad_parameter", "a parameter is given twice")
@@ -390,9 +440,15 @@ def _gzip(body: bytes) -> bytes:
     return packer.compress(body) + packer.flush()
 
 
-async def _is_gone(request: Request) -> bool:
-    try:
-        await request.body()  # the empty one that every GET has; what comes after it is the end of the connection
-    except ClientDisconnect:
-        return True
-    return await request.is_disconnected()
+async def _no_body() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the client has hung up: that comes behind the empty body that every GET has."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _gone() -> _Refused:
+    return _Refused(503, "gone", "the client is gone")

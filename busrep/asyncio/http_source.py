@@ -14,8 +14,8 @@ import re
 import secrets
 import ssl
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 from urllib.parse import quote, unquote, urlsplit
 
 import orjson
@@ -27,12 +27,16 @@ from busrep.storage import KnownWriter
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates, UpdatesPage
 
-from .http_pages import REFERENCE_PATH, STATE_PATH, UPDATES_PATH, CatchUpState, read_page, read_state
+from .http_pages import REFERENCE_PATH, STATE_PATH, UPDATES_PATH, CatchUpState, is_epoch, read_page, read_state
 
 try:
+    import anyio
     import httpx
 except ImportError:
     raise MissingExtra("http", "catch-up over HTTP") from None
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FORM = "http://:SECRET@host:port/prefix or https://..., the secret percent-encoded"
 
@@ -52,7 +56,9 @@ KEEP_IDLE = 45.0
 QUOTED = 200
 
 _SECRET = re.compile(r"[!-~]+")
-_AGAIN = frozenset({429, 502, 503, 504})
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+:([!-~]([\t -~]*[!-~])?)?")
+_MOVED = frozenset({301, 302, 303, 307, 308})
+_AGAIN = frozenset({408, 429, 502, 503, 504})
 
 
 class _TryAgain(Exception):
@@ -61,6 +67,14 @@ class _TryAgain(Exception):
     def __init__(self, reason: str, pause: float = 0.0) -> None:
         self.pause = pause
         super().__init__(reason)
+
+
+class _AnotherLog(Exception):
+    """What was asked for is deleted, in a log of this epoch, and that is not the one that is read."""
+
+    def __init__(self, epoch: str) -> None:
+        self.epoch = epoch
+        super().__init__(epoch)
 
 
 class HttpSource:
@@ -102,14 +116,17 @@ class HttpSource:
         # Packed answers only if they are wanted: on a fast link packing costs more time than it saves.
         self._headers = {
             "user-agent": "busrep",
-            **(headers or {}),
+            **_checked_headers(headers or {}),
             "accept-encoding": "gzip" if compress else "identity",
         }
+        if secret is not None and "authorization" in self._headers:
+            raise ConfigError("there is a secret, and an authorization in headers=: one is enough")
         if secret is not None:
             self._headers["authorization"] = f"Bearer {secret}"
         self._verify = verify
         self._transport: httpx.AsyncHTTPTransport | None = None
         self._where = f"catch-up at {self.url}"
+        self._told: str | None = None  # the last epoch that epoch() gave
         # The reference system names no epoch: its log is taken for the same as long as its address is.
         self._reference_epoch = hashlib.blake2b(self.url.encode(), digest_size=16).hexdigest()
 
@@ -150,24 +167,25 @@ class HttpSource:
 
     async def epoch(self) -> str:
         """See `AsyncStore`."""
-        return self._reference_epoch if self.reference else (await self._state()).epoch
+        if self.reference:
+            return self._reference_epoch
+        self._told = (await self._state()).epoch
+        return self._told
 
     async def sequence(self, stream: str) -> int | None:
         """See `AsyncStore`: as the server's store knows it."""
         self._check(stream)
-        return None if self.reference else (await self._state(stream)).sequence
+        return None if self.reference else (await self._state_told(stream)).sequence
 
     async def known(self) -> list[KnownWriter]:
         """See `AsyncStore`: the writers of the streams that the server serves, none of the reference system's."""
-        return [] if self.reference else list((await self._state()).writers)
+        return [] if self.reference else list((await self._state_told()).writers)
 
     async def fetch(self, question: FetchUpdates) -> UpdatesPage:
         """See `AsyncStore`: what the page proves is what the server's store has proven (9.9)."""
         self._check(question.stream)
         if self.reference and question.after == question.upto:  # asks for an epoch, which it would not tell
-            return UpdatesPage(
-                question.stream, question.writer, question.after, question.upto, (), (), False, self._reference_epoch
-            )
+            return _nothing_of(question, self._reference_epoch)
         params: dict[str, str | int] = {
             "instance_name": question.writer,
             "from_token": question.after,
@@ -178,7 +196,10 @@ class HttpSource:
         else:
             path = UPDATES_PATH + _segment(question.stream)
             params["limit"] = question.limit
-        body = await self._ask(path, params, question)
+        try:
+            body = await self._ask(path, params, question)
+        except _AnotherLog as found:  # a page of that log which proves nothing: the reader knows what to do with those
+            return _nothing_of(question, found.epoch)
         try:
             return read_page(body, question, reference_epoch=self._reference_epoch if self.reference else None)
         except ValueError as error:
@@ -191,6 +212,18 @@ class HttpSource:
     def _check(self, stream: str) -> None:
         if self.streams[stream].resettable:
             raise ConfigError(f"stream {stream!r} is resettable: it lives in memory, not in the store")
+
+    async def _state_told(self, sequence: str | None = None) -> CatchUpState:
+        """The state of the log that `epoch` told of last: whoever asks for both takes them for one.
+
+        They may come from two servers behind one address, of which one has not seen a restore yet: its floors would be
+        taken for the other log's, and rows above them left out.
+        """
+        state = await self._state(sequence)
+        if self._told not in (None, state.epoch):
+            self._told = None  # the next time it is taken as it comes
+            raise Unavailable(self._where, "it was restored, or servers behind this address are not of one database")
+        return state
 
     async def _state(self, sequence: str | None = None) -> CatchUpState:
         body = await self._ask(STATE_PATH, {} if sequence is None else {"sequence": sequence}, None)
@@ -230,8 +263,7 @@ class HttpSource:
             request = httpx.Request(
                 "GET", self.url + path, params=params, headers=self._headers, extensions={"timeout": timeout}
             )
-            async with contextlib.aclosing(await self._transport.handle_async_request(request)) as response:
-                body = await self._read(response)
+            response, body = await _whole(self._exchange, self._transport, request)
         except httpx.TransportError as error:
             if isinstance(cause := _tls_trouble(error), ssl.SSLCertVerificationError):
                 raise ConfigError(
@@ -243,6 +275,12 @@ class HttpSource:
         if response.status_code != 200:
             self._refused(response, body, question)
         return body
+
+    async def _exchange(
+        self, transport: httpx.AsyncHTTPTransport, request: httpx.Request
+    ) -> tuple[httpx.Response, bytes]:
+        async with contextlib.aclosing(await transport.handle_async_request(request)) as response:
+            return response, await self._read(response)
 
     async def _read(self, response: httpx.Response) -> bytes:
         """The body, unpacked; never more than ``max_bytes``, however small it comes."""
@@ -256,6 +294,8 @@ class HttpSource:
             size += len(piece)
             if size > self._max_bytes:
                 raise self._distrust(f"longer than {self._max_bytes} bytes: raise max_bytes= of HttpSource")
+            if unpacker is not None and unpacker.unused_data:  # of which any amount may come, and be kept
+                raise self._distrust("something follows the compressed text")
             pieces.append(piece)
         if unpacker is not None and not unpacker.eof:
             raise self._distrust("the compressed text is cut off")
@@ -272,10 +312,18 @@ class HttpSource:
         if status >= 500:
             raise Unavailable(self._where, what)
         if status == 410 and question is not None:
-            floor = said.get("floor")
-            if type(floor) is int and question.after < floor <= INT64_MAX:
+            floor, asked = said.get("floor"), [said.get(name) for name in ("stream", "writer", "position")]
+            if asked != [question.stream, question.writer, question.after]:
+                raise self._distrust(f"{what} to another question")
+            epoch = said.get("epoch")
+            if type(floor) is int and question.after < floor <= INT64_MAX and is_epoch(epoch):
+                if self._told not in (None, epoch):
+                    raise _AnotherLog(epoch)
                 raise PositionTooOld(question.stream, question.writer, question.after, floor)
-            raise self._distrust(f"{what} without a floor above {question.after}")
+            raise self._distrust(f"{what} without an epoch and a floor above {question.after}")
+        if status in _MOVED:  # not followed: the secret is for this address
+            to = re.sub(r"//[^/]*@", "//", response.headers.get("location", "")).partition("?")[0][:QUOTED]
+            raise ConfigError(f"{self._where} answers {status}, go to {to!r}: put the right address into the URL")
         raise ConfigError(f"{self._where} answers {what}: {_ADVICE.get(status, 'is that the address of a bus?')}")
 
     # -- what takes a database --------------------------------------------------------------------------------
@@ -322,9 +370,47 @@ def _parts(url: str) -> tuple[str, str | None]:
     return f"{parts.scheme}://{address}{parts.path.rstrip('/')}", secret
 
 
+def _nothing_of(question: FetchUpdates, epoch: str) -> UpdatesPage:
+    """An empty page, which proves no more than the reader has."""
+    return UpdatesPage(question.stream, question.writer, question.after, question.after, (), (), False, epoch)
+
+
 def _segment(stream: str) -> str:
     # Names of dots alone would be taken for steps up the path.
     return quote(stream, safe="") if stream.strip(".") else stream.replace(".", "%2E")
+
+
+def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """In small letters, so that none is sent twice. Raises ConfigError, without showing what may be a secret."""
+    for name, value in headers.items():
+        texts = isinstance(name, str) and isinstance(value, str)
+        if not texts or not _HEADER.fullmatch(f"{name}:{value}"):
+            raise ConfigError(
+                f"headers={{{name!r}: ...}}: a header holds one line of ASCII text (is there a line break at its end?)"
+            )
+    return {name.lower(): value for name, value in headers.items()}
+
+
+async def _whole(work: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Await ``work(...)``; when cancelled, let it end first.
+
+    What httpx is made of knows anyio's cancellation. asyncio's own comes through at points where it leaves a connection
+    behind, which counts among the few that there may be for ever: after some of those no question is asked any more.
+    """
+    scope = anyio.CancelScope()
+
+    async def scoped() -> T | None:
+        with scope:
+            return await work(*args, **kwargs)
+        return None
+
+    task = asyncio.create_task(scoped(), name="busrep-http-question")
+    try:
+        return cast(T, await asyncio.shield(task))  # nobody else cancels the scope
+    except asyncio.CancelledError:
+        scope.cancel()
+        await asyncio.wait([task])
+        raise
 
 
 def _context(verify: str | ssl.SSLContext | None) -> ssl.SSLContext:
