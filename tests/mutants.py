@@ -54,11 +54,16 @@ SPEAKERS = "speakers.py"
 BUS, LINK, READING, WRITING = "asyncio/bus.py", "asyncio/link.py", "asyncio/reading.py", "asyncio/writing.py"
 CLAIMS, FACTS, SAVED = "stores/claims.py", "stores/facts.py", "stores/readers.py"
 POSTGRES, DIALECT, TRANSACTION = "stores/postgres.py", "stores/postgres_dialect.py", "stores/transaction.py"
+BLOCKING, BLOCKING_SQLITE = "stores/blocking.py", "stores/blocking_sqlite.py"
+SYNC_BUS, SYNC_LINK, SYNC_READING, SYNC_WRITING = (
+    "sync/bus.py", "sync/link.py", "sync/reading.py", "sync/writing.py"
+)  # fmt: skip
 
 # Prefixes of tests.
 R, W, I, B = "test_reader.py::test_", "test_writer.py::test_", "test_ids.py::test_", "test_bus.py::test_"  # noqa: E741
 S, L, F = "test_rules.py::test_", "test_stores.py::TestPostgres::test_", "test_faults.py::test_"
 LITE, GAPS = "test_stores.py::TestSqlite::test_", "test_mutants_gaps.py::test_"
+THREADS, RACES = "test_sync_writing.py::test_", "test_sync_races.py::test_"
 
 # An emptied queue is still among those to be taken from.
 EMPTIED_STAYS_READY = Edit(
@@ -2307,5 +2312,223 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             ),
         ),
         checks=(GAPS + "9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody",),
+    ),
+    # --- threads: what the soak over busrep.sync found, and a review after it
+    Mutant(
+        name="a-name-won-back-without-an-answer-is-another-s",
+        rule="9.4",
+        harm="A process that wins its name back, and gets no answer, takes it for another's: it never writes again.",
+        edits=(Edit(CLAIMS, "    won_by = None if again is None else -again  # below", "    won_by = None  # below"),),
+        checks=(
+            THREADS + "a_name_won_back_without_an_answer_is_this_process_s_still[once]",
+            "test_sync_stores.py::test_a_name_is_won_back_only_while_it_is_nobody_else_s[sqlite]",
+        ),
+    ),
+    Mutant(
+        name="a-win-back-without-an-answer-waits-for-the-next-fact",
+        rule="9.4",
+        harm="Until then readers may finish what was won, and nothing tells any more whose it was: the name is lost.",
+        edits=(
+            Edit(
+                SYNC_WRITING,
+                "                if tried:\n                    raise\n                tried = True\n",
+                "                raise\n",
+            ),
+        ),
+        checks=(THREADS + "a_name_won_back_without_an_answer_is_this_process_s_still[once]",),
+    ),
+    Mutant(
+        name="a-silent-writer-is-fenced-twice",
+        rule="9.5",
+        harm="Two readers finish a silent process one after the other: it cannot win its name back.",
+        edits=(
+            Edit(
+                CLAIMS,
+                """\
+            "WHERE writer = ? AND incarnation = ? AND coalesce(finished, -1) <> ?",
+            (writer, incarnation, incarnation - 1),
+""",
+                """\
+            "WHERE writer = ? AND incarnation = ?",
+            (writer, incarnation),
+""",
+            ),
+        ),
+        checks=("test_sync_stores.py::test_a_name_is_won_back_though_it_was_finished_by_two[sqlite]",),
+    ),
+    Mutant(
+        name="a-name-finished-while-it-is-won-back-is-lost",
+        rule="9.4",
+        harm="A process that was stopped between winning its name back and noting so takes it for another's.",
+        edits=(
+            Edit(
+                SYNC_WRITING,
+                "                if error.incarnation <= again:\n                    raise\n",
+                "                raise\n",
+            ),
+        ),
+        checks=(THREADS + "a_name_that_was_finished_while_it_was_won_back_is_won_back_again",),
+    ),
+    Mutant(
+        name="a-writer-that-does-not-listen-stays-with-an-old-master",
+        rule="9",
+        harm="After a failover it publishes to a server that passes nothing on: facts come late, through the table.",
+        edits=(
+            Edit(SYNC_LINK, "        elif now - self._heard_at > self._deaf_after:\n            self.drop()\n", ""),
+        ),
+        checks=("test_soak.py::test_a_writer_in_threads_does_not_stay_with_an_old_master",),
+    ),
+    Mutant(
+        name="an-answered-commit-is-taken-back",
+        rule="9.1",
+        harm="A time limit strikes between COMMIT's answer and its booking: the fact is announced as none.",
+        edits=(
+            Edit(
+                BLOCKING,
+                "        except refusals:\n            self.in_doubt = False\n            raise\n",
+                "        except refusals:\n            self.in_doubt = False\n            raise\n"
+                "        self.in_doubt = False\n",
+            ),
+        ),
+        checks=(RACES + "a_fact_interrupted_after_its_commit_is_never_announced_as_none",),
+    ),
+    Mutant(
+        name="a-doubt-is-noted-twice",
+        rule="9.1",
+        harm="Interrupted while it is noted, a fact in doubt is completed twice: the next write raises for no reason.",
+        edits=(
+            Edit(
+                SYNC_WRITING,
+                "        self._booked = True\n        note(doubt)\n",
+                "        note(doubt)\n        self._booked = True\n",
+            ),
+        ),
+        checks=(RACES + "a_doubt_that_is_interrupted_while_it_is_noted_is_one_doubt[False]",),
+    ),
+    Mutant(
+        name="an-end-that-is-interrupted-before-it-begins-is-none",
+        rule="9.1",
+        harm="The fact stays open for as long as somebody holds it, and holds back all later ones of its process.",
+        edits=(
+            Edit(
+                SYNC_WRITING,
+                """\
+        except BaseException:
+            if not self._booked and self._session is not None and writing.here(raising=False):
+                self._doubt(self._session)  # interrupted before it could begin to end
+            raise
+""",
+                "",
+            ),
+        ),
+        checks=(RACES + "a_fact_whose_end_is_interrupted_before_it_begins_holds_nothing_up[deployment]",),
+    ),
+    Mutant(
+        name="an-interrupted-thread-keeps-its-turn",
+        rule="4",
+        harm="On SQLite one Ctrl-C at the wrong moment, and the process never writes again.",
+        edits=(
+            Edit(
+                BLOCKING_SQLITE, "            holder.over = True  # an interrupt may come before `leave` begins\n", ""
+            ),
+        ),
+        checks=(RACES + "on_sqlite_an_interrupted_thread_keeps_no_turn[False]",),
+    ),
+    Mutant(
+        name="an-interrupted-thread-leaves-its-transaction",
+        rule="9.15",
+        harm="On SQLite an ID is reserved in what is left of a beat, and taken back with it: it is given out twice.",
+        edits=(
+            Edit(
+                BLOCKING_SQLITE,
+                """\
+        if connection.in_transaction:  # of a thread that was interrupted in it
+            connection.execute("ROLLBACK")
+""",
+                "",
+            ),
+        ),
+        checks=(RACES + "on_sqlite_an_interrupted_thread_leaves_no_transaction",),
+    ),
+    Mutant(
+        name="in-threads-own-positions-of-the-log-before-count",
+        rule="9.16",
+        harm="A process that writes and reads saves its own positions in a restored log, and skips what they cover.",
+        edits=(
+            Edit(
+                SYNC_READING,
+                """\
+            if writing.lost is not None:  # now, before anything is saved in the new log
+                self._reading.disown()
+""",
+                "",
+            ),
+        ),
+        checks=(RACES + "own_positions_of_the_log_before_are_not_saved_in_the_new_one",),
+    ),
+    Mutant(
+        name="who-lost-its-name-reads-on-beside-it",
+        rule="9",
+        harm="A process that lost its name, and begins to read, takes all that its successor writes for its own: lost.",
+        edits=(
+            Edit(
+                SYNC_BUS,
+                "        beside = None if self._writing is None or self._writing.lost is not None else self.writer\n",
+                "        beside = self.writer\n",
+            ),
+            Edit(
+                SYNC_BUS,
+                "                    if self._writing is not None and self._writing.lost is not None:  # meanwhile\n"
+                "                        reading.disown()\n",
+                "",
+            ),
+        ),
+        checks=(
+            RACES + "who_begins_to_read_when_the_name_is_lost_gets_what_the_successor_writes[before]",
+            RACES + "who_begins_to_read_when_the_name_is_lost_gets_what_the_successor_writes[while]",
+        ),
+    ),
+    Mutant(
+        name="own-facts-begin-where-the-name-was-won-back",
+        rule="9",
+        harm="A process gets facts of its own from before its name was finished: its handlers do their work twice.",
+        edits=(
+            Edit(
+                SYNC_READING,
+                "            self._reading.own_starts = writing.starts\n",
+                "            claim = writing.session.claim\n"
+                "            self._reading.own_starts = {} if claim is None else claim.starts\n",
+            ),
+        ),
+        checks=(RACES + "facts_of_an_earlier_incarnation_are_own_facts",),
+    ),
+    Mutant(
+        name="rows-in-memory-go-down-with-their-incarnation",
+        rule="9.11",
+        harm="A fact of a stream in memory ends after its writer began anew: nobody gets it, and nobody is told.",
+        edits=(Edit(SYNC_WRITING, "        if not taken:\n            self._tell_what_is_gone()\n", ""),),
+        checks=(RACES + "a_fact_in_memory_whose_incarnation_has_ended_says_that_it_was_not_published",),
+    ),
+    Mutant(
+        name="a-bus-that-others-are-opening-is-closed",
+        rule="4",
+        harm="Of several threads that write first, at the same time, all but one are told that the bus is closed.",
+        edits=(
+            Edit(SYNC_BUS, '        if self._state in ("new", "opening"):\n', '        if self._state == "new":\n'),
+        ),
+        checks=(THREADS + "threads_that_use_it_first_at_once_open_it_once",),
+    ),
+    Mutant(
+        name="who-asks-after-facts-is-told-that-the-name-is-lost",
+        rule="9.5",
+        harm="bus.settle() says 'restart this process' where its name was only finished, and is won back by itself.",
+        edits=(
+            Edit(
+                SYNC_WRITING,
+                "            self.live()  # perhaps it was finished for its silence alone",
+                "            raise  # perhaps it was finished for its silence alone",
+            ),
+        ),
+        checks=(RACES + "who_asks_after_facts_is_told_that_the_name_is_lost_only_if_it_is[finished]",),
     ),
 )

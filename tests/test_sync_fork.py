@@ -133,6 +133,7 @@ def test_an_open_bus_is_the_parent_s_alone(scenario: Scenario, how: str) -> None
         bus.open()
         bus.subscribe(orders)(lambda batch: seen.extend(row.number for row in batch.rows))
         following = bus.follow(STREAMS[1])
+        made = bus.write(orders)  # and not begun
         first = write(bus, 1)
 
         def sessions():
@@ -144,7 +145,7 @@ def test_an_open_bus_is_the_parent_s_alone(scenario: Scenario, how: str) -> None
 
         def child():
             {textwrap.indent(textwrap.dedent(ALL_CALLS), " " * 12).strip()}
-            for call in calls + [lambda: next(following)]:
+            for call in calls + [lambda: next(following), made.__enter__]:
                 refused(call, parent, os.getpid())
             bus.close()  # which does nothing
             del calls
@@ -345,3 +346,24 @@ def test_ctrl_c_ends_a_process_that_writes_and_reads(scenario: Scenario) -> None
             )
 
         assert wire.read(lambda lines: any(map(told, lines)))
+
+
+def test_threads_that_outlive_the_main_one_are_told_that_the_bus_is_closed(scenario: Scenario) -> None:
+    out = scenario.run(
+        """
+        from busrep.errors import Closed
+        bus = bus()
+        write(bus, 1)
+
+        def work():
+            threading.main_thread().join()
+            try:
+                write(bus, 2)
+            except Closed:
+                print("closed")
+
+        threading.Thread(target=work).start()
+        """
+    )
+    assert out == ["closed"]
+    assert scenario.tokens() == [1]

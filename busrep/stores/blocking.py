@@ -41,9 +41,10 @@ def complete(work: Coroutine[Any, Any, T]) -> T:
 class BlockingTransaction:
     """An `AsyncTransaction` for threads; see there for what each method promises.
 
-    ``in_doubt``: `commit` was called, and it is not known whether the transaction was committed. So after
-    CommitUnknown, and after any exception in `commit` that is neither busrep's nor the driver's: a KeyboardInterrupt,
-    or what another signal handler raised, may have come before COMMIT was sent or after. `BlockingStore.outcome` tells.
+    ``in_doubt``: `commit` was called, and was not refused. So after CommitUnknown; after any exception in `commit` that
+    is neither busrep's nor the driver's: a KeyboardInterrupt, or what another signal handler raised, may have come
+    before COMMIT was sent or after; and after `commit` itself, for whoever is interrupted before he has noted that it
+    was answered. `BlockingStore.outcome` tells.
     """
 
     def __init__(self, transaction: AsyncTransaction) -> None:
@@ -99,7 +100,6 @@ class BlockingTransaction:
         except refusals:
             self.in_doubt = False
             raise
-        self.in_doubt = False
 
     def rollback(self) -> None:
         """See `AsyncTransaction`."""

@@ -32,11 +32,15 @@ except ImportError as missing:
 Connection = psycopg.Connection[Any]
 
 
+class _Place:
+    """Of a connection that is being made."""
+
+
 class Pool:
     """At most ``most`` connections that ``connect`` makes, one user each; whoever finds none waits for one.
 
     A connection that is lost instead of put back, for its thread was interrupted, is given up by the garbage
-    collector, and counts no more from then on.
+    collector, and counts no more from then on. So does the place of one that was about to be made.
     """
 
     def __init__(self, connect: Callable[[], Connection], most: int, where: str) -> None:
@@ -45,9 +49,7 @@ class Pool:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._idle: list[Connection] = []
-        self._out: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._connecting = 0
-        self._generation = 0
+        self._out: weakref.WeakSet[Connection | _Place] = weakref.WeakSet()
         self._closed = False
 
     def take(self) -> Connection:
@@ -62,8 +64,9 @@ class Pool:
                     if alive(connection):
                         self._out.add(connection)
                         return connection
-                if len(self._out) + self._connecting < self._most:
-                    self._connecting += 1
+                if len(self._out) < self._most:
+                    place = _Place()
+                    self._out.add(place)
                     break
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise Unavailable(
@@ -74,7 +77,7 @@ class Pool:
             self._out.add(connection)
         finally:
             with self._lock:
-                self._connecting -= 1
+                self._out.discard(place)
                 self._changed.notify()
         return connection
 

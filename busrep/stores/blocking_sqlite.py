@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,15 @@ from busrep.stores.sqlite import BUSY, connect, executor, run
 from busrep.stores.sqlite_dialect import SqliteDialect
 from busrep.streams import Registry
 
+# A thread that was interrupted when it let its turn go tells nobody: who waits looks again after so many seconds.
+LOOK = 0.5
+
+
+class Holder:
+    """What a turn is taken for: one transaction. ``over``: it has ended, whether or not that could be told."""
+
+    over = False
+
 
 class Turn:
     """A thread's turn to write, in this process. ``holder``: what it holds it for; whoever it is lets it go by name, so
@@ -29,32 +39,42 @@ class Turn:
         # Entered itself, not its condition: that is done in Python, where an interrupt would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._holder: object = None
+        self._holder: Holder | None = None
         self._thread = 0
 
-    def take(self, holder: object, wait: float) -> None:
+    def take(self, holder: Holder, wait: float) -> None:
         """Wait for the turn. Raises ConfigError where this thread has it, Unavailable after ``wait`` seconds."""
         self.check_not_nested()
+        deadline = time.monotonic() + wait
         with self._lock:
-            if not self._changed.wait_for(lambda: self._holder is None, wait):
-                raise Unavailable(
-                    f"SQLite database {self._path}", f"a fact of this process has been open for more than {wait:g} s"
-                )
+            while self.taken:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Unavailable(
+                        f"SQLite database {self._path}",
+                        f"a fact of this process has been open for more than {wait:g} s",
+                    )
+                self._changed.wait(min(left, LOOK))
             self._holder, self._thread = holder, threading.get_ident()
+
+    @property
+    def taken(self) -> bool:
+        """Whether it is somebody's turn."""
+        return self._holder is not None and not self._holder.over
 
     def check_not_nested(self) -> None:
         """Raise ConfigError in a thread whose turn it is."""
-        if self._holder is not None and self._thread == threading.get_ident():
+        if self.taken and self._thread == threading.get_ident():
             raise ConfigError(
                 "SQLite has one write lock, and this thread holds it in an open fact: reserve, write and save before "
                 "it or after it, or use PostgreSQL"
             )
 
-    def of(self, holder: object) -> bool:
+    def of(self, holder: Holder) -> bool:
         """Whether it is that one's turn."""
         return self._holder is holder
 
-    def leave(self, holder: object) -> None:
+    def leave(self, holder: Holder) -> None:
         """Let the next one write; nothing if it is not that one's turn (any more)."""
         with self._lock:
             if self._holder is holder:
@@ -70,6 +90,7 @@ class BlockingSqliteStore(PlannedStore):
         self.path = path
         self.turn = Turn(path)
         self._reading = threading.RLock()
+        self._closing = Holder()
         self._connections: list[sqlite3.Connection] = []
 
     async def open(self) -> None:
@@ -93,10 +114,10 @@ class BlockingSqliteStore(PlannedStore):
             if not connections:
                 return
             with contextlib.suppress(Unavailable, ConfigError):
-                self.turn.take(self, self.settings.shutdown_timeout)
+                self.turn.take(self._closing, self.settings.shutdown_timeout)
             for connection in connections:
                 connection.close()
-            self.turn.leave(self)
+            self.turn.leave(self._closing)
 
     async def init(self) -> None:
         """See `AsyncStore`."""
@@ -106,18 +127,24 @@ class BlockingSqliteStore(PlannedStore):
         finally:
             connection.close()
 
-    def role(self, at: int) -> sqlite3.Connection:
-        """The connection that writes (0), or that reads (1). Raises Unavailable."""
+    def _role(self, at: int) -> sqlite3.Connection:
         if not self._connections:
             raise Unavailable(f"SQLite database {self.path}", "the store is not open")
         return self._connections[at]
 
+    def writing(self) -> sqlite3.Connection:
+        """The connection that writes, for whose turn it is. Raises Unavailable."""
+        connection = self._role(0)
+        if connection.in_transaction:  # of a thread that was interrupted in it
+            connection.execute("ROLLBACK")
+        return connection
+
     async def _read(self, plan: Plan[T]) -> T:
         with self._reading:
-            return run(plan, executor(self.role(1), self.path), self.path)
+            return run(plan, executor(self._role(1), self.path), self.path)
 
     async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
-        holder = object()
+        holder = Holder()
         try:
             try:
                 self.turn.take(holder, BUSY if wait is None else wait)
@@ -125,15 +152,16 @@ class BlockingSqliteStore(PlannedStore):
                 if wait is None:
                     raise
                 raise ClaimBlocked("*", [str(late.reason)]) from late
-            connection = self.role(0)
+            connection = self.writing()
             if wait is None:
                 return run(plan, executor(connection, self.path), self.path)
-            connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
             try:
+                connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
                 return run(plan, executor(connection, self.path), self.path)
             finally:
                 connection.execute(f"PRAGMA busy_timeout = {int(BUSY * 1000)}")
         finally:
+            holder.over = True  # an interrupt may come before `leave` begins
             self.turn.leave(holder)
 
     async def _on(self, connection: Any, plan: Plan[T]) -> T:
@@ -187,7 +215,7 @@ class BlockingSqliteStore(PlannedStore):
         return await super().outcome(claim, marker, facts_)
 
 
-class BlockingSqliteTransaction:
+class BlockingSqliteTransaction(Holder):
     """An `AsyncTransaction` on the store's writing connection, or on the caller's, in the calling thread."""
 
     joined = False
@@ -217,7 +245,7 @@ class BlockingSqliteTransaction:
         try:
             self.store.turn.take(self, BUSY)
             if self.connection is None:
-                self.connection = self.store.role(0)
+                self.connection = self.store.writing()
             self._run(self._begin())
         except BaseException:
             self._end()

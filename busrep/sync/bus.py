@@ -115,9 +115,22 @@ class Bus:
                 if self.writer is not None:
                     self._begin_writing(self.writer)
             except BaseException:
-                self.close()
+                self._undo_opening()
                 raise
             self._state = "open"
+
+    def _undo_opening(self) -> None:
+        """The next use tries again: at the first request of a process a server may be away for a moment."""
+        try:
+            for chore in self._chores:
+                chore.stop()
+            if self._publisher is not None:
+                self._publisher.drop()
+            if self._blocking is not None:
+                self._blocking.close()
+        finally:
+            self._chores, self._writing, self._blocking = [], None, None
+            self._state, self._pid = "new", 0
 
     def _begin_writing(self, writer: str) -> None:
         assert self._publisher is not None  # noqa: S101 (looked at in __init__)
@@ -180,7 +193,8 @@ class Bus:
                     self._writing.close(timeout)
             finally:
                 if self._publisher is not None:
-                    self._publisher.close()
+                    with self._publisher.lock:  # somebody may be sending, and has deadlines
+                        self._publisher.close()
                 if self._blocking is not None:
                     self._blocking.close()
 
@@ -263,7 +277,8 @@ class Bus:
     def _make_reading_bus(self) -> ReadingBus:
         redis: Any = self._redis if isinstance(self._redis, str) else async_client(self._redis)
         given = {**self._options, **self._async_stores(), "own": self._own}
-        return ReadingBus(redis, beside=self.writer, writing=self._writing, **given)
+        beside = None if self._writing is None or self._writing.lost is not None else self.writer
+        return ReadingBus(redis, beside=beside, writing=self._writing, **given)
 
     def _check_arguments(self) -> None:
         """Now, not in some thread later. An asyncio bus that is never opened knows all that there is to check."""
@@ -293,6 +308,8 @@ class Bus:
                     reading = Reading(self._make_reading_bus, self.settings, self._here)
                     reading.start()
                     self._reading = reading
+                    if self._writing is not None and self._writing.lost is not None:  # meanwhile
+                        reading.disown()
         return self._reading
 
     def subscribe(self, *streams: Stream[Any]) -> Callable[[Handler], Handler]:

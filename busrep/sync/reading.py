@@ -86,8 +86,8 @@ class ReadingBus(runtime.Bus):
                 (), settings=self.settings, own=[self._beside], undeclared=options["undeclared"]
             )
             self._reading._own = self._beside
-        if writing is not None and writing.session.claim is not None:
-            self._reading.own_starts = writing.session.claim.starts
+        if writing is not None:
+            self._reading.own_starts = writing.starts
 
     async def open(self) -> None:
         """As the asyncio bus, and answer for the writer beside it."""
@@ -107,8 +107,11 @@ class ReadingBus(runtime.Bus):
         return self._beside_writing.positions()
 
     def _epoch_changed(self, epoch: str) -> None:
-        if self._beside_writing is not None:
-            self._beside_writing.epoch_changed(epoch)
+        writing = self._beside_writing
+        if writing is not None:
+            writing.epoch_changed(epoch)
+            if writing.lost is not None:  # now, before anything is saved in the new log
+                self._reading.disown()
 
     def positions(self) -> dict[str, dict[str, int]]:
         """As the asyncio bus, and the own positions of the writer beside it."""
@@ -254,6 +257,9 @@ class Reading:
         self._make, self._settings, self._here = make, settings, here
         self._hand = _Hand()
         self._thread: threading.Thread | None = None
+        self._asking = threading.RLock()
+        self._asked: dict[concurrent.futures.Future[Any], Coroutine[Any, Any, Any]] = {}
+        self._over = False  # the loop takes no more turns
         self._bus: ReadingBus
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
@@ -264,11 +270,12 @@ class Reading:
         """Open the bus there. Raises what that raises."""
         opened: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(opened,), name="busrep-read", daemon=True)
-        self._thread.start()
-        self._hand.start()
         try:
+            self._thread.start()
+            self._hand.start()
             opened.result()
         except BaseException:
+            opened.cancel()  # if this was interrupted it ends as soon as it is open
             self._hand.stop()
             raise
 
@@ -280,16 +287,19 @@ class Reading:
         except BaseException as error:
             if not opened.done():
                 opened.set_exception(error)
-            else:
+            elif not opened.cancelled():
                 log.exception("reading ended")
+        finally:
+            self._refuse_all()
 
     async def _live(self, opened: concurrent.futures.Future[None]) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._bus = self._make()
         await self._bus.open()
         try:
-            opened.set_result(None)
-            await self._stop.wait()
+            if opened.set_running_or_notify_cancel():
+                opened.set_result(None)
+                await self._stop.wait()
         finally:
             await self._bus.close()
 
@@ -309,17 +319,39 @@ class Reading:
         if self._hand.is_alive():
             log.error("a handler has not ended; its rows come again")
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something on the loop, and wait for it."""
+    def _ask(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Have the loop do something. A loop forgets what it is asked after its last turn: who waits is told then."""
         try:
             self._here(True)
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except ConfigError:
-            work.close()
-            raise
-        except RuntimeError:  # the loop was closed
+            if threading.current_thread() is self._thread:
+                raise ConfigError("in the thread of the bus's event loop nothing can wait for it: use another thread")
+            with self._asking:
+                if self._over:
+                    raise Closed
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+                self._asked[future] = work
+        except RuntimeError:  # it was closed this very moment
             work.close()
             raise Closed from None
+        except BaseException:
+            work.close()
+            raise
+        future.add_done_callback(lambda done: self._asked.pop(done, None))
+        return future
+
+    def _refuse_all(self) -> None:
+        with self._asking:
+            self._over = True
+            asked = list(self._asked.items())
+        for future, work in asked:
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                future.set_exception(Closed())
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something on the loop, and wait for it."""
+        future = self._ask(work)
         try:
             return future.result()
         except concurrent.futures.CancelledError:  # the loop has ended
@@ -351,12 +383,7 @@ class Reading:
 
     def _save(self, batch: runtime.Batch[Any], connection: Any) -> None:
         here = _Here(connection)
-        self._here(True)
-        try:
-            saving = asyncio.run_coroutine_threadsafe(batch.save(here), self._loop)
-        except RuntimeError:
-            raise Closed from None
-        here.serve(saving)
+        here.serve(self._ask(batch.save(here)))
 
     def follow(self, streams: Sequence[Stream[Any]]) -> Iterator[Batch[Any]]:
         """See `Bus`."""

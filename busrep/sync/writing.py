@@ -24,6 +24,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -176,6 +177,7 @@ class Fact(FactBase):
 
     def __enter__(self) -> Fact:
         writing = self._writing
+        writing.here()
         if self._session is not None:
             raise ConfigError("a fact is written once: call bus.write() for each")
         writing.before_a_fact(self._caller)
@@ -207,10 +209,19 @@ class Fact(FactBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._writing.here(raising=error is None):  # forked meanwhile: the transaction is the parent's
-            return
-        with self._writing.ending:
+        writing = self._writing
+        try:
+            if not writing.here(raising=error is None):  # forked meanwhile: the transaction is the parent's
+                return
+            writing.ending.add(self)
             self._end(error)
+        except BaseException:
+            if not self._booked and self._session is not None and writing.here(raising=False):
+                self._doubt(self._session)  # interrupted before it could begin to end
+            raise
+        finally:
+            if writing.pid == os.getpid():
+                writing.ending.discard(self)
 
     def _end(self, error: BaseException | None) -> None:
         session = self._session
@@ -260,19 +271,32 @@ class Fact(FactBase):
 
     def _complete(self, session: Session) -> None:
         try:
-            self._writing.completed(session, list(self._opened.values()), self._book)
+            taken = self._writing.completed(session, list(self._opened.values()), self._book)
         except _ReenteredError:
             self._doubt(session)
             return
+        if not taken:
+            self._tell_what_is_gone()
         self._writing.publish()
+
+    def _tell_what_is_gone(self) -> None:
+        """Streams in memory have begun anew, with the writer: rows of before are not in a table either."""
+        added = [one for one in self._opened.values() if one.each or one.payloads]
+        gone = [one.stream.name for one in added if one.stream.resettable]
+        reason = "began anew, as this writer was finished or interrupted, while the fact was open: it is not published"
+        if gone and self._transaction is None:
+            raise Unavailable(f"stream {', '.join(gone)}", f"it {reason}. Write it again")
+        if gone:  # the rest of it is committed
+            log.warning("stream %s %s there", ", ".join(gone), reason)
 
     def _book(self) -> None:
         self._booked = True
 
     def _doubt(self, session: Session) -> None:
-        doubt = self._in_doubt()
-        session._doubts.append(doubt)
+        note, doubt = session._doubts.append, self._in_doubt()
+        # In this order: an interrupt comes at the end of a call. Noted twice it would be completed twice.
         self._booked = True
+        note(doubt)
         if self._transaction is not None and not self._transaction.joined:
             self._writing.end(doubt)
         else:
@@ -292,27 +316,29 @@ class Fact(FactBase):
 
 
 class _Ending:
-    """Counts the facts that are being ended, for close() to wait for."""
+    """The facts that are being ended, for close() to wait for; one whose thread was interrupted leaves as garbage."""
 
     def __init__(self) -> None:
         # Entered itself, not its condition: that is done in Python, where an interrupt would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._count = 0
+        self._facts: weakref.WeakSet[Fact] = weakref.WeakSet()
 
-    def __enter__(self) -> None:
+    def add(self, fact: Fact) -> None:
+        """It begins to end."""
         with self._lock:
-            self._count += 1
+            self._facts.add(fact)
 
-    def __exit__(self, *_: object) -> None:
+    def discard(self, fact: Fact) -> None:
+        """It has ended."""
         with self._lock:
-            self._count -= 1
+            self._facts.discard(fact)
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> None:
         """Wait until there are none."""
         with self._lock:
-            self._changed.wait_for(lambda: not self._count, timeout)
+            self._changed.wait_for(lambda: not self._facts, timeout)
 
 
 class Writing:
@@ -339,10 +365,12 @@ class Writing:
         self._durable = [stream.name for stream in streams if not stream.resettable]
         self._publisher, self._beats, self._here, self._on_loss = publisher, beats, here, on_loss
         self._lock = threading.RLock()  # the cores
-        self._booking = False  # somebody has the lock: if this thread can take it, then this very thread
+        self._booker = 0  # the thread that has the lock
         self._connects = 0  # of the publisher, of which the core knows
         self._settling = threading.RLock()  # the transactions in doubt
+        self._asker = 0  # the thread that asks after them
         self._renewing = threading.RLock()  # the session
+        self._renewer = 0  # the thread that makes another
         self._connected: Session | None = None  # the one that knows that the connection stands
         self._failures = 0
         self._retry_at = 0.0
@@ -355,6 +383,8 @@ class Writing:
         self.lost: WriterFenced | None = None
         self._give_up_streams()
         self.session = self._claim(None)
+        # Where the facts of this process begin, however often its name is won back.
+        self.starts: Mapping[str, int] = {} if self.session.claim is None else self.session.claim.starts
         self._beat_at = time.monotonic() + settings.heartbeat
 
     def here(self, raising: bool = True) -> bool:
@@ -386,7 +416,7 @@ class Writing:
         Raises WriterFenced when another process has the name, ClaimBlocked, Unavailable.
         """
         if self.lost is not None:
-            raise self.lost
+            raise WriterFenced(self.lost.writer, self.lost.incarnation)  # anew: it holds the frames of who got it
         former = self.session
         if not former.ended:
             return former
@@ -395,8 +425,12 @@ class Writing:
 
     def _renew_once(self, former: Session) -> None:
         with self._renewing:
-            if self.session is former:
-                self._renew(former)
+            try:
+                self._renewer = threading.get_ident()
+                if self.session is former:
+                    self._renew(former)
+            finally:
+                self._renewer = 0
 
     def _renew(self, former: Session) -> None:
         with self._settling:
@@ -431,7 +465,7 @@ class Writing:
 
     def _lose(self, error: WriterFenced) -> None:
         if self.lost is None:
-            self.lost = error
+            self.lost = WriterFenced(error.writer, error.incarnation)
             self.fence(self.session, error)
             self._on_loss()
 
@@ -446,18 +480,18 @@ class Writing:
             self._guarded(session, lambda: session.fence(error))
 
     def epoch_changed(self, epoch: str) -> None:
-        """The log is another one: what was written here is of the one before."""
+        """The log is another one: what was written here is of the one before, whose names nobody wins back."""
         session = self.session
         if session.epoch not in (None, epoch):
-            self.fence(session, WriterFenced(self.name, session.incarnation))
+            self._lose(WriterFenced(self.name, session.incarnation))
 
     def _guarded(self, session: Session, step: Callable[[], T]) -> T:
         """Do a step of bookkeeping. Whatever matters it writes down before it ends: the return may be interrupted."""
         with self._lock:
-            if self._booking:
+            if self._booker:  # it can only be this very one
                 raise _ReenteredError
             try:
-                self._booking = True
+                self._booker = threading.get_ident()
                 return step()
             except (BusrepError, ValueError):
                 raise
@@ -465,7 +499,11 @@ class Writing:
                 session.torn = True
                 raise
             finally:
-                self._booking = False
+                self._booker = 0
+
+    def _in_the_middle(self) -> bool:
+        """Whether this thread is in the middle of bookkeeping: then it is the garbage collector that calls."""
+        return threading.get_ident() in (self._booker, self._asker, self._renewer)
 
     # -- facts ------------------------------------------------------------------------------------------------
 
@@ -523,11 +561,13 @@ class Writing:
                 self._guarded(session, give_up)
             raise
 
-    def completed(self, session: Session, opened: Sequence[OpenFacts], booked: Callable[[], None]) -> None:
-        """A transaction has ended, with these facts; an ID without rows is completed all the same."""
+    def completed(self, session: Session, opened: Sequence[OpenFacts], booked: Callable[[], None]) -> bool:
+        """A transaction has ended, with these facts; an ID without rows is completed all the same. False: the session
+        has ended, and they are not published under it."""
 
-        def book() -> None:
-            if not session.ended:
+        def book() -> bool:
+            taken = not session.ended
+            if taken:
                 for one in opened:
                     session.redeem(one)
                     facts, rows = one.complete(session.core)
@@ -538,8 +578,9 @@ class Writing:
                     generator.complete_many(one.ids)
                     session.core.position_moved(one.stream.name, generator.position)
             booked()
+            return taken
 
-        self._guarded(session, book)
+        return self._guarded(session, book)
 
     # -- publishing -------------------------------------------------------------------------------------------
 
@@ -623,34 +664,51 @@ class Writing:
     # -- what has to be done now and then ---------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Ask after every fact in doubt once, now. Raises Unavailable, or what else keeps one from being known."""
+        """Ask after every fact in doubt once, now. Raises Unavailable, or what else keeps one from being known;
+        WriterFenced when another process has the name."""
+        try:
+            self._ask_after_all()
+        except WriterFenced:
+            self.live()  # perhaps it was finished for its silence alone: then all that was committed is in the table
+
+    def _ask_after_all(self) -> None:
         trouble: Exception | None = None
         session = self.session
-        if not session._doubts:
+        if not session._doubts or self._in_the_middle():
             return
         with self._settling:
-            for doubt in list(session._doubts):
-                if session.ended:
-                    self._drop_doubts(session)
-                    break
-                try:
-                    self._settle(session, doubt)
-                except WriterFenced as error:
-                    self.fence(session, error)
-                    trouble = error
-                except Exception as error:  # the others may have ended all the same
-                    trouble = error
+            try:
+                self._asker = threading.get_ident()
+                for doubt in list(session._doubts):
+                    if session.ended:
+                        self._drop_doubts(session)
+                        break
+                    try:
+                        self._settle(session, doubt)
+                    except WriterFenced as error:
+                        self.fence(session, error)
+                        trouble = error
+                    except Exception as error:  # the others may have ended all the same
+                        trouble = error
+            finally:
+                self._asker = 0
         self.publish()
         if trouble is not None:
             raise trouble
 
     def ended(self, session: Session, doubt: _Doubt | None) -> None:
         """The caller says that this transaction has ended. Nothing is raised into what comes after its COMMIT."""
+        if self._in_the_middle():
+            return  # what is in doubt is asked after later
         try:
             with self._settling:
-                if doubt is not None and doubt in session._doubts and not session.ended:
-                    # All of that transaction's at once: the next ones have nothing left to ask.
-                    self._settle(session, *[one for one in session._doubts if one.marker == doubt.marker])
+                try:
+                    self._asker = threading.get_ident()
+                    if doubt is not None and doubt in session._doubts and not session.ended:
+                        # All of that transaction's at once: the next ones have nothing left to ask.
+                        self._settle(session, *[one for one in session._doubts if one.marker == doubt.marker])
+                finally:
+                    self._asker = 0
             self.publish()
         except WriterFenced as error:
             self.fence(session, error)
@@ -662,7 +720,12 @@ class Writing:
     def end(self, doubt: _Doubt) -> None:
         """Let the transaction of a fact in doubt hold nothing up."""
         with self._settling:
-            doubt.end()
+            asker = self._asker  # this thread, or nobody
+            try:
+                self._asker = threading.get_ident()
+                doubt.end()
+            finally:
+                self._asker = asker
 
     def _drop_doubts(self, session: Session) -> None:
         """The session has ended: what they committed is in the table, and the next one begins behind it."""
@@ -718,7 +781,7 @@ class Writing:
             self._beat_at = now + self._settings.heartbeat
             self._try(self.beat)
         if self.session._doubts:
-            self._try(self.settle)
+            self._try(self._ask_after_all)
         self.tick(now)
 
     def _try(self, work: Callable[[], Any]) -> None:
@@ -756,7 +819,7 @@ class Writing:
                 log.warning("fact %(id)s of stream %(stream)s is open for %(age).0f s (%(owner)s)", stuck)
         before = len(session._doubts)
         if before:
-            self._try(self.settle)
+            self._try(self._ask_after_all)
         if session.ended and self.lost is None:
             self._try(self.live)
         if not session._doubts:
@@ -771,7 +834,7 @@ class Writing:
     def close(self, timeout: float) -> None:
         """Wait for transactions that are being ended, then publish and store where this writer is."""
         self.ending.wait(timeout)
-        self._try(self.settle)
+        self._try(self._ask_after_all)
         self.publish(now=True)
         self._try(self.beat)
 
