@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 
 import attrs
 
@@ -72,7 +73,9 @@ class RetainedRows:
             raise ConfigError("expected=: name the instances that acknowledge, or nothing would ever be kept")
         self._tokens: list[int] = []
         self._facts: list[Sequence[bytes]] = []
-        self._waiting: dict[int, Sequence[bytes] | None] = {}  # None: dropped
+        self._waiting: dict[int, Sequence[bytes]] = {}
+        self._order: list[int] = []  # the keys of _waiting, as a heap
+        self._dropped = 0  # the highest token that was dropped while it waited
 
     # -- what is written --------------------------------------------------------------------------------------
 
@@ -86,8 +89,12 @@ class RetainedRows:
             raise ValueError(f"stream {stream!r}: {token} completed twice, or after position {self.position}")
         if payloads:
             kept = tuple(payloads)
-            self._waiting[token] = kept
             self.counters.rows_kept += len(kept)
+            if token <= self._dropped:  # what follows it is gone: it would be a page with a hole
+                self.counters.rows_dropped += len(kept)
+                return
+            self._waiting[token] = kept
+            heappush(self._order, token)
             self._count(kept, 1)
             self._bound()
 
@@ -102,13 +109,12 @@ class RetainedRows:
         if position <= self.position:
             return
         self.position = position
-        for token in sorted(token for token in self._waiting if token <= position):
-            payloads = self._waiting.pop(token)
-            if payloads is None:
-                self._let_go(token)  # what is older goes too: it would be a page with a hole
-            else:
-                self._tokens.append(token)
-                self._facts.append(payloads)
+        while self._order and self._order[0] <= position:
+            token = heappop(self._order)
+            self._tokens.append(token)
+            self._facts.append(self._waiting.pop(token))
+        if self._dropped:
+            self._let_go(min(self._dropped, position))
         self._trim()
 
     def _check(self, stream: str) -> None:
@@ -218,11 +224,9 @@ class RetainedRows:
         """Drop the oldest facts until the rest fits: those kept, then those that wait for an open one."""
         while self._over() and self._tokens:
             self._let_go(self._tokens[0])
-        for token in sorted(self._waiting) if self._over() else ():
-            payloads = self._waiting[token]
-            if payloads is not None and self._over():
-                self._waiting[token] = None
-                self.counters.rows_dropped += self._count(payloads, -1)
+        while self._over() and self._order:
+            self._dropped = heappop(self._order)
+            self.counters.rows_dropped += self._count(self._waiting.pop(self._dropped), -1)
 
     def statistics(self) -> dict[str, object]:
         """Counters since the start and levels now, JSON-able."""

@@ -16,7 +16,7 @@ from busrep import ConfigError, PositionTooOld, Unavailable
 from busrep.asyncio import acks as module
 from busrep.asyncio.acks import Acknowledgements, Retained
 from busrep.commands import FederationAck
-from busrep.errors import Closed, NotAWriter
+from busrep.errors import NotAWriter, UnknownStream
 from busrep.testing import MemoryRedis
 from busrep.updates import FetchUpdates
 from tests.commands_child import Child, sending
@@ -236,8 +236,8 @@ async def test_the_latest_is_told_before_the_end_and_then_nothing() -> None:
         count = len(acks_on(server))
         await asyncio.sleep(100)
         assert len(acks_on(server)) == count
-        with pytest.raises(Closed):
-            await acks.acknowledge(9)
+        await acks.acknowledge(10)
+        assert len(acks_on(server)) == count
 
 
 @virtually
@@ -283,6 +283,59 @@ async def test_dropped_rows_are_logged_and_counted(caplog: pytest.LogCaptureFixt
 
 
 @virtually
+async def test_a_handler_that_acknowledges_while_the_bus_closes_has_not_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Called again it would do what it did once more."""
+    server, calls, go_on = Lossy(), list[int](), asyncio.Event()
+    async with writing(server) as (writer, _):
+        async with consuming(server) as (bus, acks):
+
+            @bus.subscribe(sending)
+            async def handle(batch: Any) -> None:
+                calls.extend(batch.tokens)
+                await go_on.wait()
+                await acks.acknowledge(batch.tokens[-1])
+
+            await asyncio.sleep(1)
+            await write(writer)
+            await asyncio.sleep(1)
+            asyncio.get_running_loop().call_later(0.1, go_on.set)
+        assert calls == [1]
+        assert acks.token == 1
+        assert bus._reading.handler_failures == 0
+    assert "trying again" not in caplog.text
+
+
+@virtually
+async def test_what_was_in_hand_when_the_acknowledgements_began_is_of_its_own_life() -> None:
+    server, go_on, begun = Lossy(), asyncio.Event(), asyncio.Event()
+    async with busrep.connect(server.client(), name="shop", streams=[sending], settings=CALM) as bus:
+        acks: Acknowledgements
+
+        @bus.subscribe(sending)
+        async def handle(batch: Any) -> None:
+            if not begun.is_set():
+                begun.set()
+                await go_on.wait()
+                await acks.acknowledge(batch.tokens[-1])
+
+        async with writing(server) as (writer, _):
+            await asyncio.sleep(1)
+            await write(writer)
+            await begun.wait()
+            acks = Acknowledgements(bus, sending, "w", "c")
+        async with writing(server) as (writer, second):
+            await asyncio.sleep(1)
+            await write(writer, 2)
+            await asyncio.sleep(1)
+            go_on.set()
+            await asyncio.sleep(1)
+            assert second.kept.positions == {"c": 0}
+            assert second.kept.rows == 2
+
+
+@virtually
 async def test_bad_input_is_refused() -> None:
     server, orders = MemoryRedis(), busrep.Stream[Any]("orders")
     async with busrep.connect(server.client(), name="shop", streams=[sending], settings=CALM) as reading:
@@ -291,8 +344,11 @@ async def test_bad_input_is_refused() -> None:
         for instance in ("", "a b", "c@12"):
             with pytest.raises(ConfigError):
                 Acknowledgements(reading, sending, "w", instance)
-        with pytest.raises(ConfigError, match="repeat"):
-            Acknowledgements(reading, sending, "w", "c", repeat=0)
+        for repeat in (0, -1, float("nan")):
+            with pytest.raises(ConfigError, match="repeat"):
+                Acknowledgements(reading, sending, "w", "c", repeat=repeat)
+        with pytest.raises(UnknownStream):
+            Acknowledgements(reading, orders, "w", "c")
         acks = Acknowledgements(reading, sending, "w", "c")
         with pytest.raises(ConfigError):
             await acks.acknowledge(2**63)
@@ -302,12 +358,17 @@ async def test_bad_input_is_refused() -> None:
             Retained(writer, orders, expected=["c"])
         with pytest.raises(ConfigError, match="kept in its table"):
             Retained(writer, busrep.Stream[Any]("sending"), expected=["c"])
-        with pytest.raises(ConfigError, match="expected="):
-            Retained(writer, sending, expected=[])
+        with pytest.raises(ConfigError, match="retained already"):
+            Retained(writer, sending, expected=["d"])
+        with pytest.raises(ConfigError):
+            retained.expect("a b")
+        writer._writing.kept.clear()  # type: ignore[union-attr]
+        for names in ([], "sender-1", ["a b"], ["c", ""]):
+            with pytest.raises(ConfigError):
+                Retained(writer, sending, expected=names)
         await write(writer)
         with pytest.raises(ConfigError, match="before the first fact"):
             Retained(writer, sending, expected=["c"])
-        assert retained.kept.rows == 1
 
 
 # -- real processes -------------------------------------------------------------------------------------------

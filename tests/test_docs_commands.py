@@ -68,3 +68,5 @@ def test_the_numbers_named_are_the_defaults() -> None:
         assert named in TEXT
     assert f"Over {bus.COMMAND_QUEUE:,} of them" in TEXT
     assert f"within {acks.PAUSE:g} s" in TEXT
+    assert f"names ({presence.NAME_LENGTH:,} characters)" in TEXT.replace("\n  ", " ")
+    assert f"Names over {remote_servers.NAME_BYTES} bytes" in TEXT

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
+import random
 import subprocess
 import sys
 import textwrap
 import threading
+import unittest
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +25,9 @@ from django.conf import settings
 import busrep
 from busrep import Settings
 from busrep.errors import ConfigError
+from busrep.stores.blocking import open_blocking_store
+from busrep.streams import Registry
+from tests.test_integrations_sqlalchemy import savepoints
 from tests.test_sync_writing import STREAMS, Deployment, Order, Wire, orders, payments
 
 if not settings.configured:
@@ -32,9 +40,10 @@ if not settings.configured:
     )
     django.setup()
 
-from django.db import DatabaseError, IntegrityError, connection, connections, models, transaction
+from django.core.signals import request_finished, request_started
+from django.db import DatabaseError, Error, IntegrityError, connection, connections, models, transaction
 from django.http import HttpRequest, HttpResponse
-from django.test import Client, override_settings
+from django.test import Client, TestCase, override_settings
 from django.urls import path
 
 from busrep.integrations import django as integration
@@ -196,6 +205,24 @@ def test_savepoints_take_their_facts_along(shop: Deployment, wire: Wire) -> None
     assert sales() == [1, 5]
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_whatever_is_rolled_back_what_is_published_is_what_the_tables_hold(
+    shop: Deployment, wire: Wire, seed: int
+) -> None:
+    dice, numbers = random.Random(seed), itertools.count()
+    for _ in range(50):
+        with contextlib.suppress(KeyError), transaction.atomic():
+            savepoints(dice, lambda: sell(next(numbers)), transaction.atomic)
+            if dice.random() < 0.4:
+                raise KeyError
+    last = sell(next(numbers))
+    integration.bus().settle()
+    rows = shop.rows()
+    assert wire.tokens(last) == list(rows)
+    assert wire.chained()
+    assert sorted(json.loads(payload)[0] for (payload,) in rows.values()) == sales()
+
+
 def test_several_streams_and_a_fact_in_a_fact(shop: Deployment, wire: Wire) -> None:
     with write(orders, payments) as fact:
         fact.add(Order(1, "new"))
@@ -250,10 +277,156 @@ def test_a_connection_that_dies_takes_its_facts_along(shop: Deployment, wire: Wi
     assert wire.tokens(last) == [last]
 
 
-@pytest.mark.parametrize("shop", ["postgresql"], indirect=True)  # SQLite has no savepoints then: Django's limit
-def test_without_autocommit_the_caller_commits(shop: Deployment, wire: Wire) -> None:
+def test_a_connection_that_is_lost_between_two_blocks(shop: Deployment, wire: Wire) -> None:
+    """As CONN_MAX_AGE has it: Django makes a new one, for the next request."""
+    first = sell(1)
+    connection.settings_dict["CONN_MAX_AGE"] = 0
+    request_started.send(None)
+    request_finished.send(None)
+    assert connection.connection is None
+    connection.settings_dict["CONN_MAX_AGE"] = None
+    second = sell(2)
+    if connection.vendor == "postgresql":
+        with psycopg.connect(shop.store, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid])
+        with pytest.raises(DatabaseError):
+            sell(3)
+        request_finished.send(None)
+    last = sell(4)
+    assert wire.tokens(last) == [first, second, last]
+    assert sales() == [1, 2, 4]
+
+
+def test_a_connection_that_is_closed_inside_a_transaction(shop: Deployment, wire: Wire) -> None:
+    with contextlib.suppress(Error), transaction.atomic():
+        sell(1)
+        connection.close()
+        with pytest.raises(Error):
+            sell(2)
+    last = sell(3)
+    integration.bus().settle()
+    assert wire.tokens(last) == [last]
+    assert sales() == [3]
+
+
+@pytest.mark.parametrize("robust", [True, False])
+def test_hooks_run_in_order_and_one_that_fails_loses_nothing(shop: Deployment, wire: Wire, robust: bool) -> None:
+    seen: list[Any] = []
+
+    def fail() -> None:
+        raise KeyError("on_commit")
+
+    with contextlib.suppress(KeyError), transaction.atomic():
+        transaction.on_commit(lambda: seen.append(positions()))
+        first = sell(1)
+        transaction.on_commit(lambda: seen.append(positions()))
+        transaction.on_commit(fail, robust=robust)
+        second = sell(2)
+    assert seen[0] == 0
+    if connection.vendor == "postgresql":
+        assert seen[1] == second, "published with all of the transaction by the first of its hooks"
+    with contextlib.suppress(KeyError), transaction.atomic():
+        transaction.on_commit(fail, robust=robust)
+        third = sell(3)
+    with contextlib.suppress(KeyError), write(orders) as fact:
+        transaction.on_commit(fail, robust=robust)
+        Sale.objects.create(number=4, state="new")
+        fact.add(Order(4, "new"))
+    assert wire.tokens(fact.id) == [first, second, third, fact.id]
+    assert sales() == [1, 2, 3, 4]
+
+
+def test_durable_blocks_and_savepoints_by_hand(shop: Deployment, wire: Wire) -> None:
+    with transaction.atomic(durable=True):
+        first = sell(1)
+        sid = transaction.savepoint()
+        sell(2)
+        transaction.savepoint_rollback(sid)
+        last = sell(3)
+    with pytest.raises(RuntimeError, match="durable"), write(orders), transaction.atomic(durable=True):
+        raise AssertionError
+    with pytest.raises(DatabaseError), transaction.atomic():
+        sid = transaction.savepoint()
+        with write(orders) as fact:
+            transaction.savepoint_rollback(sid)  # and with it the lock of the claim
+            fact.add(Order(4, "never"))
+    integration.bus().settle()
+    assert positions() >= last
+    assert wire.tokens(last) == [first, last]
+    assert list(shop.rows()) == [first, last]
+    assert sales() == [1, 3]
+
+
+def test_in_a_testcase_nothing_is_published_and_nothing_hangs(shop: Deployment, wire: Wire) -> None:
+    class Case(TestCase):
+        def runTest(self) -> None:
+            with self.captureOnCommitCallbacks(execute=True) as callbacks:
+                sell(1)
+                with transaction.atomic():
+                    sell(2)
+            assert len(callbacks) == 2
+            assert sales() == [1, 2]
+            assert positions() == 0
+
+    result = unittest.TestResult()
+    unittest.TestSuite([Case()]).run(result)
+    assert (result.testsRun, result.errors, result.failures) == (1, [], [])
+    last = sell(3)
+    integration.bus().settle()
+    assert wire.tokens(last) == [last]
+    assert sales() == [3]
+
+
+@pytest.fixture
+def other(shop: Deployment, tmp_path: Path) -> Iterator[str]:
+    """A second database of Django's, which has the tables of busrep too."""
+    connections.settings["other"] = connections.configure_settings(
+        {"default": {}, "other": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "other.db")}}
+    )["other"]
+    connections.settings["same"] = connections["default"].settings_dict.copy()
+    store = open_blocking_store(f"sqlite:///{tmp_path / 'other.db'}", Registry(STREAMS))
+    store.init()
+    store.close()
+    yield "other"
+    for alias in ("other", "same"):
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
+
+
+def test_a_fact_is_in_the_database_of_its_bus(shop: Deployment, wire: Wire, other: str) -> None:
+    """Elsewhere it would pass for one of another process, or be lost with busrep's tables there."""
+    first = sell(1)
+    with pytest.raises(ConfigError, match="'default'"), write(orders, using=other) as fact:
+        fact.add(Order(2, "never"))
+    with pytest.raises(ConfigError, match="'default'"), transaction.atomic(using=other), write(orders, using=other):
+        raise AssertionError
+    with write(orders, using="same") as fact:
+        fact.add(Order(3, "new"))
+    assert wire.tokens(fact.id) == [first, fact.id]
+    assert integration.bus().statistics()["writer"]["lost"] is False
+
+
+def test_the_database_of_the_setting_is_that_of_the_facts(shop: Deployment, wire: Wire, other: str) -> None:
+    with override_settings(BUSREP=settings.BUSREP | {"database": "other"}):
+        with write(orders) as fact:
+            fact.add(Order(1, "new"))
+        assert wire.tokens(fact.id) == [fact.id]
+        with pytest.raises(ConfigError, match="'other'"), write(orders, using="default"):
+            raise AssertionError
+        with connections["other"].cursor() as cursor:
+            assert cursor.execute("SELECT row FROM busrep_facts").fetchall() == [('[1,"new"]',)]
+    assert shop.rows() == {}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_without_autocommit_the_caller_commits(shop: Deployment, wire: Wire, begun: bool) -> None:
     connection.set_autocommit(False)
     try:
+        if begun:
+            Sale.objects.create(number=0, state="new")
+            connection.rollback()
+            Sale.objects.create(number=0, state="new")
         first = sell(1)
         integration.bus().settle()
         assert positions() < first
@@ -268,7 +441,25 @@ def test_without_autocommit_the_caller_commits(shop: Deployment, wire: Wire) -> 
         connection.set_autocommit(True)
     integration.bus().settle()
     assert wire.tokens(last) == [first, last]
-    assert sales() == [1, 3]
+    assert sales() == [0, 1, 3] if begun else [1, 3]
+
+
+def test_without_autocommit_too_the_bus_is_opened_before_the_lock_is_taken(shop: Deployment, wire: Wire) -> None:
+    integration.close()
+    connection.set_autocommit(False)
+    try:
+        if connection.vendor == "sqlite":
+            Sale.objects.create(number=1, state="never")
+            with pytest.raises(ConfigError, match="open_bus"):
+                sell(2)
+            connection.rollback()
+        last = sell(3)
+        connection.commit()
+    finally:
+        connection.set_autocommit(True)
+    integration.bus().settle()
+    assert wire.tokens(last) == [last]
+    assert sales() == [3]
 
 
 def pay(request: HttpRequest, number: int) -> HttpResponse:
@@ -350,15 +541,18 @@ def test_a_database_error_in_the_facts_rows_is_djangos(shop: Deployment, wire: W
     assert wire.tokens(last) == [last]
 
 
-def test_a_bus_that_could_not_be_opened_is_tried_again(shop: Deployment, wire: Wire) -> None:
-    integration.close()
-    at = settings.BUSREP["redis"]
-    settings.BUSREP["redis"] = "redis://127.0.0.1:1"
-    with pytest.raises(busrep.Unavailable):
-        sell(1)
-    settings.BUSREP["redis"] = at
-    last = sell(2)
-    assert wire.tokens(last) == [last]
+def test_a_bus_that_could_not_be_opened_is_tried_again(
+    shop: Deployment, wire: Wire, busrep_link: Callable[..., Any]
+) -> None:
+    link = busrep_link(shop.redis)
+    link.black_hole()
+    impatient = Settings(heartbeat=60.0, redis_timeout=0.2, shutdown_timeout=2.0)
+    with override_settings(BUSREP=settings.BUSREP | {"redis": link.url, "settings": impatient}):
+        with pytest.raises(busrep.Unavailable):
+            sell(1)
+        link.heal()
+        last = sell(2)
+        assert wire.tokens(last) == [last]
     assert sales() == [2]
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
+import json
+import random
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +16,7 @@ from typing import Any
 import attrs
 import psycopg
 import pytest
-from sqlalchemy import Engine, ForeignKey, create_engine, text
+from sqlalchemy import Engine, ForeignKey, create_engine, event, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
@@ -127,6 +130,119 @@ def test_a_savepoint_that_is_rolled_back_takes_its_facts_along(
         assert wire.tokens(after) == [before, kept, after]
     assert list(deployment.rows()) == [before, kept, after]
     assert sales(engine) == [1, 4, 6]
+
+
+def test_a_savepoint_that_ends_inside_the_block_is_refused(deployment: Deployment, wire: Wire, engine: Engine) -> None:
+    """Rolled back, it takes the lock of the writer's claim along: another process may take the name, begin behind this
+    fact's ID, and nobody would ever read its rows."""
+    with deployment.bus(settings=SLOW_LOOK) as bus, Session(engine) as session:
+        for end in ("rollback", "commit"):
+            savepoint = session.begin_nested()
+            with pytest.raises(ConfigError, match="ended inside the block"), write(bus, session, orders) as fact:
+                getattr(savepoint, end)()
+                fact.add(Order(1, "never"))
+            session.rollback()
+        with session.begin_nested(), write(bus, session, orders) as fact:
+            inner = session.begin_nested()
+            session.add(Sale(number=2, state="never"))
+            inner.rollback()
+            session.begin_nested()  # open at the end of the block: it is within the one that the fact began in
+            fact.add(Order(2, "new"))
+        session.commit()
+        assert wire.tokens(fact.id) == [fact.id]
+    assert list(deployment.rows()) == [fact.id]
+
+
+def test_a_released_savepoint_goes_with_the_transaction(deployment: Deployment, wire: Wire, engine: Engine) -> None:
+    with deployment.bus(settings=SLOW_LOOK) as bus, Session(engine) as session:
+        with session.begin_nested():
+            never = sell(bus, session, 1)
+        session.rollback()
+        assert positions(bus) == never
+        last = sell(bus, session, 2)  # the session goes on
+        session.commit()
+        assert wire.tokens(last) == [last]
+    assert sales(engine) == [2]
+
+
+@BEATS
+def test_a_hook_that_fails_after_commit_loses_nothing(
+    deployment: Deployment, wire: Wire, engine: Engine, beats: bool
+) -> None:
+    with deployment.bus(beats=beats, settings=SLOW_LOOK) as bus:
+        with Session(engine) as session:
+
+            @event.listens_for(session, "after_commit")
+            def fail(_: Session) -> None:
+                raise KeyError
+
+            fact = sell(bus, session, 1)
+            with pytest.raises(KeyError):
+                session.commit()
+        assert positions(bus) == fact
+        assert wire.tokens(fact) == [fact]
+    assert sales(engine) == [1]
+
+
+def test_facts_written_by_hooks_are_of_the_same_commit(deployment: Deployment, wire: Wire, engine: Engine) -> None:
+    with deployment.bus(settings=SLOW_LOOK) as bus, Session(engine) as session:
+        ids: list[int] = []
+
+        @event.listens_for(session, "before_commit")
+        def add(session: Session) -> None:
+            ids.append(sell(bus, session, 2))
+
+        session.add(Sale(number=1, state="new"))
+        session.commit()
+        assert positions(bus) == ids[0]
+        assert wire.tokens(ids[0]) == ids
+    assert sales(engine) == [1, 2]
+
+
+def test_bulk_operations_and_autoflush_in_the_block(deployment: Deployment, wire: Wire, engine: Engine) -> None:
+    with deployment.bus(settings=SLOW_LOOK) as bus, Session(engine) as session:
+        with write(bus, session, orders) as fact:
+            session.execute(insert(Sale), [{"number": number, "state": "new"} for number in range(3_000)])
+            session.bulk_save_objects([Sale(number=number, state="new") for number in range(3_000, 4_000)])
+            session.add(Sale(number=4_000, state="new"))
+            assert session.scalar(select(func.count()).select_from(Sale)) == 4_001  # flushed by the question
+            session.execute(update(Sale).values(state="paid"))
+            for number in range(100):
+                fact.add(Order(number, "paid"))
+        session.commit()
+        assert wire.tokens(fact.id) == [fact.id]
+    assert len(deployment.rows()[fact.id]) == 100
+    assert len(sales(engine)) == 4_001
+
+
+def test_a_session_of_two_databases(deployment: Deployment, wire: Wire, engine: Engine, tmp_path: Any) -> None:
+    """Whichever of the two COMMITs fails, the fact is what its own database says."""
+    other = create_engine(f"sqlite:///{tmp_path}/other.db")
+    Base.metadata.create_all(other)
+    refuse = False
+
+    @event.listens_for(other, "commit")
+    def commit(_: Any) -> None:
+        if refuse:
+            raise OSError("the other database")
+
+    with deployment.bus(settings=SLOW_LOOK) as bus:
+        for number, refuse in ((1, False), (2, True), (3, False)):  # noqa: B007 (read above)
+            with Session(binds={Sale: engine, Part: other}) as session:
+                session.add(Part(number=number, sale=number))
+                session.flush()
+                with write(bus, session, orders, bind_arguments={"mapper": Sale}) as fact:
+                    session.add(Sale(number=number, state="new"))
+                    fact.add(Order(number, "new"))
+                with contextlib.suppress(OSError):
+                    session.commit()
+        assert positions(bus) == fact.id
+        committed = sales(engine)
+        wire.tokens(fact.id)
+        rows = [line for line in wire.lines if line.startswith("RDATA")]
+        assert [json.loads(row.split(" ", 4)[4])[0] for row in rows] == committed
+        assert committed in ([1, 3], [1, 2, 3])
+    other.dispose()
 
 
 def test_one_transaction_holds_several_facts_of_several_streams(
@@ -494,6 +610,41 @@ def test_an_async_session_that_is_left_or_fails_holds_nothing_up(
     assert sales(engine) == [4]
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_async_session_that_is_cancelled_while_it_commits(
+    deployment: Deployment, wire: Wire, engine: Engine, busrep_link: Callable[..., Any], committed: bool
+) -> None:
+    """What became of it the table tells; and what comes later is held up no longer than until that is known."""
+    link = busrep_link(deployment.store)
+
+    async def main() -> tuple[int, int]:
+        async with asynchronous(deployment, QUICK) as at:
+            through = create_async_engine(driver_url(link.url), poolclass=NullPool)
+            session = AsyncSession(through)
+            first = await at.sell(session, 1)
+            link.black_hole("from_server" if committed else "to_server")
+            task = asyncio.create_task(session.commit())
+            while committed and 1 not in await asyncio.to_thread(sales, engine):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            task.cancel()
+            link.cut()
+            with contextlib.suppress(asyncio.CancelledError, DBAPIError):
+                await task
+            with contextlib.suppress(DBAPIError):
+                await session.close()
+            async with at.session() as session:
+                last = await at.sell(session, 2)
+                await session.commit()
+            await asyncio.to_thread(wire.tokens, last)
+            await through.dispose()
+            return first, last
+
+    first, last = asyncio.run(main())
+    assert wire.tokens(last) == ([first, last] if committed else [last])
+    assert sales(engine) == ([1, 2] if committed else [2])
+
+
 def test_async_sessions_side_by_side(deployment: Deployment, wire: Wire) -> None:
     async def main() -> list[int]:
         async with asynchronous(deployment) as at:
@@ -675,6 +826,17 @@ def test_a_process_that_dies_after_commit_is_published_by_the_next(
     dying.close()
 
 
+def test_autocommit_is_refused_on_sqlite_too(on_sqlite: Deployment, sqlite_engine: Engine) -> None:
+    """What follows the block would else be in a transaction that nobody commits."""
+    engine = sqlite_engine.execution_options(isolation_level="AUTOCOMMIT")
+    with on_sqlite.bus() as bus, Session(engine) as session:
+        with pytest.raises(ConfigError, match="AUTOCOMMIT"):
+            sell(bus, session, 1)
+        session.execute(text("INSERT INTO sales VALUES (2, 'new')"))
+    assert sales(sqlite_engine) == [2]
+    assert on_sqlite.rows() == {}
+
+
 def test_a_fenced_writer_on_sqlite_writes_nothing(on_sqlite: Deployment, sqlite_engine: Engine) -> None:
     with on_sqlite.bus(settings=SLOW_LOOK) as bus, on_sqlite.bus(), Session(sqlite_engine) as session:
         with pytest.raises(busrep.WriterFenced):
@@ -728,6 +890,50 @@ def test_sqlite_sessions_of_many_threads(on_sqlite: Deployment, sqlite_engine: E
         assert wire.tokens(max(kept)) == sorted(kept)
         assert wire.chained()
     assert list(on_sqlite.rows()) == sorted(kept)
+
+
+def savepoints(dice: random.Random, sell: Callable[[], object], nested: Callable[[], Any], depth: int = 0) -> None:
+    """Any facts in any savepoints, of which some are rolled back."""
+    for _ in range(dice.randrange(4)):
+        if depth == 4 or dice.random() < 0.45:
+            sell()
+            continue
+        with contextlib.suppress(KeyError), nested():
+            savepoints(dice, sell, nested, depth + 1)
+            if dice.random() < 0.4:
+                raise KeyError
+
+
+@pytest.mark.parametrize("database", ["postgresql", "sqlite"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_whatever_is_rolled_back_what_is_published_is_what_the_tables_hold(
+    request: pytest.FixtureRequest, database: str, seed: int
+) -> None:
+    on_server = database == "postgresql"
+    deployment: Deployment = request.getfixturevalue("deployment" if on_server else "on_sqlite")
+    engine: Engine = request.getfixturevalue("engine" if on_server else "sqlite_engine")
+    if not on_server:  # what SQLAlchemy's documentation gives for savepoints that begin a transaction
+
+        @event.listens_for(engine, "connect")
+        def connect(driver: sqlite3.Connection, _: object) -> None:
+            driver.isolation_level = None
+
+        @event.listens_for(engine, "begin")
+        def begin(connection: Any) -> None:
+            connection.exec_driver_sql("BEGIN")
+
+        engine.dispose()
+    dice, numbers = random.Random(seed), itertools.count()
+    with Wire(deployment.redis, deployment.name) as wire, deployment.bus() as bus, Session(engine) as session:
+        for _ in range(50):
+            savepoints(dice, lambda: sell(bus, session, next(numbers)), session.begin_nested)
+            getattr(session, dice.choice(["commit", "commit", "rollback", "close"]))()
+        last = sell(bus, session, next(numbers))
+        session.commit()
+        rows = deployment.rows()
+        assert wire.tokens(last) == list(rows)
+        assert wire.chained()
+    assert sorted(json.loads(payload)[0] for (payload,) in rows.values()) == sales(engine)
 
 
 def test_the_id_of_a_fact_that_was_rolled_back_can_still_be_read(on_sqlite: Deployment, sqlite_engine: Engine) -> None:

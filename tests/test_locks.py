@@ -211,6 +211,15 @@ async def test_what_fails_leaves_the_lock_free_and_is_told() -> None:
         await asyncio.sleep(1)
         assert told() == 2
 
+        def fail_at_once(_: object) -> None:
+            raise OSError("release")
+
+        with pytest.raises(OSError, match="release"):
+            async with locks.acquire("room", "!a", lambda: True, release=fail_at_once):
+                pass
+        await asyncio.sleep(1)
+        assert told() == 3
+
         async def hold() -> None:
             async with locks.acquire("room", "!b", lambda: True, release=lambda _: gone.set()):
                 await asyncio.Event().wait()
@@ -222,6 +231,137 @@ async def test_what_fails_leaves_the_lock_free_and_is_told() -> None:
         await asyncio.wait([task])
         assert gone.is_set()
         assert locks.waiting == 0
+
+
+@virtually
+async def test_who_is_cancelled_while_it_is_tried_leaves_no_lock_behind() -> None:
+    """The table has said yes, and its answer is on the way: nobody would ever release what nobody knows that he has."""
+    async with bus_of(MemoryRedis()) as bus:
+        locks, lock, asked, answer = Locks(bus), Free(), asyncio.Event(), asyncio.Event()
+
+        async def try_acquire() -> object:
+            held = lock.take()
+            asked.set()
+            await answer.wait()
+            return held
+
+        async def hold() -> None:
+            async with locks.acquire("room", "!a", try_acquire, release=lock.give_back):
+                pytest.fail("it was cancelled before")
+
+        task = asyncio.create_task(hold())
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        waiting = asyncio.create_task(locks.wait("room", "!a", HOUR))
+        await until_waiting(locks, 1)
+        answer.set()
+        assert await waiting, "and who waits is told"
+        assert lock.holder is None
+
+
+@virtually
+async def test_a_try_that_got_nothing_after_its_cancellation_releases_nothing() -> None:
+    server = MemoryRedis()
+    async with bus_of(server) as bus:
+        locks, asked, answer, done = Locks(bus), asyncio.Event(), asyncio.Event(), list[object]()
+
+        async def try_acquire() -> bool:
+            asked.set()
+            await answer.wait()
+            return False
+
+        task = asyncio.create_task(locks.acquire("room", "!a", try_acquire, release=done.append).__aenter__())
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        answer.set()
+        await asyncio.sleep(1)
+        assert done == []
+        assert not any(data.startswith(b"LOCK_RELEASED") for _, data in server.published)
+
+
+@virtually
+async def test_a_try_that_fails_after_its_cancellation_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with bus_of(MemoryRedis()) as bus:
+        locks, asked, answer = Locks(bus), asyncio.Event(), asyncio.Event()
+
+        async def try_acquire() -> bool:
+            asked.set()
+            await answer.wait()
+            raise OSError("the table is gone")
+
+        task = asyncio.create_task(locks.acquire("room", "!a", try_acquire, release=print).__aenter__())
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        answer.set()
+        await asyncio.sleep(1)
+        told = [record for record in caplog.records if record.name.startswith("busrep")]
+        assert [str(record.exc_info[1]) for record in told if record.exc_info] == ["the table is gone"]
+
+
+@virtually
+async def test_who_is_cancelled_while_it_releases_has_released() -> None:
+    async with bus_of(MemoryRedis()) as bus:
+        locks, lock, asked, answer = Locks(bus), Free(), asyncio.Event(), asyncio.Event()
+
+        async def release(held: object) -> None:
+            asked.set()
+            await answer.wait()
+            lock.give_back(held)
+
+        async def hold() -> None:
+            async with locks.acquire("room", "!a", lock.take, release=release):
+                pass
+
+        task = asyncio.create_task(hold())
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        waiting = asyncio.create_task(locks.wait("room", "!a", HOUR))
+        await until_waiting(locks, 1)
+        answer.set()
+        assert await waiting
+        assert lock.holder is None
+
+
+@virtually
+async def test_a_name_that_cannot_be_told_is_refused_before_the_lock_is_taken() -> None:
+    async with bus_of(MemoryRedis()) as bus:
+        with pytest.raises(ConfigError):
+            Locks(bus, "\ud800")
+        locks, lock = Locks(bus), Free()
+        for name, key in (("\ud800", "a"), ("a", "\ud800")):
+            with pytest.raises(ConfigError):
+                async with locks.acquire(name, key, lock.take, release=lock.give_back):
+                    pytest.fail("it cannot be told")
+        assert lock.tries == 0
+
+
+@virtually
+async def test_waits_without_time_end_at_once() -> None:
+    async with bus_of(MemoryRedis()) as bus:
+        locks, servers = Locks(bus), RemoteServers(bus)
+        before = asyncio.get_running_loop().time()
+        for timeout in (0, -5.0):
+            assert await locks.wait("room", "!a", timeout) is False
+            assert await servers.wait("example.org", timeout) is False
+            taken = Free()
+            taken.take()
+            with pytest.raises(TimeoutError):
+                async with locks.acquire("room", "!a", taken.take, timeout=timeout):
+                    pytest.fail("it is taken")
+            assert taken.tries == 2, "once, all the same"
+        assert asyncio.get_running_loop().time() - before < 0.1
+        for poll in (0, -1, float("nan")):
+            with pytest.raises(ConfigError, match="poll"):
+                async with locks.acquire("room", "!a", Free().take, poll=poll):
+                    pytest.fail("unreachable")
 
 
 @virtually
@@ -405,6 +545,44 @@ async def test_servers_handlers_may_fail_and_bad_input_is_refused(caplog: pytest
         await asyncio.sleep(1)  # its own message has come back
         await asyncio.sleep(1)  # its own message has come back
         assert await servers.wait("example.org", 1) is False
+
+
+@virtually
+async def test_who_is_cancelled_keeps_the_news_from_no_handler() -> None:
+    """It would not come again within the period."""
+    async with bus_of(MemoryRedis()) as bus:
+        servers, calls, begun, go_on = RemoteServers(bus), list[str](), asyncio.Event(), asyncio.Event()
+
+        @servers.on_up()
+        async def slow(_: str) -> None:
+            begun.set()
+            await go_on.wait()
+
+        servers.on_up()(calls.append)
+        task = asyncio.create_task(servers.up("example.org"))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        await asyncio.sleep(1)
+        assert calls == ["example.org"]
+
+
+@virtually
+async def test_a_name_that_no_server_has_fills_no_memory() -> None:
+    async with bus_of(MemoryRedis()) as one, bus_of(MemoryRedis()) as two:
+        servers, calls = RemoteServers(one), list[str]()
+        servers.on_up()(calls.append)
+        await two.send(RemoteServerUp("x" * 100_000))
+        await one.send(RemoteServerUp("x" * 100_000))
+        await asyncio.sleep(1)
+        assert calls == []
+        assert servers._told._at == {}
+        with pytest.raises(ConfigError, match="255"):
+            await servers.up("x" * 256)
+        await servers.up("x" * 255)
+        assert len(calls) == 1
 
 
 @virtually

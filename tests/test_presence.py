@@ -15,8 +15,8 @@ import pytest
 import redis.asyncio as aioredis
 
 import busrep
-from busrep import ConfigError, Unavailable, UserSync
-from busrep.asyncio.presence import SLICE, SLICE_PAUSE, Presence, PresenceChange
+from busrep import ConfigError, LockReleased, Unavailable, UserSync
+from busrep.asyncio.presence import MOST_WAITING, NAME_LENGTH, SLICE, SLICE_PAUSE, Presence, PresenceChange
 from busrep.commands import ClearUserSync, Replicate
 from busrep.errors import Closed
 from busrep.testing import MemoryRedis, virtual
@@ -113,7 +113,9 @@ async def test_bad_input_is_refused() -> None:
         with pytest.raises(ConfigError):
             Presence(bus, "p 1")
         presence = Presence(bus, "p1", users=1)
-        for user, device in (("", None), ("a b", None), ("@a", "None"), ("@a", "")):
+        bad_names: list[Any] = [("", None), ("a b", None), (7, None), (None, None)]
+        bad_names += [("@a", device) for device in ("None", "", 7)]
+        for user, device in bad_names:
             with pytest.raises(ConfigError):
                 await presence.start(user, device)
         with pytest.raises(ConfigError, match="did not start"):
@@ -291,6 +293,24 @@ async def test_nobody_is_forgotten_for_what_the_own_link_did_not_bring() -> None
 
 
 @virtually
+async def test_a_link_that_comes_and_goes_keeps_no_crashed_process_alive() -> None:
+    server = Lossy()
+    async with bus_of(server) as one, bus_of(server) as two, bus_of(server) as three:
+        there, lives = Presence(two, "p2"), Presence(three, "p3")
+        await lives.start("@b")
+        await asyncio.sleep(5)
+        await one.send(UserSync("crashed", "@a", None, True, 1))
+        await asyncio.sleep(1)
+        assert who(there) == {"@a": ["crashed"], "@b": ["p3"]}
+        seen = watched(there)
+        for _ in range(25):
+            await asyncio.sleep(30)
+            server.cut()
+        assert who(there) == {"@b": ["p3"]}
+        assert seen == [("@a", "crashed", False)]
+
+
+@virtually
 async def test_a_predecessor_that_ends_late_does_not_make_users_vanish() -> None:
     server = Lossy()
     async with bus_of(server) as one, bus_of(server) as two, bus_of(server) as old:
@@ -380,6 +400,123 @@ async def test_many_users_are_told_again_in_slices() -> None:
         await asyncio.sleep(5)
         assert len(there.syncing()) == count - 5
         assert at[-1] - at[0] >= 2 * SLICE_PAUSE, "with room for others between"
+
+
+@virtually
+async def test_a_handler_that_hangs_keeps_nobody_from_being_told() -> None:
+    """What it is told of may be the end of a crashed process's users, in the middle of this process's own work."""
+    server = Lossy()
+    async with bus_of(server) as one, bus_of(server) as two, bus_of(server) as crashing:
+        here, there = Presence(one, "p1"), Presence(two, "p2")
+        hanging = asyncio.Event()
+
+        @here.on_change
+        async def hang(change: PresenceChange) -> None:
+            if not change.is_syncing:
+                hanging.set()
+                await asyncio.Event().wait()
+
+        await here.start("@a")
+        await asyncio.sleep(5)
+        await crashing.send(UserSync("p3", "@b", None, True, 7))
+        await asyncio.sleep(1200)
+        assert hanging.is_set()
+        assert who(here) == {"@a": ["p1"]}
+        assert who(there) == {"@a": ["p1"]}
+
+
+@pytest.mark.parametrize("what", ["start", "stop"])
+@virtually
+async def test_who_is_cancelled_in_a_handler_leaves_no_user_behind(what: str) -> None:
+    """A start that was cancelled has no stop."""
+    server = Lossy()
+    async with bus_of(server) as one, bus_of(server) as two:
+        here, there = Presence(one, "p1"), Presence(two, "p2")
+        begun, go_on, seen = asyncio.Event(), asyncio.Event(), list[bool]()
+        if what == "stop":
+            await here.start("@a")
+
+        @here.on_change
+        async def slow(_: PresenceChange) -> None:
+            begun.set()
+            await go_on.wait()
+
+        here.on_change(lambda change: seen.append(change.is_syncing))
+        await asyncio.sleep(1)
+        task = asyncio.create_task(getattr(here, what)("@a"))
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait([task], timeout=1)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(1)
+        assert who(here) == who(there) == {}
+        assert seen == ([True, False] if what == "start" else [False]), "and the other handlers know"
+        assert here.statistics()["own"] == 0
+
+
+@virtually
+async def test_a_start_that_somebody_else_stopped_is_cancelled_all_the_same() -> None:
+    async with bus_of(MemoryRedis()) as bus:
+        presence, begun = Presence(bus, "p1"), asyncio.Event()
+
+        @presence.on_change
+        async def slow(change: PresenceChange) -> None:
+            if change.is_syncing:
+                begun.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(presence.start("@a"))
+        await begun.wait()
+        await presence.stop("@a")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert presence.statistics()["own"] == 0
+
+
+@virtually
+async def test_nothing_piles_up_while_redis_does_not_take_it() -> None:
+    """What is told again and again would keep others' commands out."""
+    server, count = Lossy(), 2 * SLICE + 10
+    async with bus_of(server) as one, bus_of(server) as two:
+        here, there = Presence(one, "p1"), Presence(two, "p2")
+        for number in range(count):
+            await here.start(f"@{number}")
+        await asyncio.sleep(5)
+        with mock.patch.object(one._link, "publish", side_effect=Unavailable("Redis", "away")):
+            await asyncio.sleep(700)
+            assert one.statistics()["link"]["commands_waiting"] <= 2 * SLICE
+            assert who(there) == {}
+            for _ in range(3 * count):
+                await here.start("@often")
+                await here.stop("@often")
+            assert one.statistics()["link"]["commands_waiting"] == MOST_WAITING
+            await one.send(LockReleased("p1", "others", "news"))
+        await asyncio.sleep(70)
+        assert len(there.syncing()) == count
+
+
+@virtually
+async def test_long_names_do_not_fill_memory() -> None:
+    server = Lossy()
+    async with bus_of(server) as one, bus_of(server) as two:
+        here, there = Presence(one, "p1"), Presence(two, "p2")
+        await asyncio.sleep(5)
+        long = "x" * (NAME_LENGTH + 1)
+        for user, device in ((long, None), ("@a", long)):
+            with pytest.raises(ConfigError, match="longer than"):
+                await here.start(user, device)
+            await one.send(UserSync("p3", user, device, True, 1))
+        await one.send(UserSync(long, "@a", None, True, 1))
+        await asyncio.sleep(1)
+        assert there.statistics() == {"own": 0, "others": {}, "refused": 3}
+        with pytest.raises(ConfigError, match="longer than"):
+            Presence(one, long)
+        await here.start(long[1:], long[1:])
+        await asyncio.sleep(1)
+        assert who(there) == {long[1:]: ["p1"]}
 
 
 # -- real processes -------------------------------------------------------------------------------------------

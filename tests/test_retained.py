@@ -215,6 +215,32 @@ def test_the_bound_counts_what_waits_for_an_open_fact_too() -> None:
     assert shown(rows.fetch(ask(3, 5))) == ([4, 5], 5, False)
 
 
+def test_what_was_dropped_while_a_fact_is_open_takes_no_memory() -> None:
+    """A fact may be open for hours, and as many others end behind it as there are."""
+    rows = kept("c", max_rows=10)
+    for token in range(2, 20_002):
+        rows.fact_completed("typing", token, [b"x"])
+        rows.position_moved("typing", 0)
+    assert (rows.rows, rows.counters.rows_dropped) == (10, 19_990)
+    assert len(rows._waiting) == 10
+    rows.fact_completed("typing", 1, [b"x"])
+    assert (rows.rows, rows.counters.rows_dropped) == (10, 19_991), "it would be kept with a hole behind it"
+    rows.position_moved("typing", 5_000)
+    assert (rows.floor, rows.rows) == (5_000, 10)
+    rows.position_moved("typing", 20_001)
+    assert (rows.floor, rows.rows, rows.bytes) == (19_991, 10, 10 * (FACT_BYTES + 1))
+    assert rows.fetch(ask(19_991, 20_001)).tokens == list(range(19_992, 20_002))
+    with pytest.raises(PositionTooOld):
+        rows.fetch(ask(19_990, 20_001))
+
+
+def test_empty_facts_that_wait_take_no_memory() -> None:
+    rows = kept("c")
+    for token in range(2, 1_000):
+        rows.fact_completed("typing", token, [])
+    assert rows._waiting == {}
+
+
 def test_one_fact_over_the_bound_is_dropped_itself() -> None:
     rows = kept("c", max_bytes=300)
     write(rows, 1)

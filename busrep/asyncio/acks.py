@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from busrep.commands import FederationAck, Name, Replicate
-from busrep.errors import Closed, ConfigError, NotAWriter, Unavailable
+from busrep.errors import ConfigError, NotAWriter, Unavailable
 from busrep.retained import RetainedRows
 from busrep.streams import Stream
 from busrep.updates import FetchUpdates, UpdatesPage
@@ -63,6 +63,14 @@ class Retained:
             raise NotAWriter(stream.name, bus.writer)
         if not stream.resettable:
             raise ConfigError(f"stream {stream.name!r} is kept in its table: only a resettable one is retained")
+        assert bus._writing is not None  # noqa: S101 (it has statistics)
+        if stream.name in bus._writing.kept:
+            raise ConfigError(f"stream {stream.name!r} is retained already: expect() keeps rows for one instance more")
+        if isinstance(expected, str):
+            raise ConfigError(f"expected={expected!r}: a list of names is needed")
+        expected = list(expected)
+        for instance in expected:
+            FederationAck(instance, 0)  # raises ConfigError
         found = writing["streams"][stream.name]
         if found["position"] or found["held"]:
             raise ConfigError(f"stream {stream.name!r} has rows already: make Retained before the first fact")
@@ -75,7 +83,6 @@ class Retained:
             max_rows=max_rows,
         )
         self._dropped = 0
-        assert bus._writing is not None  # noqa: S101 (it has statistics)
         bus._writing.kept[stream.name] = self.kept
         bus.on(FederationAck)(self._heard)
         run_until_closed(bus, self._keep_looking(), "retained", self.log_dropped)
@@ -92,7 +99,8 @@ class Retained:
         return self.kept.fetch(question)
 
     def expect(self, instance: str) -> None:
-        """Keep rows for one instance more, from now on."""
+        """Keep rows for one instance more, from now on. Raises ConfigError for a name that has no form on the wire."""
+        FederationAck(instance, 0)  # raises ConfigError
         self.kept.expect(instance)
 
     def give_up(self, instance: str) -> None:
@@ -124,28 +132,27 @@ class Acknowledgements:
 
     ``instance``: the name that the writer expects; it acknowledges this one (stream, writer) alone. The latest
     acknowledgement is sent again every ``repeat`` seconds, after a reconnect, and when somebody asks with REPLICATE.
-    Raises ConfigError.
+    Raises ConfigError, UnknownStream.
     """
 
     def __init__(self, bus: Bus, stream: Stream[Any], writer: str, instance: str, *, repeat: float = REPEAT) -> None:
-        if repeat <= 0:
+        if not repeat > 0:
             raise ConfigError(f"repeat={repeat!r}: a number of seconds above 0")
         FederationAck(instance, 0)  # raises ConfigError
         if _INSTANCE.fullmatch(instance):
             raise ConfigError(f"instance={instance!r} ends like an incarnation: choose another name")
-        self._bus, self._stream, self._writer, self._instance = bus, stream.name, writer, instance
+        self._bus, self._stream, self._writer, self._instance = bus, bus.streams[stream.name].name, writer, instance
         self._repeat = repeat
-        self._incarnation: int | None = None
+        self._incarnation = self._heard_of()  # of rows that a handler has in hand now
         self._token: int | None = None
         self._due = asyncio.Event()
-        self._closed = False
         self.outdated = 0
         """Acknowledgements of an incarnation that is gone."""
         bus.on_reset(stream)(self._reset)
         bus.on(Name)(self._named)
         bus.on(Replicate)(lambda _: self._due.set())
         bus.on_connect(self._due.set)
-        run_until_closed(bus, self._keep_telling(), "acks", self._say_goodbye)
+        run_until_closed(bus, self._keep_telling(), "acks", self._tell)
 
     @property
     def incarnation(self) -> int | None:
@@ -163,10 +170,9 @@ class Acknowledgements:
         """Everything of this writer up to ``token`` has been handled here, and need not be kept for this process.
 
         In the handler of the rows, or, when they are handled later, with the ``incarnation`` that was read there: one
-        of an incarnation that is gone is ignored, and so is a lower token. Raises ConfigError, Closed.
+        of an incarnation that is gone is ignored, and so is a lower token. Once the bus closes nobody is told any more:
+        a handler that ends then has not failed. Raises ConfigError.
         """
-        if self._closed:
-            raise Closed
         FederationAck(self._instance, token)  # raises ConfigError
         current = self.incarnation
         if incarnation is not None and incarnation != current:
@@ -206,7 +212,3 @@ class Acknowledgements:
             life = self.incarnation
             name = self._instance if life is None else f"{self._instance}@{life}"
             await self._bus.send(FederationAck(name, self._token))
-
-    async def _say_goodbye(self) -> None:
-        self._closed = True
-        await self._tell()

@@ -16,6 +16,7 @@ from .bus import Bus
 from .tasks import call, log_failure
 
 KeyT = TypeVar("KeyT", bound=Hashable)
+T = TypeVar("T")
 
 # Waits of one helper at a time, as ``Settings.waiters``: beyond it something waits that nobody ends.
 WAITERS = 10_000
@@ -31,6 +32,28 @@ def run_until_closed(bus: Bus, work: Coroutine[Any, Any, None], name: str, last:
         task.cancel()
         await asyncio.wait([task])
         await call(last)
+
+
+# An event loop refers to its tasks weakly.
+_UNDER_WAY: set[asyncio.Task[Any]] = set()
+
+
+def in_background(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Begin it, in a task that runs to its end whatever becomes of the caller."""
+    task = asyncio.create_task(work, name="busrep-news")
+    _UNDER_WAY.add(task)
+    task.add_done_callback(_UNDER_WAY.discard)
+    return task
+
+
+async def see_through(work: Coroutine[Any, Any, T]) -> T:
+    """Do it to its end, also when the caller is cancelled; what it raises then is logged."""
+    task = in_background(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(log_failure)
+        raise
 
 
 async def wait_until_set(event: asyncio.Event, timeout: float) -> bool:

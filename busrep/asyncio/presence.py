@@ -8,10 +8,11 @@ when somebody asks (REPLICATE: a process that is new, or was cut off), after the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -19,8 +20,8 @@ import attrs
 from busrep.commands import ClearUserSync, Replicate, UserSync
 from busrep.errors import Closed, ConfigError, Unavailable
 
-from .bus import Bus
-from .news import run_until_closed, wait_until_set
+from .bus import COMMAND_QUEUE, Bus
+from .news import in_background, run_until_closed, see_through, wait_until_set
 from .tasks import call
 
 log = logging.getLogger("busrep.presence")
@@ -33,9 +34,16 @@ REFRESH, TIMEOUT = 60.0, 300.0
 # Devices syncing per process, and processes: some 200 MB when all are full, so that nothing on the wire fills memory.
 USERS, INSTANCES = 10_000, 100
 
-# Lines told again in one go, and the pause behind them (seconds): 5,000/s, and never more than a twentieth of what may
-# wait on a bus.
+# Characters of a user, a device or an instance, for the same reason; a Matrix user has at most 255.
+NAME_LENGTH = 1_000
+
+# Lines told again in one go, and the pause behind them (seconds): 5,000/s, and about a twentieth of what may wait on a
+# bus: it goes on when Redis has taken them.
 SLICE, SLICE_PAUSE = 500, 0.1
+
+# Commands that wait on the bus for Redis, above which it is not told what begins and ends: the rest is for other news.
+# What is told of presence is told again.
+MOST_WAITING = COMMAND_QUEUE // 2
 
 # Seconds between two rounds of telling all. A deployment that starts asks with a burst of REPLICATEs.
 ROUND_PAUSE = 1.0
@@ -94,8 +102,8 @@ class Presence:
 
     ``instance_id``: this process's name, unlike any other live one's. Every ``refresh`` seconds (jittered by ±10 %) the
     own users are told again; what another process did not tell for ``timeout`` seconds is forgotten. All processes
-    need the same two. ``users``: most devices per process, ``instances``: most other processes; what goes beyond is
-    counted and logged. Raises ConfigError.
+    need the same two. ``users``: most devices per process, ``instances``: most other processes; what goes beyond, or
+    has a name longer than NAME_LENGTH, is counted and logged. Raises ConfigError.
     """
 
     def __init__(
@@ -111,12 +119,14 @@ class Presence:
         if not 0 < 2 * refresh <= timeout:
             raise ConfigError(f"timeout={timeout!r} is to be twice refresh={refresh!r} or more: one line may be lost")
         self._clear = ClearUserSync(instance_id)
+        _check_length(instance_id)
         self._bus, self.instance_id = bus, instance_id
         self._refresh, self._timeout, self._most_users, self._most_instances = refresh, timeout, users, instances
         self._own = _Process()
         self._others: dict[str, _Process] = {}
         self._handlers: list[ChangeHandler] = []
         self._asked = asyncio.Event()
+        self._patient_until = 0.0
         self._sending = asyncio.Lock()
         self._cleared = self._closed = False
         self.refused = 0
@@ -126,18 +136,21 @@ class Presence:
         bus.on(Replicate)(lambda _: self._asked.set())
         bus.on_connect(self._connected)
         run_until_closed(bus, self._keep_telling(), "presence", self._say_goodbye)
+        run_until_closed(bus, self._keep_forgetting(), "presence-forget", lambda: None)
 
     # -- the own users ----------------------------------------------------------------------------------------
 
     async def start(self, user: str, device: str | None = None) -> None:
         """A user began to sync here; each start needs its ``stop``.
 
-        Others are told, now or when Redis is back. Raises ConfigError for a name that is empty or holds a space, or
+        Others are told, now or when Redis is back. Cancelled, which it may be while it waits for handlers of
+        ``on_change``, it counts for nothing. Raises ConfigError for a name that is empty, too long or holds a space, or
         when ``users`` sync already, and Closed.
         """
         self._check_open()
         now = int(time.time() * 1000)
         command = UserSync(self.instance_id, user, device, True, now)
+        _check_length(user, device or "")
         own = self._own.get(user, device)
         if own is not None:
             own.count, own.last_sync_ms = own.count + 1, now
@@ -148,7 +161,12 @@ class Presence:
         self._own.add(user, device, now).count = 1
         await self._try_to_send(command)
         if begins:
-            await self._changed(PresenceChange(user, self.instance_id, True, now))
+            try:
+                await see_through(self._changed([PresenceChange(user, self.instance_id, True, now)]))
+            except asyncio.CancelledError:  # whoever does not come out of start() does not stop() either
+                with contextlib.suppress(ConfigError):  # but somebody else has
+                    in_background(self._changed(await self._end(user, device)))
+                raise
 
     async def stop(self, user: str, device: str | None = None) -> None:
         """One sync of the user ended; with the last one it is not syncing here any more.
@@ -156,17 +174,19 @@ class Presence:
         Raises ConfigError without a start, and Closed.
         """
         self._check_open()
+        await see_through(self._changed(await self._end(user, device)))
+
+    async def _end(self, user: str, device: str | None) -> list[PresenceChange]:
         own = self._own.get(user, device)
         if own is None:
             raise ConfigError(f"stop({user!r}, {device!r}): it did not start, or was stopped as often")
         own.count -= 1
         if own.count:
-            return
+            return []
         self._own.remove(user, device)
         ends = user not in self._own.users
         await self._try_to_send(UserSync(self.instance_id, user, device, False, int(time.time() * 1000)))
-        if ends:
-            await self._changed(PresenceChange(user, self.instance_id, False, own.last_sync_ms))
+        return [PresenceChange(user, self.instance_id, False, own.last_sync_ms)] if ends else []
 
     # -- everybody's ------------------------------------------------------------------------------------------
 
@@ -201,13 +221,13 @@ class Presence:
         if instance == self.instance_id:  # the own echo
             return
         if not command.is_syncing:
-            await self._forget(instance, [(user, device)])
+            await self._changed(self._forget(instance, [(user, device)]))
             return
         process = self._others.get(instance)
         seen = process.get(user, device) if process is not None else None
         begins = process is None or user not in process.users
         if seen is None:
-            if not self._has_room(process):
+            if max(map(len, (instance, user, device or ""))) > NAME_LENGTH or not self._has_room(process):
                 self._refuse(command)
                 return
             process = self._others.setdefault(instance, process or _Process())
@@ -215,7 +235,7 @@ class Presence:
         seen.last_sync_ms = max(seen.last_sync_ms, command.last_sync_ms)
         seen.heard = asyncio.get_running_loop().time()
         if begins:
-            await self._changed(PresenceChange(user, instance, True, command.last_sync_ms))
+            await self._changed([PresenceChange(user, instance, True, command.last_sync_ms)])
 
     async def _heard_clear(self, command: ClearUserSync) -> None:
         instance = command.instance_id
@@ -224,20 +244,21 @@ class Presence:
             if self._own.count:
                 self._asked.set()
         elif instance in self._others:
-            await self._forget(instance, [(user, device) for user, device, _ in self._others[instance].devices()])
+            gone = [(user, device) for user, device, _ in self._others[instance].devices()]
+            await self._changed(self._forget(instance, gone))
 
     def _has_room(self, process: _Process | None) -> bool:
         return len(self._others) < self._most_instances if process is None else process.count < self._most_users
 
     def _refuse(self, command: UserSync) -> None:
         if not self.refused:
-            log.warning("no room for presence on %s: raise Presence(users=, instances=)", command.instance_id)
+            log.warning("no room for presence on %.100s: raise Presence(users=, instances=)", command.instance_id)
         self.refused += 1
 
-    async def _forget(self, instance: str, gone: Iterable[tuple[str, str | None]]) -> None:
+    def _forget(self, instance: str, gone: Iterable[tuple[str, str | None]]) -> list[PresenceChange]:
         process = self._others.get(instance)
         if process is None:
-            return
+            return []
         changes = []
         for user, device in gone:
             one = process.get(user, device)
@@ -247,15 +268,15 @@ class Presence:
                     changes.append(PresenceChange(user, instance, False, one.last_sync_ms))
         if not process.count:
             del self._others[instance]
-        for change in changes:
-            await self._changed(change)
+        return changes
 
-    async def _changed(self, change: PresenceChange) -> None:
-        for handler in list(self._handlers):
-            try:
-                await call(handler, change)
-            except Exception:
-                log.exception("a handler of presence failed")
+    async def _changed(self, changes: Sequence[PresenceChange]) -> None:
+        for change in changes:
+            for handler in list(self._handlers):
+                try:
+                    await call(handler, change)
+                except Exception:
+                    log.exception("a handler of presence failed")
 
     # -- telling ----------------------------------------------------------------------------------------------
 
@@ -270,33 +291,33 @@ class Presence:
 
     async def _try_to_send(self, command: UserSync | None = None) -> bool:
         try:
+            if self._waiting >= MOST_WAITING:
+                raise Unavailable("Redis", f"{self._waiting} commands are waiting for it")
             await self._send(command)
-        except Unavailable as error:  # Redis is away, and all is told again when it is back
+        except (Closed, Unavailable) as error:  # Redis is away, and all is told again when it is back
             log.debug("presence was not told: %s", error)
             return False
         return True
 
+    @property
+    def _waiting(self) -> int:
+        return len(self._bus._commands)
+
     def _connected(self) -> None:
         self._asked.set()
         # Nothing was heard while the link was down, from nobody: they have one refresh more to be heard again.
-        least = asyncio.get_running_loop().time() - self._timeout + self._refresh
-        for process in self._others.values():
-            for _, _, seen in process.devices():
-                seen.heard = max(seen.heard, least)
+        self._patient_until = asyncio.get_running_loop().time() + self._refresh
 
     async def _keep_telling(self) -> None:
         clock = asyncio.get_running_loop().time
         await self._try_to_send()
         due = self._next_round(clock())
         while True:
-            # The silent are forgotten at most a tenth of the timeout late.
-            asked = await wait_until_set(self._asked, max(0.0, min(self._timeout / 10, due - clock())))
-            await self._forget_the_silent(clock() - self._timeout)
-            if asked or clock() >= due:
-                self._asked.clear()
-                due = self._next_round(clock())
-                await self._tell_all()
-                await asyncio.sleep(ROUND_PAUSE * (0.5 + random.random() / 2))
+            await wait_until_set(self._asked, max(0.0, due - clock()))
+            self._asked.clear()
+            due = self._next_round(clock())
+            await self._tell_all()
+            await asyncio.sleep(ROUND_PAUSE * (0.5 + random.random() / 2))
 
     def _next_round(self, now: float) -> float:
         return now + self._refresh * (0.9 + 0.2 * random.random())
@@ -309,14 +330,33 @@ class Presence:
             ):
                 return
             if at % SLICE == 0:
-                await asyncio.sleep(SLICE_PAUSE)
+                await self._pause()
 
-    async def _forget_the_silent(self, bound: float) -> None:
+    async def _pause(self) -> None:
+        while True:
+            await asyncio.sleep(SLICE_PAUSE)
+            if self._waiting < SLICE:
+                return
+
+    async def _keep_forgetting(self) -> None:
+        """The silent are forgotten at most a tenth of the timeout late, whatever becomes of the telling."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(self._timeout / 10)
+            # But where the link is down every other minute, the crashed must not live for ever.
+            patience = 2 if clock() < self._patient_until else 1
+            changes = self._forget_the_silent(clock() - patience * self._timeout)
+            if changes:
+                in_background(self._changed(changes))  # a handler that hangs keeps nothing else from being forgotten
+
+    def _forget_the_silent(self, bound: float) -> list[PresenceChange]:
+        changes = []
         for instance, process in list(self._others.items()):
             gone = [(user, device) for user, device, seen in process.devices() if seen.heard <= bound]
             if gone:
                 log.info("process %s did not tell of %d devices any more", instance, len(gone))
-                await self._forget(instance, gone)
+                changes += self._forget(instance, gone)
+        return changes
 
     async def _say_goodbye(self) -> None:
         self._closed = True
@@ -326,3 +366,9 @@ class Presence:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed
+
+
+def _check_length(*names: str) -> None:
+    for name in names:
+        if len(name) > NAME_LENGTH:
+            raise ConfigError(f"{name:.20}...: a name longer than {NAME_LENGTH} characters")

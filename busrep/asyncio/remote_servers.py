@@ -11,7 +11,7 @@ from busrep.commands import RemoteServerUp
 from busrep.errors import ConfigError
 
 from .bus import Bus
-from .news import WAITERS, Waiters
+from .news import WAITERS, Waiters, see_through
 from .tasks import call
 
 log = logging.getLogger("busrep.remote_servers")
@@ -22,6 +22,9 @@ PERIOD = 10.0
 
 # Servers remembered for that. Forgetting one costs a repeated message.
 SERVERS = 10_000
+
+# Bytes of a server's name, as in the DNS and in Matrix: longer ones would fill memory, and are nobody's.
+NAME_BYTES = 255
 
 Handler = Callable[[str], Any]
 
@@ -52,7 +55,7 @@ class RemoteServers:
     """
 
     def __init__(self, bus: Bus, *, period: float = PERIOD, waiters: int = WAITERS) -> None:
-        if period < 0:
+        if not period >= 0:
             raise ConfigError(f"period={period!r}: a number of seconds, 0 or more")
         self._bus = bus
         self._told, self._passed_on = _Recent(period), _Recent(period)
@@ -82,17 +85,19 @@ class RemoteServers:
         """A remote server answered, or spoke: tell all processes, this one too.
 
         To be called as often as it is seen: nothing is sent when it was told or heard within ``period`` seconds. Who
-        waits in this process is woken each time. Raises ConfigError for a name that is empty or holds a space,
-        Unavailable, Closed.
+        waits in this process is woken each time. Raises ConfigError for a name that is empty, too long or holds a
+        space, Unavailable, Closed.
         """
         command = RemoteServerUp(server)
+        if len(server.encode()) > NAME_BYTES:
+            raise ConfigError(f"server={server:.20}...: a server's name has at most {NAME_BYTES} bytes")
         self._waiters.wake(server)
         try:
             if server not in self._told:
                 await self._bus.send(command)
                 self._told.add(server)  # behind it: what could not be sent is sent the next time
         finally:
-            await self._pass_on(server)
+            await see_through(self._pass_on(server))  # the next one is a period away
 
     async def wait(self, server: str, timeout: float) -> bool:
         """Wait, before the next try, until the server may be back: True when woken, False after ``timeout`` seconds.
@@ -102,6 +107,9 @@ class RemoteServers:
         return await self._waiters.wait(server, timeout)
 
     async def _heard(self, command: RemoteServerUp) -> None:
+        if len(command.server.encode()) > NAME_BYTES:
+            log.debug("not passed on, for there is no such server: %.100s", command.server)
+            return
         # Waiters at each message: who failed after the last one has a reason to try again, and nobody else waits.
         self._waiters.wake(command.server)
         self._told.add(command.server)

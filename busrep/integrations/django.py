@@ -39,6 +39,7 @@ class _Process:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.bus: busrep.sync.Bus | None = None
+        self.database: str | None = None  # the alias of the database that is its store, if it is one of Django's
         self.named = False  # for this process, by a function: so another process gets another name
 
 
@@ -55,12 +56,15 @@ def write(
     """A fact of ``streams`` in the transaction of a Django connection: ``with write(orders) as fact``.
 
     Outside of `atomic` the block is a transaction, and its fact is published when it ends. In an `atomic` block it is a
-    savepoint, and its fact is published when the outermost block commits. ``using``: the database's alias; ``bus``: one
-    of `busrep.sync.connect`, else the process's. Raises what ``bus.write`` raises, and ConfigError for a database that
-    busrep cannot join.
+    savepoint, and its fact is published when the outermost block commits. ``using``: the database's alias (default:
+    that of ``settings.BUSREP``); ``bus``: one of `busrep.sync.connect`, else the process's. Raises what ``bus.write``
+    raises, and ConfigError for a database that busrep cannot join, or that is not the bus's.
     """
-    connection = connections[using or DEFAULT_DB_ALIAS]
     writer = _of_process() if bus is None else bus
+    database = _process.database if bus is None else None
+    connection = connections[using or database or DEFAULT_DB_ALIAS]
+    if database is not None and connection.alias != database:
+        _check_the_same(connection, database)
     _open_before_the_lock(writer, connection)
     fact: busrep.sync.Fact | None = None
 
@@ -72,6 +76,10 @@ def write(
     if connection.in_atomic_block:
         # Before the savepoint: if that is rolled back this must be heard of all the same.
         transaction.on_commit(ended, using=connection.alias)
+    elif not outermost and connection.vendor == "sqlite" and not connection.connection.in_transaction:
+        # Without autocommit this driver begins with the first change, not with SAVEPOINT, whose end would be a COMMIT.
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN")
     try:
         with transaction.atomic(using=connection.alias):
             fact = writer.write(*streams, connection=_begun(connection))
@@ -84,12 +92,23 @@ def write(
 
 def _open_before_the_lock(writer: busrep.sync.Bus, connection: Any) -> None:
     """Open the bus if it is not. On SQLite that takes the one write lock, on another connection."""
-    if writer._state == "new" and connection.in_atomic_block and connection.vendor == "sqlite":
+    driver = connection.connection if connection.vendor == "sqlite" else None
+    if writer._state == "new" and driver is not None and (connection.in_atomic_block or driver.in_transaction):
         raise ConfigError(
             "on SQLite the bus must be open before the transaction begins: call busrep.integrations.django.open_bus(), "
             "with ATOMIC_REQUESTS as a receiver of django.core.signals.request_started"
         )
     writer._check_open()
+
+
+def _check_the_same(connection: Any, database: str) -> None:
+    """A fact in another database than the bus's nobody would find; and as its claim is not there, the bus would take
+    itself for fenced."""
+    if _store_of(connection) != _store_of(connections[database]):
+        raise ConfigError(
+            f"the bus of settings.BUSREP has its facts in the database {database!r}, and {connection.alias!r} is "
+            f"another one: write(using={database!r}), or write(bus=) with a bus of that database"
+        )
 
 
 def _begun(connection: Any) -> Any:
@@ -120,12 +139,13 @@ def bus() -> busrep.sync.Bus:
 
 def _of_process() -> busrep.sync.Bus:
     with _process.lock:
-        if _process.bus is None or _process.bus._state == "closed":  # such as one that could not be opened
-            options = _options()
+        if _process.bus is None or _process.bus._state == "closed":
+            options, database = _options()
             named = not isinstance(options.get("writer"), str)
             if callable(options.get("writer")):
                 options["writer"] = options["writer"]()
-            _process.bus, _process.named = busrep.sync.connect(options.pop("redis"), **options), named
+            _process.bus = busrep.sync.connect(options.pop("redis"), **options)
+            _process.named, _process.database = named, database
         return _process.bus
 
 
@@ -147,13 +167,14 @@ def create_tables() -> None:
 
     Not inside a transaction: a receiver of Django's `post_migrate` is the place, then test databases have them too.
     """
-    options = _options()
+    options, _ = _options()
     store = open_blocking_store(options["store"], Registry(options["streams"]))
     store.init()
     store.close()
 
 
-def _options() -> dict[str, Any]:
+def _options() -> tuple[dict[str, Any], str | None]:
+    """The arguments of `busrep.sync.connect`, and the alias of the database that is the store."""
     given = getattr(conf.settings, "BUSREP", None)
     if not isinstance(given, Mapping) or not {"redis", "name", "streams"} <= set(given):
         raise ConfigError(
@@ -163,9 +184,10 @@ def _options() -> dict[str, Any]:
     if isinstance(options["streams"], str):
         options["streams"] = import_string(options["streams"])
     alias = options.pop("database", DEFAULT_DB_ALIAS)
-    if "store" not in options:
-        options["store"] = _store_of(connections[alias])
-    return options
+    if "store" in options:
+        return options, None
+    options["store"] = _store_of(connections[alias])
+    return options, alias
 
 
 def _store_of(connection: Any) -> str:

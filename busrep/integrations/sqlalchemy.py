@@ -65,8 +65,8 @@ def write(
     published at that COMMIT. ``bind_arguments``: as of `Session.connection`, for a session of several databases.
 
     The session's driver is psycopg (3), on the bus's own database, or for a `Session` also sqlite3. Raises ConfigError
-    for another, for a session in AUTOCOMMIT or with two-phase commit, and when the transaction ended inside the block;
-    further what ``bus.write`` raises.
+    for another, for a session in AUTOCOMMIT or with two-phase commit, and when the transaction, or the savepoint that
+    the block is in, ended inside it; further what ``bus.write`` raises.
     """
     if (asynchronous := _async_session(session)) is not None:
         if not isinstance(bus, busrep.asyncio.Bus):
@@ -88,6 +88,8 @@ def _write(
     driver: Any = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
         if not driver.in_transaction:  # this driver begins with the first INSERT, UPDATE or DELETE
+            if driver.isolation_level is None:  # BEGIN would make a transaction that nobody knows of, and commits
+                raise _autocommit()
             bus._check_open()  # it cannot be opened any more when the one write lock is taken
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         elif bus._state == "new":
@@ -95,13 +97,13 @@ def _write(
     elif _idle(driver):
         connection.exec_driver_sql("SELECT 1")
     _check_begun(driver)
-    whole = session.get_transaction()
+    within = _innermost(session)
     fact = bus.write(*streams, connection=driver)
     session.info.setdefault(_FACTS, []).append(fact)
     with fact:
         yield fact
         session.flush()
-        _check_the_same(whole, session.get_transaction())
+        _check_still_in(within, session)
 
 
 @asynccontextmanager
@@ -116,13 +118,13 @@ async def _write_async(
     if _idle(driver):
         await connection.exec_driver_sql("SELECT 1")
     _check_begun(driver)
-    whole = session.sync_session.get_transaction()
+    within = _innermost(session.sync_session)
     fact = bus.write(*streams, connection=driver)
     session.info.setdefault(_FACTS, []).append(fact)
     async with fact:
         yield fact
         await session.flush()
-        _check_the_same(whole, session.sync_session.get_transaction())
+        _check_still_in(within, session.sync_session)
 
 
 def _async_session(session: Any) -> AsyncSession | None:
@@ -159,13 +161,26 @@ def _check_begun(driver: Any) -> None:
     """What has not begun by now never will, and busrep would commit by itself."""
     begun = driver.in_transaction if isinstance(driver, sqlite3.Connection) else not _idle(driver)
     if not begun:
-        raise ConfigError("the session is in AUTOCOMMIT and has no transaction: use bus.write(...) without it")
+        raise _autocommit()
 
 
-def _check_the_same(whole: SessionTransaction | None, now: SessionTransaction | None) -> None:
-    """The fact's rows would come without its claim's lock, and perhaps without the work it tells of."""
-    if now is None or now is not whole:
-        raise ConfigError("the session's transaction ended inside the block: commit and roll back after it")
+def _autocommit() -> ConfigError:
+    return ConfigError("the session is in AUTOCOMMIT and has no transaction: use bus.write(...) without it")
+
+
+def _innermost(session: Session) -> SessionTransaction | None:
+    """The savepoint that the session is in, or its transaction."""
+    return session.get_nested_transaction() or session.get_transaction()
+
+
+def _check_still_in(within: SessionTransaction | None, session: Session) -> None:
+    """The fact's rows would come without its claim's lock, which a savepoint that is rolled back takes along, and
+    perhaps without the work it tells of."""
+    now = _innermost(session)
+    while now is not None and now is not within:
+        now = now.parent
+    if now is None:
+        raise ConfigError("the session's transaction or savepoint ended inside the block: end it after the block")
 
 
 @event.listens_for(Session, "after_transaction_end")

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 
 from billiard import current_process
 from celery import Celery
@@ -28,7 +29,12 @@ def begin(**_: object) -> None:
         writer=f"{socket.gethostname()}-celery-{getattr(current_process(), 'index', 0)}",  # 0 with -P solo
         streams=[orders],
     )
-    bus.open()
+    try:
+        bus.open()
+    except busrep.BusrepError as error:
+        # Celery would log it, and go on with a process whose tasks fail. So: another process, which tries again.
+        time.sleep(1)
+        raise SystemExit(f"no bus: {error}") from error
 
 
 @worker_process_shutdown.connect

@@ -9,16 +9,7 @@ from orders import OrderChanged, orders
 
 import busrep
 
-# Made when the module is loaded, opened in the worker: it needs the worker's event loop.
-bus = busrep.connect(
-    os.environ["BUSREP_REDIS"],
-    name=os.environ["BUSREP_NAME"],
-    store=os.environ["BUSREP_STORE"],
-    writer=os.environ.get("ORDERS_WRITER", "web-1"),  # each process its own
-    streams=[orders],
-    start="earliest",  # `states` is in memory: it is filled anew after each start
-    own=True,  # `follow` sees what this process writes, too
-)
+bus: busrep.Bus  # of this process, while the application runs
 states: dict[int, tuple[int, str]] = {}
 
 
@@ -32,7 +23,16 @@ def follow(batch: busrep.Batch[OrderChanged]) -> None:
 @contextlib.asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
     """Open the bus before requests come, close it after the last: what was committed is published by then."""
-    async with bus:
+    global bus
+    async with busrep.connect(
+        os.environ["BUSREP_REDIS"],
+        name=os.environ["BUSREP_NAME"],
+        store=os.environ["BUSREP_STORE"],
+        writer=os.environ.get("ORDERS_WRITER", "web-1"),  # each process its own
+        streams=[orders],
+        start="earliest",  # `states` is in memory: it is filled anew after each start
+        own=True,  # `follow` sees what this process writes, too
+    ) as bus:
         bus.subscribe(orders)(follow)
         yield
 
