@@ -2244,7 +2244,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-joined-fact-s-lock-believed-to-be-there",
         rule="9.4",
         harm="A savepoint rolled back inside the block lets go of the claim: rows under an ID announced as empty.",
-        edits=(Edit(TRANSACTION, "            await self._hold_on()\n", ""),),
+        edits=(Edit(TRANSACTION, "            await self._leave_to_caller()\n", "            await self._flush()\n"),),
         checks=(B + "a_savepoint_rolled_back_inside_the_block_does_not_let_go_of_the_claim",),
     ),
     Mutant(

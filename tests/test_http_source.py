@@ -559,7 +559,7 @@ async def test_it_cannot_write_and_says_what_to_do() -> None:
         ("pass its URL as store=", lambda: source.prune(keep=1)),
         ("pass its URL as store=", lambda: source.restored()),
         ("reader_store=", lambda: source.load_reader("r")),
-        ("reader_store=", lambda: source.register_reader("r", "orders", "w", 0, EPOCH)),
+        ("reader_store=", lambda: source.register_reader("r", {("orders", "w"): 0}, EPOCH)),
         ("reader_store=", lambda: source.save_reader("r", [], EPOCH)),
         ("reader_store=", lambda: source.dead_letter("r", "orders", "w", [], [], "")),
     ]

@@ -369,6 +369,40 @@ def test_a_joined_transaction_may_commit_though_the_fact_s_block_failed(deployme
         assert wire.tokens(fact.id) == [fact.id]
 
 
+def test_a_savepoint_rolled_back_inside_the_block_does_not_let_go_of_the_claim(
+    deployment: Deployment, wire: Wire
+) -> None:
+    """With it goes the lock on the claim, if it is older than the fact: its successor would take the ID for empty."""
+    with deployment.bus() as bus, psycopg.connect(deployment.store) as connection:
+        connection.execute("SAVEPOINT before")
+        with bus.write(orders, connection=connection) as fact:
+            fact.add(Order(1, "still ours"))
+            connection.execute("ROLLBACK TO before")
+        connection.commit()
+        assert wire.tokens(fact.id) == [fact.id]
+        connection.execute("SAVEPOINT before")
+        with pytest.raises(WriterFenced):
+            with bus.write(orders, connection=connection) as late:
+                late.add(Order(2, "of the one before"))
+                connection.execute("ROLLBACK TO before")
+                with deployment.bus() as successor:
+                    write(successor, 3)
+        connection.commit()
+    assert late.id not in deployment.rows()
+
+
+def test_a_transaction_that_ends_inside_the_block_is_told(deployment: Deployment, wire: Wire) -> None:
+    with deployment.bus() as bus, psycopg.connect(deployment.store) as connection:
+        connection.execute("SELECT 1")
+        with pytest.raises(ConfigError, match="after the block"):
+            with bus.write(orders, connection=connection) as fact:
+                fact.add(Order(1, "in no transaction of ours"))
+                connection.commit()
+        connection.commit()
+        last = write(bus, 2)
+        assert wire.tokens(last) == [last]
+
+
 def test_facts_on_sqlite(on_sqlite: Deployment) -> None:
     path = on_sqlite.store.removeprefix("sqlite:///")
     with Wire(on_sqlite.redis, on_sqlite.name) as wire, on_sqlite.bus() as bus:

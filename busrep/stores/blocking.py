@@ -12,7 +12,7 @@ thread; a transaction belongs to one thread at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -173,9 +173,16 @@ class BlockingStore:
         """See `AsyncStore`."""
         return complete(self._store.finish(writer, incarnation, timeout=timeout))
 
-    def register_reader(self, reader: str, stream: str, writer: str, position: int, epoch: str) -> None:
+    def register_reader(
+        self,
+        reader: str,
+        positions: Mapping[tuple[str, str], int],
+        epoch: str,
+        *,
+        oldest: Collection[tuple[str, str]] = (),
+    ) -> None:
         """See `AsyncStore`."""
-        complete(self._store.register_reader(reader, stream, writer, position, epoch))
+        complete(self._store.register_reader(reader, positions, epoch, oldest=oldest))
 
     def load_reader(self, reader: str) -> ReaderState:
         """See `AsyncStore`."""

@@ -216,7 +216,7 @@ class BlockingPostgresTransaction(PostgresTransaction):
     async def commit(self) -> None:
         """See `AsyncTransaction`."""
         if self.joined:
-            await self._flush()
+            await self._leave_to_caller()
             return
         try:
             await self._flush(Control.COMMIT)

@@ -228,8 +228,7 @@ class ServerTransaction(abc.ABC):
     async def commit(self) -> None:
         """See `AsyncTransaction`."""
         if self.joined:
-            await self._hold_on()
-            await self._flush()
+            await self._leave_to_caller()
             return
         connection = self.connection
         committing = asyncio.ensure_future(self._flush(Control.COMMIT))
@@ -246,13 +245,17 @@ class ServerTransaction(abc.ABC):
             raise CommitUnknown(self.marker, error) from error
         await self._give_back()
 
-    async def _hold_on(self) -> None:
-        """In the caller's hands the lock may be gone: with a savepoint rolled back, or with the whole transaction. What
-        is inserted without it would be rows of a writer whose IDs somebody else may have ended meanwhile."""
+    async def _leave_to_caller(self) -> None:
+        """Insert; the transaction's end is the caller's.
+
+        In the caller's hands the lock may be gone: with a savepoint rolled back, or with the whole transaction. What is
+        inserted without it would be rows of a writer whose IDs somebody else may have ended meanwhile.
+        """
         if await self._lock() != self.marker:
             raise ConfigError(
                 "the transaction of connection= ended inside the block of bus.write(): end it after the block"
             )
+        await self._flush()
 
     async def _after(self, committing: asyncio.Future[None]) -> None:
         await asyncio.wait([committing])
