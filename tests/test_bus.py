@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -490,6 +492,32 @@ def test_facts_on_the_caller_s_sqlite_connection(deployment: Deployment) -> None
                 with pytest.raises(ConfigError, match="one write lock"):  # at once, not after a deadlock
                     await write(writer, 2)
             assert seen.numbers == [1]
+
+    run(main())
+
+
+def test_a_database_file_that_was_replaced_is_told(deployment: Deployment) -> None:
+    """A backup moved to its place: who has the former file open would read, and prove, what nobody else sees."""
+    path = Path(deployment.store.removeprefix("sqlite:///"))
+
+    async def main() -> None:
+        async with deployment.bus(writer="w1") as writer:
+            store = await deployment.store_of()
+            await write(writer, 1)
+            for name in (f"{path}-wal", f"{path}-shm", str(path)):
+                shutil.copy(name, f"{name}.backup")
+            for name in (f"{path}-wal", f"{path}-shm", str(path)):
+                os.replace(f"{name}.backup", name)
+            with pytest.raises(Unavailable, match="restart this process"):
+                await store.known()
+            with pytest.raises(Unavailable, match="restart this process"):
+                await write(writer, 2)
+            await store.close()
+            async with deployment.bus(start={"orders": {"w1": 0}}) as later:
+                seen = Seen()
+                later.subscribe(orders)(seen)
+                await later.wait_for(orders, "w1", 1)
+                assert seen.numbers == [1]
 
     run(main())
 

@@ -245,7 +245,7 @@ class Reading:
         if self._closed:
             raise Closed
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.with_traceback(None)  # it is raised again and again, and would hold on to every frame
 
     async def _load(self, stream: Stream[Any]) -> None:
         if stream.resettable or self._store is None:
@@ -870,7 +870,14 @@ class Reading:
         while self.core.stepped_back:
             key, _ = self.core.stepped_back.popitem()
             log_read, held = self.core.epoch, self.core.progress[key].position
-            highest = await self._store.sequence(key[0])
+            try:
+                highest = await self._store.sequence(key[0])
+            except BaseException as error:
+                self.core.stepped_back[key] = None  # not looked at: the next beat does
+                if not isinstance(error, BusrepError):
+                    raise
+                log.warning("the sequence of %s cannot be read yet: %s", key[0], error)
+                return
             if highest is None or highest >= held or key in self.stopped:
                 continue
             epoch = await self._store.epoch()
@@ -915,7 +922,7 @@ class Reading:
         if self._closed:
             raise Closed
         if (error := self.failure or self.stopped.get(key)) is not None:
-            raise error
+            raise error.with_traceback(None)
         if self.core.delivered(*key) >= token:
             return
         if self._waiting >= self._settings.waiters:

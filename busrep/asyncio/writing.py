@@ -439,7 +439,7 @@ class Writing(Ledger):
     def reserve(self, stream: Stream[Any], count: int) -> Any:
         """A context manager that holds ``count`` new IDs of the stream. Raises NotAWriter, WriterFenced."""
         if self.fenced is not None:
-            raise self.fenced
+            raise self.fenced.with_traceback(None)  # it is raised again and again, and would hold on to every frame
         generator = self.generators.get(stream.name)
         if generator is None:
             raise NotAWriter(stream.name, self.name)

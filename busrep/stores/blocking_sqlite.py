@@ -16,7 +16,7 @@ from busrep.storage import Claim, FactRows
 from busrep.stores import claims, facts, schema
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import Control, Plan, Sql, T
-from busrep.stores.sqlite import BUSY, connect, executor, run
+from busrep.stores.sqlite import BUSY, check_file, connect, executor, file_at, run
 from busrep.stores.sqlite_dialect import SqliteDialect
 from busrep.streams import Registry
 
@@ -92,6 +92,7 @@ class BlockingSqliteStore(PlannedStore):
         self._reading = threading.RLock()
         self._closing = Holder()
         self._connections: list[sqlite3.Connection] = []
+        self._file: tuple[int, int] | None = None
 
     async def open(self) -> None:
         """See `AsyncStore`; a missing file is a missing schema, and is not created."""
@@ -99,6 +100,7 @@ class BlockingSqliteStore(PlannedStore):
             return
         if not Path(self.path).exists():  # noqa: ASYNC240 - no loop is meant to run it
             raise SchemaError(None, schema.VERSION)
+        self._file = file_at(self.path)
         try:
             for _ in ("write", "read"):
                 self._connections.append(connect(self.path, "rw"))
@@ -135,12 +137,14 @@ class BlockingSqliteStore(PlannedStore):
     def writing(self) -> sqlite3.Connection:
         """The connection that writes, for whose turn it is. Raises Unavailable."""
         connection = self._role(0)
+        check_file(self.path, self._file)
         if connection.in_transaction:  # of a thread that was interrupted in it
             connection.execute("ROLLBACK")
         return connection
 
     async def _read(self, plan: Plan[T]) -> T:
         with self._reading:
+            check_file(self.path, self._file)
             return run(plan, executor(self._role(1), self.path), self.path)
 
     async def _write(self, plan: Plan[T], wait: float | None = None) -> T:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -109,6 +110,23 @@ def run(plan: Plan[T], execute: Execute, path: str) -> T:
         raise final(signal, path) from signal.cause
 
 
+def file_at(path: str) -> tuple[int, int] | None:
+    """Which file is there, (device, inode); None if there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def check_file(path: str, opened: tuple[int, int] | None) -> None:
+    """Raise Unavailable when the file is another by now: what is in ours, nobody else sees, and it proves nothing."""
+    if file_at(path) != opened:
+        raise Unavailable(
+            f"SQLite database {path}", "its file was moved away, or replaced, since it was opened: restart this process"
+        )
+
+
 def connect(path: str, mode: str) -> sqlite3.Connection:
     """A connection to that file, which any one thread at a time may use. ``mode``: "rwc" makes the file, "rw" not."""
     try:
@@ -140,6 +158,7 @@ class SqliteStore(PlannedStore):
         self.holder: asyncio.Task[Any] | None = None
         self._threads: list[ThreadPoolExecutor] = []
         self._connections: list[sqlite3.Connection] = []
+        self._file: tuple[int, int] | None = None
 
     async def open(self) -> None:
         """See `AsyncStore`; a missing file is a missing schema, and is not created."""
@@ -147,6 +166,7 @@ class SqliteStore(PlannedStore):
             return
         if not Path(self.path).exists():  # noqa: ASYNC240 - one stat, at the start
             raise SchemaError(None, schema.VERSION)
+        self._file = file_at(self.path)
         self._threads = [ThreadPoolExecutor(1, f"busrep-sqlite-{role}") for role in ("write", "read")]
         try:
             loop = asyncio.get_running_loop()
@@ -190,12 +210,15 @@ class SqliteStore(PlannedStore):
 
     async def _read(self, plan: Plan[T]) -> T:
         thread, connection = self._role(1)
+        check_file(self.path, self._file)
         work = asyncio.get_running_loop().run_in_executor(thread, run, plan, executor(connection, self.path), self.path)
         return await asyncio.shield(work)
 
     async def acquire(self, wait: float = BUSY) -> None:
         """The process's turn to write. A task that holds it already would wait for itself: ConfigError."""
         self.check_not_nested()
+        if self._connections:
+            check_file(self.path, self._file)
         try:
             async with asyncio.timeout(wait):
                 await self.lock.acquire()
