@@ -20,7 +20,7 @@ import psycopg
 import pytest
 
 import busrep
-from busrep import Settings, Stream
+from busrep import Stream
 from busrep.commands import RemoteServerUp, UserIp
 from busrep.errors import (
     BusrepError,
@@ -37,20 +37,7 @@ from busrep.errors import (
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
-
-QUICK = Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2, save_every=0.05, redis_timeout=2.0, shutdown_timeout=2.0)
-
-
-@attrs.frozen
-class Order:
-    number: int
-    status: str
-
-
-orders = Stream("orders", Order)
-payments = Stream("payments", Order)
-typing = Stream("typing", resettable=True)
-STREAMS = [orders, payments, typing]
+from tests.shop import QUICK, STREAMS, Order, orders, payments, typing
 
 
 class AsyncioBus:

@@ -45,21 +45,9 @@ from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import RedisServer, start_redis
 
+from .shop import QUICK, STREAMS, Order, orders, payments, typing
+
 pytestmark = pytest.mark.servers
-
-QUICK = Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2, save_every=0.05, redis_timeout=2.0, shutdown_timeout=2.0)
-
-
-@attrs.frozen
-class Order:
-    number: int
-    status: str
-
-
-orders = Stream("orders", Order)
-payments = Stream("payments", Order)
-typing = Stream("typing", resettable=True)
-STREAMS = [orders, payments, typing]
 
 
 @attrs.define

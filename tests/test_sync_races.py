@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -25,29 +25,12 @@ from busrep.sync.reading import Reading, ReadingBus
 from busrep.sync.writing import Fact
 from busrep.testing.links import FaultyLink
 from tests.bus_conformance import Seen, until
-from tests.test_sync_writing import QUICK, Deployment, Interrupt, Order, Wire, orders, silence, threads, typing, write
+from tests.shop import QUICK, Order, orders, typing
+from tests.test_sync_writing import Deployment, Interrupt, Wire, deployment, on_sqlite, silence, threads, wire, write
+
+__all__ = ["deployment", "on_sqlite", "wire"]  # fixtures
 
 pytestmark = pytest.mark.servers
-
-
-@pytest.fixture
-def deployment(redis_url: str, bus_name: str, postgres_url: str) -> Deployment:
-    found = Deployment(redis_url, bus_name, postgres_url)
-    with found.table():
-        return found
-
-
-@pytest.fixture
-def on_sqlite(redis_url: str, bus_name: str, sqlite_url: str) -> Deployment:
-    found = Deployment(redis_url, bus_name, sqlite_url)
-    with found.table():
-        return found
-
-
-@pytest.fixture
-def wire(deployment: Deployment) -> Iterator[Wire]:
-    with Wire(deployment.redis, deployment.name) as found:
-        yield found
 
 
 def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:

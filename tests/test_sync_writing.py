@@ -17,7 +17,7 @@ import pytest
 import redis as redis_py
 
 import busrep.sync
-from busrep import Settings, Stream
+from busrep import Stream
 from busrep.commands import RemoteServerUp
 from busrep.errors import (
     BusrepError,
@@ -37,22 +37,9 @@ from busrep.sync import Bus, connect
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import start_redis
 from busrep.updates import FetchUpdates
+from tests.shop import QUICK, STREAMS, Order, orders, payments, typing
 
 pytestmark = pytest.mark.servers
-
-QUICK = Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2, redis_timeout=2.0, shutdown_timeout=2.0)
-
-
-@attrs.frozen
-class Order:
-    number: int
-    status: str
-
-
-orders = Stream("orders", Order)
-payments = Stream("payments", Order)
-typing = Stream("typing", resettable=True)
-STREAMS = [orders, payments, typing]
 
 
 @attrs.define
