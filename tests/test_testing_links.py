@@ -424,7 +424,7 @@ def test_in_a_thread_an_error_of_the_start_is_raised() -> None:
         pass
 
 
-@pytest.mark.parametrize("url", ["unix:///run/redis", "localhost:6379", "http://127.0.0.1:1"])
+@pytest.mark.parametrize("url", ["unix:///run/redis", "localhost:6379", "ftp://127.0.0.1:1"])
 def test_urls_without_host_or_known_scheme(url: str) -> None:
     with pytest.raises(ConfigError, match="FaultyLink needs a URL"):
         FaultyLink(url)
