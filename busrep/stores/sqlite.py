@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -127,6 +128,20 @@ def check_file(path: str, opened: tuple[int, int] | None) -> None:
         )
 
 
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Of two that make a file at the same time one finds it locked, at once: SQLite does not wait for this one."""
+    late = time.monotonic() + BUSY
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or time.monotonic() > late:
+                raise
+            time.sleep(0.01)
+
+
 def connect(path: str, mode: str) -> sqlite3.Connection:
     """A connection to that file, which any one thread at a time may use. ``mode``: "rwc" makes the file, "rw" not."""
     try:
@@ -138,7 +153,7 @@ def connect(path: str, mode: str) -> sqlite3.Connection:
             # A fact that was published must survive a power cut: readers would be ahead of the table.
             connection.execute("PRAGMA synchronous = FULL")
             if mode == "rwc":
-                connection.execute("PRAGMA journal_mode = WAL")
+                _use_wal(connection)
         except BaseException:
             connection.close()
             raise
