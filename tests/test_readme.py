@@ -43,7 +43,7 @@ README = (ROOT / "README.md").read_text()
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 DEMO = "python3 -m venv .venv && .venv/bin/pip install -e '.[demo]' && .venv/bin/busrep demo"
-TESTS = "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest"
+TESTS = "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest -n 4 --dist loadfile"
 
 REDIS, SQLITE, POSTGRES = "redis://localhost:6379", "sqlite:///shop.db", "postgresql:///shop"
 
