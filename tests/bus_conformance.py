@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
@@ -34,10 +35,9 @@ from busrep.errors import (
     WaitTimeout,
     WriterFenced,
 )
-from busrep.stores.blocking import open_blocking_store
-from busrep.streams import Registry
+from busrep.stores.blocking import BlockingStore
 from busrep.testing.links import FaultyLink
-from tests.shop import QUICK, STREAMS, Order, orders, payments, typing
+from tests.shop import QUICK, STREAMS, Order, opened_store, orders, payments, typing
 
 
 class AsyncioBus:
@@ -175,15 +175,8 @@ class Deployment:
         }
         return self.make(given.pop("redis", self.redis), **given)
 
-    @contextlib.contextmanager
-    def table(self) -> Iterator[Any]:
-        store = open_blocking_store(self.store, Registry(STREAMS))
-        store.init()
-        store.open()
-        try:
-            yield store
-        finally:
-            store.close()
+    def table(self) -> AbstractContextManager[BlockingStore]:
+        return opened_store(self.store)
 
 
 @attrs.define

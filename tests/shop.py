@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import attrs
 
 from busrep import Settings, Stream
+from busrep.stores.blocking import BlockingStore, open_blocking_store
+from busrep.streams import Registry
 
 QUICK = Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2, save_every=0.05, redis_timeout=2.0, shutdown_timeout=2.0)
 
@@ -19,3 +25,15 @@ orders = Stream("orders", Order)
 payments = Stream("payments", Order)
 typing = Stream("typing", resettable=True)
 STREAMS = [orders, payments, typing]
+
+
+@contextlib.contextmanager
+def opened_store(url: str, streams: Registry | None = None, **options: Any) -> Iterator[BlockingStore]:
+    """A store of these streams, the shop's if none are given, made if need be."""
+    store = open_blocking_store(url, Registry(STREAMS) if streams is None else streams, **options)
+    store.init()
+    store.open()
+    try:
+        yield store
+    finally:
+        store.close()

@@ -9,8 +9,8 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer
 from tests import test_stores
+from tests.shop import opened_store
 from tests.store_conformance import SHORT, StoreConformance, generic
 
 
@@ -118,15 +119,8 @@ class TestBlockingPostgres(BlockingSql):
 # -- what only they have to do --------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def opened(url: str, **options: Any) -> Iterator[BlockingStore]:
-    store = open_blocking_store(url, generic(), **options)
-    store.init()
-    store.open()
-    try:
-        yield store
-    finally:
-        store.close()
+def opened(url: str, **options: Any) -> AbstractContextManager[BlockingStore]:
+    return opened_store(url, generic(), **options)
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.servers)])

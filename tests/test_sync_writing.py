@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
@@ -31,13 +32,12 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.stores import claims
-from busrep.stores.blocking import open_blocking_store
-from busrep.streams import Registry
+from busrep.stores.blocking import BlockingStore
 from busrep.sync import Bus, connect
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import start_redis
 from busrep.updates import FetchUpdates
-from tests.shop import QUICK, STREAMS, Order, orders, payments, typing
+from tests.shop import QUICK, STREAMS, Order, opened_store, orders, payments, typing
 
 pytestmark = pytest.mark.servers
 
@@ -55,15 +55,8 @@ class Deployment:
         given |= options
         return connect(given.pop("redis", self.redis), **given)
 
-    @contextlib.contextmanager
-    def table(self) -> Iterator[Any]:
-        store = open_blocking_store(self.store, Registry(STREAMS))
-        store.init()
-        store.open()
-        try:
-            yield store
-        finally:
-            store.close()
+    def table(self) -> AbstractContextManager[BlockingStore]:
+        return opened_store(self.store)
 
     def rows(self, writer: str = "w1", stream: str = "orders") -> dict[int, list[bytes]]:
         with self.table() as store:

@@ -418,7 +418,7 @@ class Reading:
         self.pump()
 
     def _begins_later(self, error: PositionTooOld) -> bool:
-        """Whether this reader was to begin at the oldest row, and that is another one by now (or was, of a replica)."""
+        """Whether this reader was to begin at the oldest row, and that is another one by now of those there were."""
         key = (error.stream, error.writer)
         begun, last = self._oldest.get(key, (-1, -1))
         if self.core.delivered(*key) != begun or error.floor > last:  # rows that were due to it are gone

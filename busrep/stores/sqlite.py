@@ -128,7 +128,7 @@ def check_file(path: str, opened: tuple[int, int] | None) -> None:
         )
 
 
-def _use_wal(connection: sqlite3.Connection) -> None:
+def _use_wal(connection: sqlite3.Connection, path: str) -> None:
     """Of two that make a file at the same time one finds it locked, at once: SQLite does not wait for this one."""
     late = time.monotonic() + BUSY
     while True:
@@ -136,8 +136,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or time.monotonic() > late:
+            if not isinstance(translated(error, path), Locked) or time.monotonic() > late:
                 raise
             time.sleep(0.01)
 
@@ -153,7 +152,7 @@ def connect(path: str, mode: str) -> sqlite3.Connection:
             # A fact that was published must survive a power cut: readers would be ahead of the table.
             connection.execute("PRAGMA synchronous = FULL")
             if mode == "rwc":
-                _use_wal(connection)
+                _use_wal(connection, path)
         except BaseException:
             connection.close()
             raise
