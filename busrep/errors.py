@@ -15,12 +15,14 @@
     ├── PositionsAheadOfTable     proven positions are ahead of both the rows and the sequence
     ├── EpochChanged              the fact log is not the one these positions belong to
     ├── PositionTooOld            rows below the retention floor were asked for
+    ├── SnapshotGone              the snapshot that was agreed cannot be had any more; agree on another
     ├── ReaderMoved               a saved reader position is not where this process left it
     ├── WaitTimeout               a position was not reached in time (is a TimeoutError)
     ├── HandlerFailed             a handler kept raising; its (stream, writer) has stopped
     ├── SchemaError               the tables are missing, older or newer than this version
     ├── CommitUnknown             COMMIT got no answer; busrep finds out by itself what became of the facts
     ├── Unavailable               Redis or the store cannot be reached now; worth trying again
+    │   └── SnapshotBusy          as many snapshots as are allowed are being loaded already
     └── Closed                    the bus was closed
 
 Errors carry their facts as attributes; the class writes the message, which says what to do.
@@ -165,6 +167,14 @@ class PositionTooOld(BusrepError):
         )
 
 
+class SnapshotGone(BusrepError):
+    """The snapshot that was agreed cannot be had any more: rows of it were pruned, or the log is another one."""
+
+    def __init__(self, stream: str, reason: str) -> None:
+        self.stream, self.reason = stream, reason
+        super().__init__(f"the snapshot of stream {stream!r} cannot be had any more: {reason}; it begins anew")
+
+
 class ReaderMoved(BusrepError):
     """A saved position was not where this process left it: another process reads under the same name."""
 
@@ -230,6 +240,14 @@ class Unavailable(BusrepError):
         self.what, self.reason = what, reason
         detail = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
         super().__init__(f"{what} is not available: {detail}")
+
+
+class SnapshotBusy(Unavailable):
+    """As many snapshots are being loaded as are allowed at a time; try again when one has ended."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        self.limit = limit
+        super().__init__(what, f"{limit} snapshots are being loaded already, which is the limit")
 
 
 class Closed(BusrepError):

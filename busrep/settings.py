@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from attrs.validators import ge, gt
+from attrs.validators import ge, gt, optional
 
 
 def _above_ping(settings: Any, _attribute: object, timeout: float) -> None:
@@ -120,3 +120,42 @@ class Settings:
 
     shutdown_timeout: float = attrs.field(default=5.0, validator=gt(0))
     """How long ``close()`` waits for queued frames to be published and open handlers to end."""
+
+    full_sync_buffer_limit: int = attrs.field(default=64 * 2**20, validator=ge(0))
+    """Bytes of live lines that accumulate while a snapshot is loaded, all streams of one bus together; above it nothing
+    more is kept, and the rest comes by catch-up. Redis gives its replicas as much by default (its own
+    ``replica-full-sync-buffer-limit`` falls back to the replica output buffer's, 256 MB; a process has less room)."""
+
+    snapshot_part_rows: int = attrs.field(default=20_000, validator=ge(1))
+    """Rows of one part of a snapshot: what is applied in one transaction, kept in memory at a time, and loaded again
+    after a crash. Some 3 MB of rows."""
+
+    snapshot_connections: int = attrs.field(default=2, validator=ge(1))
+    """Parts that one bootstrap loads at a time, each on a connection of its own; they are applied in order. One loads
+    while another is applied."""
+
+    snapshots: int = attrs.field(default=4, validator=ge(1))
+    """Most bootstraps at a time, of all processes that load from one database, or of one HTTP server; the others wait
+    their turn. Each reads as fast as it can, and so takes up to a processor of the database's."""
+
+    bootstrap_lag: int = attrs.field(default=1_000_000, validator=ge(1))
+    """IDs by which a stream's reader may be behind at its start, all writers together, before a snapshot is taken
+    instead of catching up, where the application has said how (``bus.snapshot``). A page of catch-up holds 1,000 rows,
+    a part of a snapshot 20,000."""
+
+    full_sync_alarm: int = attrs.field(default=3, validator=ge(2))
+    """Full syncs of one stream within an hour that raise the alarm: a reader that needs so many does not keep up, or
+    its rows are pruned sooner than it can load a snapshot."""
+
+    cache_bound: float | None = attrs.field(default=None, validator=optional(gt(0)))
+    """Seconds after the commit of an invalidation in which a cache may still return the old value, though every message
+    about it was lost. None: 1.25 heartbeats, 2.5 s by default: a beat comes within 1.1, the rest is for its way. What
+    cannot be proven to be younger is not returned: a bound below 1.1 heartbeats makes caches miss now and then."""
+
+    cache_offline: float = attrs.field(default=0.0, validator=ge(0))
+    """While the link is down, seconds since the last proof in which caches go on returning what they hold. 0: no longer
+    than ``cache_bound``, then every call goes to the function itself."""
+
+    invalidations_kept: float = attrs.field(default=3_600.0, validator=gt(0))
+    """Seconds for which rows of an invalidation stream stay in the table before they are pruned. A process that was cut
+    off for longer clears its caches."""

@@ -39,6 +39,8 @@ from busrep.errors import (
     RowError,
     SchemaError,
     SequenceWentBack,
+    SnapshotBusy,
+    SnapshotGone,
     Unavailable,
     UnknownStream,
     WaitTimeout,
@@ -187,6 +189,8 @@ CASES = [
     Case(PositionsAheadOfTable, {"stream": "s1", "position": 9, "highest": 5}, ("s1", "9", "5"), "busrep db restored"),
     Case(EpochChanged, {"held": "a" * 32, "found": "b" * 32}, ("a" * 32, "b" * 32)),
     Case(PositionTooOld, {"stream": "s1", "writer": "w1", "position": 3, "floor": 8}, ("s1", "w1", "8"), "Start again"),
+    Case(SnapshotGone, {"stream": "s1", "reason": "rows were pruned"}, ("s1", "rows were pruned"), "begins anew"),
+    Case(SnapshotBusy, {"what": "the database", "limit": 4}, ("the database", "4 snapshots"), "which is the limit"),
     Case(ReaderMoved, {"reader": "r1", "stream": "s", "writer": "w", "expected": 3}, ("r1", "(s, w)"), "roll back"),
     Case(
         WaitTimeout,
