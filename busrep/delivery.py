@@ -79,6 +79,11 @@ class DeliveryQueue:
     def __bool__(self) -> bool:
         return bool(self._entries)
 
+    @property
+    def noticed(self) -> bool:
+        """Whether a notice waits here: rows that are gone, or a reset."""
+        return any(not isinstance(entry, Chunk) for entry in self._entries)
+
     def put(self, tokens: Sequence[int], payloads: Sequence[bytes], upto: int, *, fetched: bool) -> int:
         """Append rows that end at ``upto`` (bare step without rows); return the bytes they hold."""
         if not tokens:

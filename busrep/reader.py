@@ -16,10 +16,17 @@ For each (stream, writer) it knows one position: every row up to it has been tak
 ``stopped``
     Its handler failed for good, or its rows are gone below the retention floor. Nothing is taken in until
     ``resume``; the others go on.
+``bootstrapping``
+    A snapshot of the whole stream is being loaded: all its writers are in this state, also those first heard meanwhile.
+    Nothing is fetched or handed out; lines are held in order as while catching up, bounded by
+    ``full_sync_buffer_limit`` over all streams together. A lost link costs what is held, not the state. Once the
+    snapshot is applied each goes on from its position in it, through what is held, and the rest by catch-up.
 
-How to drive it: after each of ``connected``, ``receive``, ``receive_page``, ``fetch_failed``, ``learned`` and ``done``,
-and when ``next_retry`` says so, call ``fetches()`` and do what it returns; whatever ``ready`` names has something to
-``take``, and then ``done``.
+Held lines pass on as there is room for their rows in the receive queue; until the last has, later ones wait behind.
+
+How to drive it: after each of ``connected``, ``receive``, ``receive_page``, ``fetch_failed``, ``learned``, ``done`` and
+``bootstrapped``, and when ``next_retry`` says so, call ``fetches()`` and do what it returns; whatever ``ready`` names
+has something to ``take``, and then ``done``.
 """
 
 from __future__ import annotations
@@ -27,14 +34,15 @@ from __future__ import annotations
 import enum
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import attrs
 
 from .commands import Command, Name, Position, Server
 from .delivery import DeliveryQueue, Missed, RawBatch, Reset
-from .errors import ParseError
+from .errors import ConfigError, ParseError
 from .framing import Frame, Rows, parse_frame
 from .settings import Settings
 from .speakers import Speakers
@@ -49,6 +57,7 @@ class State(enum.Enum):
     STALE = "stale"
     LIVE = "live"
     STOPPED = "stopped"
+    BOOTSTRAPPING = "bootstrapping"
 
 
 class Event(enum.Enum):
@@ -64,6 +73,8 @@ class Event(enum.Enum):
     RESET = "reset"
     GIVEN_UP = "handler failed, or rows pruned"
     RESUMED = "resumed"
+    BOOTSTRAP = "a bootstrap begins"
+    BOOTSTRAPPED = "snapshot applied, or given up"
 
 
 _S, _E = State, Event
@@ -75,6 +86,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         _E.LOST: _S.UNSYNCED,
         _E.RESET: _S.UNSYNCED,
         _E.GIVEN_UP: _S.STOPPED,
+        _E.BOOTSTRAP: _S.BOOTSTRAPPING,
     },
     _S.CATCHING_UP: {
         _E.CAUGHT_UP: _S.LIVE,
@@ -84,6 +96,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         _E.LOST: _S.UNSYNCED,
         _E.RESET: _S.UNSYNCED,
         _E.GIVEN_UP: _S.STOPPED,
+        _E.BOOTSTRAP: _S.BOOTSTRAPPING,
     },
     _S.STALE: {
         _E.PAGE: _S.CATCHING_UP,
@@ -91,6 +104,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         _E.LOST: _S.UNSYNCED,
         _E.RESET: _S.UNSYNCED,
         _E.GIVEN_UP: _S.STOPPED,
+        _E.BOOTSTRAP: _S.BOOTSTRAPPING,
     },
     _S.LIVE: {
         _E.UP_TO_DATE: _S.LIVE,
@@ -98,12 +112,19 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         _E.LOST: _S.UNSYNCED,
         _E.RESET: _S.UNSYNCED,
         _E.GIVEN_UP: _S.STOPPED,
+        _E.BOOTSTRAP: _S.BOOTSTRAPPING,
     },
     _S.STOPPED: {
         _E.LOST: _S.STOPPED,
         _E.RESET: _S.STOPPED,
         _E.GIVEN_UP: _S.STOPPED,
         _E.RESUMED: _S.UNSYNCED,
+        _E.BOOTSTRAP: _S.BOOTSTRAPPING,
+    },
+    _S.BOOTSTRAPPING: {
+        _E.LOST: _S.BOOTSTRAPPING,
+        _E.RESET: _S.BOOTSTRAPPING,
+        _E.BOOTSTRAPPED: _S.UNSYNCED,
     },
 }
 
@@ -128,13 +149,16 @@ class Progress:
     position: int
     queue: DeliveryQueue
     state: State = State.UNSYNCED
-    heard: bool = False  # a POSITION came since the link is up: rows after it can be trusted
+    heard: bool = False  # a POSITION that tells came since the link is up: rows after it can be trusted
     open: list[bytes] = attrs.field(factory=list)  # `batch` rows whose number has not come yet
     open_size: int = 0
-    held: list[tuple[Rows | Position, int | None]] = attrs.field(factory=list)
+    held: deque[tuple[Rows | Position, int | None, int]] = attrs.field(factory=deque)  # the last: bytes
     held_size: int = 0
+    buffered: bool = False  # held for a bootstrap: it counts towards full_sync_buffer_limit
     overflowed: bool = False
-    target: int = 0
+    target: int = 0  # the end of the gap that is being fetched
+    later: int = 0  # what is to be fetched once everything held has passed
+    stops: bool = False  # stopped while bootstrapping: takes effect after it
     asked: FetchUpdates | None = None
     failures: int = 0
     retry_at: float = 0.0
@@ -142,9 +166,14 @@ class Progress:
     incarnation: int | None = None
 
     @property
-    def holding(self) -> bool:
-        """Whether lines are held until the rows before them are there."""
+    def catching_up(self) -> bool:
+        """Whether a gap is being fetched."""
         return self.state is State.CATCHING_UP or self.state is State.STALE
+
+    @property
+    def holding(self) -> bool:
+        """Whether lines are held until what is before them has passed."""
+        return self.state is State.BOOTSTRAPPING or self.catching_up or bool(self.held)
 
 
 @attrs.define
@@ -176,6 +205,20 @@ class Counters:
     epoch_changes: int = 0
 
 
+def _end(item: Rows | Position) -> int:
+    """How far a line says that its writer is; 0 when it does not."""
+    return item.new if isinstance(item, Position) else item.tokens[-1] if item.tokens else 0
+
+
+def _end_of_held(progress: Progress) -> int:
+    return max((_end(item) for item, _, _ in progress.held), default=0)
+
+
+def _due(progress: Progress) -> int:
+    """How far rows are known to be due."""
+    return max(progress.position, progress.target, progress.later)
+
+
 class Reader:
     """The state of one reading process, all streams and writers together.
 
@@ -204,6 +247,8 @@ class Reader:
         self.new_epoch: str | None = None  # set when the log is proven to be another: see rebase()
         self.queue_bytes = 0
         self.queue_bytes_peak = 0
+        self.buffer_bytes = 0  # held by bootstraps, all streams together
+        self.buffer_bytes_peak = 0
         self.progress: dict[Key, Progress] = {}
         self.last_heard: dict[str, float] = {}  # native writers only
         self._streams = {stream.name: stream for stream in streams}
@@ -211,7 +256,10 @@ class Reader:
         self._undeclared = undeclared
         self._jitter = jitter
         self._fetching = 0  # pages asked for and not answered
-        self._catching: dict[Key, Progress] = {}  # what is holding; the next to ask for a page stands first
+        self._catching: dict[Key, Progress] = {}  # what is catching up; the next to ask for a page stands first
+        self._waiting: dict[Key, Progress] = {}  # what holds lines only for want of room
+        self._bootstrapping: dict[str, None] = {}
+        self._draining: dict[Key, int] = {}  # bootstrapped, and not delivered yet up to here
         self._speakers = Speakers(self.settings.followed)
         self._doubted: str | None = None
         self._epoch_check: FetchUpdates | None = None
@@ -239,7 +287,7 @@ class Reader:
     def _move(self, progress: Progress, event: Event) -> None:
         # An event that the table does not list for this state is a bug here, and raises KeyError.
         progress.state = TRANSITIONS[progress.state][event]
-        if progress.holding:
+        if progress.catching_up:
             self._catching[progress.stream.name, progress.writer] = progress
         else:
             self._catching.pop((progress.stream.name, progress.writer), None)
@@ -250,13 +298,25 @@ class Reader:
 
     def _forget(self, progress: Progress) -> None:
         # Held batch rows go on any disconnect (9.14), held lines too: what follows them may be lost.
-        progress.heard = progress.overflowed = False
+        progress.heard = False
         self._close_batch(progress)
+        waits = progress.state is State.BOOTSTRAPPING
+        # What was held of a log is known to be due all the same: its writer may never be heard again.
+        progress.later = max(progress.later, _end_of_held(progress)) if waits else 0
         self._drop_held(progress)
+        progress.buffered = waits
         self._abandon(progress)
 
     def _drop_held(self, progress: Progress) -> None:
-        progress.held, progress.held_size = [], 0
+        self._hold_size(progress, 0)
+        progress.held, progress.overflowed = deque(), False
+        self._waiting.pop((progress.stream.name, progress.writer), None)
+
+    def _hold_size(self, progress: Progress, size: int) -> None:
+        if progress.buffered:
+            self.buffer_bytes += size - progress.held_size
+            self.buffer_bytes_peak = max(self.buffer_bytes_peak, self.buffer_bytes)
+        progress.held_size = size
 
     def _close_batch(self, progress: Progress) -> None:
         if progress.open:
@@ -328,6 +388,8 @@ class Reader:
     def _add(self, stream: Followed, writer: str, position: int) -> Progress:
         progress = Progress(stream, writer, position, DeliveryQueue(stream.name, writer, position))
         self.progress[stream.name, writer] = progress
+        if stream.name in self._bootstrapping:  # whatever is said of it now comes after the snapshot
+            self._begin_bootstrap(progress)
         return progress
 
     def _current(self, progress: Progress, incarnation: int | None) -> bool:
@@ -357,7 +419,8 @@ class Reader:
         # delivered position is another at once: what was handled was of the former life, and must not be saved, or
         # waited for, as if it were of this one.
         self._move_to(progress, position)
-        progress.target = 0
+        progress.target = progress.later = 0
+        self._draining.pop((progress.stream.name, progress.writer), None)
         self._notice(progress, Reset(progress.stream.name, progress.writer, position))
 
     def _notice(self, progress: Progress, notice: Reset | Missed) -> None:
@@ -375,24 +438,28 @@ class Reader:
     def _hold(self, progress: Progress, item: Rows | Position, incarnation: int | None) -> None:
         """Rule 9.13: hold in order; when full drop the newest, and all after it."""
         size = item.size if isinstance(item, Rows) else 0
-        if progress.overflowed or progress.held_size + size > self.settings.held_bytes:
+        cost = size + 200  # the line object itself
+        if progress.buffered:
+            full = self.buffer_bytes + cost > self.settings.full_sync_buffer_limit
+        else:
+            full = progress.held_size + size > self.settings.held_bytes
+        if progress.overflowed or full:
             if not progress.overflowed:
                 progress.overflowed = True
                 self.counters.overflows += 1
             self.counters.rows_dropped += len(item.payloads) if isinstance(item, Rows) else 0
             # What is dropped still tells how far the writer is: there is no need to hear it again to fetch it.
-            upto = item.new if isinstance(item, Position) else item.tokens[-1] if item.tokens else 0
-            progress.target = max(progress.target, upto)
+            progress.later = max(progress.later, _end(item))
             return
-        progress.heard = progress.heard or isinstance(item, Position)
-        if not progress.heard:  # unknown what came before these rows: once caught up they would pass for live ones
-            self.counters.rows_dropped += len(item.payloads) if isinstance(item, Rows) else 0
+        # Unknown what came before these rows: once caught up they would pass for live ones.
+        if isinstance(item, Rows) and not (progress.heard or progress.held):
+            self.counters.rows_dropped += len(item.payloads)
             return
         # Heartbeats of a catch-up that lasts for hours must not pile up: a repeated POSITION says nothing new.
         if isinstance(item, Position) and progress.held and progress.held[-1][0] == item:
             return
-        progress.held.append((item, incarnation))
-        progress.held_size += size + 200  # the line object itself
+        progress.held.append((item, incarnation, cost))
+        self._hold_size(progress, progress.held_size + cost)
 
     def _rows(self, progress: Progress, rows: Rows) -> None:
         if progress.state is not State.LIVE:
@@ -440,10 +507,11 @@ class Reader:
 
     def _position(self, progress: Progress, prev: int, new: int) -> None:
         self._close_batch(progress)  # rule 9.14
-        progress.heard = True
         if new < progress.position:
             self._step_back(progress, new)
-        elif prev <= progress.position:
+            return
+        progress.heard = True
+        if prev <= progress.position:
             self._move(progress, Event.UP_TO_DATE)
             if new > progress.position:
                 self._take_in(progress, [], [], new, fetched=False)
@@ -467,6 +535,7 @@ class Reader:
         # Each frame of a native writer proves by its head what precedes it, so it can be followed from any head.
         # Of a foreign one it is unknown what was sent between this old line and now: wait for a newer.
         if native:
+            progress.heard = True
             self._move(progress, Event.UP_TO_DATE)
 
     def _gap(self, progress: Progress, upto: int) -> None:
@@ -501,8 +570,10 @@ class Reader:
     def learned(self, stream: str, writer: str, position: int) -> None:
         """A proven position that was not heard on the wire: from the positions table, or of a finished writer."""
         progress = self.progress.get((stream, writer)) or self._add(self._streams[stream], writer, 0)
-        if progress.holding or progress.state is State.STOPPED:
+        if (progress.catching_up and not progress.held) or progress.state is State.STOPPED:
             progress.target = max(progress.target, position)
+        elif progress.holding:  # what is held may bring it
+            progress.later = max(progress.later, position)
         elif position > progress.position:
             self._gap(progress, position)
 
@@ -512,6 +583,8 @@ class Reader:
         While the receive queue is more than half full only those get a page that have nothing waiting: a slow
         handler is not helped by more, but it must not keep the others from their rows.
         """
+        for progress in list(self._waiting.values()):
+            self._release(progress)
         wanted = []
         if self._doubted is not None and self._epoch_check is None and self._epoch_retry_at <= now:
             wanted += self._check_epoch()
@@ -567,15 +640,29 @@ class Reader:
         if progress.state is State.STALE:
             self._move(progress, Event.PAGE)
         self._move(progress, Event.CAUGHT_UP if progress.heard else Event.CAUGHT_UP_UNHEARD)
-        held, overflowed = progress.held, progress.overflowed
-        progress.held, progress.held_size, progress.overflowed = [], 0, False
-        for item, incarnation in held:  # a new gap among them holds the rest again
+        self._release(progress)
+
+    def _release(self, progress: Progress) -> None:
+        """Pass on what is held, through the usual rules: up to a new gap, or until its rows have no room."""
+        held, size, overflowed = progress.held, progress.held_size, progress.overflowed
+        self._drop_held(progress)  # for what is passed on must not be held again
+        limit = self.settings.receive_queue_bytes
+        # Where nothing of its own waits, a queue that is full of others' rows does not keep it: it drops to catch-up.
+        while held and not progress.catching_up and (self.queue_bytes <= limit or not progress.queue.size):
+            item, incarnation, cost = held.popleft()
+            size -= cost
             self._line(progress, item, incarnation)
-        if overflowed:
-            if progress.holding:
-                progress.overflowed = True
-            else:
-                self._lose(progress)
+        if held or progress.catching_up:
+            self._hold_size(progress, size)
+            progress.held, progress.overflowed = held, overflowed
+            if not progress.catching_up:
+                self._waiting[progress.stream.name, progress.writer] = progress
+            return
+        later, progress.later, progress.buffered = progress.later, 0, False
+        if overflowed:  # what came after the held lines is unknown
+            self._lose(progress)
+        if later > progress.position:
+            self._gap(progress, later)
 
     def fetch_failed(self, asked: FetchUpdates, error: BaseException | None, now: float) -> None:
         """``asked`` got no answer; it is asked again after a pause."""
@@ -599,18 +686,25 @@ class Reader:
             self._move(progress, Event.KEEPS_FAILING)
 
     def skip(self, stream: str, writer: str, upto: int) -> None:
-        """Give up the rows up to ``upto`` (a pruned range, when the policy allows): they are reported missed."""
+        """Give up the rows up to ``upto`` (a pruned range, when the policy allows): they are reported missed. While
+        bootstrapping nothing is given up: a snapshot comes in place of them."""
         progress = self.progress[stream, writer]
+        if progress.state is State.BOOTSTRAPPING:
+            return
         self._abandon(progress)
         if upto > progress.position:
             self._miss(progress, upto)
-        if progress.holding and progress.position >= progress.target:
+        if progress.catching_up and progress.position >= progress.target:
             self._caught_up(progress)
 
     def stop(self, stream: str, writer: str) -> None:
-        """Take in nothing more of this (stream, writer), and drop what waits, until ``resume``."""
+        """Take in nothing more of this (stream, writer), and drop what waits, until ``resume``. While bootstrapping
+        that waits until the snapshot is applied."""
         progress = self.progress[stream, writer]
-        target = max(progress.position, progress.target)
+        if progress.state is State.BOOTSTRAPPING:
+            progress.stops = True
+            return
+        target = _due(progress)
         self._move(progress, Event.GIVEN_UP)
         self._move_to(progress, progress.queue.delivered)
         progress.target = target
@@ -618,6 +712,7 @@ class Reader:
     def resume(self, stream: str, writer: str) -> None:
         """Go on behind what was handled; what was dropped comes by catch-up."""
         progress = self.progress[stream, writer]
+        progress.stops = False
         if progress.state is State.STOPPED:
             self._move(progress, Event.RESUMED)
             if progress.queue:
@@ -628,7 +723,7 @@ class Reader:
     def move_to(self, stream: str, writer: str, position: int) -> None:
         """The saved position turned out to be this one: go on from there, whatever was taken in already."""
         progress = self.progress[stream, writer]
-        target = max(progress.position, progress.target)
+        target = _due(progress)
         self._lose(progress)
         self._move_to(progress, position)
         self.learned(stream, writer, target)
@@ -644,6 +739,81 @@ class Reader:
         if self._doubted is not None and self._epoch_retry_at > now:
             due.append(self._epoch_retry_at)
         return min(due, default=None)
+
+    @property
+    def catching_up(self) -> Collection[Key]:
+        """The (stream, writer) of which a gap is being fetched."""
+        return self._catching.keys()
+
+    # -- bootstrap --------------------------------------------------------------------------------------------
+
+    @property
+    def bootstrapping(self) -> Collection[str]:
+        """The streams of which a snapshot is being loaded. What is delivered there is what was so before it."""
+        return self._bootstrapping.keys()
+
+    def bootstrap(self, stream: str) -> None:
+        """A snapshot of ``stream`` will be loaded: hold the lines of all its writers, and drop what waits unhandled.
+
+        One that is stopped is not any more: the snapshot comes in place of what stopped it. Raises ConfigError for a
+        stream without a table.
+        """
+        followed = self._streams[stream]
+        if followed.resettable or not followed.fetchable:
+            raise ConfigError(f"stream {stream!r} is not kept in a table: there is no snapshot of it")
+        if stream not in self._bootstrapping:
+            self._bootstrapping[stream] = None
+            for progress in self._all_of(stream):
+                self._begin_bootstrap(progress)
+
+    def _begin_bootstrap(self, progress: Progress) -> None:
+        # The snapshot may be older than what was taken in already: the rows up to there come again behind it.
+        progress.later = _due(progress)
+        self._move(progress, Event.BOOTSTRAP)
+        self._move_to(progress, progress.queue.delivered)
+        self._draining.pop((progress.stream.name, progress.writer), None)
+
+    def bootstrapped(self, stream: str, positions: Mapping[str, int]) -> None:
+        """The snapshot at ``positions`` ({writer: position}; who is not in it is at 0) is applied: go on behind it.
+
+        What is held passes through the usual rules, the rest comes by catch-up.
+        """
+        for writer in positions:
+            if (stream, writer) not in self.progress:
+                self._add(self._streams[stream], writer, 0)
+        del self._bootstrapping[stream]
+        for progress in self._all_of(stream):
+            progress.position = progress.queue.delivered = positions.get(progress.writer, 0)
+            self._draining[stream, progress.writer] = max(progress.later, _end_of_held(progress))
+            self._end_bootstrap(progress)
+
+    def abandon_bootstrap(self, stream: str) -> None:
+        """No snapshot comes: go on from where each writer's rows were delivered to, as ``bootstrapped`` does."""
+        del self._bootstrapping[stream]
+        for progress in self._all_of(stream):
+            self._end_bootstrap(progress)
+
+    def _end_bootstrap(self, progress: Progress) -> None:
+        self._move(progress, Event.BOOTSTRAPPED)
+        if progress.stops:
+            progress.stops, progress.later = False, max(progress.later, _end_of_held(progress))
+            self.stop(progress.stream.name, progress.writer)
+        else:
+            # What is held begins with a POSITION: it tells whether it follows.
+            self._release(progress)
+
+    def drained(self, stream: str) -> bool:
+        """Whether a bootstrap is over: all that was known when its snapshot was applied is delivered, of every writer
+        that is not stopped, and nothing is held for it since. Ask after every input."""
+        for key, due in list(self._draining.items()):
+            progress = self.progress[key]
+            done = not progress.holding and progress.queue.delivered >= due
+            if key[0] == stream and (done or progress.state is State.STOPPED):
+                del self._draining[key]
+        return stream not in self._bootstrapping and not any(key[0] == stream for key in self._draining)
+
+    def _all_of(self, stream: str) -> list[Progress]:
+        return [progress for key, progress in self.progress.items() if key[0] == stream]
 
     # -- delivery ---------------------------------------------------------------------------------------------
 
@@ -680,7 +850,7 @@ class Reader:
         received = progress.position
         self._empty(progress)
         progress.position = progress.queue.delivered
-        if progress.holding:
+        if progress.catching_up:
             progress.target = max(progress.target, received)
             self._abandon(progress)
         else:
@@ -722,7 +892,8 @@ class Reader:
     def _check_epoch(self) -> list[FetchUpdates]:
         for progress in self.progress.values():
             if progress.stream.fetchable and not progress.stream.resettable:
-                at = progress.position
+                # Below the floor nothing is answered, and that may be why there is a bootstrap.
+                at = _due(progress) if progress.state is State.BOOTSTRAPPING else progress.position
                 self._epoch_check = FetchUpdates(progress.stream.name, progress.writer, at, at, 1)
                 return [self._epoch_check]
         self._doubted = None  # nothing followed here belongs to a fact log
@@ -779,6 +950,8 @@ class Reader:
             **attrs.asdict(self.counters),
             "queue_bytes": self.queue_bytes,
             "queue_bytes_peak": self.queue_bytes_peak,
+            "buffer_bytes": self.buffer_bytes,
+            "buffer_bytes_peak": self.buffer_bytes_peak,
             "states": states,
             "trouble": trouble,
             "needed_catch_up": needed,

@@ -22,6 +22,7 @@ OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("test_streams",): ("streams",),
     ("test_ids",): ("ids",),
     ("test_reader",): ("reader", "delivery", "updates"),
+    ("test_bootstrap_core",): ("bootstrap", "bootstrap_work"),
     ("test_writer",): ("writer",),
     ("test_package",): ("errors", "settings", "storage"),
 }

@@ -12,6 +12,7 @@ import pytest
 
 from busrep.commands import Name, Replicate, Server
 from busrep.delivery import Missed, RawBatch, Reset
+from busrep.errors import ConfigError
 from busrep.reader import TRANSITIONS, Event, Followed, Reader, State
 from busrep.settings import Settings
 from busrep.updates import FetchUpdates, UpdatesPage
@@ -89,19 +90,17 @@ class Driver:
         while True:
             asked = self.reader.fetches(self.now)
             self.asked += asked
-            if not asked or not self.answer:
-                break
-            for one in asked:
+            for one in asked if self.answer else ():
                 if self.fail:
                     self.fail -= 1
                     self.reader.fetch_failed(one, OSError("away"), self.now)
                 else:
                     self.reader.receive_page(one, self.table.page(one), self.now)
-            self.handle()
-        self.handle()
-        return self
+            if not self.handle() and not (asked and self.answer):
+                return self
 
-    def handle(self) -> None:
+    def handle(self) -> bool:
+        handled = bool(self.reader.ready)
         while self.reader.ready:
             key = min(self.reader.ready)
             taken = self.reader.take(*key)
@@ -111,6 +110,7 @@ class Driver:
             elif taken is not None:
                 self.notices.append(taken)
             self.reader.done(*key)
+        return handled
 
     def tokens(self, writer: str) -> list[int]:
         return [token for _, name, token, _ in self.log if name == writer]
@@ -1193,13 +1193,288 @@ def test_streams_can_be_followed_later() -> None:
     assert d.reader.positions() == {"late": {"w": 5}}
 
 
+# -- bootstrap ------------------------------------------------------------------------------------------------
+
+
+def bootstrapping(*, at: int = 5, **options: object) -> Driver:
+    """One writer at ``at``, live, when a bootstrap begins; the table holds what is not sent yet."""
+    d = Driver(at={"w": at}, live=("w",), **options)
+    d.table.write("w", *range(at + 1, at + 21))
+    d.reader.bootstrap("s")
+    assert d.state("w") is State.BOOTSTRAPPING
+    assert list(d.reader.bootstrapping) == ["s"]
+    return d
+
+
+def test_rule_9_13_while_a_snapshot_loads_all_lines_are_held_and_follow_it_in_order() -> None:
+    d = bootstrapping()
+    d.send(*announce("w", 1, position("w", 5, 5), rdata("w", 6)))
+    d.send(position("w", 6, 6), rdata("w", 7), rdata("w", 8))
+    d.send(position("w", 9, 9), rdata("w", 10))  # 9 was lost
+    d.send(rdata("late", 4)).send(position("late", 4, 4), rdata("late", 11))  # heard for the first time
+    assert (d.log, d.asked) == ([], [])
+    assert d.state("late") is State.BOOTSTRAPPING
+    assert not d.reader.drained("s")
+    d.table.write("late", 3, 4, 11)
+    d.reader.bootstrapped("s", {"w": 7})
+    assert d.reader.delivered("s", "w") == 7
+    d.run()
+    assert d.tokens("w") == [8, 9, 10]
+    assert d.tokens("late") == [3, 4, 11]
+    assert [(one.writer, one.after, one.upto) for one in d.asked] == [("w", 8, 9), ("late", 0, 4)]
+    assert d.reader.drained("s")
+    assert d.state("w") is d.state("late") is State.LIVE
+    assert list(d.reader.bootstrapping) == []
+
+
+def test_a_bootstrap_drops_what_was_taken_in_and_not_handled() -> None:
+    d = bootstrapping()
+    d.reader.bootstrapped("s", {"w": 5})
+    d.reader.receive(position("w", 5, 5) + b"\n" + rdata("w", 6) + b"\n" + rdata("w", 7), d.now)
+    taken = d.reader.take("s", "w", 1)
+    assert isinstance(taken, RawBatch)
+    d.reader.bootstrap("s")
+    d.reader.bootstrap("s")  # once is enough
+    assert not d.reader.ready
+    assert d.reader.queue_bytes == 0
+    assert d.reader.done("s", "w") == 5  # the handler was at work: what it did is void
+    d.reader.bootstrapped("s", {"w": 6})
+    d.run()
+    assert d.tokens("w") == [7]  # received before, so known to be due
+
+
+def test_a_snapshot_older_than_what_was_handled_brings_the_rows_behind_it_once_more() -> None:
+    d = bootstrapping(at=15)
+    d.table.write("w", *range(1, 16))
+    d.reader.bootstrapped("s", {"w": 12})
+    d.run()
+    assert d.tokens("w") == [13, 14, 15]
+    assert d.reader.drained("s")
+
+
+def test_writers_of_the_snapshot_that_nobody_heard_of_are_where_it_says() -> None:
+    d = bootstrapping()
+    d.reader.bootstrapped("s", {"w": 5, "dead": 3})
+    assert d.at("dead") == 3
+    assert d.state("dead") is State.UNSYNCED
+
+
+def test_a_lost_link_costs_what_is_held_and_not_the_state() -> None:
+    d = bootstrapping()
+    d.send(position("w", 5, 5), rdata("w", 6))
+    held = d.reader.buffer_bytes
+    assert 0 < held == d.reader.buffer_bytes_peak
+    d.reader.disconnected()
+    assert d.state("w") is State.BOOTSTRAPPING
+    assert d.reader.buffer_bytes == 0
+    d.reader.connected(d.now)
+    d.send(rdata("w", 9))  # unknown what came before it
+    assert d.reader.buffer_bytes == 0
+    d.reader.bootstrapped("s", {"w": 5})
+    d.run()
+    assert d.tokens("w") == [6]  # known to be due, though its writer may never be heard again
+    assert d.state("w") is State.UNSYNCED
+    d.send(position("w", 9, 9))
+    assert d.tokens("w") == [6, 7, 8, 9]
+    assert d.reader.statistics()["buffer_bytes_peak"] == held
+
+
+def test_the_buffer_of_all_streams_together_is_bounded_and_what_has_no_room_is_fetched() -> None:
+    limit = 1_500
+    reader = Reader([Followed("s"), Followed("t")], settings=Settings(full_sync_buffer_limit=limit), epoch=EPOCH)
+    d = Driver()
+    d.reader = reader
+    for stream in ("s", "t"):
+        reader.start_at(stream, "w", 0)
+        reader.bootstrap(stream)
+        d.table.write("w", *range(1, 21), stream=stream)
+    for token in range(1, 21):
+        for stream in ("s", "t"):
+            d.send(position("w", token - 1, token - 1, stream), rdata("w", token, stream=stream))
+            assert reader.buffer_bytes <= limit
+    assert reader.buffer_bytes_peak > limit - 400
+    assert reader.counters.overflows == 2
+    reader.bootstrapped("s", {"w": 0})
+    d.run()
+    assert not reader.drained("t")
+    assert d.tokens("w") == list(range(1, 21))
+    assert reader.drained("s")
+    assert d.state("w") is State.UNSYNCED  # what came behind the dropped lines is unknown
+    reader.bootstrapped("t", {"w": 10})
+    d.run()
+    assert [token for stream, _, token, _ in d.log if stream == "t"] == list(range(11, 21))
+    assert reader.buffer_bytes == 0
+    assert {one.stream for one in d.asked} == {"s", "t"}
+
+
+def test_a_snapshot_that_is_further_than_the_lines_held_makes_them_duplicates() -> None:
+    d = bootstrapping()
+    d.send(position("w", 5, 5), rdata("w", 6), rdata("w", 7))
+    d.reader.bootstrapped("s", {"w": 20})
+    d.run()
+    assert (d.tokens("w"), d.asked, d.at("w")) == ([], [], 20)
+    assert d.reader.drained("s")
+
+
+def test_held_lines_wait_for_room_and_later_ones_behind_them() -> None:
+    d = bootstrapping(settings=Settings(receive_queue_bytes=1_000))
+    for token in range(6, 26):
+        d.send(position("w", token - 1, token - 1), rdata("w", token))
+    d.reader.bootstrapped("s", {"w": 5})
+    d.asked += d.reader.fetches(d.now)
+    assert d.reader.queue_bytes < 1_200
+    assert d.reader.buffer_bytes
+    assert d.state("w") is State.LIVE
+    d.table.write("w", 26, 27)
+    d.reader.receive(position("w", 25, 25) + b"\n" + rdata("w", 26), d.now)
+    d.reader.learned("s", "w", 27)  # of a writer that is not heard any more
+    d.asked += d.reader.fetches(d.now)
+    assert d.asked == []
+    assert not d.reader.drained("s")
+    d.run()
+    assert d.tokens("w") == list(range(6, 28))
+    assert [(one.after, one.upto) for one in d.asked] == [(26, 27)]
+    assert d.reader.drained("s")
+    assert d.reader.buffer_bytes == 0
+
+
+def test_held_lines_do_not_wait_for_a_queue_that_is_full_of_others() -> None:
+    d = bootstrapping(settings=Settings(receive_queue_bytes=1_000))
+    d.send(position("w", 5, 5), rdata("w", 6), rdata("w", 7))
+    d.reader.follow(Followed("t"))
+    d.reader.receive(position("slow", 0, 0, "t") + b"\n" + rdata("slow", 1, b"x" * 2_000, "t"), d.now)
+    d.reader.bootstrapped("s", {"w": 5})
+    (asked,) = d.reader.fetches(d.now)  # they go the way of every line that has no room
+    d.reader.receive_page(asked, d.table.page(asked), d.now)
+    assert list(d.reader.ready) == [("t", "slow"), ("s", "w")]
+    d.run()
+    assert d.tokens("w") == [6, 7]
+
+
+def test_what_is_abandoned_is_not_waited_for() -> None:
+    d = bootstrapping()
+    d.send(position("w", 5, 5), rdata("w", 6))
+    d.reader.bootstrapped("s", {"w": 5})
+    d.reader.bootstrap("s")  # before 6 is handled
+    d.reader.disconnected()
+    d.reader.abandon_bootstrap("s")
+    assert d.reader.drained("s")
+
+
+def test_a_link_lost_while_draining_ends_in_catch_up() -> None:
+    d = bootstrapping(settings=Settings(receive_queue_bytes=1_000))
+    for token in range(6, 26):
+        d.send(position("w", token - 1, token - 1), rdata("w", token))
+    d.reader.bootstrapped("s", {"w": 5})
+    d.asked += d.reader.fetches(d.now)
+    d.reader.connected(d.now)
+    assert d.reader.buffer_bytes == 0
+    d.run()
+    assert d.tokens("w") != list(range(6, 26))
+    assert not d.reader.drained("s")  # lines were held, and are due
+    d.send(position("w", 25, 25))
+    assert d.tokens("w") == list(range(6, 26))
+    assert d.reader.drained("s")
+
+
+@pytest.mark.parametrize("then", ["goes on", "is over", "begins anew"])
+def test_one_that_is_stopped_while_it_bootstraps_is_stopped_after_it(then: str) -> None:
+    d = bootstrapping()
+    d.send(position("w", 5, 5), rdata("w", 6))
+    d.reader.stop("s", "w")
+    assert d.state("w") is State.BOOTSTRAPPING
+    if then == "goes on":
+        d.reader.resume("s", "w")
+        d.reader.bootstrapped("s", {"w": 5})
+        d.run()
+        assert d.tokens("w") == [6]
+        return
+    d.reader.bootstrapped("s", {"w": 5})
+    assert d.state("w") is State.STOPPED
+    assert d.reader.drained("s")  # of those that are not stopped
+    if then == "is over":
+        d.reader.resume("s", "w")
+        d.run()
+        assert d.tokens("w") == [6]
+    else:
+        d.reader.bootstrap("s")
+        d.reader.bootstrapped("s", {"w": 5})
+        d.run()
+        assert d.tokens("w") == [6]
+
+
+def test_a_bootstrap_that_is_abandoned_goes_on_where_it_was() -> None:
+    d = bootstrapping()
+    d.send(position("w", 7, 7), rdata("w", 8))
+    d.reader.skip("s", "w", 9)  # the answer to a page asked before
+    d.reader.learned("s", "w", 9)
+    d.reader.abandon_bootstrap("s")
+    d.run()
+    assert d.tokens("w") == [6, 7, 8, 9]
+    assert d.notices == []
+
+
+def test_another_log_while_a_snapshot_loads_voids_what_is_held() -> None:
+    d = bootstrapping()
+    d.send(position("w", 5, 5), rdata("w", 6))
+    d.reader.doubt(OTHER_EPOCH)
+    d.table.epoch = OTHER_EPOCH
+    d.run()
+    assert d.asked[-1].after == 5
+    assert d.reader.new_epoch == OTHER_EPOCH
+    d.reader.rebase(OTHER_EPOCH, {("s", "w"): 2})
+    assert d.state("w") is State.BOOTSTRAPPING
+    assert d.reader.buffer_bytes == 0
+    d.run()
+    assert d.notices == [Reset("s", "w", 2)]
+    d.reader.bootstrapped("s", {"w": 3})
+    d.run()
+    assert d.tokens("w") == []
+    assert d.reader.drained("s")
+
+
+def test_while_a_snapshot_loads_the_log_is_looked_at_where_its_rows_are() -> None:
+    d = Driver(at={"w": 0})
+    d.table.write("w", *range(1, 21))
+    d.reader.learned("s", "w", 20)
+    d.reader.bootstrap("s")  # at 0 there is nothing any more, and no answer
+    d.reader.doubt(OTHER_EPOCH)
+    d.answer = False
+    d.run()
+    assert [(one.after, one.upto) for one in d.asked] == [(20, 20)]
+
+
+def test_it_is_drained_once_nothing_is_held_since() -> None:
+    d = bootstrapping()
+    d.send(position("w", 5, 5), rdata("w", 6))
+    d.reader.bootstrapped("s", {"w": 5})
+    d.answer = False
+    d.run()
+    d.send(position("w", 9, 9))
+    assert d.tokens("w") == [6]
+    assert not d.reader.drained("s")  # what was known then is there, but it catches up with what came since
+    d.answer = True
+    d.reader.receive_page(d.asked[-1], d.table.page(d.asked[-1]), d.now)
+    d.run()
+    assert d.reader.drained("s")
+
+
+def test_only_what_is_kept_in_a_table_has_snapshots() -> None:
+    for stream in (Followed("s", resettable=True), Followed("s", fetchable=False)):
+        with pytest.raises(ConfigError, match="not kept in a table"):
+            Driver(stream=stream).reader.bootstrap("s")
+
+
 # -- the table of transitions ---------------------------------------------------------------------------------
 
 
 def test_every_state_can_be_lost_stopped_and_left() -> None:
     for state, moves in TRANSITIONS.items():
-        assert moves[Event.LOST] is (State.STOPPED if state is State.STOPPED else State.UNSYNCED)
-        assert moves[Event.GIVEN_UP] is State.STOPPED
+        # A bootstrap outlives a lost link; one that is given up meanwhile is stopped after it.
+        stays = state in (State.STOPPED, State.BOOTSTRAPPING)
+        assert moves[Event.LOST] is (state if stays else State.UNSYNCED)
+        assert moves.get(Event.GIVEN_UP, State.STOPPED) is State.STOPPED
+        assert moves.get(Event.BOOTSTRAP, State.BOOTSTRAPPING) is State.BOOTSTRAPPING
         assert set(moves.values()) - {state}
 
 
@@ -1295,6 +1570,51 @@ def test_rows_held_before_any_position_are_not_taken_for_live_ones() -> None:
         d.reader.receive_page(asked, d.table.page(asked), d.now)
     d.run()
     assert d.tokens("w") == [6, 7, 8]
+
+
+@pytest.mark.parametrize("when", ["at the start", "while catching up", "while a snapshot loads"])
+def test_rows_behind_an_old_line_of_a_foreign_writer_are_not_taken_for_all_there_are(when: str) -> None:
+    """What was learned since is caught up with, and says nothing of rows between it and the next line."""
+    d = Driver(at={"w": 10})
+    d.table.write("w", *range(11, 20))
+    d.answer = False
+    if when == "while a snapshot loads":
+        d.reader.bootstrap("s")
+    elif when == "while catching up":
+        d.reader.learned("s", "w", 15)
+        d.run()
+    d.send(position("w", 5, 5), rdata("w", 16))
+    if when == "while a snapshot loads":
+        d.reader.bootstrapped("s", {"w": 10})
+    d.reader.learned("s", "w", 15)  # it was read before 16 was there
+    d.run()
+    d.answer = True
+    for asked in list(d.asked):
+        d.reader.receive_page(asked, d.table.page(asked), d.now)
+    d.run()
+    assert d.tokens("w") == [11, 12, 13, 14, 15]
+    d.send(rdata("w", 17))  # 16 was dropped, or never seen
+    assert 17 not in d.tokens("w")
+    assert d.state("w") is State.UNSYNCED
+    d.send(position("w", 17, 17))
+    assert d.tokens("w") == list(range(11, 18))
+    assert d.state("w") is State.LIVE
+
+
+def test_whoever_is_catching_up_is_named_and_so_is_a_notice_that_waits() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.answer = False
+    queue = d.reader.progress["s", "w"].queue
+    d.reader.receive(position("w", 5, 5) + b"\n" + rdata("w", 6), d.now)
+    assert not queue.noticed
+    d.reader.receive(position("w", 8, 8), d.now)
+    assert list(d.reader.catching_up) == [("s", "w")]
+    d.reader.skip("s", "w", 8)
+    assert list(d.reader.catching_up) == []
+    assert queue.noticed
+    d.handle()
+    assert d.notices == [Missed("s", "w", 6, 8)]
+    assert not queue.noticed
 
 
 def test_a_page_that_was_given_up_tells_nothing_of_the_epoch() -> None:
