@@ -7,11 +7,12 @@ PostgreSQL); one conformance suite holds them to this file. IDs and positions ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
 
+from busrep.snapshots import Agreement, BootstrapProgress
 from busrep.updates import FetchUpdates, UpdatesPage
 
 FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
@@ -55,17 +56,32 @@ MIXED = "several"
 
 
 @attrs.frozen
+class Newest:
+    """{writer: its highest row ID, deleted ones counting} of every writer ever registered for a stream, in one snapshot
+    of the primary, of the log ``epoch``: what was committed before the question is at or below these."""
+
+    epoch: str
+    rows: Mapping[str, int]
+
+
+@attrs.frozen
 class ReaderState:
     """Saved positions of a durable reader, {(stream, writer): position}; ``epoch`` is None for an unknown reader, and
     `MIXED` while its positions are of several logs.
 
     ``streams``: those it has read before, also where no writer had written yet. A writer of such a stream that is not
     among the positions joined since.
+
+    ``bootstraps``: of each stream the `BootstrapProgress.id` of the last one that some process of this name began; what
+    was handled before that one began is void. ``loading``: streams of which it is unfinished; their positions are where
+    the snapshot ends, of which the target has a part.
     """
 
     epoch: str | None
     positions: Mapping[tuple[str, str], int]
     streams: frozenset[str] = frozenset()
+    bootstraps: Mapping[str, str] = attrs.field(factory=dict)
+    loading: frozenset[str] = frozenset()
 
 
 @attrs.frozen
@@ -120,7 +136,10 @@ class AsyncTransaction(Protocol):
 
 
 class AsyncStore(Protocol):
-    """Facts, positions, claims and saved readers. Every method may raise Unavailable; see errors.py for the rest."""
+    """Facts, positions, claims and saved readers. Every method may raise Unavailable; see errors.py for the rest.
+
+    A store is a `busrep.snapshots.SnapshotSource` as well: agree, load, leave.
+    """
 
     async def open(self) -> None:
         """Connect and check the schema version: SchemaError, Unavailable."""
@@ -177,6 +196,10 @@ class AsyncStore(Protocol):
     async def known(self) -> list[KnownWriter]:
         """Every (stream, writer) ever registered."""
 
+    async def newest(self, stream: str) -> Newest | None:
+        """The highest rows of a stream. None when this store cannot know: a replica, which may lag, or a source of
+        pages alone."""
+
     async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
         """Fence a silent writer and store its final position per stream (9.5); idempotent. {} when a newer claim
         lives. ClaimBlocked while one of its transactions is open."""
@@ -190,7 +213,7 @@ class AsyncStore(Protocol):
         oldest: Collection[tuple[str, str]] = (),
     ) -> None:
         """Insert the rows that saves update (9.12), {(stream, writer): position}; leaves existing ones alone. A writer
-        "" notes that the stream is read.
+        "" notes that the stream is read. Of a stream whose bootstrap is unfinished nothing is inserted.
 
         Of those in ``oldest`` the position is the floor that the caller knew. If this store keeps the log of ``epoch``,
         the floor of this very moment is taken: what was pruned since is nothing that this reader had begun to read.
@@ -200,15 +223,70 @@ class AsyncStore(Protocol):
         """The saved positions."""
 
     async def save_reader(
-        self, reader: str, changes: Sequence[tuple[str, str, int, int]], epoch: str, connection: Any = None
+        self,
+        reader: str,
+        changes: Sequence[tuple[str, str, int, int]],
+        epoch: str,
+        connection: Any = None,
+        *,
+        bootstraps: Mapping[str, str] | None = None,
     ) -> None:
         """Move saved positions, (stream, writer, old, new) each, all or none: ReaderMoved (9.12). With the
-        caller's connection in the caller's transaction; on ReaderMoved the caller rolls back."""
+        caller's connection in the caller's transaction; on ReaderMoved the caller rolls back.
+
+        ReaderMoved also while a bootstrap of one of the streams is unfinished: another process of this name loads a
+        snapshot, and what this one handles the target will lose. So it will if that bootstrap is over meanwhile, and
+        then perhaps the position is what it was: ``bootstraps`` are those known when the rows were handled, as
+        `ReaderState` tells them, and ReaderMoved tells that there has been another since. None: not compared."""
 
     async def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
         """Begin anew in another epoch: positions of other epochs go, these are registered, all of them as ``oldest``.
         Positions that are of this epoch stay: another process under this name has begun in it already. And if there
-        are any of the log that this store keeps, and ``epoch`` is another, nothing is done."""
+        are any of the log that this store keeps, and ``epoch`` is another, nothing is done. Nothing is registered of a
+        stream whose unfinished bootstrap is of this epoch."""
+
+    async def begin_bootstrap(self, reader: str, agreement: Agreement, *, syncs: int, reason: str) -> str:
+        """Save that this reader loads that snapshot: no part of it is applied yet, state "agreed". What was saved of an
+        earlier bootstrap of the stream is replaced. Returns its `BootstrapProgress.id`.
+
+        In the same transaction the reader's saved positions of the stream are replaced by the agreement's (of a writer
+        that is not in it: by 0): from now on pruning keeps what follows them. ``syncs``, ``reason``: see
+        `BootstrapProgress`. Raises SnapshotGone when this store keeps the agreement's log, and rows above its positions
+        have been pruned by now (no page would give them); and when the reader has positions of this store's log
+        already, and the agreement is of another.
+        """
+
+    async def save_bootstrap(
+        self,
+        reader: str,
+        stream: str,
+        agreement_id: str,
+        *,
+        parts: int,
+        applied: int,
+        rows: int,
+        bytes: int,  # noqa: A002 - the word of `BootstrapProgress`
+        state: str,
+        connection: Any = None,
+    ) -> None:
+        """Move what is applied from ``parts`` to ``applied`` parts: ReaderMoved unless ``parts`` is what is saved, of
+        the agreement with this `digest`. With the caller's connection in the caller's transaction; on ReaderMoved the
+        caller rolls back. Both numbers equal: only the state changes. ``rows``, ``bytes``: of all that is applied by
+        then."""
+
+    async def bootstraps(self, reader: str | None = None) -> list[BootstrapProgress]:
+        """What is saved of bootstraps, of all readers or of one, the latest first; one a stream. That of one that is
+        over stays until the next begins."""
+
+    async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
+        """See `SnapshotSource`. Of ``again`` the parts that pruning has not reached can still be loaded, even if it
+        has reached others: those are told by `load`."""
+
+    def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
+        """See `SnapshotSource`."""
+
+    async def leave(self, agreement: Agreement) -> None:
+        """See `SnapshotSource`."""
 
     async def dead_letter(
         self,

@@ -21,11 +21,14 @@ from busrep.errors import (
     PositionTooOld,
     ReaderMoved,
     SchemaError,
+    SnapshotGone,
     UnknownStream,
     WriterFenced,
 )
+from busrep.snapshots import Agreement, PartRange
 from busrep.storage import MIXED
 from busrep.stores import AsyncStore, Claim, CommitUnknown, open_store
+from busrep.stores.schema import VERSION
 from busrep.streams import Registry, Stream, Table
 from busrep.updates import FetchUpdates, UpdatesPage
 
@@ -387,6 +390,47 @@ class StoreConformance:
             again = await store.claim("w1", ["orders"], timeout=1)
             assert again.starts == {"orders": 3}
             assert again.highest == {"orders": 3}
+
+    @sync
+    async def test_the_newest_rows_of_all_writers(self, url: str) -> None:
+        async with self.opened(url) as store:
+            newest = await store.newest("orders")
+            assert newest is not None
+            assert (newest.epoch, newest.rows) == (await store.epoch(), {})
+            w1 = await store.claim("w1", ["orders", "payments"], timeout=1)
+            w2 = await store.claim("w2", ["orders"], timeout=1)
+            await write(store, w1, 1, 2)
+            await write(store, w1, 1, stream="payments")
+            await write(store, w2, 1, commit=False)
+            newest = await store.newest("orders")
+            assert newest is not None
+            assert newest.rows == {"w1": 2, "w2": 0}
+            await write(store, w2, 1)
+            await store.heartbeat(w1, {"orders": 2, "payments": 1})
+            await store.prune(keep=0)  # those of w2 are not proven
+            await store.finish("w1", w1.incarnation, timeout=1)
+            newest = await store.newest("orders")
+            assert newest is not None
+            assert newest.rows == {"w1": 2, "w2": 4}
+            await store.restored()
+            other = await store.newest("orders")
+            assert other is not None
+            assert other.epoch == await store.epoch() != newest.epoch
+
+    @sync
+    async def test_uncommitted_rows_are_not_among_the_newest(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            transaction = store.transaction(claim)
+            ids = await store.reserve("orders", 1)
+            await transaction.begin()
+            await transaction.insert("orders", [(ids[0], [[1]], [row(1)])])
+            before = await store.newest("orders")
+            await transaction.commit()
+            after = await store.newest("orders")
+            assert before is not None
+            assert after is not None
+            assert (before.rows, after.rows) == ({"w1": 0}, {"w1": ids[0]})
 
     @sync
     async def test_9_7_a_claim_registers_before_the_first_reservation(self, url: str) -> None:
@@ -758,9 +802,150 @@ class StoreConformance:
             await store.heartbeat(claim, {"orders": 1})
             await store.register_reader("r", {("orders", "w1"): 0}, claim.epoch)
             status = json.loads(json.dumps(await store.status()))
-            assert (status["epoch"], status["dead_letters"], status["schema_version"]) == (claim.epoch, 0, 1)
+            assert (status["epoch"], status["dead_letters"], status["schema_version"]) == (claim.epoch, 0, VERSION)
             orders = status["streams"]["orders"]
             assert (orders["rows"], orders["sequence"], orders["table"]) == (2, 1, "busrep_facts")
             assert orders["writers"]["w1"]["position"] == 1
             assert orders["writers"]["w1"]["registered"] is True
             assert status["readers"]["r"]["orders"]["w1"]["lag"] == 1
+
+
+class BootstrapConformance:
+    """What is saved of bootstraps: of stores on an event loop, for threads read through those. What stores give to
+    load is in snapshot_conformance.py."""
+
+    opened: Any
+
+    @sync
+    async def test_9_12_progress_of_a_bootstrap_is_saved_or_refused(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            ids = await write(store, claim, 1, 1, 1, 1)
+            await store.heartbeat(claim, {"orders": ids[-1]})
+            await store.register_reader("r", {("orders", "w1"): 1, ("orders", "w0"): 1}, claim.epoch)
+            agreement = Agreement("orders", claim.epoch, {"w1": 3}, {}, [PartRange(0, 2, 2), PartRange(2, 3, 1)])
+            await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
+            assert (await store.load_reader("r")).positions == {("orders", "w1"): 3, ("orders", "w0"): 0}
+            save = functools.partial(store.save_bootstrap, "r", "orders", rows=2, bytes=9, state="loading")
+            await save(agreement.digest, parts=0, applied=1)
+            for digest, parts in ((agreement.digest, 0), (agreement.digest, 2), ("0" * 64, 1)):
+                with pytest.raises(ReaderMoved):
+                    await save(digest, parts=parts, applied=2)
+            (progress,) = await store.bootstraps("r")
+            assert (progress.agreement, progress.parts, progress.rows) == (agreement, 1, 2)
+            assert (await store.status())["bootstraps"]["r"]["orders"]["parts_total"] == 2
+            await store.prune(keep=0)
+            with pytest.raises(SnapshotGone):  # the reader kept what follows 3, nobody what follows 2
+                await store.begin_bootstrap("r", attrs.evolve(agreement, positions={"w1": 2}), syncs=2, reason="old")
+            assert [one.parts for one in await store.bootstraps()] == [1]
+
+    @sync
+    async def test_9_12_no_position_moves_while_a_snapshot_is_loaded(self, url: str) -> None:
+        """What another process of this name handles meanwhile, the target loses."""
+        async with self.opened(url) as store:
+            epoch = await store.epoch()
+            at = {("orders", "w1"): 1, ("payments", "w1"): 1}
+            for reader in ("r", "other"):
+                await store.register_reader(reader, at, epoch)
+            agreement = Agreement("orders", epoch, {"w1": 3}, {}, [PartRange(0, 3, 2)])
+            id = await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
+            at = {("orders", "w1"): 3, ("payments", "w1"): 1}
+            saves: list[dict[str, Any]] = [{}, {"bootstraps": {}}, {"bootstraps": {"orders": id}}]
+            for applied, state in ((0, "loading"), (0, "requested"), (0, "agreed")):
+                for known in saves:
+                    for changes in ([("orders", "w1", 3, 4)], [("payments", "w1", 1, 2), ("orders", "w1", 3, 4)]):
+                        with pytest.raises(ReaderMoved):
+                            await store.save_reader("r", changes, epoch, **known)
+                await store.register_reader("r", {("orders", "w1"): 9, ("orders", "w2"): 9}, epoch)
+                await store.register_reader("r", {("orders", "w2"): 9}, epoch, oldest=[("orders", "w2")])
+                await store.reset_reader("r", {("orders", "w1"): 9, ("orders", "w2"): 9}, epoch)
+                found = await store.load_reader("r")
+                assert (found.positions, found.epoch) == (at, epoch)
+                assert (found.loading, found.bootstraps) == ({"orders"}, {"orders": id})
+                await store.save_bootstrap(
+                    "r", "orders", agreement.digest, parts=0, applied=applied, rows=0, bytes=0, state=state
+                )
+            await store.save_reader("r", [("payments", "w1", 1, 2)], epoch, bootstraps={})
+            await store.save_reader("other", [("orders", "w1", 1, 2)], epoch, bootstraps={})
+            assert (await store.load_reader("other")).loading == frozenset()
+            await store.save_bootstrap(
+                "r", "orders", agreement.digest, parts=0, applied=1, rows=2, bytes=9, state="draining"
+            )
+            found = await store.load_reader("r")
+            assert (found.loading, found.bootstraps) == (frozenset(), {"orders": id})
+            for bootstraps in ({}, {"orders": "0" * 16}, {"payments": id}):  # that of before, of which this is the end
+                with pytest.raises(ReaderMoved):
+                    await store.save_reader("r", [("orders", "w1", 3, 4)], epoch, bootstraps=bootstraps)
+            await store.save_reader(
+                "r", [("orders", "w1", 3, 4), ("payments", "w1", 2, 3)], epoch, bootstraps={"orders": id}
+            )
+            await store.save_reader("r", [("orders", "w1", 4, 5)], epoch)
+            await store.register_reader("r", {("orders", "w2"): 9}, epoch)
+            assert (await store.load_reader("r")).positions == {
+                ("orders", "w1"): 5, ("payments", "w1"): 3, ("orders", "w2"): 9,
+            }  # fmt: skip
+            assert await store.begin_bootstrap("r", agreement, syncs=2, reason="again") != id
+
+    @sync
+    async def test_9_12_a_new_log_replaces_the_positions_of_a_snapshot_but_it_stays_unfinished(self, url: str) -> None:
+        """The target has a part of what was."""
+        async with self.opened(url) as store:
+            epoch = await store.epoch()
+            agreement = Agreement("orders", epoch, {"w1": 3}, {}, [PartRange(0, 3, 2)])
+            await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
+            new = await store.restored()
+            await store.reset_reader("r", {("orders", ""): 0, ("orders", "w1"): 0}, new)
+            found = await store.load_reader("r")
+            assert (found.epoch, found.positions, found.loading) == (new, {("orders", "w1"): 0}, {"orders"})
+            with pytest.raises(ReaderMoved):
+                await store.save_reader("r", [("orders", "w1", 0, 1)], new)
+            id = await store.begin_bootstrap("r", attrs.evolve(agreement, epoch=new), syncs=2, reason="restored")
+            found = await store.load_reader("r")
+            assert (found.positions, found.bootstraps) == ({("orders", "w1"): 3}, {"orders": id})
+
+    @sync
+    async def test_9_12_two_of_one_name_lose_nothing_whoever_loads_a_snapshot_when(self, url: str) -> None:
+        """One follows, and saves now and then what it has handled; the other empties the target and loads it anew."""
+        async with self.opened(url) as store, self.opened(url) as other:
+            epoch, dice, key, last = await store.epoch(), random.Random(5), ("orders", "w1"), 150
+            target: set[int] = set()
+            await store.register_reader("r", {key: 0}, epoch)
+
+            async def follow() -> None:
+                known, at, handled = await store.load_reader("r"), 0, 0
+                while at < last:
+                    if known.loading:
+                        await asyncio.sleep(0)
+                        known = await store.load_reader("r")
+                        at = handled = known.positions[key]
+                        continue
+                    handled = min(last, handled + 1)
+                    target.add(handled)
+                    if dice.random() < 0.1:
+                        try:
+                            changes = [(*key, at, handled)]
+                            await store.save_reader("r", changes, epoch, bootstraps=known.bootstraps)
+                            at = handled
+                        except ReaderMoved:
+                            known = await store.load_reader("r")
+                            at = handled = known.positions[key]
+                    else:
+                        await asyncio.sleep(0.0005)
+
+            async def bootstrap() -> None:
+                for _ in range(12):
+                    # Often where the other has saved, and always behind what it has handled.
+                    position = (await other.load_reader("r")).positions[key]
+                    agreement = Agreement("orders", epoch, {"w1": position}, {}, [PartRange(0, max(1, position))])
+                    await other.begin_bootstrap("r", agreement, syncs=1, reason="again")
+                    target.clear()
+                    for _ in range(dice.randrange(3)):
+                        await asyncio.sleep(0.0005)
+                    target.update(range(1, position + 1))
+                    await other.save_bootstrap(
+                        "r", "orders", agreement.digest, parts=0, applied=1, rows=0, bytes=0, state="draining"
+                    )
+
+            await asyncio.gather(follow(), bootstrap())
+            assert (await store.load_reader("r")).positions == {key: last}
+            assert target == set(range(1, last + 1))

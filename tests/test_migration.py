@@ -9,8 +9,9 @@ import pytest
 
 import busrep
 from busrep.errors import SchemaError
-from busrep.stores import open_store, schema
-from busrep.stores.plans import Sql
+from busrep.snapshots import Agreement
+from busrep.stores import open_store, readers, schema
+from busrep.stores.plans import Plan, Sql
 from busrep.stores.postgres_dialect import PostgresDialect
 from busrep.stores.sqlite_dialect import SqliteDialect
 from busrep.streams import Registry
@@ -38,24 +39,30 @@ def next_version(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dialect, "ddl", ddl)
 
 
+async def _with_facts(store: Any) -> str:
+    """A database with a fact of w1 and a reader at 0; its epoch."""
+    await store.init()
+    await store.open()
+    claim = await store.claim("w1", ["orders"], timeout=5)
+    transaction = store.transaction(claim)
+    (id,) = await store.reserve("orders", 1)
+    await transaction.begin()
+    await transaction.insert("orders", [(id, [["kept"]], [b'["kept"]'])])
+    await transaction.commit()
+    await store.heartbeat(claim, {"orders": id})
+    await store._write(_registered(store.dialect, claim.epoch))  # also where there are no later tables
+    await store.close()
+    return str(claim.epoch)
+
+
+def _registered(dialect: Any, epoch: str) -> Plan[None]:
+    yield tuple(readers.rows_of(dialect, "r", {("orders", "w1"): 0}, epoch))
+
+
 @pytest.mark.servers
 def test_a_newer_busrep_migrates_and_an_older_one_refuses(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def store() -> Any:
         return open_store(url, Registry([orders]))
-
-    async def before() -> str:
-        first = store()
-        await first.init()
-        await first.open()
-        claim = await first.claim("w1", ["orders"], timeout=5)
-        transaction = first.transaction(claim)
-        (id,) = await first.reserve("orders", 1)
-        await transaction.begin()
-        await transaction.insert("orders", [(id, [["kept"]], [b'["kept"]'])])
-        await transaction.commit()
-        epoch: str = await first.epoch()
-        await first.close()
-        return epoch
 
     async def after(epoch: str) -> None:
         second = store()
@@ -77,8 +84,40 @@ def test_a_newer_busrep_migrates_and_an_older_one_refuses(url: str, monkeypatch:
             await third.init()
         await third.close()
 
-    epoch = asyncio.run(before())
+    epoch = asyncio.run(_with_facts(store()))
     with monkeypatch.context() as patched:
         next_version(patched)
         asyncio.run(after(epoch))
     asyncio.run(older())
+
+
+@pytest.mark.servers
+def test_version_2_keeps_bootstraps(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a version 1 with facts, a claim and a reader nothing changes, and afterwards bootstraps can be saved."""
+
+    def store() -> Any:
+        return open_store(url, Registry([orders]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(schema, "VERSION", 1)
+        asyncio.run(_with_facts(store()))
+
+    async def after() -> None:
+        new = store()
+        with pytest.raises(SchemaError, match="busrep db init") as caught:
+            await new.open()
+        assert (caught.value.found, caught.value.expected) == (1, schema.VERSION)
+        await asyncio.gather(new.init(), store().init())
+        await new.open()
+        page = await new.fetch(busrep.updates.FetchUpdates("orders", "w1", 0, 1))
+        assert list(page.payloads) == [b'["kept"]']
+        assert (await new.load_reader("r")).positions == {("orders", "w1"): 0}
+        assert await new.bootstraps() == []
+        await new.begin_bootstrap("r", Agreement("orders", page.epoch, {"w1": 1}, {}, []), syncs=1, reason="new")
+        assert (await new.load_reader("r")).positions == {("orders", "w1"): 1}
+        assert len(await new.bootstraps()) == 1
+        agreement = await new.agree("orders", part_rows=5)
+        assert agreement.rows == 1
+        await new.close()
+
+    asyncio.run(after())

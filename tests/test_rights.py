@@ -125,16 +125,23 @@ async def all_that_a_writer_does(url: str, number: int) -> None:
 
 
 async def all_that_a_reader_does(url: str, number: int) -> None:
+    reader = f"r{number}"  # whatever the last one had to leave unfinished
     async with opened(url) as store:
         epoch = await store.epoch()
         await store.known()
         await store.sequence("orders")
         await read(store, "w1", 0, 1)
-        await store.register_reader("r1", {("orders", "w1"): number}, epoch)
-        position = (await store.load_reader("r1")).positions["orders", "w1"]
-        await store.save_reader("r1", [("orders", "w1", position, position + 1)], epoch)
-        await store.reset_reader("r1", {("orders", "w1"): 0}, epoch)
-        await store.dead_letter("r1", "orders", "w1", [1], [b"[1]"], "no")
+        await store.register_reader(reader, {("orders", "w1"): number}, epoch)
+        position = (await store.load_reader(reader)).positions["orders", "w1"]
+        await store.save_reader(reader, [("orders", "w1", position, position + 1)], epoch)
+        await store.reset_reader(reader, {("orders", "w1"): 0}, epoch)
+        agreement = await store.agree("orders", part_rows=10)
+        await store.leave(agreement)
+        await store.begin_bootstrap(reader, agreement, syncs=1, reason="new")
+        applied = {"applied": 0, "rows": 0, "bytes": 0, "state": "online"}
+        await store.save_bootstrap(reader, "orders", agreement.digest, parts=0, **applied)
+        assert [one.state for one in await store.bootstraps(reader)] == ["online"]
+        await store.dead_letter(reader, "orders", "w1", [1], [b"[1]"], "no")
         await store.dead_letters(1)
 
 

@@ -30,12 +30,14 @@ from busrep.errors import (
 )
 from busrep.stores import CommitUnknown, open_store
 from busrep.stores.postgres_dialect import sequence_name
+from busrep.stores.schema import VERSION
 from busrep.streams import Registry, Stream, Table
 from busrep.testing.servers import PostgresServer
 from tests.store_conformance import (
     OWN_TABLES,
     PATIENCE,
     SHORT,
+    BootstrapConformance,
     Order,
     StoreConformance,
     generic,
@@ -73,7 +75,7 @@ def committed(process: subprocess.Popen[str], until: str = "") -> list[int]:
     return found
 
 
-class TestMemory(StoreConformance):
+class TestMemory(StoreConformance, BootstrapConformance):
     commits_at_once = True
 
     @pytest.fixture
@@ -139,10 +141,10 @@ class SqlConformance(StoreConformance):
                 late = self.make(url)
                 with pytest.raises(SchemaError) as caught:
                     await late.open()
-                assert (caught.value.found, caught.value.expected) == (version, 1)
+                assert (caught.value.found, caught.value.expected) == (version, VERSION)
             with pytest.raises(SchemaError):
                 await store.init()  # newer: never downgraded
-            self.sql(url, "UPDATE busrep_meta SET value = '1' WHERE key = 'version'")
+            self.sql(url, f"UPDATE busrep_meta SET value = '{VERSION}' WHERE key = 'version'")
             self.sql(url, "DROP TABLE busrep_positions")
             with pytest.raises(SchemaError):
                 await store.known()
@@ -414,7 +416,7 @@ class SqlConformance(StoreConformance):
         assert not set(written["w1"]) & set(written["w2"])
 
 
-class TestSqlite(SqlConformance):
+class TestSqlite(SqlConformance, BootstrapConformance):
     @pytest.fixture
     def url(self, sqlite_url: str) -> str:
         return sqlite_url
@@ -586,7 +588,7 @@ class Cutter:
 
 
 @pytest.mark.servers
-class TestPostgres(SqlConformance):
+class TestPostgres(SqlConformance, BootstrapConformance):
     mark = "%s"
     json_type = "jsonb"
 

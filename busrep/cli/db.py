@@ -171,6 +171,17 @@ def status(store_url: str, declared: str | None, as_json: bool) -> None:
             for writer, at in writers.items()
         ],
     )
+    if found["bootstraps"]:
+        print_table(
+            "Bootstraps",
+            ("reader", "stream", "state", "parts", "rows", "saved", "full syncs within the hour", "reason"),
+            [
+                (reader, name, at["state"], f"{at['parts']}/{at['parts_total']}", at["rows"], ago(at["saved_ago"]),
+                 at["syncs"], at["reason"])
+                for reader, streams in found["bootstraps"].items()
+                for name, at in streams.items()
+            ],
+        )  # fmt: skip
 
 
 def ago(seconds: float) -> str:

@@ -4,9 +4,11 @@ Everything here is pieces of SQL text; which database they are for is the dialec
 are positive inside; an application's table may hold them negative, so there ``id < 0`` and order are turned round.
 """
 
+# ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -14,6 +16,12 @@ import orjson
 
 from busrep.errors import RowError
 from busrep.streams import Stream
+
+# SELECTs in one UNION ALL; SQLite takes at most 500. More are nested.
+MOST_SELECTS = 400
+
+Span = tuple[str, int, int]
+"""Rows of one writer: (writer, after, upto)."""
 
 
 def quoted(name: str) -> str:
@@ -106,3 +114,17 @@ def columns_of(backing: Backing, payload: bytes) -> list[Any]:
     if not isinstance(values, list) or len(values) != len(backing.columns):
         raise RowError(backing.stream, "row", f"does not have the {len(backing.columns)} columns of its table", values)
     return values
+
+
+def union(backing: Backing, rows: Sequence[Span], columns: str) -> tuple[str, list[Any]]:
+    """A query of these columns of these rows, and its parameters; one SELECT a writer, each a range of the index."""
+    texts, params = [], []
+    for writer, after, upto in rows:
+        where, of = backing.of_writer(writer)
+        span, limits = backing.between(after, upto)
+        texts.append(f"SELECT {columns} FROM {backing.table} WHERE {where} AND {span}")
+        params += [*of, *limits]
+    groups = [" UNION ALL ".join(texts[at : at + MOST_SELECTS]) for at in range(0, len(texts), MOST_SELECTS)]
+    if len(groups) > 1:
+        groups = [f"SELECT * FROM ({text}) AS g{at}" for at, text in enumerate(groups)]
+    return " UNION ALL ".join(groups), params

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError
 from busrep.settings import Settings
-from busrep.storage import AsyncStore, AsyncTransaction, Claim, DeadLetter, FactRows, KnownWriter, ReaderState
+from busrep.storage import AsyncStore, AsyncTransaction, Claim, DeadLetter, FactRows, KnownWriter, Newest, ReaderState
 from busrep.stores import FORMS
 from busrep.stores.memory import LOOK, MemoryStore, _Name
 from busrep.streams import Registry
@@ -168,6 +168,10 @@ class BlockingStore:
     def known(self) -> list[KnownWriter]:
         """See `AsyncStore`."""
         return complete(self._store.known())
+
+    def newest(self, stream: str) -> Newest | None:
+        """See `AsyncStore`."""
+        return complete(self._store.newest(stream))
 
     def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
         """See `AsyncStore`."""

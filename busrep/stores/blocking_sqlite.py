@@ -16,8 +16,8 @@ from busrep.storage import Claim, FactRows
 from busrep.stores import claims, facts, schema
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import Control, Plan, Sql, T
-from busrep.stores.sqlite import BUSY, check_file, connect, executor, file_at, run
 from busrep.stores.sqlite_dialect import SqliteDialect
+from busrep.stores.sqlite_files import BUSY, check_file, connect, executor, file_at, run
 from busrep.streams import Registry
 
 # A thread that was interrupted when it let its turn go tells nobody: who waits looks again after so many seconds.

@@ -13,7 +13,7 @@ import orjson
 
 from busrep.errors import ClaimBlocked, ConfigError, WriterFenced
 from busrep.ids import Start, plan_start
-from busrep.storage import Claim, KnownWriter
+from busrep.storage import Claim, KnownWriter, Newest
 from busrep.stores.backing import Backing
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, Sql, T, in_transaction
@@ -259,6 +259,20 @@ def known(dialect: Dialect) -> Plan[list[KnownWriter]]:
         KnownWriter(stream, writer, position, floor, bool(registered), incarnation, max(0.0, float(silent)))
         for stream, writer, position, floor, registered, incarnation, silent in answers[0]
     ]
+
+
+def newest(dialect: Dialect, backing: Backing) -> Plan[Newest | None]:
+    """The highest row ID of every writer of a stream, deleted ones counting; None on a replica."""
+    same_stream = "" if backing.own else "stream = p.stream AND "
+    answers = yield Sql(  # one statement, one snapshot; without a writer the epoch all the same
+        f"SELECT {dialect.replica}, m.value, p.writer, p.floor, (SELECT {backing.top} FROM {backing.table} "
+        f"WHERE {same_stream}{backing.writer} = p.writer) FROM busrep_meta m LEFT JOIN busrep_positions p "
+        "ON p.stream = ? WHERE m.key = 'epoch'",
+        (backing.stream,),
+    )
+    replica, epoch = answers[0][0][:2]
+    rows = {writer: max(floor, highest or 0) for _, _, writer, floor, highest in answers[0] if writer is not None}
+    return None if replica else Newest(epoch, rows)
 
 
 def finish(

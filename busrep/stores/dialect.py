@@ -1,12 +1,22 @@
 """What differs between the databases, as an interface; each store's module implements it."""
 
+# ruff: noqa: S608 - constants
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from busrep.stores.backing import Backing
+from busrep.snapshots import LOADED
+from busrep.stores.backing import Backing, Span
 from busrep.stores.plans import Plan, Sql
+
+# Condition on the row ``r`` of busrep_readers that ``v`` moves: no snapshot of the stream is being loaded, and none was
+# since the last one that the caller knew (NULL: does not tell).
+NO_BOOTSTRAP = (
+    "NOT EXISTS (SELECT 1 FROM busrep_bootstraps b WHERE b.reader = r.reader AND b.stream = r.stream "
+    f"AND (b.state NOT IN {LOADED} OR b.id <> v.begun))"
+)
 
 
 class Dialect(Protocol):
@@ -69,12 +79,16 @@ class Dialect(Protocol):
     def rows(self, backing: Backing, writer: str, ids: Sequence[int]) -> Sql:
         """(token, column...) of the rows of these facts, in order."""
 
+    def part(self, backing: Backing, spans: Sequence[Span]) -> Sql | None:
+        """(writer, token, column...) of all rows in these spans (writer, after, upto), ordered by token and place in
+        the fact; None for no spans."""
+
     def payloads(self, backing: Backing, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
-        """Payloads of rows that ``page`` or ``rows`` gave."""
+        """Payloads of rows that ``page`` or ``rows`` gave, or ``part`` without the writer."""
 
     def outcome(self, marker: object) -> Sql | None:
         """(True,) while that transaction may be open; None when asking is of no use."""
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
-        """Move ``count`` saved positions, all or none; ``moved``: JSON [[stream, writer, old, new], ...]. Answers
-        (stream, writer) of those that were where they should be, or none."""
+        """Move ``count`` saved positions, all or none; ``moved``: JSON [[stream, writer, old, new, bootstrap], ...].
+        Answers (stream, writer) of those that were where they should be, or none."""

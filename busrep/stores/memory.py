@@ -25,7 +25,9 @@ from busrep.errors import (
 )
 from busrep.ids import Start, plan_start
 from busrep.settings import Settings
-from busrep.storage import MIXED, Claim, DeadLetter, FactRows, KnownWriter, ReaderState
+from busrep.snapshots import BootstrapProgress
+from busrep.storage import MIXED, Claim, DeadLetter, FactRows, KnownWriter, Newest, ReaderState
+from busrep.stores.memory_snapshots import MemorySnapshots
 from busrep.stores.schema import VERSION, new_epoch
 from busrep.streams import Registry
 from busrep.updates import FetchUpdates, UpdatesPage
@@ -72,6 +74,8 @@ class _World:
     facts: dict[Key, dict[int, tuple[list[bytes], float]]] = attrs.field(factory=dict)
     readers: dict[str, dict[Key, _Saved]] = attrs.field(factory=dict)
     dead: list[tuple[DeadLetter, float]] = attrs.field(factory=list)
+    # (reader, stream) -> what is saved of its bootstrap, and when
+    bootstraps: dict[Key, tuple[BootstrapProgress, float]] = attrs.field(factory=dict)
 
     def highest_row(self, stream: str) -> int:
         return max((max(rows) for (name, _), rows in self.facts.items() if name == stream and rows), default=0)
@@ -83,12 +87,13 @@ class _World:
 _WORLDS: dict[str, _World] = {}
 
 
-class MemoryStore:
+class MemoryStore(MemorySnapshots):
     """An `AsyncStore` in this process's memory."""
 
     def __init__(self, name: str, streams: Registry, settings: Settings) -> None:
         self.name, self.streams, self.settings = name, streams, settings
         self.world = _WORLDS.setdefault(name, _World())
+        super().__init__()
 
     async def open(self) -> None:
         """See `AsyncStore`."""
@@ -97,6 +102,7 @@ class MemoryStore:
 
     async def close(self) -> None:
         """See `AsyncStore`; the contents stay as long as the process."""
+        self.leave_all()
 
     async def init(self) -> None:
         """See `AsyncStore`."""
@@ -264,6 +270,17 @@ class MemoryStore:
                 for (stream, writer), at in sorted(self.world.positions.items(), key=lambda item: item[0])
             ]
 
+    async def newest(self, stream: str) -> Newest | None:
+        """See `AsyncStore`."""
+        stream, epoch = self._stream(stream), await self.epoch()
+        with self.world.lock:
+            rows = {
+                writer: max(at.floor, self.world.own_row(stream, writer))
+                for (name, writer), at in self.world.positions.items()
+                if name == stream
+            }
+            return Newest(epoch, rows)
+
     async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
         """See `AsyncStore`."""
         name = await self._without_transactions(writer, timeout)
@@ -293,9 +310,10 @@ class MemoryStore:
     ) -> None:
         """See `AsyncStore`."""
         with self.world.lock:
-            saved = self.world.readers.setdefault(reader, {})
+            saved, loading = self.world.readers.setdefault(reader, {}), self.loading(reader)
             for key, at in self._begun(positions, epoch, oldest).items():
-                saved.setdefault(key, at)
+                if key[0] not in loading:
+                    saved.setdefault(key, at)
 
     def _begun(
         self, positions: Mapping[tuple[str, str], int], epoch: str, oldest: Collection[tuple[str, str]]
@@ -311,18 +329,26 @@ class MemoryStore:
             epochs = {at.epoch for at in saved.values()}
             epoch = MIXED if len(epochs) > 1 else next(iter(epochs), None)
             positions = {key: at.position for key, at in saved.items() if key[1]}
-            return ReaderState(epoch, positions, frozenset(stream for stream, _ in saved))
+            begun = {stream: one.id for (who, stream), (one, _) in self.world.bootstraps.items() if who == reader}
+            return ReaderState(epoch, positions, frozenset(stream for stream, _ in saved), begun, self.loading(reader))
 
     async def save_reader(
-        self, reader: str, changes: Sequence[tuple[str, str, int, int]], epoch: str, connection: Any = None
+        self,
+        reader: str,
+        changes: Sequence[tuple[str, str, int, int]],
+        epoch: str,
+        connection: Any = None,
+        *,
+        bootstraps: Mapping[str, str] | None = None,
     ) -> None:
         """See `AsyncStore`."""
         self._no(connection)
         with self.world.lock:
-            saved = self.world.readers.get(reader, {})
+            saved, loading = self.world.readers.get(reader, {}), self.loading(reader)
             for stream, writer, old, _ in changes:
-                at = saved.get((stream, writer))
-                if at is None or at.position != old or at.epoch != epoch:
+                at, (last, _) = saved.get((stream, writer)), self.world.bootstraps.get((reader, stream), (None, 0.0))
+                other = last is not None and bootstraps is not None and bootstraps.get(stream, "") != last.id
+                if at is None or at.position != old or at.epoch != epoch or stream in loading or other:
                     raise ReaderMoved(reader, stream, writer, old)
             for stream, writer, _, new in changes:
                 saved[stream, writer] = _Saved(new, epoch)
@@ -334,7 +360,9 @@ class MemoryStore:
             if self.world.epoch != epoch and any(at.epoch == self.world.epoch for at in saved.values()):
                 return
             stay = {key: at for key, at in saved.items() if at.epoch == epoch}
-            self.world.readers[reader] = self._begun(positions, epoch, positions) | stay
+            loading = self.loading(reader) & {stream for stream, _ in stay}
+            begun = self._begun(positions, epoch, positions)
+            self.world.readers[reader] = {key: at for key, at in begun.items() if key[0] not in loading} | stay
 
     def _no(self, connection: Any) -> None:
         if connection is not None:
@@ -454,6 +482,7 @@ class MemoryStore:
                 "streams": streams,
                 "readers": readers,
                 "dead_letters": len(world.dead),
+                "bootstraps": self.bootstraps_told(),
             }
 
 

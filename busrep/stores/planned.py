@@ -5,13 +5,14 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from busrep.errors import ConfigError
 from busrep.settings import Settings
-from busrep.storage import AsyncTransaction, Claim, DeadLetter, KnownWriter, ReaderState
-from busrep.stores import claims, facts, readers, schema
+from busrep.snapshots import Agreement, BootstrapProgress
+from busrep.storage import AsyncTransaction, Claim, DeadLetter, KnownWriter, Newest, ReaderState
+from busrep.stores import bootstraps, claims, facts, readers, schema, snapshots
 from busrep.stores.backing import Backing, backing_of
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Plan, Row, T
@@ -131,6 +132,9 @@ class PlannedStore(abc.ABC):
     async def known(self) -> list[KnownWriter]:  # noqa: D102
         return await self._read(claims.known(self.dialect))
 
+    async def newest(self, stream: str) -> Newest | None:  # noqa: D102
+        return await self._read(claims.newest(self.dialect, self.backing(stream)))
+
     async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:  # noqa: D102
         return await self._write(claims.finish(self.dialect, self.backings, writer, incarnation, timeout), timeout)
 
@@ -148,16 +152,63 @@ class PlannedStore(abc.ABC):
         return await self._read(readers.load(reader))
 
     async def save_reader(  # noqa: D102
-        self, reader: str, changes: Sequence[tuple[str, str, int, int]], epoch: str, connection: Any = None
+        self,
+        reader: str,
+        changes: Sequence[tuple[str, str, int, int]],
+        epoch: str,
+        connection: Any = None,
+        *,
+        bootstraps: Mapping[str, str] | None = None,
     ) -> None:
         if changes:
-            plan = readers.save(self.dialect, reader, changes, epoch)
+            plan = readers.save(self.dialect, reader, changes, epoch, bootstraps)
             await (self._write(plan) if connection is None else self._on(connection, plan))
 
     async def reset_reader(  # noqa: D102
         self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str
     ) -> None:
         await self._write(readers.reset(self.dialect, reader, positions, epoch))
+
+    async def begin_bootstrap(  # noqa: D102
+        self, reader: str, agreement: Agreement, *, syncs: int, reason: str
+    ) -> str:
+        return await self._write(bootstraps.begin(self.dialect, reader, agreement, syncs, reason))
+
+    async def save_bootstrap(  # noqa: D102
+        self,
+        reader: str,
+        stream: str,
+        agreement_id: str,
+        *,
+        parts: int,
+        applied: int,
+        rows: int,
+        bytes: int,  # noqa: A002
+        state: str,
+        connection: Any = None,
+    ) -> None:
+        plan = bootstraps.save(self.dialect, reader, stream, agreement_id, parts, applied, rows, bytes, state)
+        await (self._write(plan) if connection is None else self._on(connection, plan))
+
+    async def bootstraps(self, reader: str | None = None) -> list[BootstrapProgress]:  # noqa: D102
+        return await self._read(bootstraps.listed(self.dialect, reader))
+
+    # Of a store that has nothing better: each in one transaction, a part at once.
+
+    async def agree(  # noqa: D102
+        self, stream: str, *, part_rows: int, again: Agreement | None = None
+    ) -> Agreement:
+        plan = snapshots.agree(self.dialect, self.backing(stream), part_rows, again, self.dialect.name)
+        agreement, _ = await self._read(snapshots.in_snapshot(plan))
+        return agreement
+
+    async def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:  # noqa: D102
+        backing = self.backing(agreement.stream)
+        plan = snapshots.rows_of_part(self.dialect, backing, agreement, number)
+        yield snapshots.text_of(self.dialect, backing, await self._read(snapshots.in_snapshot(plan)))
+
+    async def leave(self, agreement: Agreement) -> None:  # noqa: D102, B027 - nothing is held
+        pass
 
     async def dead_letter(  # noqa: D102
         self,

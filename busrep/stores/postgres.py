@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from busrep.errors import ConfigError, MissingExtra, Unavailable
 from busrep.settings import Settings
+from busrep.snapshots import Agreement
 from busrep.storage import Claim
 from busrep.stores import schema
 from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, run_async
 from busrep.stores.postgres_dialect import PostgresDialect
+from busrep.stores.postgres_snapshots import PostgresSnapshots
 from busrep.stores.transaction import ServerStore, ServerTransaction, by_state, final
 from busrep.streams import Registry
 
@@ -168,6 +170,7 @@ class PostgresStore(ServerStore):
         self.transactions: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
         self.questions: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
         self._background: set[asyncio.Future[Any]] = set()
+        self._snapshots = PostgresSnapshots(self)
 
     async def open(self) -> None:
         """See `AsyncStore`."""
@@ -189,15 +192,23 @@ class PostgresStore(ServerStore):
     async def _alone(self, plan: Plan[T]) -> T:
         """Run a plan on a connection that is made and closed for it."""
         try:
-            connection = await psycopg.AsyncConnection.connect(self.url, autocommit=True)
-        except psycopg.Error as error:
+            connection = await self.connect()
+        except BaseException:
             plan.close()
-            raise Unavailable(self.where, error) from error
+            raise
         async with connection:
             return await on_connection(connection, plan)
 
+    async def connect(self, **options: Any) -> psycopg.AsyncConnection[Any]:
+        """A connection of its own, in no pool. Raises Unavailable."""
+        try:
+            return await psycopg.AsyncConnection.connect(self.url, autocommit=True, **options)
+        except psycopg.Error as error:
+            raise Unavailable(self.where, error) from error
+
     async def close(self) -> None:
         """See `AsyncStore`."""
+        await self._snapshots.leave_all()
         if self._background:
             await asyncio.wait(self._background)
         for pool in (self.transactions, self.questions):
@@ -230,6 +241,13 @@ class PostgresStore(ServerStore):
     def _closed(self, connection: AnyConnection) -> bool:
         return connection.closed
 
+    def told(self, error: psycopg.Error) -> Exception:
+        """What a driver's error outside of a plan is to the caller."""
+        problem = translated(error)
+        if isinstance(problem, Unavailable) or isinstance(error, self.serialization_failure):
+            return Unavailable(self.where, error)
+        return final(problem) if isinstance(problem, Signal) else problem
+
     def renew(self) -> None:
         """Replace the dead connections of both pools."""
         for pool in (self.transactions, self.questions):
@@ -242,6 +260,28 @@ class PostgresStore(ServerStore):
     def transaction(self, claim: Claim, connection: Any = None) -> PostgresTransaction:
         """See `AsyncStore`."""
         return PostgresTransaction(self, claim, None if connection is None else checked(connection))
+
+    async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
+        """See `SnapshotSource`."""
+        self._check_open()
+        return await self._snapshots.agree(self.backing(stream), part_rows, again)
+
+    async def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
+        """See `SnapshotSource`."""
+        self._check_open()
+        async with contextlib.aclosing(
+            self._snapshots.load(self.backing(agreement.stream), agreement, number)
+        ) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def leave(self, agreement: Agreement) -> None:
+        """See `SnapshotSource`."""
+        await self._snapshots.leave(agreement)
+
+    def _check_open(self) -> None:
+        if self.questions is None:
+            raise Unavailable(self.where, "the store is not open")
 
 
 class PostgresTransaction(ServerTransaction):

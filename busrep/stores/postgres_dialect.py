@@ -11,7 +11,8 @@ from typing import Any
 
 import orjson
 
-from busrep.stores.backing import Backing, columns_of
+from busrep.stores.backing import Backing, Span, columns_of, union
+from busrep.stores.dialect import NO_BOOTSTRAP
 from busrep.stores.plans import Plan, Sql
 
 TABLES = (
@@ -31,6 +32,15 @@ TABLES = (
     "CREATE TABLE busrep_dead_letters (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, reader text NOT NULL, "
     "stream text NOT NULL, writer text NOT NULL, tokens text NOT NULL, payloads text NOT NULL, error text NOT NULL, "
     "dead_at timestamptz NOT NULL)",
+)
+
+TABLES_2 = (
+    "CREATE TABLE busrep_bootstraps (reader text, stream text, id text NOT NULL, agreement text NOT NULL, "
+    "digest text NOT NULL, state text NOT NULL, parts bigint NOT NULL, rows bigint NOT NULL, bytes bigint NOT NULL, "
+    "parts_total bigint NOT NULL, rows_total bigint NOT NULL, syncs bigint NOT NULL, reason text NOT NULL, "
+    "saved_at timestamptz NOT NULL, PRIMARY KEY (reader, stream)) WITH (fillfactor = 50)",
+    "CREATE TABLE busrep_snapshots (stream text, part_rows bigint, snapshot text NOT NULL, agreement text NOT NULL, "
+    "pid integer NOT NULL, exported_at timestamptz NOT NULL, PRIMARY KEY (stream, part_rows))",
 )
 
 # Key of the advisory lock that keeps two processes from migrating at once: any constant, "busrep" in hex.
@@ -58,7 +68,7 @@ class PostgresDialect:
 
     def ddl(self, version: int) -> Sequence[Sql]:
         """See `Dialect`."""
-        return {1: [Sql(text) for text in TABLES]}[version]
+        return [Sql(text) for text in {1: TABLES, 2: TABLES_2}[version]]
 
     def init_lock(self) -> Sequence[Sql]:
         """See `Dialect`."""
@@ -218,6 +228,13 @@ class PostgresDialect:
             (*params, orjson.dumps(list(ids)).decode()),
         )
 
+    def part(self, backing: Backing, spans: Sequence[Span]) -> Sql | None:
+        """See `Dialect`. Each SELECT is in the order of its index: the server merges them, and sorts nothing."""
+        if not spans:
+            return None
+        text, params = union(backing, spans, f"{backing.writer} AS writer, {self._columns(backing)}")
+        return Sql(f"SELECT writer, token, payload FROM ({text}) AS p ORDER BY token, place", params)
+
     def payloads(self, backing: Backing, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
         """See `Dialect`."""
         if not backing.own:
@@ -232,11 +249,13 @@ class PostgresDialect:
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         """See `Dialect`. Locked first, so that what was counted is what is updated."""
-        values = self.values(("stream", "text"), ("writer", "text"), ("old", "bigint"), ("new", "bigint"))
+        values = self.values(
+            ("stream", "text"), ("writer", "text"), ("old", "bigint"), ("new", "bigint"), ("begun", "text")
+        )
         return Sql(
             f"WITH v AS (SELECT * FROM {values} AS j), hit AS (SELECT r.stream, r.writer, v.new "
             "FROM busrep_readers r JOIN v ON r.stream = v.stream AND r.writer = v.writer AND r.position = v.old "
-            "WHERE r.reader = ? AND r.epoch = ? ORDER BY r.stream, r.writer FOR UPDATE OF r), "
+            f"WHERE r.reader = ? AND r.epoch = ? AND {NO_BOOTSTRAP} ORDER BY r.stream, r.writer FOR UPDATE OF r), "
             "moved AS (UPDATE busrep_readers r SET position = hit.new, saved_at = clock_timestamp() FROM hit "
             "WHERE r.reader = ? AND r.stream = hit.stream AND r.writer = hit.writer "
             "AND (SELECT count(*) FROM hit) = ? RETURNING r.stream) SELECT stream, writer FROM hit",

@@ -8,18 +8,22 @@ from collections.abc import Collection, Mapping, Sequence
 import orjson
 
 from busrep.errors import ReaderMoved
+from busrep.snapshots import LOADED
 from busrep.storage import MIXED, DeadLetter, ReaderState
 from busrep.stores.dialect import Dialect
-from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, Step, in_transaction
+from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, in_transaction
 
 # Locked by whoever prunes the stream, and by whoever registers to read it.
 LOCK_STREAM = "SELECT 1 FROM busrep_streams WHERE stream = ?"
+# Streams of which a reader loads a snapshot. Who has locked a stream may rely on it: to begin takes the lock, too.
+LOADING = "SELECT stream FROM busrep_bootstraps WHERE reader = ?" + "".join(f" AND state <> '{at}'" for at in LOADED)
 
 Changes = Sequence[tuple[str, str, int, int]]
 Positions = dict[tuple[str, str], int]
 
 
-def _rows(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> list[Sql]:
+def rows_of(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> list[Sql]:
+    """Statements that insert saved positions; those that are there stay as they are."""
     return [
         Sql(
             "INSERT INTO busrep_readers (reader, stream, writer, position, epoch, saved_at) "
@@ -36,7 +40,7 @@ def _unpruned(dialect: Dialect, positions: Mapping[tuple[str, str], int]) -> lis
     return [Sql(LOCK_STREAM + dialect.share, (stream,)) for stream in streams]
 
 
-def _floors(keys: Collection[tuple[str, str]]) -> Plan[tuple[str | None, Positions]]:
+def floors_of(keys: Collection[tuple[str, str]]) -> Plan[tuple[str | None, Positions]]:
     """The epoch of the log that is kept here, and the floors in it of all writers of these streams."""
     streams = dict.fromkeys(stream for stream, _ in keys)
     epoch, *found = yield (
@@ -54,6 +58,10 @@ def _raised(
     return {key: max(at, floors.get(key, 0)) if key in oldest else at for key, at in positions.items()}
 
 
+def _without(positions: Mapping[tuple[str, str], int], streams: Collection[str]) -> Positions:
+    return {key: at for key, at in positions.items() if key[0] not in streams}
+
+
 def register(
     dialect: Dialect,
     reader: str,
@@ -64,36 +72,47 @@ def register(
     """Insert the rows that saving updates (9.12); existing ones stay.
 
     Not while rows of the stream are being pruned, by bounds that do not know of this reader: whoever reads the floors
-    afterwards sees what became of them.
+    afterwards sees what became of them. Where a snapshot is being loaded it alone says where this reader is.
     """
 
     def body() -> Plan[None]:
-        begun: tuple[Step, ...] = (Control.BEGIN, *_unpruned(dialect, positions))
-        if not oldest:
-            yield (*begun, *_rows(dialect, reader, positions, epoch), Control.COMMIT)
-            return
-        yield begun
-        here, floors = yield from _floors(oldest)
+        *_, loading = yield (Control.BEGIN, *_unpruned(dialect, positions), Sql(LOADING, (reader,)))
+        here, floors = (yield from floors_of(oldest)) if oldest else (None, {})
         raised = _raised(positions, floors if here == epoch else {}, oldest)
-        yield (*_rows(dialect, reader, raised, epoch), Control.COMMIT)
+        yield (*rows_of(dialect, reader, _without(raised, {row[0] for row in loading}), epoch), Control.COMMIT)
 
     return in_transaction(body())
 
 
 def load(reader: str) -> Plan[ReaderState]:
-    """The saved positions, and their epoch."""
-    rows = (yield Sql("SELECT stream, writer, position, epoch FROM busrep_readers WHERE reader = ?", (reader,)))[0]
-    epochs = {row[3] for row in rows}
-    return ReaderState(
-        epoch=MIXED if len(epochs) > 1 else next(iter(epochs), None),
-        positions={(stream, writer): position for stream, writer, position, _ in rows if writer},
-        streams=frozenset(row[0] for row in rows),
-    )
+    """The saved positions, and their epoch; in the same state of the database, the bootstraps they are of."""
+
+    def body() -> Plan[ReaderState]:
+        rows, begun = yield (
+            Control.SNAPSHOT,
+            Sql("SELECT stream, writer, position, epoch FROM busrep_readers WHERE reader = ?", (reader,)),
+            Sql("SELECT stream, id, state FROM busrep_bootstraps WHERE reader = ?", (reader,)),
+            Control.COMMIT,
+        )
+        epochs = {row[3] for row in rows}
+        return ReaderState(
+            epoch=MIXED if len(epochs) > 1 else next(iter(epochs), None),
+            positions={(stream, writer): position for stream, writer, position, _ in rows if writer},
+            streams=frozenset(row[0] for row in rows),
+            bootstraps={stream: id for stream, id, _ in begun},
+            loading=frozenset(stream for stream, _, state in begun if state not in LOADED),
+        )
+
+    return in_transaction(body())
 
 
-def save(dialect: Dialect, reader: str, changes: Changes, epoch: str) -> Plan[None]:
+def save(
+    dialect: Dialect, reader: str, changes: Changes, epoch: str, bootstraps: Mapping[str, str] | None = None
+) -> Plan[None]:
     """One statement that moves all of these positions, or none (9.12). It needs no transaction of its own."""
-    moved = orjson.dumps(sorted(map(list, changes))).decode()  # sorted: two savers must not lock crosswise
+    known = [None if bootstraps is None else bootstraps.get(stream, "") for stream, *_ in changes]
+    moves = [[*change, begun] for change, begun in zip(changes, known, strict=True)]
+    moved = orjson.dumps(sorted(moves, key=lambda move: move[:2])).decode()  # two savers must not lock crosswise
     try:
         answers = yield dialect.save(reader, epoch, moved, len(changes))
     except SerializationFailed as failed:  # under REPEATABLE READ: another saver moved one of them
@@ -113,15 +132,20 @@ def reset(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int
 
     def body() -> Plan[None]:
         yield (Control.BEGIN, *_unpruned(dialect, positions))
-        here, floors = yield from _floors(positions)
-        held = (yield Sql("SELECT epoch FROM busrep_readers WHERE reader = ?", (reader,)))[0]
-        if here != epoch and (here,) in map(tuple, held):
+        here, floors = yield from floors_of(positions)
+        held, unfinished = yield (
+            Sql("SELECT stream, epoch FROM busrep_readers WHERE reader = ?", (reader,)),
+            Sql(LOADING, (reader,)),
+        )
+        if here != epoch and here in {row[1] for row in held}:
             yield Control.COMMIT
             return
-        raised = _raised(positions, floors if here == epoch else {}, positions)
+        # The snapshot of an epoch that is gone says nothing any more.
+        loading = {row[0] for row in held if row[1] == epoch} & {row[0] for row in unfinished}
+        raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)
         yield (
             Sql("DELETE FROM busrep_readers WHERE reader = ? AND epoch <> ?", (reader, epoch)),
-            *_rows(dialect, reader, raised, epoch),
+            *rows_of(dialect, reader, raised, epoch),
             Control.COMMIT,
         )
 

@@ -10,6 +10,11 @@ streams: the sequences that exist, and which streams have a table of the applica
 facts (stream, id, idx, writer, row, committed_at): rows; the primary key is the order that catch-up reads.
 readers (reader, stream, writer, position, epoch, saved_at): writer '' notes that the reader reads the stream at all.
 dead_letters.
+bootstraps (reader, stream, id, agreement, parts...): since version 2. Which snapshot a reader loads, and how many of
+    its parts it has applied. ``digest``: of the agreement, which is not read again for every part; ``id``: of this
+    bootstrap, which another one of the same snapshot does not share.
+snapshots (stream, part_rows, snapshot, agreement...): since version 2, PostgreSQL only. Snapshots that a process has
+    exported, for others to load from too.
 """
 
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
@@ -26,7 +31,12 @@ from busrep.stores.backing import Backing
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Plan, Sql, in_transaction
 
-VERSION = 1
+VERSION = 2
+
+# What status() tells of a reader's bootstrap, in the order of its query; also where there is no SQL.
+BOOTSTRAP_FIELDS = (
+    "state", "parts", "parts_total", "rows", "rows_total", "bytes", "syncs", "reason", "saved_ago",
+)  # fmt: skip
 
 
 def new_epoch() -> str:
@@ -104,8 +114,12 @@ def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any
         ),
         Sql("SELECT count(*) FROM busrep_dead_letters"),
         Sql("SELECT stream, count(*) FROM busrep_facts GROUP BY stream"),
+        Sql(
+            "SELECT reader, stream, state, parts, parts_total, rows, rows_total, bytes, syncs, reason, "
+            f"{dialect.age('saved_at')} FROM busrep_bootstraps ORDER BY reader, stream"
+        ),
     )
-    (epoch_row,), streams, writers, readers, ((dead,),), counts = answers
+    (epoch_row,), streams, writers, readers, ((dead,),), counts, bootstraps = answers
     rows: dict[str, int | None] = dict.fromkeys((name for name, _ in streams), 0)
     rows.update(counts)
     sequences: dict[str, int | None] = {}
@@ -131,7 +145,10 @@ def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any
         },
         "readers": {},
         "dead_letters": dead,
+        "bootstraps": {},
     }
+    for reader, stream, *saved in bootstraps:
+        report["bootstraps"].setdefault(reader, {})[stream] = dict(zip(BOOTSTRAP_FIELDS, saved, strict=True))
     for stream, writer, position, floor, registered, incarnation, silent in writers:
         at = report["streams"].setdefault(stream, {"table": None, "rows": None, "sequence": None, "writers": {}})
         at["writers"][writer] = {

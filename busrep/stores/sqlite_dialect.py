@@ -10,7 +10,8 @@ from typing import Any
 
 import orjson
 
-from busrep.stores.backing import Backing, columns_of, field_types
+from busrep.stores.backing import Backing, Span, columns_of, field_types, union
+from busrep.stores.dialect import NO_BOOTSTRAP
 from busrep.stores.plans import NoSuchTable, Plan, Sql
 
 # Timestamps are Unix seconds: a number that compares and subtracts without parsing.
@@ -32,6 +33,13 @@ TABLES = (
     "writer TEXT NOT NULL, tokens TEXT NOT NULL, payloads TEXT NOT NULL, error TEXT NOT NULL, dead_at REAL NOT NULL)",
 )
 
+TABLES_2 = (
+    "CREATE TABLE busrep_bootstraps (reader TEXT, stream TEXT, id TEXT NOT NULL, agreement TEXT NOT NULL, "
+    "digest TEXT NOT NULL, state TEXT NOT NULL, parts INTEGER NOT NULL, rows INTEGER NOT NULL, bytes INTEGER NOT NULL, "
+    "parts_total INTEGER NOT NULL, rows_total INTEGER NOT NULL, syncs INTEGER NOT NULL, reason TEXT NOT NULL, "
+    "saved_at REAL NOT NULL, PRIMARY KEY (reader, stream)) WITHOUT ROWID",
+)
+
 
 class SqliteDialect:
     """A `Dialect`. Rows need no locks: BEGIN IMMEDIATE is the lock."""
@@ -46,7 +54,7 @@ class SqliteDialect:
 
     def ddl(self, version: int) -> Sequence[Sql]:
         """See `Dialect`."""
-        return {1: [Sql(text) for text in TABLES]}[version]
+        return [Sql(text) for text in {1: TABLES, 2: TABLES_2}[version]]
 
     def init_lock(self) -> Sequence[Sql]:
         """See `Dialect`; the write lock is enough."""
@@ -143,6 +151,19 @@ class SqliteDialect:
             (*params, orjson.dumps(list(ids)).decode()),
         )
 
+    def part(self, backing: Backing, spans: Sequence[Span]) -> Sql | None:
+        """See `Dialect`. Each SELECT is in the order of its index, so that SQLite merges them instead of sorting."""
+        if not spans:
+            return None
+        columns = ", ".join(f"{column} AS c{at}" for at, column in enumerate(backing.columns))
+        text, params = union(
+            backing,
+            spans,
+            f"{backing.writer} AS writer, {backing.token} AS token, {columns}, {backing.index or 0} AS place",
+        )
+        named = ", ".join(f"c{at}" for at in range(len(backing.columns)))
+        return Sql(f"SELECT writer, token, {named} FROM ({text}) AS p ORDER BY token, place", params)
+
     def payloads(self, backing: Backing, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
         """See `Dialect`; columns have no booleans and no containers, the row type tells where they were."""
         if not backing.own:
@@ -157,8 +178,13 @@ class SqliteDialect:
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         """See `Dialect`."""
-        values = self.values(("stream", "text"), ("writer", "text"), ("old", "bigint"), ("new", "bigint"))
-        match = "r.reader = ? AND r.epoch = ? AND r.stream = v.stream AND r.writer = v.writer AND r.position = v.old"
+        values = self.values(
+            ("stream", "text"), ("writer", "text"), ("old", "bigint"), ("new", "bigint"), ("begun", "text")
+        )
+        match = (
+            "r.reader = ? AND r.epoch = ? AND r.stream = v.stream AND r.writer = v.writer AND r.position = v.old "
+            f"AND {NO_BOOTSTRAP}"
+        )
         return Sql(
             f"UPDATE busrep_readers AS r SET position = v.new, saved_at = {NOW} FROM {values} AS v WHERE {match} "
             f"AND ? = (SELECT count(*) FROM busrep_readers AS r JOIN {values} AS v ON {match}) "

@@ -1,0 +1,212 @@
+"""Snapshots out of a store's own tables: agreeing on one, and the rows of its parts.
+
+What a snapshot holds depends on its positions alone, so a part may be read in any later state of the database as long
+as that state has the rows still, and has them already: `check_part` decides this, in the state that is read.
+"""
+
+# ruff: noqa: S608 - table and column names are quoted, values are parameters
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import attrs
+
+from busrep.errors import ConfigError, RowError, SnapshotBusy, SnapshotGone, Unavailable
+from busrep.snapshots import Agreement, PartRange, encode_rows
+from busrep.stores.backing import Backing, Span, union
+from busrep.stores.dialect import Dialect
+from busrep.stores.plans import Control, Plan, Row, Sql, T, in_transaction
+
+# Rows that are turned into text at a time: some 70 kB of usual rows.
+PIECE_ROWS = 500
+
+
+@attrs.frozen
+class Log:
+    """What one state of the database tells of a stream. ``replica``: it may lag behind what was proven elsewhere."""
+
+    epoch: str
+    replica: bool
+    positions: Mapping[str, int]
+    floors: Mapping[str, int]
+
+
+def read_log(dialect: Dialect, stream: str, *before: Control) -> Plan[Log]:
+    """Read it in the transaction that is open, or that ``before`` begins."""
+    answers = yield (
+        *before,
+        Sql(f"SELECT value, {dialect.replica} FROM busrep_meta WHERE key = 'epoch'"),
+        Sql("SELECT writer, position, floor FROM busrep_positions WHERE stream = ?", (stream,)),
+    )
+    ((epoch, replica),), found = answers
+    return Log(
+        epoch,
+        bool(replica),
+        {writer: position for writer, position, _ in found},
+        {writer: floor for writer, _, floor in found if floor},
+    )
+
+
+def still(agreement: Agreement, log: Log) -> bool:
+    """Whether a snapshot that was agreed before can still be had, in part at least, in this state of the database.
+
+    Of a floor that passed rows of it `check_part` tells which parts they were in: those may be applied already. One
+    above its positions leaves a gap behind it that nothing fills. Raises Unavailable on a replica that lags.
+    """
+    if agreement.epoch != log.epoch or any(
+        floor > agreement.positions.get(writer, 0) for writer, floor in log.floors.items()
+    ):
+        return False
+    return _reached(agreement, log, None)
+
+
+def check_part(agreement: Agreement, number: int, log: Log) -> None:
+    """Raise unless this state of the database holds all rows of that part: SnapshotGone, Unavailable."""
+    if agreement.epoch != log.epoch:
+        raise SnapshotGone(agreement.stream, "the database was restored, its log is another one by now")
+    part = agreement.parts[number]
+    for writer in agreement.positions:
+        floor = log.floors.get(writer, 0)
+        if floor > max(part.after, agreement.floors.get(writer, 0)):
+            raise SnapshotGone(agreement.stream, f"rows of writer {writer!r} up to {floor} are pruned by now")
+    if not _reached(agreement, log, part.upto):
+        raise SnapshotGone(agreement.stream, "the database is at older positions, as if it was restored")
+
+
+def _reached(agreement: Agreement, log: Log, upto: int | None) -> bool:
+    """Whether the rows up to the positions agreed (or to ``upto``) are proven in this state, too (as 9.9)."""
+    for writer, position in agreement.positions.items():
+        due = position if upto is None else min(position, upto)
+        if log.positions.get(writer, 0) < due:
+            if log.replica:
+                raise Unavailable("the replica", f"it lags: it has not got to {due} of writer {writer!r} yet")
+            return False
+    return True
+
+
+def spans(agreement: Agreement, number: int) -> list[Span]:
+    """The rows of a part, by writer; of those that can have any."""
+    part = agreement.parts[number]
+    found = ((writer, part.after, min(part.upto, at)) for writer, at in sorted(agreement.positions.items()))
+    return [span for span in found if span[1] < span[2]]
+
+
+def bounds_of(backing: Backing, positions: Mapping[str, int], part_rows: int) -> Plan[Sequence[Row]]:
+    """(token, rows up to it) of the last fact of each part, ascending.
+
+    Counted first by runs of so many IDs that a part has a hundred of them where a fact is one row: a table of as many
+    facts as it has rows is then counted ten times as fast as by each. Where a run holds too many, fact by fact.
+    """
+    rows = [(writer, 0, position) for writer, position in sorted(positions.items()) if position > 0]
+    width = part_rows // 100
+    if not rows:
+        return []
+    found = (yield _counted(backing, rows, part_rows, max(1, width)))[0]
+    if width > 1 and found and found[0][2] > part_rows // 4:
+        found = (yield _counted(backing, rows, part_rows, 1))[0]
+    return [row[:2] for row in found]
+
+
+def _counted(backing: Backing, rows: Sequence[Span], part_rows: int, width: int) -> Sql:
+    text, params = union(backing, rows, f"{backing.token} AS token")
+    by, of = ("token", ()) if width == 1 else ("token / ?", (width,))
+    runs = f"SELECT max(token) AS token, count(*) AS n FROM ({text}) AS r GROUP BY {by}"
+    sums = (
+        "SELECT token, n, CAST(sum(n) OVER (ORDER BY token) AS bigint) AS s, max(token) OVER () AS last, "
+        f"max(n) OVER () AS most FROM ({runs}) AS f"
+    )
+    return Sql(
+        f"SELECT token, s, most FROM ({sums}) AS w WHERE s / ? > (s - n) / ? OR token = last ORDER BY token",
+        (*params, *of, part_rows, part_rows),
+    )
+
+
+def parts_of(bounds: Iterable[Row]) -> list[PartRange]:
+    """The parts that `bounds_of` found."""
+    return [
+        PartRange(after, upto, total - before)
+        for (after, before), (upto, total) in pairwise([(0, 0), *((row[0], row[1]) for row in bounds)])
+    ]
+
+
+def agree(
+    dialect: Dialect, backing: Backing, part_rows: int, again: Agreement | None, source: str
+) -> Plan[tuple[Agreement, Log]]:
+    """In the transaction that is open: the snapshot of before, if it can still be had, or that of this very state."""
+    if part_rows < 1:
+        raise ConfigError(f"a part of a snapshot has at least one row, not {part_rows}")
+    log = yield from read_log(dialect, backing.stream)
+    if again is not None and again.stream == backing.stream and still(again, log):
+        return named(again, source), log
+    bounds = yield from bounds_of(backing, log.positions, part_rows)
+    fresh = Agreement(backing.stream, log.epoch, log.positions, log.floors, parts_of(bounds))
+    return named(fresh, source), log
+
+
+def named(agreement: Agreement, source: str) -> Agreement:
+    """The same, as it is known here from now on."""
+    return attrs.evolve(agreement, source=source, id=secrets.token_hex(8))
+
+
+def in_snapshot(body: Plan[T]) -> Plan[T]:
+    """Run it in a reading transaction of its own."""
+
+    def whole() -> Plan[T]:
+        yield Control.SNAPSHOT
+        found = yield from body
+        yield Control.COMMIT
+        return found
+
+    return in_transaction(whole())
+
+
+def rows_of_part(dialect: Dialect, backing: Backing, agreement: Agreement, number: int) -> Plan[list[Row]]:
+    """The rows of a part, each (writer, token, column...), in the transaction that is open."""
+    log = yield from read_log(dialect, backing.stream)
+    check_part(agreement, number, log)
+    question = dialect.part(backing, spans(agreement, number))
+    return [] if question is None else (yield question)[0]
+
+
+def text_of(dialect: Dialect, backing: Backing, rows: Sequence[Row]) -> bytes:
+    """The lines of rows that `Dialect.part` gave. Raises RowError."""
+    payloads = dialect.payloads(backing, [row[1:] for row in rows])
+    return lines_of(backing.stream, [row[1] for row in rows], [row[0] for row in rows], payloads)
+
+
+def lines_of(stream: str, tokens: Sequence[int], writers: Sequence[str], payloads: Sequence[bytes]) -> bytes:
+    """The text of rows, one line each: RowError for one that breaks its line, which busrep never wrote."""
+    text = encode_rows(tokens, writers, payloads)
+    if text.count(b"\n") != len(tokens):
+        token, payload = next(found for found in zip(tokens, payloads, strict=True) if b"\n" in found[1])
+        raise RowError(stream, "row", f"{token} holds a line break, which no compact JSON does", payload)
+    return text
+
+
+class Slots:
+    """How many snapshots of one database are loaded at a time by this process, whichever of its stores they are of."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: dict[str, int] = {}
+
+    def take(self, name: str, what: str, most: int) -> None:
+        """One more of the database ``name``. Raises SnapshotBusy."""
+        with self._lock:
+            taken = self._taken.get(name, 0)
+            if taken >= most:
+                raise SnapshotBusy(what, most)
+            self._taken[name] = taken + 1
+
+    def give_back(self, name: str, count: int = 1) -> None:
+        """So many less."""
+        with self._lock:
+            self._taken[name] -= count
+            if not self._taken[name]:
+                del self._taken[name]
+
+
+SLOTS = Slots()
