@@ -32,8 +32,9 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
+from busrep.snapshots import Agreement
 from busrep.storage import Claim
-from busrep.stores import claims, facts, open_store, readers
+from busrep.stores import bootstraps, claims, facts, open_store, readers
 from busrep.stores.backing import backing_of
 from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step
 from busrep.stores.postgres_dialect import PostgresDialect, sequence_name
@@ -242,6 +243,20 @@ def step(plan: Plan[Any], begins: str, answer: list[tuple[Any, ...]] | None = No
     return found
 
 
+def begun_steps() -> tuple[Step, ...]:
+    """What a bootstrap that begins writes, of a reader that had w1 and w2."""
+    agreement = Agreement("orders", "e" * 32, {"w1": 0}, {}, [])
+    with mock.patch.object(bootstraps, "new_id", return_value="7" * 16):
+        plan = bootstraps.begin(DIALECT, "r", agreement, 1, "new")
+    held = [("orders", "w1", "e" * 32), ("orders", "w2", "e" * 32)]
+    next(plan)
+    answers: list[Answers] = [[[]], [[]], [[("e" * 32,)], []], [held]]
+    for answer in answers:
+        steps = plan.send(answer)
+    assert isinstance(steps, tuple)
+    return tuple(one for one in steps if isinstance(one, Sql))
+
+
 FENCE = step(claims._fence(DIALECT, "w1", 1, 10), "UPDATE")
 WIN = step(claims._win(DIALECT, "w9", [ORDERS], 10, 7), "INSERT INTO busrep_writers")
 WIN_BACK = step(claims._win(DIALECT, "w1", [ORDERS], 10, 7), "INSERT INTO busrep_writers")
@@ -267,12 +282,15 @@ FLOOR = Sql(
     ("orders", "w1"),
 )
 READER = step(readers.register(DIALECT, "r2", {("orders", "w1"): 4}, "e" * 32), "INSERT")
-LOAD = step(readers.load("r"), "SELECT")
+LOAD = step(readers.load("r"), "SELECT stream, writer")
+BEGUN = step(readers.load("r"), "SELECT stream, id")
+BOOTSTRAP = begun_steps()
+LOADED = Sql("UPDATE busrep_bootstraps SET state = ? WHERE reader = ?", ("draining", "r"))
 SLOW = DIALECT.lock_timeout(0.05)[0]
 
 
-def save(*changes: tuple[str, int, int]) -> Sql:
-    moved = json.dumps([["orders", *change] for change in changes])
+def save(*changes: tuple[str, int, int], last: str | None = None) -> Sql:
+    moved = json.dumps([["orders", *change, last] for change in changes])
     return DIALECT.save("r", "e" * 32, moved, len(changes))
 
 
@@ -389,6 +407,21 @@ INTERLEAVINGS: dict[str, list[Do]] = {
     "saves that wait for each other": [
         do("a", BEGIN, save(("w1", 0, 5))), do("b", BEGIN, save(("w2", 0, 6))), do("a", save(("w2", 0, 5))),
         do("b", save(("w1", 0, 6)), wakes="ab"), do("a", ROLLBACK), do("b", COMMIT), do("b", LOAD),
+    ],
+    "9.12 a save that waits for a bootstrap that begins finds its row gone": [
+        do("a", BEGIN, *BOOTSTRAP), do("b", save(("w1", 0, 5))), do("a", COMMIT, wakes="b"), do("b", LOAD, BEGUN),
+    ],
+    "9.12 a save that waits for a bootstrap that is rolled back": [
+        do("a", BEGIN, *BOOTSTRAP), do("b", save(("w1", 0, 5))), do("a", ROLLBACK, wakes="b"), do("b", LOAD, BEGUN),
+    ],
+    "9.12 a save while a snapshot is loaded, and after it": [
+        do("a", BEGIN, *BOOTSTRAP, COMMIT), do("b", save(("w1", 0, 5))), do("b", save(("w1", 0, 5), last="7" * 16)),
+        do("a", LOADED), do("b", save(("w1", 0, 5), last="8" * 16)), do("b", save(("w1", 0, 5), last="7" * 16)),
+        do("b", save(("w1", 5, 6))), do("b", LOAD, BEGUN),
+    ],
+    "9.12 a bootstrap waits for a save": [
+        do("b", BEGIN, save(("w1", 0, 5))), do("a", BEGIN, *BOOTSTRAP), do("b", COMMIT, wakes="a"), do("a", COMMIT),
+        do("b", LOAD, BEGUN),
     ],
     "a reader that registers waits for who prunes the stream": [
         do("a", BEGIN, Sql(readers.LOCK_STREAM + DIALECT.exclusive, ("orders",))),

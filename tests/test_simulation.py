@@ -18,6 +18,7 @@ import pytest
 
 from busrep.reader import Reader
 from busrep.testing.sim.run import Scenario, draw, shrink, simulate
+from busrep.testing.sim.scenario import Event, Role
 from busrep.testing.simulate import traced
 
 ROOT = Path(__file__).parent.parent
@@ -76,6 +77,20 @@ def test_every_kind_of_event_and_role_is_drawn() -> None:
     }  # fmt: skip
     roles = {role.kind for scenario in scenarios for role in scenario.roles}
     assert roles == {"writer", "loose", "strict", "live", "replica"}
+
+
+def test_rows_pruned_while_a_reader_starts_are_not_owed_to_it() -> None:
+    """One that begins at the oldest row learns from its first page that it is another by now, and handles the rest at
+    once: that is no loss, whenever it is looked at."""
+    roles = (
+        Role("w1", "writer", {"reads": False, "late": 0.0}),
+        Role("r2", "live", {"start": "earliest", "slow": 0.2, "late": 1.486}),
+    )
+    settings = {**draw(9201495).settings, "page_rows": 10, "handler_batch_rows": 1}
+    for number in range(30):
+        prune = Event(1.5 + number * 0.005, "prune", "", {"keep": 3})
+        events = (Event(0.8555, "publish", "w1", {"rows": 10}), prune)
+        assert simulate(Scenario(9201495, 4.0, roles, settings, events)).violations == []
 
 
 def test_a_scenario_is_itself_again_after_json() -> None:

@@ -208,6 +208,7 @@ class Service:
             else:
                 self.report((stream, writer), after, upto, "missed")
 
+        bus._reading.after_pump = lambda: self._see_start(bus)
         with contextlib.suppress(BusrepError):
             for stream in (orders, payments):
                 await bus._reading.followed(stream)
@@ -215,6 +216,14 @@ class Service:
                 for key, position in bus._reading._saved.items():
                     if key[0] == stream.name:
                         life.starts[key] = position
+
+    def _see_start(self, bus: Bus) -> None:
+        """One that begins at the oldest row may find that it is another by now. At once, for it is known no longer than
+        until the first row is handled."""
+        life = self.life
+        if self.bus is bus and self.epoch == life.epoch:
+            for key, at in bus._reading._oldest.items():
+                life.starts[key] = max(life.starts.get(key, 0), at[0])
 
     def report(self, key: tuple[str, str], after: int, upto: int, why: str) -> None:
         """This reader was told that it does not get these rows."""

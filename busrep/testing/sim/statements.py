@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 
 import attrs
 
+from busrep.snapshots import LOADED
 from busrep.testing.sim import sql
 from busrep.testing.sim.queries import (
     Code,
@@ -109,6 +110,8 @@ def locked(
         raise SimSerializationFailure
     if newest is None or not (condition is None or condition(newest, run)):
         return None
+    if record.owner is not txn and record.born > run.csn:  # deleted, and another of the same key inserted
+        return None
     return newest
 
 
@@ -180,6 +183,7 @@ def _insert(tree: sql.Insert) -> Statement:
             record, there = yield from _place(run, table, key, lock=changes is not None)
             if there is None:
                 record.put(txn, values)
+                record.fresh = True
                 if facts:
                     txn.facts = True
             elif ignored:
@@ -351,11 +355,15 @@ def _setval(text: re.Match[str]) -> Statement:
     return Statement(rows=run_setval, writes="setval()")
 
 
+# Of those that init() makes, in its order: with it they are there.
+LAST_TABLE = next(reversed(DEFINITIONS))
+
+
 def _create_table(text: re.Match[str]) -> Statement:
     def run_create(run: Run) -> list[Row]:
         if made(run):
             raise SimError("42P07", f'relation "{text["name"]}" already exists')
-        if text["name"] == "busrep_dead_letters":  # the last
+        if text["name"] == LAST_TABLE:
             run.txn.created = True
         return []
 
@@ -422,14 +430,23 @@ def _blockers(text: re.Match[str]) -> Statement:
 
 def _save(text: re.Match[str]) -> Statement:
     """Moving a reader's positions, all or none (9.12). What a text leaves out is left out here."""
-    checks_position, checks_epoch, locks, counts = (bool(text[name]) for name in ("old", "epoch", "lock", "count"))
+    checks_position, checks_epoch, locks, counts, asks_bootstraps = (
+        bool(text[name]) for name in ("old", "epoch", "lock", "count", "bootstrap")
+    )
     names = ("moved", "reader", *(("epoch",) if checks_epoch else ()), "again", *(("count",) if counts else ()))
     columns = DEFINITIONS["busrep_readers"].columns
     position, epoch, saved_at = (columns.index(name) for name in ("position", "epoch", "saved_at"))
+    state, begun = (DEFINITIONS["busrep_bootstraps"].columns.index(name) for name in ("state", "id"))
 
     def run_save(run: Run) -> Waiting:
         given = dict(zip(names, run.params, strict=True))
         table, txn = run.state.tables["busrep_readers"], run.txn
+        bootstraps = run.state.tables["busrep_bootstraps"]
+
+        def loading(stream: str, known: str | None) -> bool:
+            record = bootstraps.records.get((given["reader"], stream))
+            seen = None if record is None else visible(record, run)
+            return seen is not None and (seen[state] not in LOADED or known not in (None, seen[begun]))
 
         def where(old: int) -> Function:
             return lambda row, _: (
@@ -437,7 +454,9 @@ def _save(text: re.Match[str]) -> Statement:
             )
 
         found = []
-        for stream, writer, old, new in sorted(json.loads(given["moved"])):
+        for stream, writer, old, new, known in json.loads(given["moved"]):
+            if asks_bootstraps and loading(stream, known):
+                continue
             record, condition = table.records.get((given["reader"], stream, writer)), where(old)
             seen = None if record is None else visible(record, run)
             if record is None or seen is None or not condition(seen, run):
@@ -481,7 +500,8 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
         r"WITH v AS \(SELECT \* FROM \(SELECT .* FROM json_array_elements\(\?::json\)\) AS j\), "
         r"hit AS \(SELECT r\.stream, r\.writer, v\.new FROM busrep_readers r JOIN v "
         r"ON r\.stream = v\.stream AND r\.writer = v\.writer(?P<old> AND r\.position = v\.old)? "
-        r"WHERE r\.reader = \?(?P<epoch> AND r\.epoch = \?)? ORDER BY r\.stream, r\.writer"
+        r"WHERE r\.reader = \?(?P<epoch> AND r\.epoch = \?)?"
+        r"(?P<bootstrap> AND NOT EXISTS \(SELECT 1 FROM busrep_bootstraps b .*?\))? ORDER BY r\.stream, r\.writer"
         r"(?P<lock> FOR UPDATE OF r)?\), moved AS \(UPDATE busrep_readers r SET position = hit\.new, "
         r"saved_at = clock_timestamp\(\) FROM hit WHERE r\.reader = \? AND r\.stream = hit\.stream "
         r"AND r\.writer = hit\.writer(?P<count> AND \(SELECT count\(\*\) FROM hit\) = \?)? RETURNING r\.stream\) "

@@ -77,12 +77,14 @@ class Transaction:
 
 
 class Record:
-    """All versions of the row with one key, and its locks."""
+    """All versions of the row with one key, and its locks. ``born``: the commit that inserted it last, which after a
+    delete is another row to who has seen the one before; ``fresh``: its uncommitted version was inserted."""
 
-    __slots__ = ("csn", "key", "lockers", "older", "owner", "pending", "table", "values", "waiting")
+    __slots__ = ("born", "csn", "fresh", "key", "lockers", "older", "owner", "pending", "table", "values", "waiting")
 
     def __init__(self, table: Table, key: Key) -> None:
         self.table, self.key = table, key
+        self.born, self.fresh = 0, False
         self.csn, self.values = 0, None  # type: int, Values | None
         self.older: list[tuple[int, Values | None]] | None = None
         self.owner: Transaction | None = None
@@ -295,6 +297,7 @@ class State:
                 if len(older) > VERSIONS:
                     forget(older, horizon())
             record.csn, record.values = csn, record.pending
+            record.born, record.fresh = csn if record.fresh else record.born, False
             record.table.changed()
             if record.values is None and horizon() == csn:
                 record.table.discard(record)  # nobody can see it any more
@@ -309,6 +312,7 @@ class State:
             self.statuses[transaction.xid] = "aborted"
         for record in transaction.writes:
             record.owner = record.pending = None
+            record.fresh = False
 
     def checkpoint(self) -> Checkpoint:
         """All that is committed now."""

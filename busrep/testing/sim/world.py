@@ -351,9 +351,6 @@ class World:
         if bus is None:
             return
         core, epoch = bus._reading.core, service.epoch
-        if epoch == service.life.epoch:  # one that begins at the oldest row may find that it is another by now
-            for key, at in bus._reading._oldest.items():
-                service.life.starts[key] = max(service.life.starts.get(key, 0), at[0])
         for stream, positions in bus.positions().items() if service.reads else ():
             for writer, position in positions.items():
                 if stream == presence.name or core.new_epoch is not None:
