@@ -131,7 +131,8 @@ class PlainView:
         shown = []
         lines = message.split(b"\n")
         if lines[0].startswith(b"SERVER ") and len(lines) > 1 and _SPEAKER.match(lines[1]):
-            del lines[:2]
+            timed = len(lines) > 2 and lines[2].startswith(b"PING ")  # as of when: for native readers as well
+            del lines[: 3 if timed else 2]
         for line in lines:
             fields = line.split(b" ", 4)
             if fields[0] == b"RDATA" and len(fields) == 5:

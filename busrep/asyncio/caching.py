@@ -1,0 +1,369 @@
+"""The caches of a bus: feeds the core (busrep.caches, busrep.freshness) with what the reading half hears and finds out.
+
+What it watches: rows, in the stream's handler; gaps, whenever the reader core has moved; the table, each beat, and
+where there is none the announcements; own facts, as they are completed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from busrep.cached import wrap
+from busrep.caches import Caches, Feed, Invalidation
+from busrep.commands import Name, Position
+from busrep.errors import BusrepError
+from busrep.framing import Frame, Rows
+from busrep.freshness import HeardProof, Member, Own, TableProof
+from busrep.reader import Key, State
+from busrep.storage import KnownWriter
+from busrep.streams import Stream
+
+from .cached import add_methods, keep_pruning
+from .reading import Batch
+
+if TYPE_CHECKING:
+    from .bus import Bus
+
+log = logging.getLogger("busrep.caches")
+
+# A row that cannot be taken as it is, or a registry that cannot be read, is logged at most once in so many seconds.
+LOG_EVERY = 1.0
+
+
+@attrs.define(eq=False)
+class _Watched:
+    """A stream of invalidations that is followed: what is proven of it, and where rows are missing.
+
+    ``table``, or, of a stream that has none, ``heard``: what proves it.
+    ``gapped``: (stream, writer) -> the position that has to be delivered for the gap to be mended, None if unknown.
+    ``live``: those that lost nothing since the link is up.
+    """
+
+    feed: Feed
+    table: TableProof | None
+    heard: HeardProof | None
+    gapped: dict[Key, int | None] = attrs.field(factory=dict)
+    live: set[Key] = attrs.field(factory=set)
+
+    @property
+    def proof(self) -> TableProof | HeardProof:
+        """What proves it."""
+        found = self.table if self.table is not None else self.heard
+        assert found is not None  # noqa: S101 (one of them)
+        return found
+
+
+class Caching:
+    """The caches of one bus, and their upkeep. All methods are called on the bus's loop, unless they say otherwise."""
+
+    def __init__(self, bus: Bus, caches: Caches | None = None) -> None:
+        self._bus = bus
+        self.caches = caches or Caches(bus.streams, bus.settings, clock=time.monotonic, lock=threading.RLock)
+        self._watched: dict[str, _Watched] = {}
+        self._open = False
+        self._connected = False
+        self._losses_seen = 0
+        self._other_log = False
+        self._untold = False
+        self._proving: asyncio.TimerHandle | None = None
+        self._logged: dict[str, float] = {}
+        bus._reading.after_pump = self.look
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """The bus is open: begin to follow what caches need, and to prune what this bus writes."""
+        self._open = True
+        for feed in self.caches.feeds.values():
+            if feed.caches:
+                self._follow(feed)
+            if self._writes(feed.stream):
+                self._run(keep_pruning(self._bus._store, feed.stream, self._bus.settings), "prune")
+
+    def _writes(self, stream: Stream[Any]) -> bool:
+        # A table of the application's own is the application's to prune.
+        bus = self._bus
+        kept = not stream.resettable and stream.table is None
+        return bus._writing is not None and stream.name in bus._writing.commits and kept
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._bus._background.append(self._bus._start(work, name))
+
+    def close(self) -> None:
+        """The bus is closing: nothing is kept any more."""
+        self._open = False
+        for feed in self.caches.feeds.values():
+            feed.stop()
+        if self._proving is not None:
+            self._proving.cancel()
+            self._proving = None
+
+    def add(self, function: Callable[..., Any], **options: Any) -> Any:
+        """The function with a cache before it. Before the bus is open, from any thread."""
+        cache = self.caches.add(function, **options)
+        cached = wrap(cache, function, self.caches.clock)
+        stream = next(feed.stream for feed in self.caches.feeds.values() if cache.name in feed.caches)
+        add_methods(cached, cache, stream, self.write)
+        if self._open:
+            self._follow(self.caches.feed_of(options["stream"]))
+        return cached
+
+    async def write(self, stream: Stream[Invalidation], rows: Sequence[Invalidation]) -> None:
+        """Write rows as one fact, if there are any."""
+        if rows:
+            async with self._bus.write(stream) as fact:
+                for row in rows:
+                    fact.add(row)
+
+    # -- rows -------------------------------------------------------------------------------------------------
+
+    def _follow(self, feed: Feed) -> None:
+        stream = feed.stream
+        if stream.name in self._watched:
+            return
+        settings = self._bus.settings
+        silent = settings.heartbeat * settings.silent_after_beats
+        if not self._watched:
+            self._run(self._keep_asking(), "newest")
+        proofs = (None, HeardProof(silent)) if stream.resettable else (TableProof(), None)
+        self._watched[stream.name] = _Watched(feed, *proofs)
+        feed.link(self._connected)
+        reading = self._bus._reading
+        reading.on_reset(stream.name, self._reset)
+        reading.on_missed(stream.name, lambda *_: feed.clear())
+        reading.subscribe(stream, self._apply)
+        reading.follow_stream(stream).add_done_callback(lambda task: self._begun(feed, task))
+
+    def _begun(self, feed: Feed, task: asyncio.Task[None]) -> None:
+        if self._open and not task.cancelled() and self._bus._reading.failure is None:
+            feed.follow()
+            self.look()
+
+    def _apply(self, batch: Batch[Invalidation]) -> None:
+        self._take(batch.stream.name, batch.rows)
+
+    def _take(self, stream: str, rows: Iterable[Invalidation]) -> None:
+        for complaint in self.caches.feeds[stream].apply(rows):
+            self._warn("rows", "%s", complaint)
+
+    def committed(self, stream: str, payloads: Sequence[bytes]) -> None:
+        """Own facts, before whoever committed them goes on. From any thread."""
+        self._take(stream, self.caches.feeds[stream].stream.decode(payloads))
+
+    def _reset(self, stream: str, writer: str, _position: int) -> None:
+        watched = self._watched[stream]
+        if watched.heard is not None:
+            watched.heard.forget(writer)
+        watched.feed.clear()
+
+    # -- gaps -------------------------------------------------------------------------------------------------
+
+    def up(self) -> None:
+        """The link stands. What was lost while it did not, the first announcements tell."""
+        self._link(True)
+
+    def down(self) -> None:
+        """The link is lost. That alone loses no row that is known of: the proof gets older."""
+        self._link(False)
+
+    def _link(self, connected: bool) -> None:
+        self._connected = connected
+        for watched in self._watched.values():
+            watched.live.clear()
+            watched.feed.link(connected)
+
+    def look(self) -> None:
+        """The reader core has moved. Called often: most of the time there is nothing to see."""
+        if not self._watched:
+            return
+        core, reading = self._bus._reading.core, self._bus._reading
+        for key in core.catching_up:
+            if key[0] in self._watched:
+                self._missing(key)
+        for key in reading.stopped:
+            if key[0] in self._watched:
+                self._missing(key)
+        for key in core.ready:
+            # Rows are gone for good, or the stream has begun anew: the handlers are told in their turn, the caches now.
+            if key[0] in self._watched and core.progress[key].queue.noticed:
+                self._watched[key[0]].feed.clear()
+        self._look_at_log()
+        self._losses_seen = self._losses()
+        for watched in self._watched.values():
+            if watched.gapped:
+                self._mend(watched)
+            if watched.proof.waiting:
+                self._prove_soon()
+
+    def _missing(self, key: Key) -> None:
+        """Rows of this (stream, writer) are known to be missing."""
+        watched = self._watched[key[0]]
+        # A second gap behind the first shows when the lines that were held are looked at: it never ceases to catch up.
+        if key not in watched.gapped or self._losses() != self._losses_seen:
+            watched.feed.gap()
+        progress = self._bus._reading.core.progress[key]
+        due = max(progress.target, progress.later) if progress.catching_up else None
+        before = watched.gapped.get(key, due)
+        watched.gapped[key] = None if due is None or before is None else max(due, before)
+
+    def _losses(self) -> int:
+        counters = self._bus._reading.core.counters
+        return counters.gaps_found + counters.overflows + counters.rejected
+
+    def _look_at_log(self) -> None:
+        reading = self._bus._reading
+        other = reading.core.new_epoch is not None
+        for watched in self._watched.values():
+            if other and not self._other_log and watched.table is not None:
+                watched.table.begin_anew()
+                watched.feed.gap()
+            if reading.failure is not None and watched.feed.following:
+                watched.feed.stop()
+        if self._other_log and not other:
+            for watched in self._watched.values():
+                if not watched.gapped:
+                    watched.feed.mended()
+        self._other_log = other
+
+    def _mend(self, watched: _Watched) -> None:
+        core = self._bus._reading.core
+        for key, due in list(watched.gapped.items()):
+            progress = core.progress[key]
+            if due is None:  # how far it had been is to be heard first; or, once it has left, is known for good
+                final = None if watched.table is None else watched.table.final(key[1])
+                due = progress.position if progress.state is State.LIVE else final
+                watched.gapped[key] = due
+            settled = progress.state is State.LIVE or progress.state is State.UNSYNCED
+            if settled and due is not None and progress.queue.delivered >= due:
+                del watched.gapped[key]
+        if not watched.gapped and not self._other_log:
+            watched.feed.mended()
+
+    # -- the proof --------------------------------------------------------------------------------------------
+
+    def heard(self, frame: Frame) -> None:
+        """One message, after the reader core has taken it in."""
+        if not self._watched:
+            return
+        now = self.caches.clock()
+        speaker: Name | None = None
+        said: dict[Key, tuple[int, int | None]] = {}
+        for item in frame.items:
+            if isinstance(item, Name):
+                speaker = item
+            elif isinstance(item, Position | Rows) and item.stream in self._watched:
+                key = (item.stream, item.writer)
+                if key not in self._bus._reading.core.progress:  # own, or too many
+                    continue
+                self._look_at(key)
+                if isinstance(item, Position):
+                    named = speaker is not None and speaker.instance == item.writer
+                    said[key] = item.new, speaker.incarnation if speaker is not None and named else None
+                else:
+                    said.pop(key, None)  # it was the head of these rows
+        for (stream, writer), (position, incarnation) in said.items():
+            if (heard := self._watched[stream].heard) is not None:
+                heard.announced(writer, incarnation, position, now)
+                self._prove_soon()
+
+    def _look_at(self, key: Key) -> None:
+        """A line of this one came: has it lost what the link brought, for want of room or a batch without an end?"""
+        watched, state = self._watched[key[0]], self._bus._reading.core.progress[key].state
+        if state is State.LIVE:
+            watched.live.add(key)
+        elif state is State.UNSYNCED and key in watched.live and self._connected:
+            watched.live.discard(key)
+            self._missing(key)
+
+    def _prove_soon(self) -> None:
+        # Not at each step: with a thousand writers that would be a million of them a beat.
+        if self._proving is None and self._open:
+            loop = asyncio.get_running_loop()
+            self._proving = loop.call_later(self._bus.settings.heartbeat / 100, self._prove)
+
+    def _prove(self) -> None:
+        self._proving = None
+        core = self._bus._reading.core
+        for stream, watched in self._watched.items():
+            as_of = watched.proof.as_of(lambda writer, stream=stream: core.delivered(stream, writer), self._own(stream))  # type: ignore[misc]
+            if as_of is not None:
+                watched.feed.prove(as_of)
+
+    def _own(self, stream: str) -> Own | None:
+        """The own writer, unless the name is another process's by now: then that one counts like any other."""
+        writing = self._bus._writing
+        if writing is None or writing.fenced is not None or stream not in writing.commits:
+            return None
+        return Own(writing.name, writing.incarnation, writing.applied_as_of(stream))
+
+    async def _keep_asking(self) -> None:
+        """Ask the table each beat, and a little more often, for a proof must not end in between."""
+        heartbeat, clock = self._bus.settings.heartbeat, self.caches.clock
+        while True:
+            asked = clock()
+            try:
+                async with asyncio.timeout(max(2 * heartbeat, 1.0)):
+                    await self._ask(asked)
+            except (BusrepError, TimeoutError) as error:
+                self._warn("table", "caches: the newest rows are not known now: %s", repr(error))
+            except Exception:  # a bug, in a store perhaps: else the caches would be of no use for ever
+                log.exception("caches: the newest rows are not known now")
+            for watched in self._watched.values():
+                for writer in () if watched.heard is None else watched.heard.gone(clock()):
+                    self._warn("gone", "caches: %s is silent, and what it wrote last may be lost", writer)
+                    watched.feed.clear()
+            self._prove()
+            await asyncio.sleep(max(0.0, asked + heartbeat * (0.8 + 0.2 * random.random()) - clock()))
+
+    async def _ask(self, asked: float) -> None:
+        store, core = self._bus._store, self._bus._reading.core
+        tables = {name: one.table for name, one in self._watched.items() if one.table is not None}
+        if store is None or not tables:
+            return
+        known = await store.known()
+        for name, table in tables.items():
+            if name in core.followed:
+                newest = await store.newest(name)
+                self._registered(name, table, [one for one in known if one.stream == name])
+                if newest is None:
+                    if not self._untold:
+                        log.warning("caches: %r cannot tell what was written: little is kept (docs/caches.md)", store)
+                    self._untold = True
+                elif newest.epoch == core.epoch and core.new_epoch is None:
+                    table.looked(asked, newest.rows)
+                else:
+                    core.doubt(newest.epoch)
+        self._bus._reading.pump()
+
+    def _registered(self, stream: str, table: TableProof, known: Sequence[KnownWriter]) -> None:
+        core, own = self._bus._reading.core, self._own(stream)
+        members = [Member(one.writer, one.incarnation, one.position, one.registered) for one in known]
+        table.registered(members)
+        for one in members:
+            if own is not None and one.writer == own.writer:
+                continue
+            # Whoever is not heard, now or ever, is followed through the table: who registered since, who left, and all
+            # while the link is down.
+            progress = core.progress.get((stream, one.writer))
+            if progress is None or (progress.state is State.UNSYNCED and progress.position < one.position):
+                core.learned(stream, one.writer, one.position)
+
+    # -- the rest ---------------------------------------------------------------------------------------------
+
+    def _warn(self, what: str, text: str, *args: object) -> None:
+        now = self.caches.clock()
+        if now - self._logged.get(what, -LOG_EVERY) >= LOG_EVERY:
+            self._logged[what] = now
+            log.warning(text, *args)
+
+    def statistics(self) -> dict[str, Any]:
+        """See `Caches`. From any thread."""
+        return self.caches.statistics()
