@@ -105,6 +105,9 @@ async def test_it_answers_as_the_store_does(compress: bool) -> None:
         async with serve(app) as serving, opened(serving.url, *STREAMS, compress=compress) as source:
             assert await source.epoch() == await store.epoch()
             assert await source.sequence("orders") == await store.sequence("orders") == 4
+            newest = await source.newest("orders")
+            assert newest == await store.newest("orders")
+            assert newest is not None
             known = [attrs.evolve(one, silent_for=0) for one in await store.known()]
             assert [attrs.evolve(one, silent_for=0) for one in await source.known()] == known
             for question in (
@@ -786,3 +789,18 @@ async def test_known_writers_are_those_that_are_said_to_be() -> None:
     async with peer(state=write_state(CatchUpState(EPOCH, ["orders"], writers, 7))) as (source, _):
         assert await source.known() == writers
         assert await source.sequence("orders") == 7
+        assert await source.newest("orders") is None  # a server that does not know the question
+
+
+@sync
+async def test_the_newest_rows_are_positions() -> None:
+    given: list[Any] = [[], {"w1": -1}, {"w1": "5"}, {"w1": True}]
+    async with peer() as (source, answering):
+        for newest in given:
+            answering.state = write_state(CatchUpState(EPOCH, ["orders"], [], None, newest))
+            with pytest.raises(Unavailable, match="newest is no object of positions"):
+                await source.newest("orders")
+        answering.state = write_state(CatchUpState(EPOCH, ["orders"], [], None, {"w1": 5, "w2": 0}))
+        found = await source.newest("orders")
+        assert found is not None
+        assert (found.epoch, found.rows) == (EPOCH, {"w1": 5, "w2": 0})

@@ -29,6 +29,9 @@ from busrep.updates import FetchUpdates, UpdatesPage
 
 UPDATES_PATH = "/replication/get_repl_stream_updates/"
 STATE_PATH = "/replication/v1/state"
+# A snapshot's agreement, by stream, and a part of its text, by the agreement's digest and the part's number.
+SNAPSHOTS_PATH = "/replication/v1/snapshots/"
+PART_PATH = "/replication/v1/snapshot_parts/"
 REFERENCE_PATH = "/_synapse/replication/get_repl_stream_updates/"
 
 # The version in STATE_PATH and in its answer; another one means that a reader has to be updated.
@@ -179,12 +182,13 @@ def _without_last_fact(tokens: list[int], payloads: Sequence[bytes]) -> tuple[li
 @attrs.frozen
 class CatchUpState:
     """What a reader without a database needs besides pages. ``sequence``: of the stream it was asked for (see
-    ``AsyncStore.sequence``); None also when nobody asked."""
+    ``AsyncStore.sequence``), ``newest``: likewise (see ``AsyncStore.newest``); None also when nobody asked."""
 
     epoch: str
     streams: Sequence[str]
     writers: Sequence[KnownWriter]
     sequence: int | None = None
+    newest: Mapping[str, int] | None = None
 
 
 def write_state(state: CatchUpState) -> bytes:
@@ -210,10 +214,13 @@ def read_state(body: bytes) -> CatchUpState:
     sequence = found.get("sequence")
     if sequence is not None and not _is_position(sequence):
         raise ValueError("sequence is no position")
+    newest = found.get("newest")
+    if newest is not None and not (isinstance(newest, dict) and all(map(_is_position, newest.values()))):
+        raise ValueError("newest is no object of positions")
     known = [_known_writer(writer) for writer in writers]
     if len({(one.stream, one.writer) for one in known}) != len(known):
         raise ValueError("a writer is named twice")
-    return CatchUpState(epoch, streams, known, sequence)
+    return CatchUpState(epoch, streams, known, sequence, newest)
 
 
 def _known_writer(found: Any) -> KnownWriter:

@@ -35,6 +35,9 @@ log = logging.getLogger("busrep.http")
 # uvicorn warns of each request that is none: so strangers may fill a disk. We count them, and tell once a second.
 _uvicorn_log = logging.getLogger("busrep.http.uvicorn")
 _uvicorn_log.setLevel(logging.ERROR)
+# It calls an answer that its application breaks off an error: of a download over a slow link that is the usual end, and
+# it is counted by the application.
+_uvicorn_log.addFilter(lambda record: record.msg != "ASGI callable returned without completing response.")
 
 # What is refused is logged at most once in this many seconds per reason; all of it is counted.
 LOG_EVERY = 1.0

@@ -22,18 +22,30 @@ import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl
 
 import attrs
 from attrs.validators import ge, gt
 
-from busrep.commands import json_bytes, read_integer
 from busrep.errors import BusrepError, ConfigError, MissingExtra, PositionTooOld, UnknownStream
+from busrep.snapshots import SnapshotSource
 from busrep.storage import AsyncStore
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates, UpdatesPage
 
-from .http_pages import REFERENCE_PATH, STATE_PATH, UPDATES_PATH, CatchUpState, bounded, write_page, write_state
+from .http_pages import (
+    PART_PATH,
+    REFERENCE_PATH,
+    SNAPSHOTS_PATH,
+    STATE_PATH,
+    UPDATES_PATH,
+    CatchUpState,
+    bounded,
+    write_page,
+    write_state,
+)
+from .http_requests import Refused, accepts_gzip, params_of, position_of
+from .http_snapshots_limits import SnapshotLimits
+from .http_snapshots_server import SnapshotPaths, refusal_of
 
 try:
     from starlette.applications import Starlette
@@ -51,8 +63,6 @@ log = logging.getLogger("busrep.http")
 
 # What is refused, and trouble with the store, is logged at most once in this many seconds per reason; all is counted.
 LOG_EVERY = 1.0
-# Of one query; four are known.
-MOST_PARAMETERS = 16
 # Looks at the epoch that must agree before an answer about writers is given: a restore may come between two questions.
 EPOCH_TRIES = 3
 
@@ -86,14 +96,8 @@ class CatchUpLimits:
     compress_from: int = attrs.field(default=16_384, validator=ge(0))
     """Answers of so many bytes and more are compressed for clients that accept gzip; smaller ones gain nothing."""
 
-
-class _Refused(Exception):
-    """A request that gets an answer other than 200."""
-
-    def __init__(self, status: int, code: str, text: str, **fields: Any) -> None:
-        self.status, self.code = status, code
-        self.body = json_bytes({"error": text, "code": code, **fields})
-        super().__init__(text)
+    snapshots: SnapshotLimits | None = attrs.field(factory=SnapshotLimits)
+    """Those of snapshots; None: give none."""
 
 
 def catch_up_app(
@@ -103,21 +107,26 @@ def catch_up_app(
     secret: str | Sequence[str] | None,
     limits: CatchUpLimits | None = None,
     reference_paths: bool = False,
+    snapshot_source: SnapshotSource | None = None,
 ) -> Starlette:
     """An application that answers readers without a database: ``service.mount("/busrep", catch_up_app(...))``.
 
     ``store``: where the facts are, opened and closed by the caller (that of a bus, say). ``streams``: those that may
     be read. ``secret``: what clients send as bearer token; several while it is being changed; None: whoever reaches
     the port may read. ``reference_paths``: answer the reference system's own path too, whose clients take the
-    application for the writer itself.
+    application for the writer itself. ``snapshot_source``: where snapshots come from, opened and closed by the caller;
+    default: the store.
 
-    ``app.state.catch_up.statistics()`` has its counters. Raises ConfigError for a secret that no header can hold, and
-    for no streams that are kept in a table; MissingExtra.
+    ``app.state.catch_up.statistics()`` has its counters. ``await app.state.catch_up.close()`` before the store is
+    closed lets go of snapshots and removes their files, which otherwise happens at the process's end.
+
+    Raises ConfigError for a secret that no header can hold, and for no streams that are kept in a table; MissingExtra.
     """
-    service = CatchUp(store, Registry(streams), secret, limits or CatchUpLimits())
+    service = CatchUp(store, Registry(streams), secret, limits or CatchUpLimits(), snapshot_source)
     routes = [
         Route(UPDATES_PATH + "{stream:path}", service.updates, methods=["GET"]),
         Route(STATE_PATH, service.state, methods=["GET"]),
+        *service.snapshots.routes(),
     ]
     if reference_paths:
         routes.append(Route(REFERENCE_PATH + "{stream:path}/{txn_id}", service.reference_updates, methods=["GET"]))
@@ -133,14 +142,19 @@ def catch_up_app(
 
 async def _not_found(_request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    raise _Refused(status, "not_found", "no such path: is the prefix of the URL right?")
+    raise Refused(status, "not_found", "no such path: is the prefix of the URL right?")
 
 
 class CatchUp:
     """What stands behind the paths of one application."""
 
     def __init__(
-        self, store: AsyncStore, streams: Registry, secret: str | Sequence[str] | None, limits: CatchUpLimits
+        self,
+        store: AsyncStore,
+        streams: Registry,
+        secret: str | Sequence[str] | None,
+        limits: CatchUpLimits,
+        snapshot_source: SnapshotSource | None = None,
     ) -> None:
         self._store, self.limits = store, limits
         self._streams = {stream.name for stream in streams if not stream.resettable}
@@ -148,13 +162,19 @@ class CatchUp:
             raise ConfigError("none of these streams is kept in a table: there is nothing to catch up with over HTTP")
         self._secrets = None if secret is None else [_digest(one) for one in _checked_secrets(secret)]
         self._places = asyncio.Semaphore(limits.concurrency)
+        # Stores of others' making need not have snapshots.
+        source = snapshot_source or (store if hasattr(store, "agree") else None)
+        self.snapshots = SnapshotPaths(
+            source if limits.snapshots else None, limits.snapshots or SnapshotLimits(), self._check_stream
+        )
         self._logged_at: dict[str, float] = {}
         self.requests = self.rows = self.bytes = self.in_flight = self.waiting = 0
         self.refused: Counter[str] = Counter()
 
     def statistics(self) -> dict[str, Any]:
-        """Counters, JSON-able: requests, rows and bytes sent, requests in flight and waiting for a place, and how many
-        were refused, by reason."""
+        """Counters, JSON-able: requests, rows and bytes sent, requests in flight and waiting for a place, how many
+        were refused, by reason; and of snapshots (`Snapshots.statistics`)."""
+        snapshots = self.snapshots.snapshots
         return {
             "requests": self.requests,
             "rows": self.rows,
@@ -162,20 +182,26 @@ class CatchUp:
             "in_flight": self.in_flight,
             "waiting": self.waiting,
             "refused": dict(self.refused),
+            "snapshots": None if snapshots is None else snapshots.statistics(),
         }
+
+    async def close(self) -> None:
+        """Let go of snapshots, and remove their files. May be called twice."""
+        if self.snapshots.snapshots is not None:
+            await self.snapshots.snapshots.close()
 
     # -- the paths --------------------------------------------------------------------------------------------
 
     async def updates(self, request: Request) -> Response:
         """One page of catch-up."""
-        params = _params(request)
+        params = params_of(request)
         question = self._question(request.path_params["stream"], params.get("instance_name"), params)
         async with self._place():
             return await self._page(request, question)
 
     async def reference_updates(self, request: Request) -> Response:
         """The same, to the reference system's clients: here the server is the writer, so it must be one we know."""
-        params = _params(request)
+        params = params_of(request)
         stream = request.path_params["stream"]
         question = self._question(stream, params.get("instance_name", "?"), params)
         async with self._place():
@@ -183,37 +209,43 @@ class CatchUp:
             if "instance_name" not in params and len(known) == 1:  # its clients know the writer by its address
                 question = attrs.evolve(question, writer=known[0])
             if question.writer not in known:
-                raise _Refused(400, "unknown_writer", "instance_name is no writer of this stream")
+                raise Refused(400, "unknown_writer", "instance_name is no writer of this stream")
             return await self._page(request, question, reference=True)
 
     async def state(self, request: Request) -> Response:
-        """Epoch, streams and known writers; with ``?sequence=stream`` also that sequence."""
-        stream = _params(request).get("sequence")
-        if stream is not None:
-            self._check_stream(stream)
+        """Epoch, streams and known writers; with ``?sequence=stream`` also that sequence, and with ``?newest=stream``
+        the highest rows of its writers."""
+        params = params_of(request)
+        stream, rows_of = params.get("sequence"), params.get("newest")
+        for name in (stream, rows_of):
+            if name is not None:
+                self._check_stream(name)
         async with self._place():
             for _ in range(EPOCH_TRIES):
                 epoch = await self._store.epoch()
                 known = [one for one in await self._store.known() if one.stream in self._streams]
                 sequence = None if stream is None else await self._store.sequence(stream)
-                if epoch == await self._store.epoch():
+                newest = None if rows_of is None else await self._store.newest(rows_of)
+                if epoch == await self._store.epoch() and (newest is None or newest.epoch == epoch):
                     break
             else:
-                raise _Refused(503, "unavailable", "the fact log is being restored")
-        return await self._answer(request, write_state(CatchUpState(epoch, sorted(self._streams), known, sequence)))
+                raise Refused(503, "unavailable", "the fact log is being restored")
+        rows = None if newest is None else newest.rows
+        state = CatchUpState(epoch, sorted(self._streams), known, sequence, rows)
+        return await self._answer(request, write_state(state))
 
     def _check_stream(self, stream: str) -> None:
         if stream not in self._streams:
-            raise _Refused(400, "unknown_stream", "this stream is not served here", known=sorted(self._streams))
+            raise Refused(400, "unknown_stream", "this stream is not served here", known=sorted(self._streams))
 
     def _question(self, stream: str, writer: str | None, params: Mapping[str, str]) -> FetchUpdates:
         self._check_stream(stream)
         if writer is None or not _NAME.fullmatch(writer):
-            raise _Refused(400, "bad_parameter", "instance_name: the name of a writer is needed")
-        after, upto = _position(params, "from_token"), _position(params, "upto_token")
+            raise Refused(400, "bad_parameter", "instance_name: the name of a writer is needed")
+        after, upto = position_of(params, "from_token"), position_of(params, "upto_token")
         if after > upto:
-            raise _Refused(400, "bad_parameter", "from_token is above upto_token")
-        limit = _position(params, "limit") if "limit" in params else self.limits.page_rows
+            raise Refused(400, "bad_parameter", "from_token is above upto_token")
+        limit = position_of(params, "limit") if "limit" in params else self.limits.page_rows
         return FetchUpdates(stream, writer, after, upto, max(1, min(limit, self.limits.page_rows)))
 
     async def _fetch(self, question: FetchUpdates) -> UpdatesPage:
@@ -229,8 +261,8 @@ class CatchUp:
                     if epoch == await self._store.epoch():
                         fields = {name: getattr(error, name) for name in ("stream", "writer", "position", "floor")}
                         gone = "these rows have been deleted"
-                        raise _Refused(410, "position_too_old", gone, **fields, epoch=epoch) from None
-            raise _Refused(503, "unavailable", "the fact log is being restored") from None
+                        raise Refused(410, "position_too_old", gone, **fields, epoch=epoch) from None
+            raise Refused(503, "unavailable", "the fact log is being restored") from None
 
     async def _page(self, request: Request, question: FetchUpdates, *, reference: bool = False) -> Response:
         page = bounded(await self._fetch(question), self.limits.page_bytes)
@@ -240,7 +272,7 @@ class CatchUp:
 
     async def _answer(self, request: Request, body: bytes) -> Response:
         headers = {"vary": "accept-encoding"}
-        if len(body) >= self.limits.compress_from and _accepts_gzip(request.headers):
+        if len(body) >= self.limits.compress_from and accepts_gzip(request.headers):
             body = await asyncio.to_thread(_gzip, body)
             headers["content-encoding"] = "gzip"
         return _response(200, body, headers)
@@ -250,7 +282,7 @@ class CatchUp:
         """One of ``concurrency`` places at the store, after a turn in the queue."""
         if waits := self._places.locked():
             if self.waiting >= self.limits.queue:
-                raise _Refused(503, "busy", "too many requests at a time: come back later")
+                raise Refused(503, "busy", "too many requests at a time: come back later")
             self.waiting += 1
         try:
             await self._places.acquire()
@@ -273,20 +305,22 @@ class CatchUp:
         same = [hmac.compare_digest(digest, secret) for secret in self._secrets]
         return any(same) and scheme.lower() == "bearer"
 
-    def refusal(self, error: Exception) -> _Refused:
+    def refusal(self, error: Exception) -> Refused:
         """The answer that an error becomes: the one place where that is decided."""
+        if (refusal := refusal_of(error)) is not None:
+            return refusal
         match error:
-            case _Refused():
+            case Refused():
                 return error
             case UnknownStream():
-                return _Refused(400, "unknown_stream", "this stream is not in the store")
+                return Refused(400, "unknown_stream", "this stream is not in the store")
             case TimeoutError():
-                return _Refused(503, "deadline", "that took too long: come back later")
+                return Refused(503, "deadline", "that took too long: come back later")
             case BusrepError():
-                return _Refused(503, "unavailable", "the store is not available now")
-        return _Refused(500, "internal", "internal error")
+                return Refused(503, "unavailable", "the store is not available now")
+        return Refused(500, "internal", "internal error")
 
-    def refuse(self, error: Exception) -> _Refused:
+    def refuse(self, error: Exception) -> Refused:
         """The answer that an error becomes, counted, and logged without anything of the request."""
         refusal = self.refusal(error)
         code = refusal.code
@@ -307,7 +341,7 @@ class CatchUp:
 
 
 # Refusals that say something of the deployment, and not only of one client's question.
-_WARNED = ("unauthorized", "busy", "deadline")
+_WARNED = ("unauthorized", "busy", "deadline", "snapshot_busy", "spool", "spool_changed", "too_many_parts")
 
 
 class _Guard:
@@ -332,7 +366,8 @@ class _Guard:
         try:
             self._check(scope)
             async with asyncio.timeout(service.limits.deadline):
-                await self._answer(scope, receive, counted, started)
+                body = await self._body(receive) if scope["method"] == "POST" else b""
+                await self._answer(scope, receive, counted, started, body)
         except Exception as error:
             # An answer that breaks off: its client is gone, whatever the server that we are part of calls that.
             gone = started.is_set() and isinstance(error, OSError)
@@ -342,9 +377,9 @@ class _Guard:
         finally:
             service.in_flight -= 1
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, started: asyncio.Event) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, started: asyncio.Event, body: bytes) -> None:
         """Let the application answer, unless the client hangs up before that begins."""
-        answering = asyncio.create_task(self._run(scope, send), name="busrep-http-answer")
+        answering = asyncio.create_task(self._run(scope, send, body), name="busrep-http-answer")
         leaving = asyncio.create_task(_left(receive), name="busrep-http-left")
         try:
             await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -358,19 +393,39 @@ class _Guard:
                 task.cancel()
             await asyncio.gather(answering, leaving, return_exceptions=True)
 
-    async def _run(self, scope: Scope, send: Send) -> None:
-        await self._app(scope, _no_body, send)
+    async def _run(self, scope: Scope, send: Send, body: bytes) -> None:
+        async def received() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, received, send)
+
+    async def _body(self, receive: Receive) -> bytes:
+        """All of it, of a bounded length; a bounded number of them at a time."""
+        most, body = self._service.snapshots.limits.agreement_bytes, bytearray()
+        async with self._service.snapshots.body_place():
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _gone()
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > most:
+                    raise Refused(413, "body", f"a body is at most {most} bytes long here")
+        return bytes(body)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         if not self._service.authorized(headers):
-            raise _Refused(401, "unauthorized", "the secret is missing or wrong: Authorization: Bearer SECRET")
+            raise Refused(401, "unauthorized", "the secret is missing or wrong: Authorization: Bearer SECRET")
+        if scope["method"] == "POST" and any(path in scope["path"] for path in (SNAPSHOTS_PATH, PART_PATH)):
+            return  # an agreement is brought along
         if scope["method"] != "GET":
-            raise _Refused(405, "method", "only GET is answered here")
+            raise Refused(405, "method", "only GET is answered here")
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-            raise _Refused(400, "body", "a GET has no body here")
+            raise Refused(400, "body", "a GET has no body here")
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send, refusal: _Refused) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, refusal: Refused) -> None:
         headers = {
             401: {"www-authenticate": "Bearer"},
             405: {"allow": "GET"},
@@ -404,44 +459,10 @@ def _digest(secret: str) -> bytes:
     return hashlib.blake2b(secret.encode("utf-8", "surrogatepass")).digest()
 
 
-def _params(request: Request) -> dict[str, str]:
-    try:  # strictly: a name in another encoding is another name, and of that one there would be nothing
-        query = request.scope["query_string"].decode("ascii")
-        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MOST_PARAMETERS)
-    except ValueError:
-        raise _Refused(400, "bad_parameter", "the query is not percent-encoded UTF-8, or too long") from None
-    params = dict(pairs)
-    if len(params) != len(pairs):
-        raise _Refused(400, "bad_parameter", "a parameter is given twice")
-    return params
-
-
-def _position(params: Mapping[str, str], name: str) -> int:
-    try:
-        number = read_integer(params.get(name, "").encode())
-    except ValueError as error:
-        raise _Refused(400, "bad_parameter", f"{name} {error}") from None
-    if number < 0:
-        raise _Refused(400, "bad_parameter", f"{name} is negative")
-    return number
-
-
-def _accepts_gzip(headers: Headers) -> bool:
-    for part in headers.get("accept-encoding", "").split(","):
-        coding, _, weight = part.partition(";")
-        if coding.strip().lower() == "gzip":
-            return not re.fullmatch(r"\s*q=0(\.0*)?\s*", weight)
-    return False
-
-
 def _gzip(body: bytes) -> bytes:
     # The fastest level: rows of a kind shrink to a tenth with it, and the others take three times as long for a little.
     packer = zlib.compressobj(1, zlib.DEFLATED, 31)
     return packer.compress(body) + packer.flush()
-
-
-async def _no_body() -> Message:
-    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 async def _left(receive: Receive) -> None:
@@ -450,5 +471,5 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _gone() -> _Refused:
-    return _Refused(503, "gone", "the client is gone")
+def _gone() -> Refused:
+    return Refused(503, "gone", "the client is gone")

@@ -14,20 +14,34 @@ import re
 import secrets
 import ssl
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 from urllib.parse import quote, unquote, urlsplit
 
+import attrs
 import orjson
 
 from busrep.commands import INT64_MAX
-from busrep.errors import ConfigError, MissingExtra, PositionTooOld, Unavailable
+from busrep.errors import ConfigError, MissingExtra, PositionTooOld, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.settings import Settings
-from busrep.storage import KnownWriter
+from busrep.snapshots import Agreement
+from busrep.storage import KnownWriter, Newest
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates, UpdatesPage
 
-from .http_pages import REFERENCE_PATH, STATE_PATH, UPDATES_PATH, CatchUpState, is_epoch, read_page, read_state
+from .http_pages import (
+    PART_PATH,
+    REFERENCE_PATH,
+    SNAPSHOTS_PATH,
+    STATE_PATH,
+    UPDATES_PATH,
+    CatchUpState,
+    is_epoch,
+    read_page,
+    read_state,
+)
+from .http_snapshots_client import LONGEST_PAUSE, Ask, Misfit, PartDownload, Take, TryAgain, Unknown, load_part
+from .snapshot_sources import check_agreement
 
 try:
     import anyio
@@ -44,8 +58,6 @@ FORM = "http://:SECRET@host:port/prefix or https://..., the secret percent-encod
 MAX_BYTES = 64 * 2**20
 # Asked so often for one answer, at most; after that the reader waits, says that it is stale, and asks again.
 TRIES = 4
-# A server is not waited for longer than this at a time, whatever its Retry-After says, seconds.
-LONGEST_PAUSE = 5.0
 # For one connection to be made, seconds; a host that drops packets would take the whole deadline.
 CONNECT_TIMEOUT = 5.0
 # Of the reader's own deadline for a page, so that what went wrong is told and not only that time was up.
@@ -61,14 +73,6 @@ _MOVED = frozenset({301, 302, 303, 307, 308})
 _AGAIN = frozenset({408, 429, 502, 503, 504})
 
 
-class _TryAgain(Exception):
-    """No answer this time. ``pause``: what Retry-After asks for, seconds."""
-
-    def __init__(self, reason: str, pause: float = 0.0) -> None:
-        self.pause = pause
-        super().__init__(reason)
-
-
 class _AnotherLog(Exception):
     """What was asked for is deleted, in a log of this epoch, and that is not the one that is read."""
 
@@ -80,11 +84,14 @@ class _AnotherLog(Exception):
 class HttpSource:
     """An `AsyncStore` that reads over HTTP: ``connect(store=HttpSource("https://facts.example/busrep", [orders]))``.
 
+    A `SnapshotSource` as well.
+
     ``url``: of a `catch_up_app`, its prefix included; the secret stands in it or in ``secret``. ``streams``: those
     that will be read. ``headers`` are sent along. ``verify``: the certificates that vouch for the server, a file's
     path or an `ssl.SSLContext` (with a client's certificate in it, if need be); default: the system's.
     ``compress``: ask for gzip, for links slower than some 100 Mbit/s. ``reference``: ``url`` is of the reference
-    system: one writer's process, which tells no epoch and no writers. ``max_bytes``: the largest answer read.
+    system: one writer's process, which tells no epoch and no writers. ``max_bytes``: the largest answer read, and the
+    largest part of a snapshot. ``some``: the server need not serve all of ``streams``.
 
     Raises ConfigError for a URL or a secret of another form; MissingExtra.
     """
@@ -103,6 +110,7 @@ class HttpSource:
         compress: bool = False,
         reference: bool = False,
         max_bytes: int = MAX_BYTES,
+        some: bool = False,
     ) -> None:
         self.url, given = _parts(url)
         if given is not None and secret is not None:
@@ -112,7 +120,7 @@ class HttpSource:
             raise ConfigError("the secret of an HTTP source holds visible ASCII characters only, and at least one")
         self.streams = streams if isinstance(streams, Registry) else Registry(streams)
         self.settings = settings or Settings()
-        self.reference, self._max_bytes = reference, max_bytes
+        self.reference, self._max_bytes, self._some = reference, max_bytes, some
         # Packed answers only if they are wanted: on a fast link packing costs more time than it saves.
         self._headers = {
             "user-agent": "busrep",
@@ -125,6 +133,7 @@ class HttpSource:
             self._headers["authorization"] = f"Bearer {secret}"
         self._verify = verify
         self._transport: httpx.AsyncHTTPTransport | None = None
+        self._parts: httpx.AsyncHTTPTransport | None = None  # so that long downloads take no connection from pages
         self._where = f"catch-up at {self.url}"
         self._told: str | None = None  # the last epoch that epoch() gave
         # The reference system names no epoch: its log is taken for the same as long as its address is.
@@ -139,19 +148,14 @@ class HttpSource:
         """See `AsyncStore`: make sure that the server answers and serves the streams. ConfigError, Unavailable."""
         if self._transport is not None:
             return
-        most = self.settings.fetches + 1  # pages, and one question about writers
-        # Without httpx's client around it: that would follow redirects with the secret, keep cookies, take proxies from
-        # the environment, and log the address of every page.
-        self._transport = httpx.AsyncHTTPTransport(
-            verify=_context(self._verify),
-            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEEP_IDLE),
-            trust_env=False,
-        )
+        context = _context(self._verify)
+        self._transport = _transport(context, self.settings.fetches + 1)  # pages, and one question about writers
+        self._parts = _transport(context, self.settings.snapshots * self.settings.snapshot_connections)
         try:
             if not self.reference:
                 served = (await self._state()).streams
                 missing = {stream.name for stream in self.streams if not stream.resettable} - set(served)
-                if missing:
+                if missing and not self._some:
                     raise ConfigError(
                         f"{self._where} does not serve {', '.join(sorted(missing))}: pass them to its catch_up_app()"
                     )
@@ -161,9 +165,11 @@ class HttpSource:
 
     async def close(self) -> None:
         """See `AsyncStore`."""
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            await transport.aclose()
+        transports = self._transport, self._parts
+        self._transport = self._parts = None
+        for transport in transports:
+            if transport is not None:
+                await transport.aclose()
 
     async def epoch(self) -> str:
         """See `AsyncStore`."""
@@ -180,6 +186,14 @@ class HttpSource:
     async def known(self) -> list[KnownWriter]:
         """See `AsyncStore`: the writers of the streams that the server serves, none of the reference system's."""
         return [] if self.reference else list((await self._state_told()).writers)
+
+    async def newest(self, stream: str) -> Newest | None:
+        """See `AsyncStore`: as the server's store knows it; None of an older server, and of the reference system."""
+        self._check(stream)
+        if self.reference:
+            return None
+        state = await self._state(newest=stream)
+        return None if state.newest is None else Newest(state.epoch, state.newest)
 
     async def fetch(self, question: FetchUpdates) -> UpdatesPage:
         """See `AsyncStore`: what the page proves is what the server's store has proven (9.9)."""
@@ -209,6 +223,72 @@ class HttpSource:
         """See `AsyncStore`; a process with the database has to do that. Raises Unavailable, as a replica does."""
         raise Unavailable(self._where, "it cannot write: a silent writer is finished by a process with the database")
 
+    # -- snapshots --------------------------------------------------------------------------------------------
+
+    async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
+        """See `SnapshotSource`: what the server agrees on with its store, for all readers at about this time."""
+        self._check(stream)
+        if self.reference:
+            raise ConfigError(f"{self._where} is of the reference system, which gives no snapshots")
+        path, params = SNAPSHOTS_PATH + _segment(stream), {"part_rows": part_rows}
+        body = await self._ask(path, params, None, b"" if again is None else again.to_json())
+        try:
+            agreement = Agreement.from_json(body)
+            check_agreement(agreement, stream)
+        except (ValueError, OverflowError) as error:
+            raise self._distrust(error) from None
+        return attrs.evolve(agreement, source=self.url, id=agreement.digest)
+
+    async def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
+        """See `SnapshotSource`: as it comes; a text of another hash than the server has announced ends with Unavailable
+        instead of its end."""
+        pieces: asyncio.Queue[bytes | None] = asyncio.Queue()  # what is loaded anyway: not more than ``max_bytes``
+        download = PartDownload(self._max_bytes, pieces.put_nowait)
+        work = load_part(self._asking_for(agreement, number), download, self.settings, f"part {number} at {self.url}")
+        loading = asyncio.create_task(work, name="busrep-http-part")
+        loading.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            await loading
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+
+    async def leave(self, agreement: Agreement) -> None:
+        """See `SnapshotSource`: the server holds nothing for one reader."""
+
+    def _asking_for(self, agreement: Agreement, number: int) -> Ask:
+        path, along = f"{PART_PATH}{agreement.digest}/{number}", b""
+
+        async def ask(headers: dict[str, str], take: Take) -> None:
+            nonlocal along
+
+            async def exchange(transport: httpx.AsyncHTTPTransport, request: httpx.Request) -> None:
+                async with contextlib.aclosing(await transport.handle_async_request(request)) as response:
+                    if response.status_code in (200, 206):
+                        await take(response)
+                        return
+                    body = await self._read(response)
+                    code = _said(body).get("code")
+                if code == "snapshot_unknown":
+                    raise Unknown
+                if code == "snapshot_gone":
+                    why = str(_said(body).get("error"))[:QUOTED]
+                    raise SnapshotGone(agreement.stream, f"{self._where} says {why!r}")
+                if response.status_code == 416:
+                    raise Misfit("the server's text of it is shorter than what has come")
+                self._refused(response, body, None)
+
+            try:
+                method = "POST" if along else "GET"
+                await self._exchanged(exchange, self._parts, method, path, {}, headers, along)
+            except Unknown:  # it was restarted, or has forgotten, or is another one behind the same address
+                along = agreement.to_json()  # with the next try: that may come to yet another one
+                raise TryAgain("the server does not know the snapshot") from None
+
+        return ask
+
     def _check(self, stream: str) -> None:
         if self.streams[stream].resettable:
             raise ConfigError(f"stream {stream!r} is resettable: it lives in memory, not in the store")
@@ -219,14 +299,15 @@ class HttpSource:
         They may come from two servers behind one address, of which one has not seen a restore yet: its floors would be
         taken for the other log's, and rows above them left out.
         """
-        state = await self._state(sequence)
+        state = await self._state(sequence=sequence)
         if self._told not in (None, state.epoch):
             self._told = None  # the next time it is taken as it comes
             raise Unavailable(self._where, "it was restored, or servers behind this address are not of one database")
         return state
 
-    async def _state(self, sequence: str | None = None) -> CatchUpState:
-        body = await self._ask(STATE_PATH, {} if sequence is None else {"sequence": sequence}, None)
+    async def _state(self, **wanted: str | None) -> CatchUpState:
+        params: dict[str, str | int] = {name: stream for name, stream in wanted.items() if stream is not None}
+        body = await self._ask(STATE_PATH, params, None)
         try:
             return read_state(body)
         except ValueError as error:
@@ -237,15 +318,17 @@ class HttpSource:
 
     # -- requests ---------------------------------------------------------------------------------------------
 
-    async def _ask(self, path: str, params: Mapping[str, Any], question: FetchUpdates | None) -> bytes:
+    async def _ask(
+        self, path: str, params: Mapping[str, Any], question: FetchUpdates | None, content: bytes = b""
+    ) -> bytes:
         """The body of the answer, tried again within the deadline where that may help."""
         settings, reason = self.settings, "no answer in time"
         try:
             async with asyncio.timeout(SHARE_OF_DEADLINE * settings.fetch_timeout):
                 for attempt in range(TRIES):
                     try:
-                        return await self._ask_once(path, params, question)
-                    except _TryAgain as trouble:
+                        return await self._ask_once(path, params, question, content)
+                    except TryAgain as trouble:
                         reason = str(trouble)
                         if attempt < TRIES - 1:
                             pause = min(settings.retry_max, settings.retry_min * 2**attempt)
@@ -255,26 +338,47 @@ class HttpSource:
             pass
         raise Unavailable(self._where, reason)
 
-    async def _ask_once(self, path: str, params: Mapping[str, Any], question: FetchUpdates | None) -> bytes:
-        if self._transport is None:
+    async def _ask_once(
+        self, path: str, params: Mapping[str, Any], question: FetchUpdates | None, content: bytes
+    ) -> bytes:
+        method = "POST" if content else "GET"
+        response, body = await self._exchanged(self._exchange, self._transport, method, path, params, {}, content)
+        if response.status_code != 200:
+            self._refused(response, body, question)
+        return body
+
+    async def _exchanged(
+        self,
+        exchange: Callable[[httpx.AsyncHTTPTransport, httpx.Request], Awaitable[T]],
+        transport: httpx.AsyncHTTPTransport | None,
+        method: str,
+        path: str,
+        params: Mapping[str, Any],
+        headers: Mapping[str, str],
+        content: bytes = b"",
+    ) -> T:
+        """Do one request: the one place where the driver's errors become ours."""
+        if transport is None:
             raise Unavailable(self._where, "the source is not open")
         timeout = httpx.Timeout(self.settings.fetch_timeout, connect=CONNECT_TIMEOUT).as_dict()
         try:
             request = httpx.Request(
-                "GET", self.url + path, params=params, headers=self._headers, extensions={"timeout": timeout}
+                method,
+                self.url + path,
+                params=params,
+                headers={**self._headers, **headers},
+                content=content or None,
+                extensions={"timeout": timeout},
             )
-            response, body = await _whole(self._exchange, self._transport, request)
+            return await _whole(exchange, transport, request)
         except httpx.TransportError as error:
             if isinstance(cause := _tls_trouble(error), ssl.SSLCertVerificationError):
                 raise ConfigError(
                     f"{self._where}: its certificate is not trusted ({cause.verify_message}): pass verify="
                 ) from None
-            raise _TryAgain(f"{type(error).__name__}: {error}") from None
+            raise TryAgain(f"{type(error).__name__}: {error}") from None
         except (httpx.HTTPError, httpx.InvalidURL, zlib.error) as error:
             raise self._distrust(f"{type(error).__name__}: {error}") from None
-        if response.status_code != 200:
-            self._refused(response, body, question)
-        return body
 
     async def _exchange(
         self, transport: httpx.AsyncHTTPTransport, request: httpx.Request
@@ -306,9 +410,11 @@ class HttpSource:
         status = response.status_code
         said = _said(body)
         what = f"{status} {str(said.get('error', ''))[:QUOTED]!r}"
+        if said.get("code") == "snapshot_busy" and type(limit := said.get("limit")) is int:
+            raise SnapshotBusy(self._where, limit)
         if status in _AGAIN:
             pause = response.headers.get("retry-after", "")
-            raise _TryAgain(what, float(pause) if re.fullmatch(r"[0-9]{1,9}", pause) else 0.0)
+            raise TryAgain(what, float(pause) if re.fullmatch(r"[0-9]{1,9}", pause) else 0.0)
         if status >= 500:
             raise Unavailable(self._where, what)
         if status == 410 and question is not None:
@@ -342,12 +448,13 @@ class HttpSource:
 
     init = claim = reserve = outcome = heartbeat = check_claim = prune = restored = status = _cannot_write
     register_reader = load_reader = save_reader = reset_reader = dead_letter = dead_letters = _cannot_save
+    begin_bootstrap = save_bootstrap = bootstraps = _cannot_save
 
 
 _ADVICE = {
     401: "put the server's secret into the URL, or pass secret=",
     403: "something in front of it keeps this client out",
-    404: "the prefix of the URL is not where catch_up_app() is mounted",
+    404: "the prefix of the URL is not where catch_up_app() is mounted, or it gives no snapshots",
     400: "is the server of another version, or without this stream?",
 }
 
@@ -368,6 +475,15 @@ def _parts(url: str) -> tuple[str, str | None]:
     address = parts.netloc.rpartition("@")[2]
     secret = None if parts.password is None else unquote(parts.password)
     return f"{parts.scheme}://{address}{parts.path.rstrip('/')}", secret
+
+
+def _transport(context: ssl.SSLContext, connections: int) -> httpx.AsyncHTTPTransport:
+    # Without httpx's client around it: that would follow redirects with the secret, keep cookies, take proxies from
+    # the environment, and log the address of every page.
+    limits = httpx.Limits(
+        max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=KEEP_IDLE
+    )
+    return httpx.AsyncHTTPTransport(verify=context, limits=limits, trust_env=False)
 
 
 def _nothing_of(question: FetchUpdates, epoch: str) -> UpdatesPage:

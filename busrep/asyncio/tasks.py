@@ -1,4 +1,4 @@
-"""Background tasks of one event loop: started, stopped, and never failing in silence."""
+"""Background tasks of one event loop, and threads beside it: started, stopped, and never failing in silence."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import inspect
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from busrep.settings import Settings
+
+T = TypeVar("T")
 
 log = logging.getLogger("busrep.reader")
 
@@ -61,3 +63,17 @@ def pause_after(failures: int, settings: Settings, slowest: float | None = None)
     """Seconds to wait after so many failures in a row: doubling up to ``slowest`` (``retry_max``), jittered."""
     most = min(settings.retry_max, slowest or settings.retry_max)
     return min(most, settings.retry_min * 2.0 ** min(max(failures, 1) - 1, 16)) * (0.5 + random.random() / 2)
+
+
+async def in_thread(work: Callable[..., T], *args: Any) -> T:
+    """Run it in a thread; when cancelled, let it end first: what it works on is the caller's, who then cleans up."""
+    running = asyncio.get_running_loop().run_in_executor(None, work, *args)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # seen: what is told is the cancellation
+        raise

@@ -62,6 +62,7 @@ class Plan:
     key: str | None
     client_ca: str | None
     reference: bool
+    spool: str | None = None
     heartbeat: float
 
     @property
@@ -83,6 +84,12 @@ class Plan:
 @click.option("--client-ca", type=click.Path(), help="Clients must show a certificate of this authority.")
 @click.option("--reference-paths", is_flag=True, help="Answer the reference system's own HTTP path too.")
 @click.option(
+    "--spool",
+    type=click.Path(exists=True, file_okay=False, writable=True),
+    metavar="DIRECTORY",
+    help="Where parts of snapshots are kept for readers, up to 1 GiB [default: the system's temporary directory].",
+)
+@click.option(
     "--heartbeat", default="2s", show_default=True, type=DURATION, help="The bus's, as its processes have it."
 )
 @click.option("--for", "seconds", type=DURATION, help="Stop after this time [default: SIGINT or SIGTERM].")
@@ -91,9 +98,9 @@ def serve(as_json: bool, seconds: float | None, secret_file: str | None, **optio
     """Serve a bus over TCP, and its table over HTTP.
 
     Over TCP clients hear and say everything that is said on the bus, as on a Redis channel: that of --redis, or
-    without it their own. Over HTTP readers fetch what they missed. Beyond loopback TCP takes TLS, and a secret or
-    client certificates; HTTP takes a secret always, and something in front of it may do the TLS. Prints what it
-    listens on, and at the end what passed.
+    without it their own. Over HTTP readers fetch what they missed, and snapshots. Beyond loopback TCP takes TLS, and a
+    secret or client certificates; HTTP takes a secret always, and something in front of it may do the TLS. Prints what
+    it listens on, and at the end what passed.
     """
     plan = Plan(
         name=options["name"],
@@ -107,6 +114,7 @@ def serve(as_json: bool, seconds: float | None, secret_file: str | None, **optio
         key=options["tls_key"],
         client_ca=options["client_ca"],
         reference=options["reference_paths"],
+        spool=options["spool"],
         heartbeat=options["heartbeat"],
     )
     if plan.tcp is None and plan.http is None:
@@ -187,7 +195,7 @@ def _tcp(plan: Plan, address: Address, tls: Any) -> TcpServer:
 async def _http(
     plan: Plan, address: Address, tls: Any, server: TcpServer | None, stack: AsyncExitStack
 ) -> tuple[Any, Any]:
-    from busrep.asyncio import http_serve, http_server  # extra
+    from busrep.asyncio import http_serve, http_server, http_snapshots_limits  # extra
 
     if plan.secret is None:
         raise ConfigError("--http needs --secret-file: readers show the secret with each request")
@@ -207,6 +215,10 @@ async def _http(
         for stream in streams.values():
             if not stream.resettable:
                 await bus.wait_for(stream, "nobody", 0, HELLO)
-    app = http_server.catch_up_app(store, streams.values(), secret=plan.secret, reference_paths=plan.reference)
+    limits = http_server.CatchUpLimits(snapshots=http_snapshots_limits.SnapshotLimits(spool_folder=plan.spool))
+    app = http_server.catch_up_app(
+        store, streams.values(), secret=plan.secret, limits=limits, reference_paths=plan.reference
+    )
+    stack.push_async_callback(app.state.catch_up.close)
     serving = await stack.enter_async_context(http_serve.serve(app, address.host, address.port, tls=tls))
     return serving, lambda: {**app.state.catch_up.statistics(), "server": serving.statistics()}
