@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .asyncio import Batch, Bus, Fact, Start
+from .asyncio import Batch, Bus, Fact, SnapshotPart, Start
 from .commands import LockReleased, RemoteServerUp, UserSync
 from .errors import (
     BusrepError,
@@ -57,6 +57,7 @@ __all__ = [
     "RemoteServerUp",
     "RowError",
     "Settings",
+    "SnapshotPart",
     "Stream",
     "Table",
     "Unavailable",
@@ -86,6 +87,7 @@ def connect(
     own: bool = False,
     undeclared: bool = False,
     require_redis: bool = True,
+    snapshot_source: Any = None,
 ) -> Bus:
     """A bus for this process: ``async with busrep.connect(...) as bus``.
 
@@ -106,7 +108,9 @@ def connect(
     replaced, "stop" raises EpochChanged. ``on_too_old``: "stop", or "skip" rows that were pruned before they
     were read, telling ``on_missed``. ``own``: deliver the own writer's facts to the own handlers too.
     ``undeclared``: also follow streams that are not in ``streams``, positions only. ``require_redis``: fail
-    to start when Redis is not there; False keeps trying while business writes go on.
+    to start when Redis is not there; False keeps trying while business writes go on. ``snapshot_source``: where
+    snapshots for ``bus.snapshot`` come from if not from ``store``, a URL (``http://:secret@host/prefix``,
+    ``file:///directory``, ``s3://bucket/directory``) or a `busrep.snapshots.SnapshotSource`.
 
     Raises ConfigError for arguments that cannot work; opening raises Unavailable, SchemaError, ClaimBlocked,
     PositionsAheadOfTable.
@@ -130,7 +134,16 @@ def connect(
         own=own,
         undeclared=undeclared,
         require_redis=require_redis,
+        snapshot_source=_source(snapshot_source, registry, settings),
     )
+
+
+def _source(source: Any, registry: Registry, settings: Settings) -> Any:
+    if not isinstance(source, str):
+        return source
+    from .asyncio.snapshot_sources import open_source
+
+    return open_source(source, registry, settings)
 
 
 def _store(store: Any, registry: Registry, settings: Settings) -> Any:

@@ -729,7 +729,7 @@ class BusConformance:
             statistics = json.loads(json.dumps(bus.statistics()))
             assert statistics["writer"]["facts"] == 1
             assert statistics["reader"]["waiting"] == 0
-            assert set(statistics) == {"reader", "writer", "link", "stuck"}
+            assert set(statistics) == {"reader", "writer", "link", "stuck", "bootstrap", "caches"}
 
     def test_what_a_user_can_get_wrong_is_told(self, deployment: Deployment) -> None:
         for options, what in (

@@ -2,9 +2,10 @@
 
 from .bus import Bus
 from .link import RedisLink
+from .parts import SnapshotPart
 from .reading import Batch, Start
 from .tcp import TcpAddress
 from .tcp_server import TcpServer, server_tls
 from .writing import Fact
 
-__all__ = ["Batch", "Bus", "Fact", "RedisLink", "Start", "TcpAddress", "TcpServer", "server_tls"]
+__all__ = ["Batch", "Bus", "Fact", "RedisLink", "SnapshotPart", "Start", "TcpAddress", "TcpServer", "server_tls"]

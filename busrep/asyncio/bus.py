@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import redis.asyncio as aioredis
 
@@ -18,10 +18,14 @@ from busrep.commands import Command, Name, Replicate, UserIp
 from busrep.errors import BusrepError, Closed, ConfigError, NotAWriter, ParseError, Unavailable, WriterFenced
 from busrep.framing import parse_frame
 from busrep.settings import Settings
+from busrep.snapshots import SnapshotSource
 from busrep.storage import AsyncStore
 from busrep.streams import Registry, Stream
 
+from .cached import CachedFunction, unix_ms
+from .caching import Caching
 from .link import Link, RedisLink
+from .parts import Applier, ApplyHandler, RowKey
 from .reading import Batch, Handler, NoticeHandler, Reading, Start
 from .tasks import call, log_failure, pause_after, spawn, stop
 from .tcp import TcpAddress, TcpLink, identity_of
@@ -31,6 +35,8 @@ from .writing import Claimed, Fact, Writing
 log = logging.getLogger("busrep")
 
 CommandT = TypeVar("CommandT", bound=Command)
+P = ParamSpec("P")
+R = TypeVar("R")
 LineSeen = Callable[[str, str, bytes], None]
 
 # Other commands (presence, locks...) waiting for Redis. They are news, not facts: beyond this, send() says no.
@@ -64,6 +70,7 @@ class Bus:
         own: bool = False,
         undeclared: bool = False,
         require_redis: bool = True,
+        snapshot_source: SnapshotSource | None = None,
     ) -> None:
         _one_of("on_poison", on_poison, ("stop", "dead_letter"))
         _one_of("on_epoch_change", on_epoch_change, ("rebootstrap", "stop"))
@@ -108,8 +115,11 @@ class Bus:
             undeclared=undeclared,
             ask=self._ask_for_positions,
             own_positions=self._own_positions,
+            own_written=self._own_written,
             on_epoch=self._epoch_changed,
+            snapshot_source=snapshot_source,
         )
+        self._caching = Caching(self)
         self._stores = [one for one in dict.fromkeys((store, reader_store)) if one is not None]
         _check_stores(self._stores)
         if not (start is None or isinstance(start, Mapping) or start in ("now", "earliest")):
@@ -151,6 +161,7 @@ class Bus:
                 await store.open()
             if self.writer is not None:
                 self._writing = await self._begin_writing(self.writer)
+                self._writing.on_invalidations = self._caching.committed
             await self._link.start(required=self._require_redis)
         except BaseException:
             await self.close()
@@ -160,6 +171,7 @@ class Bus:
             self._background.append(self._start(self._writing.keep_settling(), "settle"))
         if self.reader is not None:
             self._background.append(self._start(self._reading.keep_saving(), "save"))
+        self._caching.open()
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"busrep-{name}")
@@ -204,6 +216,7 @@ class Bus:
         """
         if self._closing is None:
             self._state = "closing"
+            self._caching.close()
             self._closing = self._start(self._close(), "close")
         task = asyncio.current_task()
         if task not in self._tasks and not self._reading.is_worker(task):
@@ -350,6 +363,8 @@ class Bus:
     def positions(self) -> dict[str, dict[str, int]]:
         """Where this process is, {stream: {writer: token}}: handled for others, published for itself."""
         found = self._reading.core.positions()
+        for stream in self._reading.core.bootstrapping:  # what is there of it is no position
+            found.pop(stream, None)
         if self._writing is not None and not self._own and not self._fenced:
             for stream, position in self._writing.core.positions().items():
                 if self._reading.own_counts(stream):
@@ -384,14 +399,91 @@ class Bus:
         return min(lowest, default=highest)
 
     def resume(self, stream: Stream[Any], writer: str) -> None:
-        """Go on with a (stream, writer) that stopped on a poison row, at that row."""
+        """Go on with a (stream, writer) that stopped on a poison row, at that row; with a bootstrap of the stream that
+        stopped, at the part that it stopped at."""
         self._reading.resume(stream.name, writer)
+
+    def snapshot(self, stream: Stream[Any], *, key: RowKey | None = None) -> Callable[[ApplyHandler], ApplyHandler]:
+        """Decorate a function (async or not) that applies a snapshot of ``stream``, called with each `SnapshotPart`.
+
+        From then on a bootstrap begins when this reader is new (no saved positions, no ``start=``), more than
+        ``bootstrap_lag`` IDs behind at its start, in need of rows that are pruned, or in another log than it was; an
+        unfinished one goes on. Handlers of ``subscribe`` get what follows the snapshot. ``key``: a function of a row;
+        within a part only the latest row of each key is handed on. One part at a time, in order; a function that raises
+        is called again with the same part, then the stream stops until ``resume``.
+
+        Decorate it before, or in one go with, the handlers of ``subscribe``. Raises ConfigError for a second function,
+        for a stream without a table, and where no snapshots are to be had.
+        """
+        self._check_open()
+
+        def register(handler: ApplyHandler) -> ApplyHandler:
+            self._reading.snapshot(Applier(self.streams[stream.name], handler, key))
+            return handler
+
+        return register
+
+    async def bootstrap(self, stream: Stream[Any]) -> None:
+        """Take a snapshot of ``stream`` now, or wait for the one that is being taken; return once the stream is online.
+
+        The bootstrap goes on when the caller is cancelled. Raises ConfigError without a function of ``snapshot``, and
+        from inside a handler of the stream, which it would wait for; HandlerFailed when the function keeps failing.
+        """
+        self._check_open()
+        await self._reading.bootstrap(self.streams[stream.name])
 
     def _epoch_changed(self, epoch: str) -> None:
         """The log is another one: its writers have been fenced, and what was written here is of the one before."""
         writing = self._writing
         if writing is not None and writing.epoch not in (None, epoch):
             writing.fence(WriterFenced(writing.name, writing.incarnation))
+
+    # -- caches -----------------------------------------------------------------------------------------------
+
+    def cached(
+        self,
+        *,
+        maxsize: int = 1024,
+        ttl: float | None = None,
+        name: str | None = None,
+        key: Callable[..., tuple[Any, ...]] | None = None,
+        stream: Stream[Any] | None = None,
+    ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]:
+        """Decorate a function (async or not) whose results are kept in this process until somebody invalidates them.
+
+        After an invalidation is committed, in whatever process, nothing older is returned once ``Settings.cache_bound``
+        seconds have passed, though every message about it was lost. Before the bus is open, and once it is closing,
+        every call goes through.
+
+        ``maxsize``: results kept; of more the least recently used goes. ``ttl``: seconds after which one goes anyhow.
+        ``name``: under which it is invalidated, unlike any other's, by default ``module.qualified_name``. ``key``: a
+        function of the arguments that gives a tuple of what a result depends on; by default the arguments, which must
+        then be str, int, bool, None or finite float. ``stream``: of `busrep.caches.invalidations`, by default the only
+        one of this bus. Raises ConfigError, MissingExtra.
+        """
+
+        def decorate(function: Callable[P, R]) -> CachedFunction[P, R]:
+            cached: CachedFunction[P, R] = self._caching.add(
+                function, maxsize=maxsize, ttl=ttl, name=name, key=key, stream=stream
+            )
+            return cached
+
+        return decorate
+
+    async def invalidate(self, name: str, keys: Iterable[Any] | None, *, stream: Stream[Any] | None = None) -> None:
+        """Invalidate a key (a tuple of parts) of any cache, of this service or another, or all of it (None).
+
+        A fact, and a transaction, of its own. ``stream``: needed only where there are several streams of invalidations.
+        Raises ConfigError, NotAWriter, and what ``write`` raises.
+        """
+        found, row = self._caching.caches.row(name, keys, unix_ms(), stream)
+        await self._caching.write(found, [row])
+
+    def special_cache(self, name: str, caches: Iterable[Any], *, stream: Stream[Any] | None = None) -> None:
+        """Let ``name`` stand for several caches with the same key: cached functions, or names. Who invalidates a key of
+        it, in whatever process, invalidates that key of each of them; all of it (null) nobody can. Raises ConfigError.
+        """
+        self._caching.caches.special(name, caches, stream)
 
     # -- other commands ---------------------------------------------------------------------------------------
 
@@ -442,6 +534,7 @@ class Bus:
         now = asyncio.get_running_loop().time()
         self._echo_at = self._reconnected_at = now
         self._reading.connected(now)
+        self._caching.up()
         if self._writing is not None:
             self._writing.core.connected(now)
         self._ask_for_positions()
@@ -449,6 +542,7 @@ class Bus:
             spawn(self._tasks, call(handler), "busrep-connect")
 
     def _down(self) -> None:
+        self._caching.down()
         self._reading.disconnected()
 
     def _ask_for_positions(self) -> None:
@@ -466,6 +560,7 @@ class Bus:
         if self._writing is not None:
             self._writing.heard(frame)
         self._reading.receive(frame, now)
+        self._caching.heard(frame)
         core = self._reading.core
         if core.errors:
             for error in core.errors:
@@ -571,6 +666,10 @@ class Bus:
     def _own_positions(self) -> Mapping[str, int]:
         return {} if self._writing is None or self._own else self._writing.core.positions()
 
+    def _own_written(self, stream: str) -> tuple[int, bool] | None:
+        writing = self._writing
+        return None if writing is None or self._own else writing.written(stream)
+
     # -- the beat ---------------------------------------------------------------------------------------------
 
     async def _keep_beating(self) -> None:
@@ -639,6 +738,8 @@ class Bus:
                 "commands_dropped": self._commands_dropped,
             },
             "stuck": [] if self._writing is None else self._writing.stuck(now),
+            "bootstrap": self._reading.bootstrapping.statistics(),
+            "caches": self._caching.statistics(),
         }
 
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 
+from busrep.caches import is_invalidations
 from busrep.delivery import Missed, RawBatch, Reset
 from busrep.errors import (
     BusrepError,
@@ -20,7 +21,6 @@ from busrep.errors import (
     ConfigError,
     EpochChanged,
     HandlerFailed,
-    PositionsAheadOfTable,
     PositionTooOld,
     ReaderMoved,
     RowError,
@@ -30,10 +30,14 @@ from busrep.errors import (
 from busrep.framing import Frame
 from busrep.reader import Followed, Key, Reader
 from busrep.settings import Settings
+from busrep.snapshots import SnapshotSource
 from busrep.storage import AsyncStore, KnownWriter, ReaderState
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates
 
+from .bootstrapping import Bootstrapping
+from .parts import Applier
+from .silent import SilentWriters
 from .tasks import being_cancelled, call, spawn, stop
 
 log = logging.getLogger("busrep.reader")
@@ -109,8 +113,9 @@ class Reading:
     """Owns a ``Reader`` core and drives it.
 
     ``ask()`` is called when REPLICATE should be published; ``own_positions()`` gives what this process itself has
-    published, which counts as handled when positions are saved; ``on_epoch(epoch)`` is called when the log turned out
-    to be another one.
+    published, which counts as handled when positions are saved; ``own_written(stream)`` up to where it has finished all
+    its facts, and whether others are under way, None where it writes none; ``on_epoch(epoch)`` is called when the log
+    turned out to be another one.
     """
 
     def __init__(
@@ -129,18 +134,25 @@ class Reading:
         undeclared: bool,
         ask: Callable[[], None],
         own_positions: Callable[[], Mapping[str, int]],
+        own_written: Callable[[str], tuple[int, bool] | None],
         on_epoch: Callable[[str], None],
+        snapshot_source: SnapshotSource | None = None,
     ) -> None:
         _check_saving(reader_store, reader, on_poison)
         self.core = Reader((), settings=settings, own=[own] if own else (), undeclared=undeclared)
         self._registry, self._settings = registry, settings
+        # A cache is empty at the start: of invalidations nothing is read but what is new, and no position is saved.
+        self.unsaved = frozenset(stream.name for stream in registry if is_invalidations(stream))
+        self.after_pump: Callable[[], None] = lambda: None
         self._store, self._reader_store, self._name = store, reader_store, reader
         self._start: Start = start if start is not None else ("earliest" if reader else "now")
         self._own = own
         self.own_starts: Mapping[str, int] = {}  # stream -> where this process's own facts begin
         self._own_from: dict[str, int] = {}
+        self._own_due: dict[str, None] = {}  # streams bootstrapped, whose own facts are handled like another's as yet
         self._on_poison, self._on_epoch_change, self._on_too_old = on_poison, on_epoch_change, on_too_old
         self._ask, self._own_positions, self._on_epoch = ask, own_positions, on_epoch
+        self._own_written = own_written
         self._following: dict[str, asyncio.Task[None]] = {}
         self._handlers: dict[str, list[Handler]] = {}
         self._reset_handlers: list[tuple[str | None, NoticeHandler]] = []
@@ -154,10 +166,21 @@ class Reading:
         self._saved: dict[Key, int] = {}
         self._paused: dict[Key, None] = {}
         self._saving = asyncio.Lock()
+        self.bootstrapping = Bootstrapping(
+            self,
+            settings,
+            store=store,
+            reader_store=reader_store,
+            reader=reader,
+            source=snapshot_source,
+            fresh_ones=start is None,
+            saving=self._saving,
+        )
+        self.silent = SilentWriters(self, settings, store)
         self._waiters: dict[Key, list[_Waiter]] = {}
         self._waiting = 0
         self._numbers = itertools.count()
-        self._offers: dict[asyncio.Queue[Any], None] = {}
+        self._offers: dict[asyncio.Queue[Any], frozenset[str]] = {}  # of which streams
         self._offered: dict[asyncio.Future[None], None] = {}
         self._saved_at: dict[Key, float] = {}
         self._retry: asyncio.TimerHandle | None = None
@@ -172,10 +195,11 @@ class Reading:
 
     def subscribe(self, stream: Stream[Any], handler: Handler) -> None:
         """Call ``handler`` with the stream's batches from now on."""
-        if stream.name not in self._handlers and self._name is not None:
+        if stream.name not in self._handlers and self._name is not None and stream.name not in self.unsaved:
             # What passed while nobody handled it (somebody waited, perhaps) was not saved, and is due to this one.
             for key, progress in self.core.progress.items():
-                if key[0] == stream.name and progress.stream.fetchable and key not in self.stopped:
+                held = key in self.stopped or self.bootstrapping.holds(key[0])
+                if key[0] == stream.name and progress.stream.fetchable and not held:
                     self.core.move_to(*key, self._saved.get(key, 0))
         handlers = self._handlers.setdefault(stream.name, [])
         handlers.append(handler)
@@ -263,8 +287,11 @@ class Reading:
         known = {(name, writer.writer): writer for writer in everything if writer.stream == name}
         positions: dict[Key, int] = {}
         before = False
-        if self._name is not None and self._reader_store is not None:
-            state = await self._reader_store.load_reader(self._name)
+        reader = None if name in self.unsaved else self._name
+        saved = None
+        if reader is not None and self._reader_store is not None:
+            saved = await self.bootstrapping.saved(name)
+            state = await self._reader_store.load_reader(reader)
             if state.epoch not in (None, epoch):
                 if self._on_epoch_change == "stop":
                     raise EpochChanged(state.epoch, epoch)
@@ -273,18 +300,24 @@ class Reading:
                 self._saved.clear()
             positions = {key: position for key, position in state.positions.items() if key[0] == name}
             before = name in state.streams
+        if self.bootstrapping.at_start(name, list(known.values()), positions if before else None, saved):
+            return
         # One that joined after those that were saved: this reader owes its handler all of its rows.
         starts = {key: 0 if before else self._start_position(name, known[key]) for key in known if key not in positions}
         oldest = {key: known[key] for key, at in starts.items() if at == known[key].floor and not before}
         positions |= starts
-        if self._name is not None and self._reader_store is not None:
+        if reader is not None and self._reader_store is not None:
             # At once: who finds the stream registered, and a writer not, takes it for one that joined since.
-            await self._reader_store.register_reader(self._name, {(name, ""): 0} | positions, epoch, oldest=oldest)
-            state = await self._reader_store.load_reader(self._name)  # as in _register
+            await self._reader_store.register_reader(reader, {(name, ""): 0} | positions, epoch, oldest=oldest)
+            begun, state = state, await self._reader_store.load_reader(reader)  # as in _register
+            if name in state.loading or state.bootstraps.get(name) != begun.bootstraps.get(name):
+                raise Unavailable("the store", f"another process of reader {reader!r} begins a bootstrap of {name}")
+            self.bootstrapping.loaded(state, name)
             positions |= {key: state.positions[key] for key in positions.keys() & state.positions.keys()}
         else:
             self._oldest |= {key: (writer.floor, writer.position) for key, writer in oldest.items()}
-        self._saved |= positions
+        if name not in self.unsaved:
+            self._saved |= positions
         core.follow(Followed(name))
         for key, position in positions.items():
             core.start_at(*key, position)
@@ -295,11 +328,16 @@ class Reading:
         the oldest rows of this one. Returns what is saved then."""
         assert self._name is not None  # noqa: S101
         assert self._reader_store is not None  # noqa: S101
-        streams = {*names, *(await self._reader_store.load_reader(self._name)).streams}
+        before = await self._reader_store.load_reader(self._name)
+        streams = {*names, *before.streams}
+        others = self.bootstrapping.log_changed(streams)  # these begin where their snapshot ends
+        await self.bootstrapping.make_void(others & before.streams, before.epoch or "", epoch)
+        streams -= others
         floors = {(one.stream, one.writer): one.floor for one in known if one.stream in streams}
         await self._reader_store.reset_reader(self._name, floors | {(stream, ""): 0 for stream in streams}, epoch)
         state = await self._reader_store.load_reader(self._name)
-        if state.epoch != epoch:  # restored once more, or this one was told by a replica that lags
+        if state.epoch != epoch and (streams or state.epoch is not None):
+            # Restored once more, or this one was told by a replica that lags.
             raise Unavailable("the store", f"positions of epoch {state.epoch}")
         return state
 
@@ -319,6 +357,8 @@ class Reading:
         """Whether the own facts count as handled: not before those that a predecessor left are known, and have been."""
         if stream in self._following and stream not in self.core.followed:
             return False
+        if stream in self._own_due or self.bootstrapping.holds(stream):
+            return False
         return stream not in self._own_from or self.core.delivered(stream, self._own or "") >= self._own_from[stream]
 
     def disown(self) -> None:
@@ -331,10 +371,74 @@ class Reading:
             if key[1] == own and key[0] in counted and positions.get(key[0], 0) > progress.position:
                 self.core.move_to(*key, positions[key[0]])
         self._own_from.clear()
+        self._own_due.clear()
         self._ask()
 
+    # -- bootstraps -------------------------------------------------------------------------------------------
+
+    def snapshot(self, applier: Applier) -> None:
+        """Apply snapshots of a stream so, and follow it."""
+        self.bootstrapping.register(applier)
+        self.follow_stream(applier.stream)
+
+    async def bootstrap(self, stream: Stream[Any]) -> None:
+        """Take a snapshot, and wait until the stream is online."""
+        task = asyncio.current_task()
+        workers = [worker for key, worker in self._workers.items() if key[0] == stream.name]
+        if task in workers or (task is not None and self.bootstrapping.is_worker(task, stream.name)):
+            raise ConfigError("a snapshot is applied when no handler of its stream is at work: ask from another task")
+        await self.followed(stream)
+        await self.bootstrapping.bootstrap(stream.name)
+
+    def let_go(self, stream: str) -> None:
+        """Whatever stopped or paused a stream's writers: a snapshot comes in place of their rows."""
+        kept: tuple[dict[Key, Any], ...] = (self.stopped, self._paused, self._careful, self._oldest)
+        for key in [key for key in self.core.progress if key[0] == stream]:
+            for one in kept:
+                one.pop(key, None)
+
+    def at_work(self) -> list[Key]:
+        """Whose rows are being handled, or who has to be told of a reset before that."""
+        return [*self._workers, *(key for key in self.core.ready if self._handed_out(key))]
+
+    def saved_anew(self, stream: str, positions: Mapping[str, int]) -> None:
+        """These positions are saved now, in place of all that were of this stream."""
+        self._saved = {key: at for key, at in self._saved.items() if key[0] != stream}
+        self._saved |= {(stream, writer): at for writer, at in positions.items()}
+
+    def bootstrapped(self, stream: str, positions: Mapping[str, int]) -> None:
+        """A snapshot is applied: go on behind it."""
+        self._own_from.pop(stream, None)
+        if self._own is not None and self._own_written(stream) is not None:
+            # Own facts behind the snapshot may have had their effects on a target that was emptied after them.
+            self._own_due[stream] = None
+            self._learn_own_due()
+        self.core.bootstrapped(stream, positions)
+        self._ask()
+        self.pump()
+
+    def _learn_own_due(self) -> None:
+        """Own facts are fetched as another's would be, until all have been handled and none is under way: the handler
+        of an older one must not come after the effects of a later one."""
+        for stream in list(self._own_due):
+            own, written = self._own or "", self._own_written(stream)
+            position, under_way = written or (0, False)
+            held = self.bootstrapping.holds(stream)
+            if written is None or not (held or under_way or self.core.delivered(stream, own) < position):
+                del self._own_due[stream]
+            elif position > self._own_from.get(stream, 0):
+                self._own_from[stream] = position
+                self.core.learned(stream, own, position)
+
+    def interrupt(self, stream: str, error: BusrepError) -> None:
+        """Tell all who wait for rows of a stream that none come."""
+        self._interrupt(error, stream)
+        for key in [key for key in self._waiters if key[0] == stream]:
+            for waiter in self._waiters.pop(key):
+                _refuse(waiter[2], error)
+
     def _start_position(self, stream: str, writer: KnownWriter) -> int:
-        if self._start == "now":
+        if self._start == "now" or stream in self.unsaved:
             return int(writer.position)
         if self._start == "earliest":
             return int(writer.floor)
@@ -372,15 +476,17 @@ class Reading:
             return
         core, now = self.core, asyncio.get_running_loop().time()
         if core.new_epoch is not None and self.failure is None:
-            self._spawn(self._change_epoch(), "epoch", once=True)
+            self.spawn(self._change_epoch(), "epoch", once=True)
+        self._learn_own_due()
         for asked in core.fetches(now):
-            self._spawn(self._fetch(asked), "fetch")
+            self.spawn(self._fetch(asked), "fetch")
         for key in list(core.ready):
             if not self._handed_out(key):
                 self._pause(key)
             elif key not in self._workers and key not in self.stopped:
                 task = asyncio.create_task(self._work(key), name=f"busrep-handle-{key[0]}-{key[1]}")
                 self._workers[key] = task
+        self.bootstrapping.pumped()
         for key in list(self._waiters):  # a position may move without rows, and so without a handler
             self._wake(key)
         due = core.next_retry(now)
@@ -389,8 +495,10 @@ class Reading:
         self._retry = None
         if due is not None:
             self._retry = asyncio.get_running_loop().call_at(due, self.pump)
+        self.after_pump()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str, *, once: bool = False) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], name: str, *, once: bool = False) -> None:
+        """Run ``work`` until it ends, or the bus closes; with ``once`` not beside another of that name."""
         name = f"busrep-{name}"
         if once and any(task.get_name() == name and not task.done() for task in self._tasks):
             work.close()
@@ -405,7 +513,9 @@ class Reading:
                 page = await self._store.fetch(asked)
         except PositionTooOld as error:
             self.core.fetch_failed(asked, error, clock())
-            if not self._begins_later(error) and not await self._handled_by_a_twin(error):
+            if self.bootstrapping.holds(error.stream):
+                pass  # the answer to a question given up
+            elif not self._begins_later(error) and not await self._handled_by_a_twin(error):
                 self._too_old(error)
         except (BusrepError, TimeoutError) as error:
             log.warning("fetching (%s, %s) from %d: %s", asked.stream, asked.writer, asked.after, error)
@@ -430,15 +540,20 @@ class Reading:
     async def _handled_by_a_twin(self, error: PositionTooOld) -> bool:
         """Whether another process under this reader's name has handled what was pruned: then go on from there."""
         key, log_read = (error.stream, error.writer), self.core.epoch
-        if self._name is None or self._reader_store is None:
+        if error.stream in self.unsaved or self._name is None or self._reader_store is None:
             return False
         try:
             state = await self._reader_store.load_reader(self._name)
+            if self.bootstrapping.is_news(state, error.stream):
+                await self.bootstrapping.look()
+                return True
         except BusrepError as trouble:
             log.warning("saved positions cannot be read yet: %s", trouble)
             return True  # the page is asked for again
         self.core.doubt(state.epoch)
         if self.core.epoch != log_read or state.epoch not in (None, log_read):  # the floor may be of another log
+            return True
+        if self.bootstrapping.holds(error.stream):
             return True
         saved = state.positions.get(key, 0)
         if saved < error.floor or saved <= self.core.delivered(*key):
@@ -450,15 +565,17 @@ class Reading:
 
     def _too_old(self, error: PositionTooOld) -> None:
         key = (error.stream, error.writer)
-        if self.core.progress[key].position >= error.floor:  # the answer to a question given up meanwhile
+        if self.core.progress[key].position >= error.floor or self.bootstrapping.holds(error.stream):
+            return  # the answer to a question given up meanwhile
+        if self.bootstrapping.begin(error.stream, str(error)):
             return
         log.error("%s", error)
-        if self._on_too_old == "skip":
+        if self._on_too_old == "skip" or error.stream in self.unsaved:
             self.core.skip(*key, error.floor)
         else:
-            self._stop(key, error)
+            self.stop(key, error)
 
-    def _stop(self, key: Key, error: BusrepError) -> None:
+    def stop(self, key: Key, error: BusrepError) -> None:
         """Stop one (stream, writer) loudly; the others flow."""
         self.stopped[key] = error
         self.core.stop(*key)
@@ -468,6 +585,7 @@ class Reading:
 
     def resume(self, stream: str, writer: str) -> None:
         """Go on with a (stream, writer) that stopped, at the rows that stopped it."""
+        self.bootstrapping.resume(stream)
         if self.stopped.pop((stream, writer), None) is not None:
             self.core.resume(stream, writer)
             self._ask()
@@ -476,6 +594,7 @@ class Reading:
     def _fail(self, error: BusrepError) -> None:
         log.error("reading stopped: %s", error)
         self.failure = error
+        self.bootstrapping.fail()
         self._interrupt(error)
         for waiters in self._waiters.values():
             for waiter in waiters:
@@ -502,13 +621,18 @@ class Reading:
                 return
             everything = await self._store.known()
             known = [one for one in everything if one.stream in core.followed]
-            positions = {(one.stream, one.writer): one.floor for one in known}
+            positions = {
+                (one.stream, one.writer): one.position if one.stream in self.unsaved else one.floor for one in known
+            }
             oldest = {(one.stream, one.writer): (one.floor, one.position) for one in known}
             async with self._saving:
+                state = None
                 if self._name is not None and self._reader_store is not None:
-                    state = await self._begin_anew(found, everything, *core.followed)
+                    state = await self._begin_anew(found, everything, *(core.followed.keys() - self.unsaved))
                     positions |= {key: at for key, at in state.positions.items() if key[0] in core.followed}
                     oldest = {}
+                else:
+                    self.bootstrapping.log_changed(core.followed)
                 self._on_epoch(found)
                 core.rebase(found, positions)
                 self._saved = dict(positions)
@@ -517,6 +641,10 @@ class Reading:
                 for key in list(self.stopped):  # on a row, or a position, of the log before
                     del self.stopped[key]
                     core.resume(*key)
+                self.bootstrapping.begin_due()
+                if state is not None:
+                    self.bootstrapping.loaded(state, *(core.followed.keys() - core.bootstrapping))
+                    await self.bootstrapping.look_at(state)
         except BusrepError as error:
             log.warning("cannot read the new log yet: %s", error)
             await asyncio.sleep(self._settings.retry_max)
@@ -547,7 +675,7 @@ class Reading:
                 # A handler that never waits must not keep the link from being read.
                 await asyncio.sleep(0)
         except Exception as error:  # ours, not the handler's: loud, and not over and over
-            self._stop(key, HandlerFailed(*key, core.delivered(*key), error))
+            self.stop(key, HandlerFailed(*key, core.delivered(*key), error))
             log.exception("handing out rows of %s failed", key)
         finally:
             del self._workers[key]
@@ -630,7 +758,7 @@ class Reading:
 
         Before the handler, for its transaction may hold the only write lock there is (SQLite).
         """
-        if self._name is None or not self.core.progress[key].stream.fetchable:
+        if self._name is None or not self.core.progress[key].stream.fetchable or key[0] in self.unsaved:
             return True
         if key in self._saved and not self._saving.locked():
             return True
@@ -661,6 +789,11 @@ class Reading:
             core.put_back(*key)
             return True
         self.poison_rows += len(raw.tokens)
+        if key[0] in self.unsaved:  # without these rows caches are cleared: that is better than to be deaf
+            log.error("rows of %s at %d cannot be handled: skipped", key, raw.position, exc_info=error)
+            await self._notify(Missed(*key, raw.after, raw.position))
+            core.done(*key)
+            return True
         failure = HandlerFailed(raw.stream, raw.writer, raw.position, error)
         if self._on_poison == "dead_letter" and self._reader_store is not None:
             log.error("%s: kept as a dead letter", failure, exc_info=error)
@@ -677,7 +810,7 @@ class Reading:
             core.done(*key)
             return True
         log.error("%s: stopped", failure, exc_info=error)
-        self._stop(key, failure)
+        self.stop(key, failure)
         return False
 
     # -- saved positions --------------------------------------------------------------------------------------
@@ -686,15 +819,25 @@ class Reading:
         if self._name is None or self._reader_store is None:
             raise ConfigError("saving a position needs a durable reader: pass reader= and store= to connect()")
         key = (batch.stream.name, batch.writer)
-        if not self.core.progress[key].stream.fetchable:
-            raise ConfigError(f"stream {batch.stream.name!r} is kept in memory: its positions are not saved")
+        if not self.core.progress[key].stream.fetchable or key[0] in self.unsaved:
+            what = "of invalidations" if key[0] in self.unsaved else "kept in memory"
+            raise ConfigError(f"stream {batch.stream.name!r} is {what}: its positions are not saved")
         # A reset, a stop: what is known here is not of these rows any more. Or another process under this name is
         # known to be further: saved over its position these rows would be handled twice.
         if not self._in_hand(key, batch._raw) or self._saved.get(key, batch.after + 1) > batch.after:
             raise ReaderMoved(self._name, *key, batch.after)
         change = (*key, self._saved[key], batch.position)
         batch._tried = True
-        await self._reader_store.save_reader(self._name, [change], self.core.epoch or "", connection)
+        await self._store_changes([change], connection)
+
+    async def _store_changes(self, changes: Sequence[tuple[str, str, int, int]], connection: Any = None) -> None:
+        """Raises ReaderMoved also when another process has begun a bootstrap since these positions were known."""
+        assert self._name is not None  # noqa: S101
+        assert self._reader_store is not None  # noqa: S101
+        begun: dict[str, Any] = {}
+        if hasattr(self._reader_store, "bootstraps"):
+            begun["bootstraps"] = {change[0]: self.bootstrapping.known.get(change[0], "") for change in changes}
+        await self._reader_store.save_reader(self._name, changes, self.core.epoch or "", connection, **begun)
 
     async def _register(self, key: Key, position: int) -> None:
         """Make sure that there is a row to save to. It may be another's, or that of a try without an answer.
@@ -706,7 +849,8 @@ class Reading:
         epoch = self.core.epoch
         await self._reader_store.register_reader(self._name, {key: position}, epoch or "")
         state = await self._reader_store.load_reader(self._name)
-        if epoch == self.core.epoch:
+        void = await self.bootstrapping.look_at(state)
+        if epoch == self.core.epoch and key[0] not in void:
             self._saved[key] = state.positions.get(key, position)
 
     async def _reload(self, key: Key, raw: RawBatch, log_read: str | None) -> bool:
@@ -720,8 +864,9 @@ class Reading:
         try:
             async with self._saving:
                 state = await self._reader_store.load_reader(self._name)
+                void = key[0] in await self.bootstrapping.look_at(state)
                 saved = state.positions.get(key)
-                if saved is None and core.epoch == log_read:
+                if saved is None and core.epoch == log_read and not void:
                     await self._register(key, raw.after)
                     saved = raw.after
         except BusrepError as trouble:
@@ -731,6 +876,8 @@ class Reading:
             return True
         core.doubt(state.epoch)
         if saved is None or core.epoch != log_read:  # rows of a log that is gone: what is saved in the new one is known
+            return True
+        if void or self.bootstrapping.holds(key[0]):  # these rows are void, and what is saved is the snapshot's
             return True
         if state.epoch not in (None, log_read):  # another process has gone over to a new log, or is at it
             await asyncio.sleep(self._settings.retry_max)
@@ -770,9 +917,12 @@ class Reading:
                 log.error("%s", error)
                 known = dict(self._saved)
                 state = await self._reader_store.load_reader(self._name)
+                void = await self.bootstrapping.look_at(state)
                 self.core.doubt(state.epoch)
                 # Positions of another log say nothing of this one.
                 for key in keys if state.epoch in (None, self.core.epoch) else ():
+                    if key[0] in void:  # what is saved is where a snapshot ends, or behind it
+                        continue
                     if self._saved.get(key, 0) > known.get(key, 0):
                         continue  # its handler saved, perhaps after that was read
                     if key in state.positions:
@@ -784,7 +934,7 @@ class Reading:
                     else:  # thrown out with an older epoch: registered again next time
                         self._saved.pop(key, None)
                 # One that was moved must not keep back the others.
-                unmoved = [change for change in changes if self._saved.get(change[:2]) == change[2]]
+                unmoved = [one for one in changes if one[0] not in void and self._saved.get(one[:2]) == one[2]]
                 with contextlib.suppress(ReaderMoved):
                     await self._save_changes(unmoved)
 
@@ -792,21 +942,27 @@ class Reading:
         own, changes = self._own_positions(), []
         for key in keys:
             progress = self.core.progress[key]
-            if not progress.stream.fetchable or key[0] not in self._handlers:  # nobody has handled anything
+            if not progress.stream.fetchable or key[0] in self.unsaved:
+                continue
+            if key[0] not in self._handlers:  # nobody has handled anything
+                continue
+            if self.bootstrapping.holds(key[0]):  # what is saved is where the snapshot ends
                 continue
             position = progress.queue.delivered
             if key[1] == self._own and self.own_counts(key[0]):
                 position = max(position, own.get(key[0], 0))
             if key not in self._saved:
                 await self._register(key, 0)
+                if key not in self._saved:  # a bootstrap of another process came between
+                    continue
             # Never back: another process, or a handler whose COMMIT was not answered, is further.
             if self._saved[key] < position:
                 changes.append((*key, self._saved[key], position))
         return changes
 
     async def _save_changes(self, changes: Sequence[tuple[str, str, int, int]]) -> None:
-        if changes and self._name is not None and self._reader_store is not None:
-            await self._reader_store.save_reader(self._name, changes, self.core.epoch or "")
+        if changes:
+            await self._store_changes(changes)
             self._saved.update({(stream, writer): new for stream, writer, _, new in changes})
 
     async def keep_saving(self) -> None:
@@ -823,88 +979,14 @@ class Reading:
         except Exception:  # a bug, in a store perhaps: rows may come twice for it, but they must not stop
             log.exception("positions could not be saved")
 
-    # -- silent writers ---------------------------------------------------------------------------------------
-
     async def look_after_silent(self, *, all_known: bool) -> None:
-        """Follow through the table whoever is not heard; finish whoever gave the database no sign of life either.
-
-        Rule 9.5: a writer that is silent here but alive there still holds its claim and is only followed.
-        """
-        if self._store is None or not self._following:
-            return
-        core, settings = self.core, self._settings
-        await self._check_sequences()
-        now = asyncio.get_running_loop().time()
-        silent = set(core.silent(now))
-        if not silent and not all_known:
-            return
-        bound = settings.heartbeat * settings.silent_after_beats
-        dead: dict[str, int] = {}  # writer -> incarnation
-        everything = await self._store.known()
-        # A writer that no longer writes one of its streams is not dead: its latest sign of life counts for all.
-        silence: dict[str, float] = {}
-        for known in everything:
-            silence[known.writer] = min(known.silent_for, silence.get(known.writer, known.silent_for))
-        for known in everything:
-            heard = known.writer in core.last_heard and known.writer not in silent
-            if known.stream not in core.followed or known.writer == self._own or (heard and known.registered):
-                continue
-            core.learned(known.stream, known.writer, known.position)
-            if heard:
-                continue  # a stream that it gave up: nobody else will tell where that ended
-            if not known.registered:
-                core.last_heard.pop(known.writer, None)
-            elif silence[known.writer] > bound:
-                dead[known.writer] = known.incarnation
-        self.pump()
-        core.doubt(await self._store.epoch())  # which nobody may be there to announce
-        self.pump()
-        if dead:  # by itself: one that cannot be finished yet must not keep the others from being followed
-            self._spawn(self._finish_all(dead), "finish", once=True)
-
-    async def _check_sequences(self) -> None:
-        """A writer heard below its position may just repeat itself, or have followed others before it restarted. But a
-        position above all that the sequence ever gave is of rows that a restore took away: never silently accepted.
-        """
-        assert self._store is not None  # noqa: S101 (look_after_silent has looked)
-        while self.core.stepped_back:
-            key, _ = self.core.stepped_back.popitem()
-            log_read, held = self.core.epoch, self.core.progress[key].position
-            try:
-                highest = await self._store.sequence(key[0])
-            except BaseException as error:
-                self.core.stepped_back[key] = None  # not looked at: the next beat does
-                if not isinstance(error, BusrepError):
-                    raise
-                log.warning("the sequence of %s cannot be read yet: %s", key[0], error)
-                return
-            if highest is None or highest >= held or key in self.stopped:
-                continue
-            epoch = await self._store.epoch()
-            if self.core.epoch != log_read:  # begun again meanwhile
-                continue
-            if epoch == log_read:
-                self._stop(key, PositionsAheadOfTable(key[0], held, highest))
-            else:  # declared: the positions are void, and will be given up
-                self.core.doubt(epoch)
-
-    async def _finish_all(self, dead: Mapping[str, int]) -> None:
-        for writer, incarnation in dead.items():
-            await self._finish(writer, incarnation)
-        self.pump()
-
-    async def _finish(self, writer: str, incarnation: int) -> None:
-        assert self._store is not None  # noqa: S101
-        try:
-            finals = await self._store.finish(writer, incarnation, timeout=self._settings.heartbeat)
-        except BusrepError as error:  # its last transaction is still open: it goes on being followed
-            log.info("writer %s is silent, and cannot be finished yet: %s", writer, error)
-            return
-        for stream, position in finals.items():
-            if stream in self.core.followed:
-                self.core.learned(stream, writer, position)
-        if finals:
-            log.warning("writer %s was silent; finished at %s", writer, dict(finals))
+        """Once a beat: what nobody announces is looked for in the table, and who is not heard."""
+        if self._own_due:
+            self.pump()
+        with contextlib.suppress(BusrepError):  # the next beat looks again
+            await self.bootstrapping.look_again()
+        if self._following:
+            await self.silent.look(self._own, all_known=all_known)
 
     # -- waiting ----------------------------------------------------------------------------------------------
 
@@ -921,9 +1003,10 @@ class Reading:
     async def _reached(self, key: Key, token: int) -> None:
         if self._closed:
             raise Closed
-        if (error := self.failure or self.stopped.get(key)) is not None:
+        error = self.failure or self.stopped.get(key) or self.bootstrapping.stopped.get(key[0])
+        if error is not None:
             raise error.with_traceback(None)
-        if self.core.delivered(*key) >= token:
+        if self.core.delivered(*key) >= token and not self.bootstrapping.holds(key[0]):
             return
         if self._waiting >= self._settings.waiters:
             raise ConfigError(f"more than {self._settings.waiters} waits at a time: raise Settings.waiters")
@@ -944,7 +1027,7 @@ class Reading:
 
     def _wake(self, key: Key) -> None:
         waiters = self._waiters.get(key)
-        if waiters:
+        if waiters and not self.bootstrapping.holds(key[0]):
             delivered = self.core.delivered(*key)
             while waiters and waiters[0][0] <= delivered:
                 future = heapq.heappop(waiters)[2]
@@ -969,11 +1052,12 @@ class Reading:
                 for futures in (pending, self._offered):
                     futures.pop(handled, None)
 
-        self._offers[offers] = None
+        names = frozenset(stream.name for stream in streams)
+        self._offers[offers] = names
         for stream in streams:
             self.subscribe(stream, offer)
-        names = {stream.name for stream in streams}
         stopped = [error for key, error in self.stopped.items() if key[0] in names]
+        stopped += [error for name, error in self.bootstrapping.stopped.items() if name in names]
         for error in [self.failure, *stopped, Closed() if self._closed else None]:
             if error is not None:
                 offers.put_nowait(error)
@@ -1005,9 +1089,10 @@ class Reading:
                 for future in pending:
                     _refuse(future, _DetachedError())
 
-    def _interrupt(self, error: BusrepError) -> None:
-        for offers in self._offers:
-            offers.put_nowait(error)
+    def _interrupt(self, error: BusrepError, stream: str | None = None) -> None:
+        for offers, names in self._offers.items():
+            if stream is None or stream in names:
+                offers.put_nowait(error)
 
     # -- the rest ---------------------------------------------------------------------------------------------
 
@@ -1021,7 +1106,9 @@ class Reading:
 
     def is_worker(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether a task is one that calls handlers."""
-        return task is not None and (task in self._workers.values() or task in self._tasks)
+        if task is None or self.bootstrapping.is_worker(task):
+            return task is not None
+        return task in self._workers.values() or task in self._tasks
 
     async def close(self, timeout: float) -> None:
         """Let running handlers end, save, stop everything."""
@@ -1036,10 +1123,11 @@ class Reading:
                 _refuse(waiter[2], Closed())
         for future in list(self._offered):  # a loop that was left, or is at work: its batch comes again next time
             _refuse(future, _DetachedError())
-        workers = list(self._workers.values())
+        workers = [*self._workers.values(), *self.bootstrapping.end()]
         if workers:
             await asyncio.wait(workers, timeout=timeout)
         await stop([*workers, *self._following.values(), *self._tasks], timeout)
+        await self.bootstrapping.close(timeout)
         with contextlib.suppress(BusrepError, TimeoutError):
             async with asyncio.timeout(timeout):
                 await self.save()

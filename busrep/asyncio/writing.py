@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Protocol
 
 import attrs
 
+from busrep.caches import is_invalidations
 from busrep.commands import Name, Position, Server
 from busrep.errors import BusrepError, CommitUnknown, ConfigError, NotAWriter, WriterFenced
 from busrep.framing import Frame, Rows
+from busrep.freshness import Commits
 from busrep.ids import IdGenerator, Noted, ReservedIds, Ticket
 from busrep.settings import Settings
 from busrep.speakers import Speakers
@@ -68,6 +71,12 @@ class OpenFacts:
         if self.each is not None:
             return [(id, (row,), (payload,)) for id, row, payload in zip(self.ids, *self.each, strict=True)]
         return [(id, rows, self.payloads[id][: len(rows)]) for id, rows in self.rows.items()]
+
+    def written(self) -> Sequence[bytes]:
+        """The payloads of all rows."""
+        if self.each is not None:
+            return self.each[1]
+        return [payload for id in self.ids for payload in self.payloads.get(id, ())]
 
     def forget(self) -> None:
         """The transaction did not commit: the IDs are empty."""
@@ -233,6 +242,7 @@ class Fact(FactBase):
                         await transaction.insert(opened.stream.name, facts)
                 for opened in self._opened.values():
                     opened.ids.commit_sent()
+                self._writing.commit_sent(self._opened.values())
                 await transaction.commit()
             except CommitUnknown:  # the table will tell
                 self._doubt()
@@ -254,6 +264,7 @@ class Fact(FactBase):
     def _doubt(self) -> None:
         for opened in self._opened.values():
             opened.ids.commit_sent()
+        self._writing.commit_sent(self._opened.values())
         assert self._transaction is not None  # noqa: S101 (only a transaction leaves a doubt)
         doubt = InDoubt(self._transaction.marker, list(self._opened.values()), self._stack)
         self._joined = doubt if self._transaction.joined else None
@@ -279,6 +290,10 @@ class Ledger:
     ) -> None:
         self.name, self.incarnation, self.epoch = name, incarnation, epoch
         self._settings = settings
+        # Of invalidations: since when facts may be committed that are not applied here.
+        self.commits = {stream.name: Commits() for stream in streams if is_invalidations(stream)}
+        # Called with what was committed to them, before whoever wrote it goes on: so a process reads its own writes.
+        self.on_invalidations: Callable[[str, Sequence[bytes]], None] | None = None
         self.core = Writer(server, name, incarnation=incarnation, epoch=epoch, settings=settings)
         self.generators: dict[str, IdGenerator] = {}
         self._last: dict[str, int] = {}
@@ -307,6 +322,32 @@ class Ledger:
         self.facts = 0
         self.rows = 0
 
+    def commit_sent(self, opened: Iterable[OpenFacts]) -> None:
+        """COMMIT goes out now, or is the caller's to send from now on."""
+        for one in opened:
+            if (commits := self.commits.get(one.stream.name)) is not None:
+                commits.sent(one, time.monotonic())
+
+    def still_open(self, doubts: Iterable[InDoubt], asked: float) -> None:
+        """The table said so, in answer to a question asked then (`time.monotonic`)."""
+        for doubt in doubts:
+            for one in doubt.opened:
+                if (commits := self.commits.get(one.stream.name)) is not None:
+                    commits.still_open(one, asked)
+
+    def note_end(self, opened: Iterable[OpenFacts]) -> None:
+        """The transaction has ended, with these facts: apply the invalidations among them here."""
+        for one in opened:
+            if (commits := self.commits.get(one.stream.name)) is not None:
+                payloads = one.written()
+                if self.on_invalidations is not None and payloads:
+                    self.on_invalidations(one.stream.name, payloads)
+                commits.ended(one)
+
+    def applied_as_of(self, stream: str) -> float:
+        """As of when this process has applied all that it committed to a stream of invalidations (`time.monotonic`)."""
+        return self.commits[stream].as_of(time.monotonic())
+
     def ids_in_memory(self, stream: str, count: int) -> list[int]:
         """``count`` new IDs of a stream that has no table."""
         last = self._last.get(stream, 0)
@@ -316,6 +357,12 @@ class Ledger:
     def in_doubt_of(self, doubt: InDoubt) -> list[tuple[str, int]]:
         """The facts that the table has to tell of."""
         return [(one.stream.name, id) for one in doubt.opened if one.stream.name in self._durable for id in one.ids]
+
+    def written(self, stream: str) -> tuple[int, bool] | None:
+        """Up to where all facts of a stream are finished, and whether others are under way; None if it is not written
+        here."""
+        generator = self.generators.get(stream)
+        return None if generator is None else (generator.position, bool(generator.open or generator.asked))
 
     def decide(self, doubt: InDoubt, found: Mapping[tuple[str, int], list[bytes]]) -> None:
         """The transaction has ended and left what was ``found``: that, and nothing else, is what the facts were."""
@@ -466,6 +513,8 @@ class Writing(Ledger):
 
     async def completed(self, opened: Sequence[OpenFacts], stack: AsyncExitStack) -> None:
         """A transaction has ended, with these facts; an ID without rows is completed all the same."""
+        if self.commits:
+            self.note_end(opened)
         for one in opened:
             facts, rows = one.complete(self.core)
             self.facts += facts
@@ -542,8 +591,10 @@ class Writing(Ledger):
         if not doubts:
             return
         asked = [fact for doubt in doubts for fact in self.in_doubt_of(doubt)]
+        asked_at = time.monotonic()
         found = await self._table.store.outcome(self._table.claim, doubts[0].marker, asked)
         if found is None:
+            self.still_open(doubts, asked_at)
             return
         for doubt in doubts:
             if doubt in self._doubts:

@@ -6,6 +6,7 @@ Writing takes place in the calling thread; reading in a background thread with a
 
 from .bus import Bus, connect
 from .reading import Batch
+from .snapshots import SnapshotPart
 from .writing import Fact
 
-__all__ = ["Batch", "Bus", "Fact", "connect"]
+__all__ = ["Batch", "Bus", "Fact", "SnapshotPart", "connect"]

@@ -9,14 +9,15 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import redis as redis_py
 
 from busrep.asyncio import Bus as AsyncioBus
 from busrep.asyncio import Start
+from busrep.caches import Feed
 from busrep.commands import Command, UserIp
 from busrep.errors import Closed, ConfigError, NotAWriter, Unavailable
 from busrep.settings import Settings
@@ -25,14 +26,18 @@ from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry, Stream
 
+from .caching import CachedFunction, Caching, Pruning
 from .link import Publisher, async_client
 from .reading import Batch, Handler, Reading, ReadingBus
-from .writing import Chore, Fact, Writing
+from .snapshots import ApplyHandler
+from .writing import Bell, Chore, Fact, Writing
 
 log = logging.getLogger("busrep")
 
 CommandT = TypeVar("CommandT", bound=Command)
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _BUSES: weakref.WeakSet[Bus] = weakref.WeakSet()
 
@@ -66,6 +71,7 @@ class Bus:
         own: bool = False,
         undeclared: bool = False,
         require_redis: bool = True,
+        snapshot_source: Any = None,
         beats: bool = True,
     ) -> None:
         self.name, self.writer, self.reader = name, writer, reader
@@ -73,6 +79,7 @@ class Bus:
         self.settings = settings or Settings()
         self._redis, self._store, self._reader_store = redis, store, reader_store
         self._beats, self._require_redis, self._own = beats, require_redis, own
+        self._snapshot_source = snapshot_source
         self._options: dict[str, Any] = {
             "name": name, "streams": list(self.streams), "reader": reader, "start": start, "settings": self.settings,
             "on_poison": on_poison, "on_epoch_change": on_epoch_change, "on_too_old": on_too_old,
@@ -85,6 +92,7 @@ class Bus:
             if not isinstance(store, str | None):
                 raise ConfigError(f"store={store!r}: a writer in threads needs the URL of its store")
         self._publisher = None if direct else Publisher(redis, self.settings)
+        self._caching = Caching(self, self.streams, self.settings)
         self._writing: Writing | None = None
         self._check_arguments()
         self._fresh_locks()
@@ -103,7 +111,7 @@ class Bus:
     def open(self) -> None:
         """Open the store, claim the writer's name, connect to Redis. ``with`` does it, and so does the first use.
 
-        A mere reader connects when it first reads.
+        A mere reader connects when it first reads; a bus with cached functions reads from here on.
         """
         self._here()
         with self._opening:
@@ -114,6 +122,9 @@ class Bus:
             try:
                 if self.writer is not None:
                     self._begin_writing(self.writer)
+                if self._caching.used:
+                    self._begin_reading()
+                    self._begin_beats()
             except BaseException:
                 self._undo_opening()
                 raise
@@ -142,15 +153,23 @@ class Bus:
         self._writing = Writing(
             writer, self.name, self.streams, self.settings,
             store=self._blocking, publisher=self._publisher, beats=self._beats, here=self._here, on_loss=self._lost,
+            on_invalidations=self._caching.committed, on_unknown=self._caching.drop_all,
         )  # fmt: skip
         self._writing.publish(now=True)
         if self._beats:
-            self._chores = [
-                Chore(self._writing.announce, self._writing.stale, "busrep-announce"),
-                Chore(self._writing.look, self._writing.doubted, "busrep-look"),
-            ]
-            for chore in self._chores:
-                chore.start()
+            self._begin_chores(self._writing)
+
+    def _begin_chores(self, writing: Writing) -> None:
+        self._chores = [
+            Chore(writing.announce, writing.stale, "busrep-announce"),
+            Chore(writing.look, writing.doubted, "busrep-look"),
+        ]
+        pruned = [stream.name for stream in self.streams if self._caching.prunes(stream)]
+        if pruned:
+            pruning = Pruning(self._blocking, pruned, self.settings.invalidations_kept)
+            self._chores.append(Chore(pruning.work, Bell(), "busrep-prune"))
+        for chore in self._chores:
+            chore.start()
 
     def _connect(self, publisher: Publisher) -> None:
         with publisher.lock:
@@ -278,7 +297,8 @@ class Bus:
         redis: Any = self._redis if isinstance(self._redis, str) else async_client(self._redis)
         given = {**self._options, **self._async_stores(), "own": self._own}
         beside = None if self._writing is None or self._writing.lost is not None else self.writer
-        return ReadingBus(redis, beside=beside, writing=self._writing, **given)
+        caches = self._caching.caches
+        return ReadingBus(redis, beside=beside, writing=self._writing, caches=caches, **given)
 
     def _check_arguments(self) -> None:
         """Now, not in some thread later. An asyncio bus that is never opened knows all that there is to check."""
@@ -287,7 +307,16 @@ class Bus:
         AsyncioBus(redis, writer=self.writer, own=self._own, **self._async_stores(), **self._options)
 
     def _async_stores(self) -> dict[str, Any]:
-        return {"store": self._async_store(self._store), "reader_store": self._async_store(self._reader_store)}
+        source = self._snapshot_source
+        if isinstance(source, str):
+            from busrep.asyncio.snapshot_sources import open_source
+
+            source = open_source(source, self.streams, self.settings)
+        return {
+            "store": self._async_store(self._store),
+            "reader_store": self._async_store(self._reader_store),
+            "snapshot_source": source,
+        }
 
     def _async_store(self, store: Any) -> Any:
         if not isinstance(store, str):
@@ -305,12 +334,17 @@ class Bus:
             with self._opening:
                 self._check_open()
                 if self._reading is None:
-                    reading = Reading(self._make_reading_bus, self.settings, self._here)
-                    reading.start()
-                    self._reading = reading
-                    if self._writing is not None and self._writing.lost is not None:  # meanwhile
-                        reading.disown()
+                    self._begin_reading()
+        assert self._reading is not None  # noqa: S101 (just begun)
         return self._reading
+
+    def _begin_reading(self) -> None:
+        reading = Reading(self._make_reading_bus, self.settings, self._here)
+        reading.start()
+        self._reading = reading
+        writing = self._writing
+        if writing is not None and writing.lost is not None:  # meanwhile
+            reading.disown()
 
     def subscribe(self, *streams: Stream[Any]) -> Callable[[Handler], Handler]:
         """Decorate a function that is called with each ``Batch`` of ``streams``, in a thread of the bus.
@@ -380,8 +414,93 @@ class Bus:
         return self._read().linear_position(stream)
 
     def resume(self, stream: Stream[Any], writer: str) -> None:
-        """Go on with a (stream, writer) that stopped on a poison row, at that row."""
+        """Go on with a (stream, writer) that stopped on a poison row, at that row; with a bootstrap of the stream that
+        stopped, at the part that it stopped at."""
         self._read().resume(stream, writer)
+
+    def snapshot(
+        self, stream: Stream[Any], *, key: Callable[[Any], Hashable] | None = None
+    ) -> Callable[[ApplyHandler], ApplyHandler]:
+        """Decorate a function that applies a snapshot of ``stream``, called with each `SnapshotPart`, as handlers are.
+
+        When a bootstrap begins, and what ``key`` is, see `busrep.Bus.snapshot`. Decorate it before the handlers of
+        ``subscribe``, which get what follows the snapshot. Raises ConfigError for a second function, for a stream
+        without a table, and where no snapshots are to be had.
+        """
+        reading = self._read()
+
+        def register(handler: ApplyHandler) -> ApplyHandler:
+            reading.snapshot(stream, _plain(handler), key)
+            return handler
+
+        return register
+
+    def bootstrap(self, stream: Stream[Any]) -> None:
+        """Take a snapshot of ``stream`` now, or wait for the one that is being taken; return once the stream is online.
+
+        Raises ConfigError without a function of ``snapshot``, and from inside a handler, which it would wait for;
+        HandlerFailed when the function keeps failing.
+        """
+        self._read().bootstrap(stream)
+
+    # -- caches -----------------------------------------------------------------------------------------------
+
+    def cached(
+        self,
+        *,
+        maxsize: int = 1024,
+        ttl: float | None = None,
+        name: str | None = None,
+        key: Callable[..., tuple[Any, ...]] | None = None,
+        stream: Stream[Any] | None = None,
+    ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]:
+        """Decorate a plain function whose results are kept in this process until somebody invalidates them.
+
+        As `busrep.asyncio.Bus.cached`; see there for the arguments. Before the bus is open, after it was closed, and in
+        a child process of the one that opened it, every call goes through; a call opens nothing. What was decorated
+        before begins to be kept when the bus opens, which starts the threads of the reading half. Raises ConfigError,
+        MissingExtra; on an open bus what opening raises.
+        """
+        self._here()
+
+        def decorate(function: Callable[P, R]) -> CachedFunction[P, R]:
+            options = {"maxsize": maxsize, "ttl": ttl, "name": name, "key": key, "stream": stream}
+            with self._opening:  # opened meanwhile, it would not know of this one
+                cached: CachedFunction[P, R] = self._caching.add(function, **options)
+                if self._state == "open":
+                    try:
+                        self._keep_fresh(self._caching.caches.feed_of(stream))
+                    except BaseException:  # decorated again, it is not a second one
+                        self._caching.forget(cached.cache_name)
+                        raise
+            return cached
+
+        return decorate
+
+    def _keep_fresh(self, feed: Feed) -> None:
+        self._read().follow_invalidations(feed)
+        self._begin_beats()
+
+    def _begin_beats(self) -> None:
+        """Also with ``beats=False``, for there are threads now: a fact in doubt ends the trust in what is cached here,
+        until somebody asks after it."""
+        if self._writing is not None and not self._chores:
+            self._writing.begin_beats()
+            self._begin_chores(self._writing)
+
+    def invalidate(self, name: str, keys: Iterable[Any] | None, *, stream: Stream[Any] | None = None) -> None:
+        """Invalidate a key (a tuple of parts) of any cache, of this service or another, or all of it (None).
+
+        A fact, and a transaction, of its own. ``stream``: needed only where there are several streams of invalidations.
+        Raises ConfigError, NotAWriter, and what ``write`` raises.
+        """
+        self._caching.invalidate(name, keys, stream)
+
+    def special_cache(self, name: str, caches: Iterable[Any], *, stream: Stream[Any] | None = None) -> None:
+        """Let ``name`` stand for several caches with the same key: cached functions, or names. Who invalidates a key of
+        it, in whatever process, invalidates that key of each of them; all of it (null) nobody can. Raises ConfigError.
+        """
+        self._caching.special(name, caches, stream)
 
     # -- other commands ---------------------------------------------------------------------------------------
 
@@ -426,6 +545,8 @@ class Bus:
             "writer": None if self._writing is None else self._writing.statistics(),
             "link": {**publisher, "reading": found.get("link")},
             "stuck": [] if self._writing is None else self._writing.stuck(),
+            "bootstrap": found.get("bootstrap", {}),
+            "caches": self._caching.caches.statistics(),
         }
 
 
@@ -452,6 +573,7 @@ def connect(
     own: bool = False,
     undeclared: bool = False,
     require_redis: bool = True,
+    snapshot_source: Any = None,
     beats: bool = True,
 ) -> Bus:
     """A bus for the threads of this process: ``with busrep.sync.connect(...) as bus``, or open at its first use.
@@ -462,7 +584,8 @@ def connect(
     ``beats``: True for two threads that show others that this writer lives (or readers would finish it as silent after
     ``heartbeat * silent_after_beats`` seconds), send again what Redis did not take, and find out what became of facts
     in doubt. False for no thread at all: each write does first what is overdue. A writer that was finished for its
-    silence wins its name back before the next fact, as long as no other process has claimed it.
+    silence wins its name back before the next fact, as long as no other process has claimed it. (A bus with cached
+    functions has threads that read, and beats all the same.)
 
     Raises ConfigError for arguments that cannot work; opening raises Unavailable, SchemaError, ClaimBlocked,
     PositionsAheadOfTable.
@@ -483,6 +606,7 @@ def connect(
         own=own,
         undeclared=undeclared,
         require_redis=require_redis,
+        snapshot_source=snapshot_source,
         beats=beats,
     )
 

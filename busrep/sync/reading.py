@@ -16,12 +16,13 @@ import os
 import queue
 import selectors
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import attrs
 
 from busrep import asyncio as runtime
+from busrep.caches import Caches, Feed
 from busrep.commands import Command, Name, Replicate
 from busrep.errors import Closed, ConfigError
 from busrep.reader import Reader
@@ -29,6 +30,8 @@ from busrep.settings import Settings
 from busrep.stores.blocking import complete
 from busrep.streams import Stream
 
+from .caching import ReadingUpkeep
+from .snapshots import ApplyHandler, SnapshotPart
 from .writing import Writing
 
 log = logging.getLogger("busrep.reader")
@@ -75,12 +78,17 @@ class ReadingBus(runtime.Bus):
     """An asyncio bus that reads for a process whose facts are written elsewhere, by ``writing``, under the name
     ``beside``: they count as handled here, and their positions as its own."""
 
-    def __init__(self, redis: Any, *, beside: str | None, writing: Writing | None, own: bool, **options: Any) -> None:
+    _caching: ReadingUpkeep
+
+    def __init__(
+        self, redis: Any, *, beside: str | None, writing: Writing | None, own: bool, caches: Caches, **options: Any
+    ) -> None:
         self._beside, self._beside_writing = None if own else beside, writing
         reader_store = options["reader_store"] or options["store"]
         if options["reader"] is not None and reader_store is not None:
             options["reader_store"] = _SavesThere(reader_store)
         super().__init__(redis, own=own, **options)
+        self._caching = ReadingUpkeep(self, caches, writing)
         if self._beside is not None:
             self._reading.core = Reader(
                 (), settings=self.settings, own=[self._beside], undeclared=options["undeclared"]
@@ -105,6 +113,11 @@ class ReadingBus(runtime.Bus):
         if self._beside_writing is None or self._beside is None:
             return {}
         return self._beside_writing.positions()
+
+    def _own_written(self, stream: str) -> tuple[int, bool] | None:
+        if self._beside_writing is None or self._beside is None:
+            return None
+        return self._beside_writing.written(stream)
 
     def _epoch_changed(self, epoch: str) -> None:
         writing = self._beside_writing
@@ -166,18 +179,32 @@ class _SavesThere:
         return getattr(self._store, name)
 
     async def save_reader(
-        self, reader: str, changes: Sequence[tuple[str, str, int, int]], epoch: str, connection: Any = None
+        self,
+        reader: str,
+        changes: Sequence[tuple[str, str, int, int]],
+        epoch: str,
+        connection: Any = None,
+        **known: Any,
     ) -> None:
         """See `AsyncStore`."""
-        store = self._store
+        await self._there(lambda on: self._store.save_reader(reader, changes, epoch, on, **known), connection)
+
+    async def save_bootstrap(
+        self, reader: str, stream: str, agreement_id: str, *, connection: Any = None, **progress: Any
+    ) -> None:
+        """See `AsyncStore`."""
+        save = self._store.save_bootstrap
+        await self._there(lambda on: save(reader, stream, agreement_id, connection=on, **progress), connection)
+
+    async def _there(self, save: Callable[[Any], Coroutine[Any, Any, None]], connection: Any) -> None:
         if not isinstance(connection, _Here):
-            await store.save_reader(reader, changes, epoch, connection)
+            await save(connection)
             return
         there = connection.connection
         if inspect.iscoroutinefunction(getattr(there, "execute", None)):
             raise ConfigError(f"a blocking connection is needed, not {type(there).__name__}")
         # On a blocking connection the store's coroutine waits for nothing.
-        await connection.run(lambda: complete(store.save_reader(reader, changes, epoch, there)))
+        await connection.run(lambda: complete(save(there)))
 
 
 def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None], error: BaseException | None) -> None:
@@ -381,9 +408,23 @@ class Reading:
             batch.stream, batch.writer, batch.after, batch.position, batch.tokens, batch.rows, batch, self._save
         )
 
-    def _save(self, batch: runtime.Batch[Any], connection: Any) -> None:
+    def _save(self, batch: runtime.Batch[Any] | runtime.SnapshotPart[Any], connection: Any) -> None:
         here = _Here(connection)
         here.serve(self._ask(batch.save(here)))
+
+    def snapshot(self, stream: Stream[Any], handler: ApplyHandler, key: Callable[[Any], Hashable] | None) -> None:
+        """See `Bus`."""
+
+        async def apply(part: runtime.SnapshotPart[Any]) -> None:
+            await self._hand.call(handler, SnapshotPart.of(part, self._save))
+
+        self._do(lambda: self._bus.snapshot(stream, key=key)(apply))
+
+    def bootstrap(self, stream: Stream[Any]) -> None:
+        """See `Bus`."""
+        if self.is_handler():
+            raise ConfigError("a snapshot is applied when no handler is at work: ask from another thread")
+        self._call(self._bus.bootstrap(stream))
 
     def follow(self, streams: Sequence[Stream[Any]]) -> Iterator[Batch[Any]]:
         """See `Bus`."""
@@ -449,6 +490,10 @@ class Reading:
     def statistics(self) -> dict[str, Any]:
         """See `Bus`."""
         return self._do(self._bus.statistics)
+
+    def follow_invalidations(self, feed: Feed) -> None:
+        """A function is cached that they concern."""
+        self._do(lambda: self._bus._caching.follow(feed))
 
     def disown(self) -> None:
         """The own name was taken over: follow it as any other, from where the own facts end."""

@@ -25,7 +25,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -257,6 +257,7 @@ class Fact(FactBase):
                 for opened in self._opened.values():
                     if not opened.stream.resettable and (facts := opened.to_insert()):
                         transaction.insert(opened.stream.name, facts)
+                self._writing.commit_sent(session, self._opened.values())
                 transaction.commit()
             except BaseException as error:
                 if transaction.in_doubt:  # the table will tell
@@ -293,6 +294,7 @@ class Fact(FactBase):
         self._booked = True
 
     def _doubt(self, session: Session) -> None:
+        self._writing.commit_sent(session, self._opened.values())
         note, doubt = session._doubts.append, self._in_doubt()
         # In this order: an interrupt comes at the end of a call. Noted twice it would be completed twice.
         self._booked = True
@@ -344,7 +346,9 @@ class _Ending:
 class Writing:
     """One process's writer. All methods may be called from any thread.
 
-    ``on_loss()`` is called when another process has taken the name.
+    ``on_loss()`` is called when another process has taken the name. ``on_invalidations(stream, payloads)`` applies what
+    was committed to a stream of invalidations in this process, and ``on_unknown()`` drops whatever such rows may have
+    invalidated, where it is not known which were committed.
     """
 
     def __init__(
@@ -359,7 +363,10 @@ class Writing:
         beats: bool,
         here: Callable[[bool], bool],
         on_loss: Callable[[], None] = lambda: None,
+        on_invalidations: Callable[[str, Sequence[bytes]], None] = lambda _stream, _payloads: None,
+        on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_invalidations, self._on_unknown = on_invalidations, on_unknown
         self.name, self.server, self.pid = name, server, os.getpid()
         self._streams, self._settings, self._store = streams, settings, store
         self._durable = [stream.name for stream in streams if not stream.resettable]
@@ -386,6 +393,10 @@ class Writing:
         # Where the facts of this process begin, however often its name is won back.
         self.starts: Mapping[str, int] = {} if self.session.claim is None else self.session.claim.starts
         self._beat_at = time.monotonic() + settings.heartbeat
+
+    def begin_beats(self) -> None:
+        """There are threads now that do what is due."""
+        self._beats = True
 
     def here(self, raising: bool = True) -> bool:
         """Whether this is the process that opened the bus. Raises ConfigError unless told not to."""
@@ -445,6 +456,7 @@ class Writing:
             self.name, "interrupted" if former.torn else "finished for its silence", session.incarnation,
         )  # fmt: skip
         session.facts, session.rows = former.facts, former.rows
+        self._on_unknown()  # those that were in doubt, or whose bookkeeping was interrupted; before this one is trusted
         self.session = session
 
     def _win_back(self, again: int) -> Session:
@@ -467,6 +479,7 @@ class Writing:
         if self.lost is None:
             self.lost = WriterFenced(error.writer, error.incarnation)
             self.fence(self.session, error)
+            self._on_unknown()
             self._on_loss()
 
     def taken(self, incarnation: int) -> None:
@@ -561,11 +574,39 @@ class Writing:
                 self._guarded(session, give_up)
             raise
 
+    def commit_sent(self, session: Session, opened: Iterable[OpenFacts]) -> None:
+        """COMMIT goes out now, or is the caller's to send: until it is known what became of it, this process does not
+        know all invalidations."""
+        if session.commits:
+            with self._lock:  # one step, which nothing can tear: also in the middle of bookkeeping
+                session.commit_sent(opened)
+
+    def freshness(self, stream: str) -> tuple[int, float] | None:
+        """As of when this process has applied all that it committed to a stream of invalidations (`time.monotonic`),
+        behind the incarnation of its name; None if that is not known."""
+        with self._lock:
+            session = self.session
+            if session.ended or self.lost is not None or stream not in session.commits:
+                return None
+            return session.incarnation, session.applied_as_of(stream)
+
+    def _apply(self, session: Session, opened: Sequence[OpenFacts]) -> None:
+        """Apply the invalidations among these facts here. Before they are booked: interrupted, they are in doubt, and
+        come again. And not under the lock of the cores: caches have locks too, and the garbage collector may end a fact
+        while one of these is held."""
+        for one in opened:
+            if one.stream.name in session.commits:
+                payloads = one.written()
+                if payloads:
+                    self._on_invalidations(one.stream.name, payloads)
+
     def completed(self, session: Session, opened: Sequence[OpenFacts], booked: Callable[[], None]) -> bool:
         """A transaction has ended, with these facts; an ID without rows is completed all the same. False: the session
         has ended, and they are not published under it."""
+        self._apply(session, opened)
 
         def book() -> bool:
+            session.note_end(opened)
             taken = not session.ended
             if taken:
                 for one in opened:
@@ -739,18 +780,26 @@ class Writing:
         for doubt in doubts:
             if isinstance(doubt, _Doubt):
                 doubt.end()
+        asked_at = time.monotonic()
         found: dict[tuple[str, int], list[bytes]] | None = {}
         if self._store is not None and session.claim is not None:
             asked = [fact for doubt in doubts for fact in session.in_doubt_of(doubt)]
             found = self._store.outcome(session.claim, doubts[0].marker, asked)
         if found is None:
+            self._guarded(session, lambda: session.still_open(doubts, asked_at))
             return
         for doubt in doubts:
             self._decide(session, doubt, found)
 
     def _decide(self, session: Session, doubt: InDoubt, found: Mapping[tuple[str, int], list[bytes]]) -> None:
-        self._guarded(session, lambda: session.decide(doubt, found))
-        self.completed(session, doubt.opened, lambda: None)
+        try:
+            self._guarded(session, lambda: session.decide(doubt, found))
+            self.completed(session, doubt.opened, lambda: None)
+        except (BusrepError, ValueError):
+            raise
+        except BaseException:
+            session.torn = True  # in between it is neither in doubt nor completed, and nobody would ask after it again
+            raise
 
     def beat(self) -> None:
         """Store the proven positions and, the claim being ours still, follow the others. Raises Unavailable,
@@ -842,6 +891,12 @@ class Writing:
         """Stream -> the position up to which Redis confirmed its frames."""
         session = self.session
         return self._guarded(session, session.core.positions)
+
+    def written(self, stream: str) -> tuple[int, bool] | None:
+        """Up to where all facts of a stream are finished, and whether others are under way; None if it is not written
+        here."""
+        session = self.session
+        return self._guarded(session, lambda: session.written(stream))
 
     def statistics(self) -> dict[str, Any]:
         """Counters, JSON-able."""

@@ -1,0 +1,188 @@
+"""Parts of a snapshot, handed to the application and saved: exactly once, where it saves them with their effects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING, Any
+
+from busrep.bootstrap import State, unfinished
+from busrep.bootstrap_work import Apply
+from busrep.errors import BusrepError, ConfigError, HandlerFailed, ReaderMoved, RowError
+from busrep.snapshots import Agreement, BootstrapProgress
+
+from .parts import Rows, SnapshotPart, decode_rows
+from .tasks import being_cancelled, call
+
+if TYPE_CHECKING:
+    from .bootstrap_run import Run
+
+log = logging.getLogger("busrep.reader")
+
+
+class Applying:
+    """Applies the parts of one `Run`."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.machine, self.owner, self.reading = run, run.machine, run.owner, run.reading
+        self.applier, self.name = run.applier, run.name
+        self.busy = False  # the application's function is at work, or what it did is being saved
+        self._digested: tuple[Agreement, str] | None = None
+
+    async def apply(self, work: Apply) -> None:
+        """Apply a part, and tell the machine what became of it."""
+        await self._quiet()
+        machine, applied = self.machine, False
+        self.busy = True
+        try:
+            decided = await self._decided(work) if self.run.restored and self.owner.reader is not None else None
+            if decided is None:
+                applied = await self._hand_out(work, await decode_rows(self.applier.stream, work.text))
+            else:  # on a target that is further already nothing of it may be applied again
+                applied = decided
+        except RowError as error:
+            self._poison(work, error)
+        finally:
+            self.busy = False
+        if applied:
+            machine.applied(work, work.text.count(b"\n"), self.run.now())
+        elif machine.stopped_by is None:  # not by this process, or not any more: what is saved has been looked up
+            moved = ReaderMoved(self.owner.reader or "", self.name, "", work.number)
+            machine.failed(work, moved, self.run.now())
+
+    async def _hand_out(self, work: Apply, rows: Rows) -> bool:
+        """Call the application's function with a part, and save that. False: this was not the one to do it."""
+        settings, pause = self.owner.settings, self.owner.settings.retry_min
+        for attempt in range(settings.handler_retries + 1):
+            part = self._part(work, rows)
+            try:
+                if self.applier.key is not None:
+                    part.keep_latest(self.applier.key)
+                await call(self.applier.handler, part)
+                return part._saved or await self._saved(work, part)
+            except (Exception, asyncio.CancelledError) as error:
+                if being_cancelled():  # close() lost its patience
+                    raise
+                self.reading.handler_failures += 1
+                decided = await self._decided(work) if part._tried or isinstance(error, ReaderMoved) else None
+                if decided is not None or self.owner.closed:
+                    return bool(decided)
+                if attempt == settings.handler_retries:
+                    self._poison(work, error)
+                    return False
+                log.warning("applying part %d of %s failed, trying again", work.number, self.name, exc_info=True)
+                await asyncio.sleep(pause * (0.5 + random.random() / 2))
+                pause = min(2 * pause, settings.retry_max)
+        raise AssertionError("the last attempt returns")
+
+    async def _quiet(self) -> None:
+        """Wait for the handlers that are at work, and the notices of a reset: the fresh target is no place for them."""
+        reading = self.reading
+        while any(key[0] == self.name for key in reading.at_work()):
+            self.run.turn.clear()
+            await self.run.turn.wait()
+
+    def _part(self, work: Apply, rows: Rows) -> SnapshotPart[Any]:
+        progress = BootstrapProgress(
+            self.owner.reader or "",
+            work.agreement,
+            State.DRAINING.value if work.last else State.LOADING.value,
+            work.parts_after,
+            work.rows + len(rows.rows),
+            work.bytes + len(work.text),
+            self.machine.syncs(self.run.now()),
+            self.machine.reason,
+        )
+        part: SnapshotPart[Any]
+
+        async def save(_: SnapshotPart[Any], connection: Any) -> None:
+            if self.owner.reader is None or self.owner.reader_store is None:
+                raise ConfigError("saving a part needs a durable reader: pass reader= and store= to connect()")
+            if self._void(work):
+                raise ReaderMoved(self.owner.reader, self.name, "", work.number)
+            part._tried = True
+            await self._save(work, part, connection)
+
+        part = SnapshotPart(
+            self.applier.stream, work.number, work.first, work.last, work.agreement,
+            rows.tokens, rows.writers, rows.rows, progress, save,
+        )  # fmt: skip
+        return part
+
+    def _digest(self, agreement: Agreement) -> str:
+        """Made once: it is of all parts, and asked for with each."""
+        if self._digested is None or self._digested[0] is not agreement:
+            self._digested = agreement, agreement.digest
+        return self._digested[1]
+
+    async def _save(self, work: Apply, part: SnapshotPart[Any], connection: Any = None) -> None:
+        assert self.owner.reader is not None  # noqa: S101
+        assert self.owner.reader_store is not None  # noqa: S101
+        progress = part.progress
+        await self.owner.reader_store.save_bootstrap(
+            self.owner.reader,
+            self.name,
+            self._digest(work.agreement),
+            parts=work.number,
+            applied=work.parts_after,
+            rows=progress.rows,
+            bytes=progress.bytes,
+            state=progress.state,
+            connection=connection,
+        )
+
+    async def _saved(self, work: Apply, part: SnapshotPart[Any]) -> bool:
+        """Save what the function did not; until it is known to be saved. False: another process goes on with it."""
+        while self.owner.reader is not None:
+            try:
+                await self._save(work, part)
+            except ReaderMoved as error:
+                log.warning("%s", error)
+                return bool(await self._decided(work))
+            except BusrepError as error:
+                log.warning("bootstrap of %s: what is applied cannot be saved yet: %s", self.name, error)
+                await asyncio.sleep(self.owner.settings.retry_max)
+            else:
+                break
+        return True
+
+    def _void(self, work: Apply) -> bool:
+        """Whether it was begun anew meanwhile."""
+        current = self.machine.agreement
+        return current is None or (current is not work.agreement and not current.same(work.agreement))
+
+    async def _decided(self, work: Apply) -> bool | None:
+        """Rule 9.12: what is saved decides whether a part is applied, whatever became of the function's transaction.
+
+        True when it is, None when it is to be applied again; False when something else is to be done by now.
+        """
+        while True:
+            try:
+                saved = await self.owner.saved(self.name)
+                break
+            except BusrepError as error:
+                log.warning("bootstrap of %s: what is saved cannot be read yet: %s", self.name, error)
+                await asyncio.sleep(self.owner.settings.retry_max)
+        if self._void(work):
+            return False
+        if saved is None:
+            self.machine.gone("what was saved of it is gone", self.run.now())
+            return False
+        if saved.agreement.digest == self._digest(work.agreement) and saved.parts in (work.number, work.parts_after):
+            if unfinished(saved) and (saved.parts == work.number or work.last):
+                return None
+            if saved.parts == work.parts_after and unfinished(saved) != work.last:
+                return True
+        self.run.restore(saved)
+        return False
+
+    def _poison(self, work: Apply, error: BaseException) -> None:
+        if self._void(work):
+            return
+        upto = work.agreement.parts[work.number].upto if work.agreement.parts else 0
+        writers = [line.split(b" ", 2)[1].decode() for line in work.text.splitlines()[-1:]]
+        failure = HandlerFailed(self.name, writers[0] if writers else "", upto, error)
+        log.error("%s: the bootstrap has stopped at part %d", failure, work.number, exc_info=error)
+        self.machine.stopped(work, failure)
+        self.run.stop(failure)

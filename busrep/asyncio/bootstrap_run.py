@@ -1,0 +1,353 @@
+"""One stream's bootstrap at work: does what its machine (busrep/bootstrap.py) asks for, each piece of work in a task.
+
+What goes wrong with a piece of work is told to the machine, which knows what comes next. Parts are applied by
+bootstrap_apply.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from busrep.bootstrap import Bootstrap, State, unfinished
+from busrep.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
+from busrep.errors import BusrepError, Closed, ConfigError, Unavailable
+from busrep.snapshots import Agreement, BootstrapProgress
+
+from .bootstrap_apply import Applying
+from .parts import Applier, read_part
+from .snapshot_sources import check_log, check_part
+from .tasks import being_cancelled, log_failure
+
+if TYPE_CHECKING:
+    from .bootstrapping import Bootstrapping
+
+log = logging.getLogger("busrep.reader")
+
+# A source may have to count all rows before it can say where the parts end, and shows no progress meanwhile.
+AGREE_TIMEOUTS = 20
+
+
+class Run:
+    """The bootstraps of one stream, one after the other. ``owner`` has what all streams' share."""
+
+    def __init__(self, owner: Bootstrapping, applier: Applier) -> None:
+        self.owner, self.reading, self.applier = owner, owner.reading, applier
+        self.name = applier.stream.name
+        self.machine = Bootstrap(self.name, settings=owner.settings)
+        self.turn = asyncio.Event()  # set whenever something was handled
+        self.tasks: dict[Work, asyncio.Task[None]] = {}
+        self._ending: dict[asyncio.Task[None], None] = {}  # of works that are not wanted any more, and of Leave
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._alarmed = False
+        self._drain_begun = False
+        self._held: list[Agreement] = []  # what the source holds something for
+        self._applying = Applying(self)
+        self.restored = False  # others may be at it, or have brought it to its end
+        self.ours: str | None = None  # the digest of the agreement that this process has begun, or gone on with
+        self.new_log = False  # it was asked for because the log is another one: so may another process have done
+        self._before: str | None = None  # the digest of the one that was over before
+        self._looked = False  # for that
+
+    def now(self) -> float:
+        """The loop's time."""
+        return asyncio.get_running_loop().time()
+
+    # -- the machine ------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Start what the machine wants done, and end what it does not want any more."""
+        if self.owner.closed or self.reading.failure is not None:
+            return
+        machine, now = self.machine, self.now()
+        wanted = machine.work(now)
+        for given in [given for given in self.tasks if given not in machine.under_way and not isinstance(given, Apply)]:
+            task = self.tasks.pop(given)
+            if task is not asyncio.current_task():
+                task.cancel()
+                self._put_aside(task)
+        for work in wanted:
+            doing = self._do(work, list(self._ending))
+            task = asyncio.create_task(doing, name=f"busrep-bootstrap-{type(work).__name__.lower()}")
+            task.add_done_callback(log_failure)
+            if isinstance(work, Leave):
+                self._put_aside(task)
+            else:
+                self.tasks[work] = task
+        for old, new in machine.changes:
+            self._changed(old, new)
+        machine.changes.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        due = machine.next_retry(now)
+        self._timer = None if due is None else asyncio.get_running_loop().call_at(due, self.advance)
+
+    def _put_aside(self, task: asyncio.Task[None]) -> None:
+        self._ending[task] = None
+        task.add_done_callback(lambda done: self._ending.pop(done, None))
+
+    def _changed(self, old: State | None, new: State) -> None:
+        machine = self.machine
+        why = f": {machine.reason}" if new is State.REQUESTED and machine.error is None else ""
+        if new is State.REQUESTED and machine.error is not None:
+            why = f" after {machine.error}; {machine.parts} parts are applied"
+        elif machine.agreement is not None:
+            why = f" ({machine.parts} of {len(machine.agreement.parts)} parts applied, {machine.rows} rows)"
+        log.info("bootstrap of %s: %s -> %s%s", self.name, "none" if old is None else old.value, new.value, why)
+        if new is not State.DRAINING:
+            self._drain_begun = False
+        if new is State.ONLINE:
+            for waiter in [waiter for waiter in self._waiters if not waiter.done()]:
+                waiter.set_result(None)
+
+    async def _do(self, work: Work, before: Sequence[asyncio.Task[None]]) -> None:
+        machine = self.machine
+        try:
+            # What a source holds is left when nothing of it is read any more, and before anything else is asked of it.
+            if before and not isinstance(work, Apply):
+                await asyncio.wait(before)
+            if isinstance(work, Leave):
+                await self._leave(work.agreement)
+            elif isinstance(work, Agree):
+                await self._agree(work)
+            elif isinstance(work, Begin):
+                await self._begin(work)
+            elif isinstance(work, Load):
+                await self._load(work)
+            elif isinstance(work, Apply):
+                await self._applying.apply(work)
+            else:
+                await self._drain(work)
+        except ConfigError as error:  # it cannot work at all, until somebody has mended it
+            machine.failed(work, error, self.now())
+            machine.failed(None, error, self.now())  # nothing stays held there meanwhile
+            machine.stopped_by = error
+            self.stop(error)
+        except BusrepError as error:
+            log.warning("bootstrap of %s: %s", self.name, error)
+            machine.failed(work, error, self.now())
+        except asyncio.CancelledError:
+            if being_cancelled():
+                raise
+            machine.failed(work, Unavailable("the snapshot source", "it was cancelled"), self.now())
+        except Exception as error:  # a bug, in a source perhaps: loud, and tried again
+            log.exception("bootstrap of %s failed", self.name)
+            machine.failed(work, error, self.now())
+        finally:
+            self.tasks.pop(work, None)
+        self.advance()
+        self.reading.pump()
+
+    async def _leave(self, agreement: Agreement) -> None:
+        self._held = [held for held in self._held if held is not agreement]
+        try:
+            async with asyncio.timeout(self.owner.settings.fetch_timeout):
+                await self.owner.source.leave(agreement)
+        except Exception as error:  # never, says the interface; what it held it loses at its end
+            log.warning("leaving a snapshot of %s: %r", self.name, error)
+
+    # -- agreeing ---------------------------------------------------------------------------------------------
+
+    async def _agree(self, work: Agree) -> None:
+        owner = self.owner
+        if await self._follow_twin():
+            return
+        await owner.open_source()
+        longest = AGREE_TIMEOUTS * owner.settings.fetch_timeout
+        try:
+            async with asyncio.timeout(longest):
+                found = await owner.source.agree(
+                    self.name, part_rows=owner.settings.snapshot_part_rows, again=work.again
+                )
+        except TimeoutError:
+            raise Unavailable("the snapshot source", f"it agreed on nothing within {longest:g} s") from None
+        self._held.append(found)
+        try:
+            await self._check(found)
+        except BaseException:
+            await self._leave(found)
+            raise
+        self.machine.agreed(work, found, self.now())
+
+    async def _check(self, found: Agreement) -> None:
+        """Whether rows can go on behind this snapshot: it is of the log that is read, and none of them was pruned."""
+        reading, store = self.reading, self.owner.store
+        source = f"the snapshot source {found.source}"
+        assert store is not None  # noqa: S101 (a stream with a table has one)
+        if found.stream != self.name:
+            raise Unavailable(source, f"it gave a snapshot of stream {found.stream!r}")
+        if found.epoch != reading.core.epoch:
+            current = await store.epoch()
+            if current != reading.core.epoch:
+                reading.core.new_epoch = current
+                reading.pump()
+            raise Unavailable(source, f"its snapshot is of epoch {found.epoch}, the log is of epoch {current}")
+        for one in await store.known():
+            at = found.positions.get(one.writer, 0)
+            if one.stream == self.name and one.floor > at:
+                raise Unavailable(
+                    source,
+                    f"its snapshot ends at {at} of {one.writer}, and rows up to {one.floor} have been pruned since: "
+                    "make a newer snapshot, or prune later",
+                )
+        await check_log(found, store, patience=self.owner.settings.fetch_timeout)
+
+    async def _begin(self, work: Begin) -> None:
+        reading, owner = self.reading, self.owner
+        if owner.reader is not None and owner.reader_store is not None:
+            async with owner.saving:
+                if await self._follow_twin():
+                    return
+                owner.known[self.name] = await owner.reader_store.begin_bootstrap(
+                    owner.reader, work.agreement, syncs=work.syncs, reason=work.reason
+                )
+                reading.saved_anew(self.name, work.agreement.positions)
+        self.ours, self.restored = work.agreement.digest, False
+        self.machine.begun(work, self.now())
+        if self.machine.alarm(self.now()) and not self._alarmed:
+            log.error(
+                "bootstrap of %s: %d full syncs within an hour: this reader does not keep up, or its rows are pruned "
+                "sooner than it can load a snapshot", self.name, self.machine.syncs(self.now()),
+            )  # fmt: skip
+        self._alarmed = self.machine.alarm(self.now())
+
+    async def _follow_twin(self) -> bool:
+        """Whether another process under this reader's name has begun one, or is over it: then that is gone on with."""
+        saved = await self.owner.saved(self.name)
+        if saved is None or saved.agreement.epoch != self.reading.core.epoch:
+            return False
+        digest = saved.agreement.digest
+        if not self._looked:
+            self._looked = True
+            if not unfinished(saved) and not self.new_log:
+                self._before = digest  # over before this one was asked for
+        if digest in (self.ours, self._before):
+            return False
+        self.restore(saved)
+        return True
+
+    def request(self, reason: str, *, new_log: bool = False) -> None:
+        """Take a snapshot, unless one is being loaded. ``new_log``: an agreement of the log before is void."""
+        machine = self.machine
+        begun = machine.request(reason, self.now())
+        if new_log and not begun:
+            machine.gone(reason, self.now())
+            machine.resume(self.now())
+        if begun or new_log:
+            self._looked, self.new_log = False, new_log
+        self.advance()
+
+    def restore(self, saved: BootstrapProgress) -> None:
+        """Go on with what is saved."""
+        if unfinished(saved):
+            log.info("bootstrap of %s: goes on with what is saved, %d parts", self.name, saved.parts)
+        self.ours, self.restored = saved.agreement.digest, True
+        self.machine.restore(saved, self.now())
+
+    async def _load(self, work: Load) -> None:
+        text = await read_part(self.owner.source, work.agreement, work.number, self.owner.settings.fetch_timeout)
+        check_part(work.agreement, work.number, text)
+        self.machine.loaded(work, text, self.now())
+
+    # -- stopping ---------------------------------------------------------------------------------------------
+
+    def stop(self, error: BusrepError) -> None:
+        """Do nothing more until ``resume``, and tell whoever waits."""
+        if isinstance(error, ConfigError):
+            log.error("bootstrap of %s has stopped: %s", self.name, error)
+        self.owner.stop(self.name, error)
+        self.refuse(error)
+
+    def resume(self) -> None:
+        """Go on behind what stopped it."""
+        self.restored = True
+        self.machine.resume(self.now())
+        self.advance()
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    async def _drain(self, work: Drain) -> None:
+        """The snapshot is applied: what was held goes on behind it, and the rest is fetched."""
+        owner, reading = self.owner, self.reading
+        while True:
+            try:
+                positions = await self._end_of(work.agreement)
+                break
+            except BusrepError as error:
+                if work not in self.machine.under_way:
+                    return
+                log.warning("bootstrap of %s: saved positions cannot be read yet: %s", self.name, error)
+                await asyncio.sleep(owner.settings.retry_max)
+        if work not in self.machine.under_way:
+            return
+        if positions is None:
+            self.machine.gone("the positions that were saved with it are gone", self.now())
+            return
+        self._drain_begun = True
+        reading.bootstrapped(self.name, positions)
+
+    async def _end_of(self, agreement: Agreement) -> dict[str, int] | None:
+        """Where the snapshot ends; or where another process under this reader's name is by now."""
+        owner, reading = self.owner, self.reading
+        if owner.reader is None or owner.reader_store is None:
+            return dict(agreement.positions)
+        async with owner.saving:
+            state = await owner.reader_store.load_reader(owner.reader)
+            if state.epoch not in (None, agreement.epoch):
+                reading.core.doubt(state.epoch)
+                raise Unavailable("the store", f"positions of epoch {state.epoch}")
+            if self.name not in state.streams:
+                return None
+            if self.name in state.loading:
+                saved = await owner.saved(self.name)
+                if saved is not None and unfinished(saved):  # another process has begun anew
+                    self.restore(saved)
+                raise Unavailable("the store", "another process of this reader loads a snapshot")
+            found = {writer: at for (stream, writer), at in state.positions.items() if stream == self.name}
+            owner.loaded(state, self.name)
+            reading.saved_anew(self.name, found)
+            return found
+
+    def look(self) -> None:
+        """Something was received or handled: perhaps that was all there was."""
+        self.turn.set()
+        if self.machine.state is State.DRAINING and self._drain_begun and self.reading.core.drained(self.name):
+            self.machine.drained(self.now())
+            self.advance()
+            self.owner.finished(self)
+
+    async def online(self) -> None:
+        """Wait until it is over. Raises HandlerFailed, ConfigError, Closed."""
+        if (error := self.reading.failure or self.owner.stopped.get(self.name)) is not None:
+            raise error.with_traceback(None)
+        if self.machine.state is State.ONLINE:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = None
+        try:
+            await waiter
+        finally:
+            self._waiters.pop(waiter, None)
+
+    def refuse(self, error: BusrepError) -> None:
+        """Tell those who wait for its end that it does not come."""
+        for waiter in [waiter for waiter in self._waiters if not waiter.done()]:
+            waiter.set_exception(error)
+
+    def end(self) -> list[asyncio.Task[None]]:
+        """Begin nothing more, and cancel all but a function that is applying a part; return what is still to end."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.refuse(self.reading.failure or Closed())
+        for work, task in self.tasks.items():
+            if not (isinstance(work, Apply) and self._applying.busy):
+                task.cancel()
+        return [*self.tasks.values(), *self._ending]
+
+    async def leave(self) -> None:
+        """Let go of what the source holds."""
+        for agreement in list(self._held):
+            await self._leave(agreement)

@@ -1,0 +1,108 @@
+"""Writers that are not heard: followed through the table, finished when they are dead, and never believed blindly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from busrep.errors import BusrepError, PositionsAheadOfTable
+from busrep.settings import Settings
+from busrep.storage import AsyncStore
+
+if TYPE_CHECKING:
+    from .reading import Reading
+
+log = logging.getLogger("busrep.reader")
+
+
+class SilentWriters:
+    """Looks into the table for what one reading process does not hear. ``store``: None where there is no table."""
+
+    def __init__(self, reading: Reading, settings: Settings, store: AsyncStore | None) -> None:
+        self._reading, self._settings, self._store = reading, settings, store
+
+    async def look(self, own: str | None, *, all_known: bool) -> None:
+        """Follow through the table whoever is not heard; finish whoever gave the database no sign of life either.
+
+        Rule 9.5: a writer that is silent here but alive there still holds its claim and is only followed. ``own``: the
+        name of this process's own writer.
+        """
+        if self._store is None:
+            return
+        reading, core, settings = self._reading, self._reading.core, self._settings
+        await self.check_sequences()
+        now = asyncio.get_running_loop().time()
+        silent = set(core.silent(now))
+        if not silent and not all_known:
+            return
+        bound = settings.heartbeat * settings.silent_after_beats
+        dead: dict[str, int] = {}  # writer -> incarnation
+        everything = await self._store.known()
+        # A writer that no longer writes one of its streams is not dead: its latest sign of life counts for all.
+        silence: dict[str, float] = {}
+        for known in everything:
+            silence[known.writer] = min(known.silent_for, silence.get(known.writer, known.silent_for))
+        for known in everything:
+            heard = known.writer in core.last_heard and known.writer not in silent
+            if known.stream not in core.followed or known.writer == own or (heard and known.registered):
+                continue
+            core.learned(known.stream, known.writer, known.position)
+            if heard:
+                continue  # a stream that it gave up: nobody else will tell where that ended
+            if not known.registered:
+                core.last_heard.pop(known.writer, None)
+            elif silence[known.writer] > bound:
+                dead[known.writer] = known.incarnation
+        reading.pump()
+        core.doubt(await self._store.epoch())  # which nobody may be there to announce
+        reading.pump()
+        if dead:  # by itself: one that cannot be finished yet must not keep the others from being followed
+            reading.spawn(self._finish_all(dead), "finish", once=True)
+
+    async def check_sequences(self) -> None:
+        """A writer heard below its position may just repeat itself, or have followed others before it restarted. But a
+        position above all that the sequence ever gave is of rows that a restore took away: never silently accepted.
+        """
+        assert self._store is not None  # noqa: S101 (`look` has looked)
+        core = self._reading.core
+        while core.stepped_back:
+            key, _ = core.stepped_back.popitem()
+            log_read, held = core.epoch, core.progress[key].position
+            try:
+                highest = await self._store.sequence(key[0])
+            except BaseException as error:
+                core.stepped_back[key] = None  # not looked at: the next beat does
+                if not isinstance(error, BusrepError):
+                    raise
+                log.warning("the sequence of %s cannot be read yet: %s", key[0], error)
+                return
+            if highest is None or highest >= held or key in self._reading.stopped:
+                continue
+            epoch = await self._store.epoch()
+            if core.epoch != log_read:  # begun again meanwhile
+                continue
+            if epoch == log_read:
+                self._reading.stop(key, PositionsAheadOfTable(key[0], held, highest))
+            else:  # declared: the positions are void, and will be given up
+                core.doubt(epoch)
+
+    async def _finish_all(self, dead: Mapping[str, int]) -> None:
+        for writer, incarnation in dead.items():
+            await self._finish(writer, incarnation)
+        self._reading.pump()
+
+    async def _finish(self, writer: str, incarnation: int) -> None:
+        assert self._store is not None  # noqa: S101
+        core = self._reading.core
+        try:
+            finals = await self._store.finish(writer, incarnation, timeout=self._settings.heartbeat)
+        except BusrepError as error:  # its last transaction is still open: it goes on being followed
+            log.info("writer %s is silent, and cannot be finished yet: %s", writer, error)
+            return
+        for stream, position in finals.items():
+            if stream in core.followed:
+                core.learned(stream, writer, position)
+        if finals:
+            log.warning("writer %s was silent; finished at %s", writer, dict(finals))
