@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from busrep import __version__
+from busrep.cli.bootstrap import bootstrap
 from busrep.cli.db import db
 from busrep.cli.demo import demo
 from busrep.cli.lag import lag
@@ -57,5 +58,5 @@ def cli(verbose: int) -> None:
         logging.getLogger("busrep.redis").setLevel(logging.ERROR)
 
 
-for command in (demo, db, positions, tail, publish, lag, serve):
+for command in (demo, db, positions, tail, publish, lag, serve, bootstrap):
     cli.add_command(command)
