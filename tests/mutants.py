@@ -50,9 +50,14 @@ class Mutant:
 
 
 READER, DELIVERY, WRITER, IDS, FRAMING = "reader.py", "delivery.py", "writer.py", "ids.py", "framing.py"
-SPEAKERS = "speakers.py"
+SPEAKERS, MACHINE = "speakers.py", "bootstrap.py"
 BUS, LINK, READING, WRITING = "asyncio/bus.py", "asyncio/link.py", "asyncio/reading.py", "asyncio/writing.py"
+SILENT = "asyncio/silent.py"
 CLAIMS, FACTS, SAVED = "stores/claims.py", "stores/facts.py", "stores/readers.py"
+BOOTSTRAPS, SNAPSHOTS, ANY_DIALECT = "stores/bootstraps.py", "stores/snapshots.py", "stores/dialect.py"
+RUN, APPLYING, BOOTSTRAPPING = (f"asyncio/{name}.py" for name in ("bootstrap_run", "bootstrap_apply", "bootstrapping"))
+CACHED, FRESHNESS, CACHING = "cached.py", "freshness.py", "asyncio/caching.py"
+EXPORTED, COPY = "stores/postgres_snapshots.py", "stores/postgres_copy.py"
 POSTGRES, DIALECT, TRANSACTION = "stores/postgres.py", "stores/postgres_dialect.py", "stores/transaction.py"
 BLOCKING, BLOCKING_SQLITE = "stores/blocking.py", "stores/blocking_sqlite.py"
 SYNC_BUS, SYNC_LINK, SYNC_READING, SYNC_WRITING = (
@@ -60,9 +65,12 @@ SYNC_BUS, SYNC_LINK, SYNC_READING, SYNC_WRITING = (
 )  # fmt: skip
 
 # Prefixes of tests.
+KEPT, HELD, FRESH = (f"test_{name}.py::test_" for name in ("caches", "cached", "freshness"))
 R, W, I, B = "test_reader.py::test_", "test_writer.py::test_", "test_ids.py::test_", "test_bus.py::test_"  # noqa: E741
 S, L, F = "test_rules.py::test_", "test_stores.py::TestPostgres::test_", "test_faults.py::test_"
 LITE, GAPS = "test_stores.py::TestSqlite::test_", "test_mutants_gaps.py::test_"
+BEGUN, FAULTS, ONCE, TWINS = (f"test_bootstrap{name}.py::test_" for name in ("", "_faults", "_saving", "_twins"))
+PARTS, SHARED = "test_snapshots_store.py::TestSqlite::test_", "test_snapshots_postgres.py::test_"
 THREADS, RACES = "test_sync_writing.py::test_", "test_sync_races.py::test_"
 
 # An emptied queue is still among those to be taken from.
@@ -565,7 +573,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What a killed process committed last stays in the table unseen, and the linear position stands still.",
         edits=(
             Edit(
-                READING, '            self._spawn(self._finish_all(dead), "finish", once=True)\n', "            pass\n"
+                SILENT, '            reading.spawn(self._finish_all(dead), "finish", once=True)\n', "            pass\n"
             ),
         ),
         checks=(SIMULATOR, B + "a_silent_writer_is_finished_from_the_table"),
@@ -574,7 +582,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="whoever-is-not-heard-is-finished",
         rule="9.5",
         harm="A writer cut off from Redis alone loses its name and all its facts fail, though it is healthy.",
-        edits=(Edit(READING, "            elif silence[known.writer] > bound:\n", "            else:\n"),),
+        edits=(Edit(SILENT, "            elif silence[known.writer] > bound:\n", "            else:\n"),),
         checks=(B + "a_writer_cut_off_from_redis_alone_is_followed_not_fenced",),
     ),
     Mutant(
@@ -583,7 +591,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Facts of a writer that cannot reach Redis wait until it can, hours perhaps, though the table has them.",
         edits=(
             Edit(
-                READING,
+                SILENT,
                 "            core.learned(known.stream, known.writer, known.position)\n            if heard:\n",
                 "            if heard:\n",
             ),
@@ -595,7 +603,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="no-chain-check",
         rule="9.6",
         harm="A message lost on a live link is lost for good as soon as the next one arrives (case R4).",
-        edits=(Edit(READER, "        elif prev <= progress.position:\n", "        elif True:\n"),),
+        edits=(Edit(READER, "        if prev <= progress.position:\n", "        if True:\n"),),
         checks=(SIMULATOR, R + "case[R4]", R + "case[R5]"),
     ),
     Mutant(
@@ -1113,10 +1121,10 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "        self._move_to(progress, position)\n        progress.target = 0\n",
+                "        self._move_to(progress, position)\n        progress.target = progress.later = 0\n",
                 "        self._forget(progress)\n"
                 "        progress.position = progress.queue.delivered = position\n"
-                "        progress.target = 0\n",
+                "        progress.target = progress.later = 0\n",
             ),
         ),
         checks=(SIMULATOR, R + "a_reset_while_a_batch_is_being_handled"),
@@ -1128,9 +1136,9 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "        self._move_to(progress, position)\n        progress.target = 0\n",
+                "        self._move_to(progress, position)\n        progress.target = progress.later = 0\n",
                 "        self._forget(progress)\n        self._empty(progress)\n"
-                "        progress.position = position\n        progress.target = 0\n",
+                "        progress.position = position\n        progress.target = progress.later = 0\n",
             ),
         ),
         checks=(SIMULATOR, R + "what_was_handled_before_a_reset_is_no_position_of_the_new_life"),
@@ -1176,8 +1184,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READING,
-                'await self._reader_store.save_reader(self._name, [change], self.core.epoch or "", connection)\n',
-                'await self._reader_store.save_reader(self._name, [change], self.core.epoch or "")\n',
+                "        await self._store_changes([change], connection)\n",
+                "        await self._store_changes([change])\n",
             ),
         ),
         checks=(SIMULATOR, GAPS + "9_12_a_position_saved_in_a_transaction_is_rolled_back_with_it"),
@@ -1206,8 +1214,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 DIALECT,
-                '"WHERE r.reader = ? AND r.epoch = ? ORDER BY',
-                '"WHERE r.reader = ? AND (r.epoch = ?) IS NOT NULL ORDER BY',
+                '"WHERE r.reader = ? AND r.epoch = ? AND {NO_BOOTSTRAP} ORDER BY',
+                '"WHERE r.reader = ? AND (r.epoch = ?) IS NOT NULL AND {NO_BOOTSTRAP} ORDER BY',
             ),
         ),
         checks=(L + "9_12_a_save_hits_the_row_it_left_or_none",),
@@ -1248,7 +1256,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 READING,
                 """\
         log.error("%s: stopped", failure, exc_info=error)
-        self._stop(key, failure)
+        self.stop(key, failure)
         return False
 """,
                 """\
@@ -1292,7 +1300,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lines-are-dropped-while-catching-up",
         rule="9.13",
         harm="Rows that arrive during a catch-up are lost, and it ends as live all the same.",
-        edits=(Edit(READER, "        progress.held.append((item, incarnation))\n", ""),),
+        edits=(Edit(READER, "        progress.held.append((item, incarnation, cost))\n", ""),),
         checks=(R + "rule_9_13_lines_are_held_in_order_while_catching_up_and_follow_the_same_rules",),
     ),
     Mutant(
@@ -1302,11 +1310,11 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "        progress.held.append((item, incarnation))\n",
+                "        progress.held.append((item, incarnation, cost))\n",
                 """\
         if isinstance(item, Position):
             return
-        progress.held.append((item, incarnation))
+        progress.held.append((item, incarnation, cost))
 """,
             ),
         ),
@@ -1319,8 +1327,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "        if overflowed:\n            if progress.holding:\n",
-                "        if False:\n            if progress.holding:\n",
+                "        if overflowed:  # what came after the held lines is unknown\n",
+                "        if False:\n",
             ),
         ),
         checks=(R + "rule_9_13_on_overflow_the_newest_are_dropped_and_it_stays_unconnected",),
@@ -1332,8 +1340,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "        if progress.overflowed or progress.held_size + size > self.settings.held_bytes:\n",
-                "        if progress.held_size + size > self.settings.held_bytes:\n",
+                "        if progress.overflowed or full:\n",
+                "        if full:\n",
             ),
         ),
         checks=(S + "9_13_after_an_overflow_all_lines_are_dropped_also_small_ones",),
@@ -1345,11 +1353,326 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "        progress.heard = progress.heard or isinstance(item, Position)\n",
-                "        progress.heard = True\n",
+                "        if isinstance(item, Rows) and not (progress.heard or progress.held):\n",
+                "        if False:\n",
             ),
         ),
         checks=(R + "rows_held_before_any_position_are_not_taken_for_live_ones",),
+    ),
+    Mutant(
+        name="held-lines-outlive-the-link",
+        rule="9.13",
+        harm="What was held of one link is joined to what comes over the next: rows between them are lost.",
+        edits=(
+            Edit(
+                READER,
+                "        for progress in self.progress.values():\n            self._lose(progress)\n",
+                "        for progress in self.progress.values():\n"
+                "            if progress.state is not State.BOOTSTRAPPING:\n                self._lose(progress)\n",
+            ),
+        ),
+        checks=(R + "a_lost_link_costs_what_is_held_and_not_the_state",),
+    ),
+    Mutant(
+        name="a-writer-first-heard-during-a-bootstrap-is-live",
+        rule="9.13",
+        harm="Rows of a writer that registered while the snapshot loads are handled before it, and wiped out by it.",
+        edits=(Edit(READER, "        if stream.name in self._bootstrapping:  #", "        if False:  #"),),
+        checks=(R + "rule_9_13_while_a_snapshot_loads_all_lines_are_held_and_follow_it_in_order",),
+    ),
+    Mutant(
+        name="a-bootstrap-goes-on-where-it-heard",
+        rule="9.13",
+        harm="Rows between the snapshot and the last line heard while it was loading are skipped.",
+        edits=(
+            Edit(
+                READER,
+                "            progress.position = progress.queue.delivered = positions.get(progress.writer, 0)\n",
+                "            heard = max(positions.get(progress.writer, 0), progress.later, _end_of_held(progress))\n"
+                "            progress.position = progress.queue.delivered = heard\n",
+            ),
+        ),
+        checks=(R + "rule_9_13_while_a_snapshot_loads_all_lines_are_held_and_follow_it_in_order",),
+    ),
+    Mutant(
+        name="an-old-line-of-a-foreign-writer-is-believed",
+        rule="9.13",
+        harm="Its line is behind what is known, and counts as heard all the same: what was dropped is skipped.",
+        edits=(
+            Edit(
+                READER,
+                "            self._step_back(progress, new)\n            return\n",
+                "            progress.heard = True\n            self._step_back(progress, new)\n            return\n",
+            ),
+        ),
+        checks=(
+            R + "rows_behind_an_old_line_of_a_foreign_writer_are_not_taken_for_all_there_are[while a snapshot loads]",
+        ),
+    ),
+    Mutant(
+        name="an-old-line-held-of-a-foreign-writer-is-believed",
+        rule="9.13",
+        harm="A held line counts before it is looked at: once caught up, rows that came before it are skipped.",
+        edits=(
+            Edit(
+                READER,
+                "        # Unknown what came before these rows: once caught up they would pass for live ones.\n",
+                "        progress.heard = progress.heard or isinstance(item, Position)\n",
+            ),
+        ),
+        checks=(R + "rows_behind_an_old_line_of_a_foreign_writer_are_not_taken_for_all_there_are[while catching up]",),
+    ),
+    Mutant(
+        name="lines-overtake-those-that-wait-for-room",
+        rule="9.13",
+        harm="Held lines wait for room in the receive queue, later ones do not: the waiting rows are skipped as known.",
+        edits=(
+            Edit(
+                READER,
+                "        return self.state is State.BOOTSTRAPPING or self.catching_up or bool(self.held)\n",
+                "        return self.state is State.BOOTSTRAPPING or self.catching_up\n",
+            ),
+        ),
+        checks=(R + "held_lines_wait_for_room_and_later_ones_behind_them",),
+    ),
+    Mutant(
+        name="held-lines-flood-the-receive-queue",
+        rule="3",
+        harm="What was held for hours is pushed into the receive queue at once: what has no room is fetched once more.",
+        edits=(
+            Edit(
+                READER,
+                " and not progress.catching_up and (self.queue_bytes <= limit or not progress.queue.size):\n",
+                " and not progress.catching_up:\n",
+            ),
+        ),
+        checks=(R + "held_lines_wait_for_room_and_later_ones_behind_them",),
+    ),
+    Mutant(
+        name="a-queue-full-of-others-keeps-held-lines",
+        rule="3",
+        harm="Held lines wait until slow handlers of other writers have made room, with nothing of their own in it.",
+        edits=(
+            Edit(
+                READER,
+                " and not progress.catching_up and (self.queue_bytes <= limit or not progress.queue.size):\n",
+                " and not progress.catching_up and self.queue_bytes <= limit:\n",
+            ),
+        ),
+        checks=(R + "held_lines_do_not_wait_for_a_queue_that_is_full_of_others",),
+    ),
+    Mutant(
+        name="the-buffer-of-each-writer-alone-is-bounded",
+        rule="3",
+        harm="Held lines of a thousand writers take a thousand times the memory that full_sync_buffer_limit allows.",
+        edits=(
+            Edit(
+                READER,
+                "            full = self.buffer_bytes + cost > self.settings.full_sync_buffer_limit\n",
+                "            full = progress.held_size + cost > self.settings.full_sync_buffer_limit\n",
+            ),
+        ),
+        checks=(R + "the_buffer_of_all_streams_together_is_bounded_and_what_has_no_room_is_fetched",),
+    ),
+    Mutant(
+        name="the-buffer-never-gets-smaller",
+        rule="3",
+        harm="What was held counts for ever: from some bootstrap on nothing is held any more, and all is fetched.",
+        edits=(
+            Edit(
+                READER,
+                "            self.buffer_bytes += size - progress.held_size\n",
+                "            self.buffer_bytes += max(0, size - progress.held_size)\n",
+            ),
+        ),
+        checks=(R + "a_lost_link_costs_what_is_held_and_not_the_state",),
+    ),
+    Mutant(
+        name="what-the-full-buffer-drops-is-not-due",
+        rule="9.13",
+        harm="Rows that had no room are fetched only when their writer is heard again, which may be never.",
+        edits=(
+            Edit(
+                READER,
+                "            progress.later = max(progress.later, _end(item))\n            return\n",
+                "            return\n",
+            ),
+        ),
+        checks=(R + "the_buffer_of_all_streams_together_is_bounded_and_what_has_no_room_is_fetched",),
+    ),
+    Mutant(
+        name="what-was-held-when-the-link-was-lost-is-not-due",
+        rule="9.13",
+        harm="Rows held when the link broke during a bootstrap come only when their writer is heard again.",
+        edits=(
+            Edit(
+                READER,
+                "        progress.later = max(progress.later, _end_of_held(progress)) if waits else 0\n",
+                "        progress.later = progress.later if waits else 0\n",
+            ),
+        ),
+        checks=(R + "a_lost_link_costs_what_is_held_and_not_the_state",),
+    ),
+    Mutant(
+        name="what-is-due-after-the-held-lines-is-not-fetched",
+        rule="9.13",
+        harm="Positions learned while lines were held are forgotten: a dead writer's last rows never come.",
+        edits=(
+            Edit(
+                READER,
+                "        if later > progress.position:\n            self._gap(progress, later)\n\n",
+                "\n",
+            ),
+        ),
+        checks=(R + "held_lines_wait_for_room_and_later_ones_behind_them",),
+    ),
+    Mutant(
+        name="a-learned-position-replaces-what-is-held",
+        rule="9.13",
+        harm="Held lines are fetched once more, and live ones are taken in ahead of them.",
+        edits=(
+            Edit(
+                READER,
+                "        elif progress.holding:  # what is held may bring it\n",
+                "        elif progress.state is State.BOOTSTRAPPING:  # what is held may bring it\n",
+            ),
+        ),
+        checks=(R + "held_lines_wait_for_room_and_later_ones_behind_them",),
+    ),
+    Mutant(
+        name="what-was-taken-in-before-a-bootstrap-is-handed-out",
+        rule="3",
+        harm="Rows taken in before the snapshot are handled while it loads, and wiped out by its first part.",
+        edits=(
+            Edit(
+                READER,
+                "        self._move_to(progress, progress.queue.delivered)\n        self._draining.pop(",
+                "        self._forget(progress)\n        self._draining.pop(",
+            ),
+        ),
+        checks=(R + "a_bootstrap_drops_what_was_taken_in_and_not_handled",),
+    ),
+    Mutant(
+        name="what-was-known-before-a-bootstrap-is-not-due",
+        rule="3",
+        harm="Rows between a snapshot and what was handled before it come only when their writer is heard again.",
+        edits=(
+            Edit(
+                READER,
+                "        progress.later = _due(progress)\n",
+                "",
+            ),
+        ),
+        checks=(
+            R + "a_snapshot_older_than_what_was_handled_brings_the_rows_behind_it_once_more",
+            R + "a_bootstrap_drops_what_was_taken_in_and_not_handled",
+        ),
+    ),
+    Mutant(
+        name="a-bootstrap-skips-what-is-pruned-meanwhile",
+        rule="3",
+        harm="A page asked for before reports rows as missed that the snapshot brings.",
+        edits=(
+            Edit(
+                READER,
+                "        if progress.state is State.BOOTSTRAPPING:\n"
+                "            return\n"
+                "        self._abandon(progress)\n",
+                "        self._abandon(progress)\n",
+            ),
+        ),
+        checks=(R + "a_bootstrap_that_is_abandoned_goes_on_where_it_was",),
+    ),
+    Mutant(
+        name="a-bootstrap-forgets-that-it-was-stopped",
+        rule="3",
+        harm="What an application was told has stopped goes on, and fills the receive queue, for nobody handles it.",
+        edits=(
+            Edit(
+                READER,
+                "            progress.stops = True\n            return\n",
+                "            return\n",
+            ),
+        ),
+        checks=(R + "one_that_is_stopped_while_it_bootstraps_is_stopped_after_it[is over]",),
+    ),
+    Mutant(
+        name="what-is-due-outlives-the-log",
+        rule="3",
+        harm="After an epoch change a bootstrap waits for positions of the log before: it is never online.",
+        edits=(
+            Edit(
+                READER,
+                "        progress.target = progress.later = 0\n        self._draining",
+                "        progress.target = 0\n        self._draining",
+            ),
+        ),
+        checks=(R + "another_log_while_a_snapshot_loads_voids_what_is_held",),
+    ),
+    Mutant(
+        name="another-log-is-looked-for-below-the-floor",
+        rule="3",
+        harm="Who bootstraps because its rows were pruned never finds out that the log is another one.",
+        edits=(
+            Edit(
+                READER,
+                "                at = _due(progress) if progress.state is State.BOOTSTRAPPING else progress.position\n",
+                "                at = progress.position\n",
+            ),
+        ),
+        checks=(R + "while_a_snapshot_loads_the_log_is_looked_at_where_its_rows_are",),
+    ),
+    Mutant(
+        name="online-before-what-was-held-is-delivered",
+        rule="3",
+        harm="A bootstrap says that it is over while rows that were held when the link broke are still missing.",
+        edits=(
+            Edit(
+                READER,
+                "            done = not progress.holding and progress.queue.delivered >= due\n",
+                "            done = not progress.holding\n",
+            ),
+        ),
+        checks=(R + "a_link_lost_while_draining_ends_in_catch_up",),
+    ),
+    Mutant(
+        name="online-while-lines-are-held",
+        rule="3",
+        harm="A bootstrap says that it is over while its rows are still being caught up with.",
+        edits=(
+            Edit(
+                READER,
+                "            done = not progress.holding and progress.queue.delivered >= due\n",
+                "            done = progress.queue.delivered >= due\n",
+            ),
+        ),
+        checks=(R + "it_is_drained_once_nothing_is_held_since",),
+    ),
+    Mutant(
+        name="a-bootstrap-that-begins-anew-is-drained",
+        rule="3",
+        harm="What the former bootstrap waited for is waited for in the next one, whatever its snapshot holds.",
+        edits=(
+            Edit(
+                READER,
+                "        self._draining.pop((progress.stream.name, progress.writer), None)\n\n    def bootstrapped",
+                "\n    def bootstrapped",
+            ),
+        ),
+        checks=(R + "what_is_abandoned_is_not_waited_for",),
+    ),
+    Mutant(
+        name="draining-that-fails-is-tried-at-once",
+        rule="3",
+        harm="While the reader's store cannot be read a bootstrap takes all of the processor, and fills the log.",
+        edits=(
+            Edit(
+                MACHINE,
+                "        elif isinstance(work, Begin | Apply | Drain):\n",
+                "        elif isinstance(work, Begin | Apply):\n",
+            ),
+        ),
+        checks=("test_bootstrap_core.py::test_draining_that_fails_is_tried_again_after_a_pause",),
     ),
     Mutant(
         name="a-full-receive-queue-drops-silently",
@@ -1383,11 +1706,10 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "        self.progress[stream.name, writer] = progress\n        return progress\n",
+                "        self.progress[stream.name, writer] = progress\n",
                 """\
         self.progress[stream.name, writer] = progress
         progress.open = next(other.open for key, other in self.progress.items() if key[0] == stream.name)
-        return progress
 """,
             ),
             Edit(
@@ -1936,9 +2258,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that meets the restored sequence before the new epoch stops, and stays stopped in the new one.",
         edits=(
             Edit(
-                READING,
-                "            if epoch == log_read:\n                self._stop(",
-                "            if True:\n                self._stop(",
+                SILENT,
+                "            if epoch == log_read:\n                self._reading.stop(",
+                "            if True:\n                self._reading.stop(",
             ),
             Edit(
                 READING,
@@ -1985,7 +2307,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A restored log whose writers are all dead is never noticed by a reader that is up.",
         edits=(
             Edit(
-                READING,
+                SILENT,
                 "        core.doubt(await self._store.epoch())  # which nobody may be there to announce\n",
                 "",
             ),
@@ -2038,8 +2360,14 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 READING,
-                "            async with self._saving:\n                state = await self._reader_store.load_reader(",
-                "            if True:\n                state = await self._reader_store.load_reader(",
+                """\
+            async with self._saving:
+                state = await self._reader_store.load_reader(self._name)
+                void = key[0]""",
+                """\
+            if True:
+                state = await self._reader_store.load_reader(self._name)
+                void = key[0]""",
             ),
         ),
         checks=(GAPS + "9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one",),
@@ -2169,8 +2497,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 SAVED,
-                "        begun: tuple[Step, ...] = (Control.BEGIN, *_unpruned(dialect, positions))\n",
-                "        begun: tuple[Step, ...] = (Control.BEGIN,)\n",
+                "loading = yield (Control.BEGIN, *_unpruned(dialect, positions), Sql(LOADING, (reader,)))\n",
+                "loading = yield (Control.BEGIN, Sql(LOADING, (reader,)))\n",
             ),
         ),
         checks=(
@@ -2214,8 +2542,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 SAVED,
-                "        raised = _raised(positions, floors if here == epoch else {}, positions)\n",
-                "        raised = _raised(positions, floors, positions)\n",
+                "        raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)\n",
+                "        raised = _without(_raised(positions, floors, positions), loading)\n",
             ),
         ),
         checks=(L + "a_reader_that_begins_at_the_oldest_row_begins_where_pruning_got_to",),
@@ -2227,8 +2555,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 SAVED,
-                "        raised = _raised(positions, floors if here == epoch else {}, positions)\n",
-                "        raised = positions\n",
+                "        raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)\n",
+                "        raised = _without(positions, loading)\n",
             ),
         ),
         checks=(L + "a_reader_that_begins_at_the_oldest_row_begins_where_pruning_got_to",),
@@ -2237,7 +2565,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-lagging-replica-s-epoch-replaces-the-log-s-own",
         rule="9.12",
         harm="A process that was told of the epoch before throws out what its twin has saved in this one: rows twice.",
-        edits=(Edit(SAVED, "        if here != epoch and (here,) in map(tuple, held):\n", "        if False:\n"),),
+        edits=(Edit(SAVED, "        if here != epoch and here in {row[1] for row in held}:\n", "        if False:\n"),),
         checks=(L + "9_12_positions_of_the_log_that_is_kept_here_are_replaced_by_none_of_another",),
     ),
     Mutant(
@@ -2287,7 +2615,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 READING,
-                "streams = {*names, *(await self._reader_store.load_reader(self._name)).streams}\n",
+                "streams = {*names, *before.streams}\n",
                 "streams = {*names}\n",
             ),
         ),
@@ -2478,8 +2806,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             ),
             Edit(
                 SYNC_BUS,
-                "                    if self._writing is not None and self._writing.lost is not None:  # meanwhile\n"
-                "                        reading.disown()\n",
+                "        if writing is not None and writing.lost is not None:  # meanwhile\n"
+                "            reading.disown()\n",
                 "",
             ),
         ),
@@ -2530,5 +2858,467 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             ),
         ),
         checks=(RACES + "who_asks_after_facts_is_told_that_the_name_is_lost_only_if_it_is[finished]",),
+    ),
+    Mutant(
+        name="a-bootstrap-begins-while-rows-are-pruned",
+        rule="9",
+        harm="What follows a snapshot is pruned by a prune that had not seen its reader: the reader stops, loaded.",
+        edits=(
+            Edit(
+                BOOTSTRAPS,
+                "        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
+                "        yield Control.BEGIN\n",
+            ),
+        ),
+        checks=(SHARED + "a_prune_that_began_before_the_bootstrap_ends_before_it",),
+    ),
+    Mutant(
+        name="a-save-while-a-snapshot-is-loaded",
+        rule="9.12",
+        harm="A twin's rows are saved as handled, and the target is emptied of them: lost.",
+        edits=(Edit(ANY_DIALECT, "b.state NOT IN {LOADED} OR b.id <> v.begun", "b.id <> v.begun"),),
+        checks=(L + "9_12_no_position_moves_while_a_snapshot_is_loaded",),
+    ),
+    Mutant(
+        name="a-save-of-what-was-handled-before-a-snapshot",
+        rule="9.12",
+        harm="The position is what it was, and the rows are gone: a twin loaded a snapshot between two saves. Lost.",
+        edits=(Edit(ANY_DIALECT, "b.state NOT IN {LOADED} OR b.id <> v.begun", "b.state NOT IN {LOADED}"),),
+        checks=(L + "9_12_no_position_moves_while_a_snapshot_is_loaded",),
+    ),
+    Mutant(
+        name="a-twin-registers-while-a-bootstrap-begins",
+        rule="9.12",
+        harm="A writer's position that a twin made up stands among those of the snapshot: its rows are skipped.",
+        edits=(
+            Edit(
+                BOOTSTRAPS,
+                "        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
+                "        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.share, (stream,)))\n",
+            ),
+        ),
+        checks=(SHARED + "a_save_that_comes_while_a_bootstrap_begins_is_refused[READ COMMITTED]",),
+    ),
+    Mutant(
+        name="a-joined-snapshot-is-young-again",
+        rule="9",
+        harm="Readers that come one after the other all load the oldest state, and the server can clean nothing up.",
+        edits=(Edit(EXPORTED, "        if joined is not None:\n", "        if False:\n"),),
+        checks=(SHARED + "a_snapshot_is_joined_for_a_while_whoever_has_joined_it",),
+    ),
+    Mutant(
+        name="a-bootstrap-begins-below-the-floor",
+        rule="9",
+        harm="A snapshot is loaded for hours, and at its end what follows it is gone: it begins anew.",
+        edits=(Edit(BOOTSTRAPS, "        if floor > position:\n", "        if floor > position and not held:\n"),),
+        checks=(PARTS + "it_does_not_begin_when_what_follows_is_pruned",),
+    ),
+    Mutant(
+        name="a-part-is-saved-wherever-it-is",
+        rule="9.12",
+        harm="Two processes under one name both apply a part, and both commit it.",
+        edits=(
+            Edit(
+                BOOTSTRAPS,
+                "    if not answers[0]:\n        raise ReaderMoved(reader, stream, PARTS, parts)\n",
+                "",
+            ),
+        ),
+        checks=(PARTS + "parts_are_saved_one_after_the_other",),
+    ),
+    Mutant(
+        name="a-part-without-its-pruned-rows",
+        rule="9",
+        harm="A bootstrap that goes on after a prune lacks rows, and nobody is told.",
+        edits=(
+            Edit(
+                SNAPSHOTS,
+                "        if floor > max(part.after, agreement.floors.get(writer, 0)):\n",
+                "        if floor > max(part.upto, agreement.floors.get(writer, 0)):\n",
+            ),
+        ),
+        checks=(PARTS + "of_what_is_pruned_meanwhile_only_the_parts_that_lost_rows_are_gone",),
+    ),
+    Mutant(
+        name="a-snapshot-of-what-is-visible",
+        rule="9.3",
+        harm="Rows above the positions agreed are in the snapshot, and come once more by catch-up.",
+        edits=(Edit(SNAPSHOTS, "min(part.upto, at)) for writer, at", "part.upto) for writer, at"),),
+        checks=(PARTS + "it_is_all_rows_at_its_positions",),
+    ),
+    Mutant(
+        name="a-replica-that-lags-gives-a-snapshot",
+        rule="9.9",
+        harm="A part is loaded from a replica that does not have all of its rows yet.",
+        edits=(Edit(SNAPSHOTS, "        if log.positions.get(writer, 0) < due:\n", "        if False:\n"),),
+        checks=(SHARED + "a_replica_gives_what_it_has_proven",),
+    ),
+    Mutant(
+        name="another-s-snapshot-is-believed",
+        rule="9",
+        harm="A snapshot's name that is left over is of another by now: rows are missing in what is loaded from it.",
+        edits=(
+            Edit(
+                EXPORTED,
+                "                if log.floors == agreement.floors and snapshots.still(agreement, log):\n",
+                "                if log is not None:\n",
+            ),
+        ),
+        checks=(SHARED + "a_name_that_the_server_has_used_again_is_not_believed",),
+    ),
+    Mutant(
+        name="parts-of-other-states",
+        rule="9",
+        harm="A part is loaded from the table as it is by then: what was pruned meanwhile is missing, and nobody told.",
+        edits=(
+            Edit(
+                EXPORTED,
+                "            await self._import(connection, held.name)\n",
+                '            await connection.execute(b"BEGIN")\n',
+            ),
+        ),
+        checks=(SHARED + "what_is_pruned_while_it_is_loaded_is_loaded_all_the_same",),
+    ),
+    Mutant(
+        name="a-copy-that-fails-is-a-short-part",
+        rule="9.10",
+        harm="The server ends a COPY in its middle: the rest of the part is never applied.",
+        edits=(Edit(COPY, "    if failed is not None:\n        raise _problem(failed)\n", ""),),
+        checks=(SHARED + "a_failing_copy_is_no_short_part",),
+    ),
+    Mutant(
+        name="positions-of-a-half-loaded-snapshot-are-believed",
+        rule="9.12",
+        harm="A reader that was killed while it loaded a snapshot goes on behind it: parts never applied are lost.",
+        edits=(
+            Edit(
+                BOOTSTRAPPING,
+                "        if saved is not None and unfinished(saved):\n            self._hold(name, known)\n",
+                "        if False:\n            self._hold(name, known)\n",
+            ),
+        ),
+        checks=(FAULTS + "a_killed_process_goes_on_with_the_next_part[1]",),
+    ),
+    Mutant(
+        name="a-snapshot-is-applied-beside-a-handler",
+        rule="9",
+        harm="A handler that was at work when a snapshot began writes older rows over newer ones of it.",
+        edits=(
+            Edit(
+                APPLYING,
+                "        while any(key[0] == self.name for key in reading.at_work()):\n",
+                "        while False:\n",
+            ),
+        ),
+        checks=(FAULTS + "nothing_is_applied_before_the_handlers_have_ended",),
+    ),
+    Mutant(
+        name="a-part-that-was-saved-is-applied-again",
+        rule="9.12",
+        harm="A function raises behind its COMMIT, and its part is applied twice.",
+        edits=(
+            Edit(
+                APPLYING,
+                " = await self._decided(work) if part._tried or isinstance(error, ReaderMoved) else None\n",
+                " = None\n",
+            ),
+        ),
+        checks=(ONCE + "each_part_is_applied_once_whatever_the_function_raises[after_commit-2]",),
+    ),
+    Mutant(
+        name="a-snapshot-is-ahead-of-the-log",
+        rule="9",
+        harm="A source names positions that are proven nowhere: rows up to there are taken for handled when they come.",
+        edits=(Edit("asyncio/snapshot_sources.py", "        if position > proven:\n", "        if False:\n"),),
+        checks=("test_snapshot_sources.py::test_a_reader_loses_nothing_to_a_source_that_is_wrong",),
+    ),
+    Mutant(
+        name="the-last-parts-of-a-snapshot-are-not-missed",
+        rule="9",
+        harm="A manifest was written without its last part: the reader goes on behind rows that it never got.",
+        edits=(Edit("asyncio/snapshot_sources.py", "        if page.tokens:\n", "        if False:\n"),),
+        checks=("test_snapshot_sources.py::test_a_reader_loses_nothing_to_a_source_that_is_wrong",),
+    ),
+    Mutant(
+        name="a-snapshot-older-than-the-floor-is-applied",
+        rule="9",
+        harm="A directory written yesterday is loaded, and what followed it is pruned: the reader loads for ever.",
+        edits=(
+            Edit(
+                RUN,
+                "            if one.stream == self.name and one.floor > at:\n",
+                "            if False:\n",
+            ),
+        ),
+        checks=(FAULTS + "a_snapshot_older_than_what_was_pruned_is_refused",),
+    ),
+    Mutant(
+        name="another-part-than-agreed-is-applied",
+        rule="9.10",
+        harm="A source gives fewer rows than there are in a part: the rest is lost in silence.",
+        edits=(
+            Edit(
+                RUN,
+                "        check_part(work.agreement, work.number, text)\n",
+                "",
+            ),
+        ),
+        checks=(FAULTS + "a_part_that_is_not_what_was_agreed_on_is_refused",),
+    ),
+    Mutant(
+        name="own-facts-behind-a-snapshot-are-forgotten",
+        rule="9",
+        harm="A process empties its target, and what it wrote itself since the snapshot never comes back.",
+        edits=(
+            Edit(
+                READING,
+                "            self._own_due[stream] = None\n",
+                "            pass\n",
+            ),
+        ),
+        checks=(
+            FAULTS + "a_writer_that_bootstraps_its_own_stream_has_its_own_rows_in_it[False]",
+            FAULTS + "own_facts_that_are_under_way_when_the_snapshot_is_applied_are_handled_too",
+        ),
+    ),
+    Mutant(
+        name="an-earlier-snapshot-is-taken-for-a-new-one",
+        rule="9.12",
+        harm="A reader below the floor goes on with a snapshot that was over long ago, below the floor.",
+        edits=(
+            Edit(
+                RUN,
+                "                self._before = digest  # over before this one was asked for\n",
+                "                pass\n",
+            ),
+        ),
+        checks=(FAULTS + "an_earlier_snapshot_that_is_over_is_not_taken_for_a_new_one",),
+    ),
+    Mutant(
+        name="what-was-handled-before-a-snapshot-counts-while-it-loads",
+        rule="9",
+        harm="Who waits for a row is told that it is there, and the target has just been emptied.",
+        edits=(
+            Edit(
+                READING,
+                "        if self.core.delivered(*key) >= token and not self.bootstrapping.holds(key[0]):\n",
+                "        if self.core.delivered(*key) >= token:\n",
+            ),
+        ),
+        checks=(BEGUN + "what_was_handled_is_waited_for_again_while_a_snapshot_loads",),
+    ),
+    Mutant(
+        name="a-twins-snapshot-is-not-joined",
+        rule="9.12",
+        harm="A process goes on to handle rows while another of its name empties and fills their target.",
+        edits=(
+            Edit(
+                BOOTSTRAPPING,
+                "        for name in [name for name in begun if not self.holds(name)]:\n",
+                "        for name in ():\n",
+            ),
+        ),
+        checks=(
+            ONCE + "a_process_that_reads_joins_the_snapshot_that_another_of_its_name_begins",
+            TWINS + "a_process_waits_until_the_others_snapshot_is_applied",
+        ),
+    ),
+    Mutant(
+        name="a-position-is-the-same-whatever-came-between",
+        rule="9.12",
+        harm="Rows handled before another process emptied their target, and saved after it: lost.",
+        edits=(
+            Edit(
+                READING,
+                'if hasattr(self._reader_store, "bootstraps"):\n',
+                "if False:\n",
+            ),
+        ),
+        checks=(TWINS + "a_position_that_is_what_it_was_is_another_after_a_snapshot[0]",),
+    ),
+    Mutant(
+        name="half-a-snapshot-is-drained",
+        rule="9.12",
+        harm="Behind a snapshot that another process has begun anew rows are handed out, and their target is emptied.",
+        edits=(Edit(RUN, "            if self.name in state.loading:\n", "            if False:\n"),),
+        checks=(TWINS + "one_that_drains_when_the_other_begins_anew_goes_on_with_that",),
+    ),
+    # -- caches -----------------------------------------------------------------------------------------------
+    Mutant(
+        name="a-load-is-kept-though-its-key-was-invalidated",
+        rule="6",
+        harm="A value that was read before the invalidation is stored after it, and stays for ever.",
+        edits=(
+            Edit(
+                CACHED,
+                "            if fill.refused or number < feed.number:\n",
+                "            if number < feed.number:\n",
+            ),
+        ),
+        checks=(KEPT + "an_invalidation_during_a_load_refuses_what_it_read",),
+    ),
+    Mutant(
+        name="a-load-is-kept-though-rows-were-lost-meanwhile",
+        rule="6",
+        harm="A value that was read before rows were lost for good is stored after all was cleared, and stays.",
+        edits=(
+            Edit(CACHED, "            if fill.refused or number < feed.number:\n", "            if fill.refused:\n"),
+        ),
+        checks=(KEPT + "whatever_doubts_all_entries_refuses_what_is_being_loaded",),
+    ),
+    Mutant(
+        name="an-interrupted-invalidation-forgets-the-load",
+        rule="6",
+        harm="Applied again, it does not find the load that is under way: the old value is stored, and stays for ever.",
+        edits=(
+            Edit(
+                CACHED,
+                "                fill = self.fills.get(key)\n",
+                "                fill = self.fills.pop(key, None)\n",
+            ),
+        ),
+        checks=(KEPT + "an_invalidation_that_is_interrupted_and_comes_again_refuses_what_was_being_loaded",),
+    ),
+    Mutant(
+        name="a-torn-store-is-used-on",
+        rule="6",
+        harm="After an interrupt in cachetools every later miss of a full cache raises KeyError.",
+        edits=(Edit(CACHED, "        if self.torn:\n", "        if False:\n"),),
+        checks=(KEPT + "a_cache_is_whole_again_after_an_interrupt_at_any_instruction[keep-None]",),
+    ),
+    Mutant(
+        name="a-gap-hides-nothing",
+        rule="6",
+        harm="Rows are known to be lost, and what they may have invalidated is returned until they are fetched.",
+        edits=(Edit(CACHED, "            self.barrier = self.number\n", "            pass\n"),),
+        checks=(KEPT + "a_gap_makes_everything_unreachable_at_once_and_mending_brings_back_what_was_not_lost",),
+    ),
+    Mutant(
+        name="keys-of-another-kind-are-ignored",
+        rule="6",
+        harm="Who invalidates with another form of the key invalidates nothing, for ever, and nobody is told.",
+        edits=(Edit(CACHED, "                return True\n        self.clear()\n", "                return True\n"),),
+        checks=(KEPT + "keys_of_another_kind_clear_the_cache",),
+    ),
+    Mutant(
+        name="what-the-table-has-need-not-be-applied",
+        rule="6",
+        harm="A row that was lost is not waited for: what it invalidated is returned until something else shows it.",
+        edits=(
+            Edit(
+                FRESHNESS,
+                "            delivered(writer) >= newest for writer, newest",
+                "            newest >= 0 for writer, newest",
+            ),
+        ),
+        checks=(
+            FRESH + "what_the_table_has_proves_it_once_it_is_applied",
+            FRESH + "nothing_older_than_the_bound_is_ever_returned[0]",
+        ),
+    ),
+    Mutant(
+        name="the-table-answers-as-of-its-answer",
+        rule="6",
+        harm="What is committed while the answer is on its way is taken for known: older than the bound by that time.",
+        edits=(
+            Edit(
+                CACHING,
+                "                    table.looked(asked, newest.rows)\n",
+                "                    table.looked(self.caches.clock(), newest.rows)\n",
+            ),
+        ),
+        checks=(HELD + "an_answer_of_the_table_that_comes_late_counts_as_of_the_question",),
+    ),
+    Mutant(
+        name="the-own-name-is-trusted-in-other-hands",
+        rule="9.4",
+        harm="Another process has claimed the name: what it invalidates is taken for applied here.",
+        edits=(
+            Edit(
+                FRESHNESS,
+                "if own is not None and member is not None and member.incarnation == own.incarnation else None\n",
+                "if own is not None else None\n",
+            ),
+        ),
+        checks=(FRESH + "own_rows_need_not_be_delivered_unless_the_name_is_another_s",),
+    ),
+    Mutant(
+        name="a-commit-without-an-answer-is-trusted",
+        rule="9.1",
+        harm="It may have landed: the process that wrote it returns the old value until the table has told.",
+        edits=(
+            Edit(
+                WRITING,
+                "                commits.sent(one, time.monotonic())\n",
+                "                pass\n",
+            ),
+        ),
+        checks=(HELD + "a_commit_without_an_answer_ends_trust_until_it_is_known",),
+    ),
+    Mutant(
+        name="own-invalidations-wait-for-their-echo",
+        rule="6",
+        harm="A process does not read its own writes: own lines are ignored, so the old value stays for ever.",
+        edits=(
+            Edit(
+                WRITING,
+                "                if self.on_invalidations is not None and payloads:\n",
+                "                if False:\n",
+            ),
+        ),
+        checks=(HELD + "own_invalidations_are_applied_before_the_fact_returns",),
+    ),
+    Mutant(
+        name="own-invalidations-of-threads-wait-for-their-echo",
+        rule="6",
+        harm="The same in a process of threads.",
+        edits=(
+            Edit(
+                SYNC_WRITING,
+                "                if payloads:\n                    self._on_invalidations(one.stream.name, payloads)\n",
+                "                pass\n",
+            ),
+        ),
+        checks=("test_sync_cached.py::test_the_ways_to_invalidate",),
+    ),
+    Mutant(
+        name="deleted-rows-are-not-the-newest",
+        rule="6",
+        harm="Rows that were pruned before a reader had them are not missed: what they invalidated stays trusted.",
+        edits=(
+            Edit(
+                CLAIMS,
+                "    rows = {writer: max(floor, highest or 0) for",
+                "    rows = {writer: highest or 0 for",
+            ),
+        ),
+        checks=(LITE + "the_newest_rows_of_all_writers",),
+    ),
+    Mutant(
+        name="pruned-rows-clear-nothing",
+        rule="6",
+        harm="What the rows invalidated that were pruned before they came is returned for ever.",
+        edits=(
+            Edit(CACHING, "        reading.on_missed(stream.name, lambda *_: feed.clear())\n", ""),
+            Edit(
+                CACHING,
+                "core.progress[key].queue.noticed:\n                self._watched[key[0]].feed.clear()\n",
+                "False:\n                pass\n",
+            ),
+        ),
+        checks=(HELD + "rows_that_were_pruned_clear_the_caches",),
+    ),
+    Mutant(
+        name="an-announcement-counts-before-its-rows",
+        rule="6",
+        harm="Of a stream without a table a position proves what it tells of before that is applied.",
+        edits=(
+            Edit(
+                FRESHNESS,
+                "            while voice.pending and voice.pending[0][0] <= delivered(writer):\n",
+                "            while voice.pending:\n",
+            ),
+        ),
+        checks=(FRESH + "announcements_count_as_of_when_they_came_and_the_earliest_writer_s",),
     ),
 )

@@ -18,8 +18,9 @@ PACKAGE = Path(__file__).parent.parent / "busrep"
 CORE_ORDER = (
     ("errors",),
     ("settings", "updates", "commands"),
-    ("storage", "framing", "speakers", "streams", "delivery", "direct", "retained"),
-    ("ids", "reader", "writer"),
+    ("snapshots",),
+    ("storage", "framing", "speakers", "streams", "delivery", "direct", "retained", "bootstrap_work"),
+    ("ids", "reader", "writer", "bootstrap", "cache_keys", "cached", "caches", "freshness"),
 )
 CORE = {name for layer in CORE_ORDER for name in layer}
 EDGES = {"stores", "asyncio", "sync"}
@@ -59,7 +60,8 @@ PURE_EXCEPTIONS = {
 # Who may import what is not in the standard library. A dependency is installed always, an extra on demand.
 DEPENDENCIES = {
     "attrs": {"*"},
-    "orjson": CORE | {"stores", "cli", "testing", "asyncio/http_pages.py", "asyncio/http_source.py"},
+    "orjson": CORE
+    | {"stores", "cli", "testing", "asyncio/http_pages.py", "asyncio/http_source.py", "asyncio/parquet_manifest.py"},
     "redis": {"asyncio", "sync", "cli", "busrep", "testing"},
 }
 EXTRAS = {
@@ -68,19 +70,23 @@ EXTRAS = {
     "psycopg": {
         "stores/postgres.py",
         "stores/postgres_dialect.py",
+        "stores/postgres_copy.py",
+        "stores/postgres_snapshots.py",
         "stores/blocking_postgres.py",
         "cli/demo_table.py",
         "testing/fixtures.py",
         "testing/soak/database.py",
     },
     "psycopg_pool": {"stores/postgres.py"},
-    "starlette": {"asyncio/http_server.py"},
+    "starlette": {"asyncio/http_server.py", "asyncio/http_requests.py", "asyncio/http_snapshots_server.py"},
     "uvicorn": {"asyncio/http_serve.py"},
     "h11": {"asyncio/http_serve.py"},  # what uvicorn parses with
-    "httpx": {"asyncio/http_source.py"},
+    "httpx": {"asyncio/http_source.py", "asyncio/http_snapshots_client.py"},
     "anyio": {"asyncio/http_source.py"},  # what httpx waits with
+    "pyarrow": {"asyncio/parquet.py"},
     "sqlalchemy": {"integrations/sqlalchemy.py"},
     "django": {"integrations/django.py"},
+    "cachetools": {"cached.py", "testing/stale/ordinary.py"},
     "pytest": {"testing/fixtures.py"},  # a plugin: loaded by pytest alone
 }
 # Found with importlib.util.find_spec, never imported: they hold programs.
@@ -90,11 +96,17 @@ TEST_ONLY = {"hypothesis", "fakeredis", "yaml", "mypy", "ruff"}
 # Modules of ours that import an extra at their top; whoever imports one of them at its own top must be one as well.
 NEEDS_EXTRA = {
     "stores/postgres.py",
+    "stores/postgres_copy.py",
+    "stores/postgres_snapshots.py",
     "stores/blocking_postgres.py",
     "testing/fixtures.py",
     "asyncio/http_server.py",
     "asyncio/http_serve.py",
     "asyncio/http_source.py",
+    "asyncio/http_requests.py",
+    "asyncio/http_snapshots_server.py",
+    "asyncio/http_snapshots_client.py",
+    "asyncio/parquet.py",
     "integrations/sqlalchemy.py",
     "integrations/django.py",
 } | {f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py") if path.name not in ("__init__.py", "__main__.py")}

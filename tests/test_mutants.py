@@ -27,6 +27,8 @@ MUST_HAVE = {
     "positions-saved-before-handling",
 }
 
+CONFORMANCE = {"test_stores.py": "store_conformance.py", "test_snapshots_store.py": "snapshot_conformance.py"}
+
 # What goes wrong in the reference system (section 3): R4 is rule 9.6's chain, R6 to R8 share one cause.
 UPSTREAM = {"9.6", "R6", "R9"}
 
@@ -66,8 +68,8 @@ def test_every_test_that_a_mutant_names_exists() -> None:
         file, _, test = name.partition("[")[0].partition("::")
         path = ROOT / "tests" / file
         assert path.exists(), name
-        # A method of StoreConformance stands in another file than the class that inherits it.
-        also = "store_conformance.py" if file == "test_stores.py" else file
+        # A method of a conformance suite stands in another file than the class that inherits it.
+        also = CONFORMANCE.get(file, file)
         for each in (file, also):
             found.setdefault(each, (ROOT / "tests" / each).read_text())
         assert re.search(rf"def {test.rpartition('::')[2]}\(", found[file] + found[also]), name
