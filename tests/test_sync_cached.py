@@ -302,7 +302,8 @@ def test_old_rows_are_pruned(shop: Cached) -> None:
 
 def test_a_process_that_was_cut_off_while_rows_were_pruned_drops_everything(shop: Cached) -> None:
     items = Items()
-    deaf = attrs.evolve(LONG, silent_after_beats=10_000)  # follows nobody through the table
+    # Between two of its beats: with each it would follow the others through the table.
+    deaf = attrs.evolve(LONG, heartbeat=4.0)
     with FaultyLink.in_thread(shop.redis) as link, shop.table() as store:
         with shop.bus(redis=link.url, settings=deaf) as bus, shop.bus(writer="w1") as writer:
             item = cached(bus, items)
