@@ -69,7 +69,7 @@ def begun_at(agreement: Agreement, writers: Collection[str]) -> dict[tuple[str, 
     One that is not in it joined later: all its rows are due, also those that were handled, for the target loses them.
     """
     positions = dict.fromkeys(writers, 0) | dict(agreement.positions) | {"": 0}
-    return {(agreement.stream, writer): position for writer, position in positions.items()}
+    return {(agreement.stream, writer): position for writer, position in sorted(positions.items())}
 
 
 def check_begin(agreement: Agreement, here: str | None, floors: dict[str, int], held: set[str]) -> None:

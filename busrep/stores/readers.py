@@ -90,7 +90,10 @@ def load(reader: str) -> Plan[ReaderState]:
     def body() -> Plan[ReaderState]:
         rows, begun = yield (
             Control.SNAPSHOT,
-            Sql("SELECT stream, writer, position, epoch FROM busrep_readers WHERE reader = ?", (reader,)),
+            Sql(
+                "SELECT stream, writer, position, epoch FROM busrep_readers WHERE reader = ? ORDER BY stream, writer",
+                (reader,),
+            ),
             Sql("SELECT stream, id, state FROM busrep_bootstraps WHERE reader = ?", (reader,)),
             Control.COMMIT,
         )
