@@ -3,17 +3,15 @@
     python benchmarks/bootstrap.py [--rows 2000000] [--rate 2000] [--batch 10] [--source table|http|parquet]
 
 One run, one machine, everything real: PostgreSQL with fsync, Redis, writer processes that commit at a fixed rate (due
-times, not as fast as they can), and phases: A without a bootstrap, B from the start of a reader process until it is
-online and has caught up, A again, and so on; the last is an A. The reader keeps what it gets in an SQLite file of its
-own, in the transactions that save its progress: 20,000 rows a part, every row decoded to its type. After the last
-phase its rows and the table are compared by SHA-256.
-
-A reader process ends with its phase B, when it has caught up, so that the phases beside it are without one.
+times, not as fast as they can), and phases: A with nobody listening, B from the start of a reader process until it is
+online and has caught up, F with that reader following, as any reader of the bus does all day, A again, and so on; the
+last is an A. The reader keeps what it gets in an SQLite file of its own, in the transactions that save its progress,
+every row decoded to its type. After the last phase its rows and the table are compared by SHA-256.
 
 Printed: commits of each phase with p50 and p99 of their latency, as the writer's ``await`` sees it and counted from
 when the commit was due, which adds the queue behind a slow one; the ratio of each B to the mean of the phases A beside
-it; growth of the writers' resident memory in each phase, from /proc; rows/s of the snapshot, beside a bare ``COPY
-busrep_facts TO STDOUT`` and the source alone (nothing is decoded or kept), in turns while the writers rest.
+it, and to its F; growth of the writers' resident memory in each phase, from /proc; rows/s of the snapshot, beside a
+bare ``COPY busrep_facts TO STDOUT`` and the source alone (nothing is decoded or kept), in turns while the writers rest.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ def last_tokens(store: str) -> dict[str, int]:
 
 
 def measure(options: argparse.Namespace, redis: str, store: str, source: str | None, folder: Path) -> dict[str, Any]:
-    """The phases: A B A ... A."""
+    """The phases: A B F A ... A."""
     phases: list[Phase] = []
     readers: list[subprocess.Popen[str]] = []
     reports: list[dict[str, Any]] = []
@@ -87,8 +85,8 @@ def measure(options: argparse.Namespace, redis: str, store: str, source: str | N
         watch(Phase("warming up", time.monotonic()), writers, options.warm_up)
         for number in range(1, options.rounds + 1):
             phases.append(quiet(f"A{number}", writers, options.seconds))
-            phase, report, reader = bootstrap(f"B{number}", writers, options, redis, store, source, folder, stack)
-            phases.append(phase)
+            found, report, reader = bootstrap(number, writers, options, redis, store, source, folder, stack)
+            phases += found
             reports.append(report)
             readers.append(reader)
         phases.append(quiet(f"A{options.rounds + 1}", writers, options.seconds))
@@ -102,7 +100,7 @@ def measure(options: argparse.Namespace, redis: str, store: str, source: str | N
 
 
 def bootstrap(
-    name: str,
+    number: int,
     writers: Sequence[subprocess.Popen[str]],
     options: argparse.Namespace,
     redis: str,
@@ -110,24 +108,29 @@ def bootstrap(
     source: str | None,
     folder: Path,
     stack: contextlib.ExitStack,
-) -> tuple[Phase, dict[str, Any], subprocess.Popen[str]]:
-    """A phase with one: the process of its reader is left waiting, with its bus closed."""
-    place = Path(options.reader_folder or folder) / f"{folder.name}-{name}"
+) -> tuple[list[Phase], dict[str, Any], subprocess.Popen[str]]:
+    """Phases B and F of a reader: its process is left waiting, with its bus closed."""
+    place = Path(options.reader_folder or folder) / f"{folder.name}-{number}"
     place.mkdir()
     stack.callback(shutil.rmtree, place)
-    settings = {"snapshot_connections": options.connections, "snapshot_part_rows": options.part_rows}
-    phase = Phase(name, time.monotonic())
+    settings = {
+        "snapshot_connections": options.connections,
+        "snapshot_part_rows": options.part_rows,
+        "snapshot_rate": options.snapshot_rate,
+    }
+    phase = Phase(f"B{number}", time.monotonic())
     spec = {"redis": redis, "store": store, "source": source, "folder": str(place)}
-    reader = stack.enter_context(start("reader", **spec, settings=settings, pace=options.pace, nice=options.nice))
+    reader = stack.enter_context(start("reader", **spec, settings=settings, nice=options.nice))
     with ThreadPoolExecutor(1) as thread:
         online = thread.submit(heard, reader)
         while not online.done():
             watch(phase, writers, 0.1)
     phase.over()
+    follows = quiet(f"F{number}", writers, options.seconds)
     report = online.result() | {"reach": last_tokens(store)}
     tell(reader, report["reach"])
     heard(reader)
-    return phase, report, reader
+    return [phase, follows], report, reader
 
 
 # -- the run ---------------------------------------------------------------------------------------------------------
@@ -195,10 +198,11 @@ def speeds(store: str, source: str | None, options: argparse.Namespace) -> dict[
 
 def report(options: argparse.Namespace, alone: dict[str, float], found: dict[str, Any]) -> bool:
     """Print it; whether nothing was lost."""
+    pace = f"{options.snapshot_rate:,.0f} rows/s at most" if options.snapshot_rate else "as fast as it can"
     print(
         f"{options.rows:,} facts in the table; {options.writers} writers, {options.rate:,} facts/s due, "
         f"{options.batch} a transaction; source: {options.source}, {options.connections} connections, "
-        f"{options.part_rows:,} rows a part, pace {options.pace:g} s, reader's niceness {options.nice}; "
+        f"{options.part_rows:,} rows a part, {pace}, reader's niceness {options.nice}; "
         f"{os.cpu_count()} processors"
     )
     phases: dict[str, dict[str, float]] = found["phases"]
@@ -210,11 +214,13 @@ def report(options: argparse.Namespace, alone: dict[str, float], found: dict[str
         print(f"{name:4}{rate:9,.0f}{one['commits']:9,}{numbers}{one['busy']:10.2f}   {one['growth_kb']:,} kB")
     whole = True
     for number, reader in enumerate(found["readers"], 1):
-        with_it, beside = phases[f"B{number}"], (phases[f"A{number}"], phases[f"A{number + 1}"])
-        ratios = {key: with_it[key] / statistics.mean(one[key] for one in beside) for key in ("p50", "p99", "due_p99")}
+        with_it, alone_ones = phases[f"B{number}"], (phases[f"A{number}"], phases[f"A{number + 1}"])
         when, numbers = reader["when"], reader["statistics"]
         loaded = numbers["rows"] / max(when["last part"], 0.001)
-        print(f"B{number} beside A: " + ", ".join(f"{key} {ratio:.2f}x" for key, ratio in ratios.items()))
+        for what, beside in (("A", alone_ones), ("F", (phases[f"F{number}"],))):
+            keys = ("p50", "p99", "due_p50", "due_p99")
+            ratios = {key: with_it[key] / statistics.mean(one[key] for one in beside) for key in keys}
+            print(f"B{number} beside {what}: " + ", ".join(f"{key} {ratio:.2f}x" for key, ratio in ratios.items()))
         print(
             f"   {numbers['rows']:,} rows applied after {when['last part']:.1f} s ({loaded:,.0f} rows/s), "
             f"online after {when['online']:.1f} s; lines held: {numbers['buffer_bytes_peak']:,} bytes at most"
@@ -240,10 +246,10 @@ def main() -> int:
     parser.add_argument("--source", choices=("table", "http", "parquet"), default="table")
     parser.add_argument("--connections", type=int, default=2, help="snapshot_connections of the reader")
     parser.add_argument("--part-rows", type=int, default=20_000)
-    parser.add_argument("--pace", type=float, default=0.0, help="seconds that the reader rests after each part")
+    parser.add_argument("--snapshot-rate", type=float, help="rows/s that the reader applies at most")
     parser.add_argument("--nice", type=int, default=0, help="niceness of the reader, which may be a machine of its own")
     parser.add_argument("--reader-folder", help="where the reader keeps its rows: /dev/shm takes another disk's place")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each phase A")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each phase A and F")
     parser.add_argument("--warm-up", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=1, help="phases B")
     parser.add_argument("--turns", type=int, default=3, help="of the bare COPY and the source alone")

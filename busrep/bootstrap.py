@@ -36,7 +36,7 @@ from typing import Any, Final
 from .bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
 from .errors import SnapshotBusy, SnapshotGone
 from .settings import Settings
-from .snapshots import Agreement, BootstrapProgress
+from .snapshots import LOADED, Agreement, BootstrapProgress
 
 __all__ = [
     "TRANSITIONS", "Agree", "Apply", "Begin", "Bootstrap", "Drain", "Event", "Leave", "Load", "State", "Work",
@@ -102,7 +102,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
 }
 
 
-UNFINISHED: Final = (State.REQUESTED, State.AGREED, State.LOADING)
+UNFINISHED: Final = tuple(state for state in State if state.value not in LOADED)
 
 
 def unfinished(saved: BootstrapProgress) -> bool:
@@ -135,6 +135,7 @@ class Bootstrap:
         self._syncs: list[float] = []  # when each full sync of the last hour was agreed
         self._failures = 0
         self._retry_at = 0.0
+        self._handed_at = self._rests_until = 0.0  # snapshot_rate: the last part to apply, and the next parts at all
         self._loading_since = (0.0, 0, 0)  # when, and the parts and rows that were applied by then
 
     # -- inputs -----------------------------------------------------------------------------------------------
@@ -200,6 +201,8 @@ class Bootstrap:
         if self._answered(work):
             self._texts.pop(work.number, None)
             self.parts, self.rows, self.bytes = work.parts_after, work.rows + rows, work.bytes + len(work.text)
+            if self.settings.snapshot_rate is not None:  # whoever is slower than that never makes up for it in a burst
+                self._rests_until = self._handed_at + rows / self.settings.snapshot_rate
             if work.last:
                 self._finish(now)
             elif self.state is State.LOADING:  # else the source is away, and its pause goes on
@@ -349,14 +352,14 @@ class Bootstrap:
         if self.agreement is None or self.state is State.ONLINE:
             return []
         if self.state is State.LOADING:
-            return self._plan_parts(self.agreement)
+            return self._plan_parts(self.agreement, now) if now >= self._rests_until else []
         if self._under_way or self._in_hand is not None:
             return []
         if self.state is State.AGREED:
             return [Begin(self.agreement, self.syncs(now), self.reason)]
         return [Drain(self.agreement)]
 
-    def _plan_parts(self, agreement: Agreement) -> list[Work]:
+    def _plan_parts(self, agreement: Agreement, now: float) -> list[Work]:
         """The next parts to load, as many as may be in memory at a time; and the one to apply, if it is there."""
         loading = {work.number for work in self._under_way if isinstance(work, Load)}
         ahead = range(self.parts, min(self.parts + self.settings.snapshot_connections, len(agreement.parts)))
@@ -365,14 +368,16 @@ class Bootstrap:
         ]
         text = self._texts.get(self.parts) if agreement.parts else b""
         if text is not None and self._in_hand is None:
-            self._in_hand = Apply(agreement, self.parts, text, self.rows, self.bytes)
+            self._in_hand, self._handed_at = Apply(agreement, self.parts, text, self.rows, self.bytes), now
             planned.append(self._in_hand)
         return planned
 
     def next_retry(self, now: float) -> float | None:
         """When ``work()`` may next return something by the passing of time alone."""
-        waits = self.stopped_by is None and self.state not in (None, State.ONLINE)
-        return self._retry_at if waits and self._retry_at > now else None
+        if self.stopped_by is not None or self.state in (None, State.ONLINE):
+            return None
+        due = max(self._retry_at, self._rests_until) if self.state is State.LOADING else self._retry_at
+        return due if due > now else None
 
     def syncs(self, now: float) -> int:
         """Full syncs of this stream begun within the last hour."""
@@ -395,7 +400,8 @@ class Bootstrap:
 
     def statistics(self, now: float) -> dict[str, Any]:
         """All this, JSON-able. Times are seconds; None: unknown, or does not apply."""
-        agreement, retry_at = self.agreement, self.next_retry(now)
+        agreement = self.agreement
+        waits = self.next_retry(now) is not None and self._retry_at > now  # and not resting
         return {
             "state": None if self.state is None else self.state.value,
             "reason": self.reason,
@@ -411,7 +417,7 @@ class Bootstrap:
             "stopped": self.stopped_by is not None,
             "syncs": self.syncs(now),
             "alarm": self.alarm(now),
-            "retry_in": None if retry_at is None else retry_at - now,
+            "retry_in": self._retry_at - now if waits else None,
         }
 
 

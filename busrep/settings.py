@@ -134,9 +134,14 @@ class Settings:
     """Parts that one bootstrap loads at a time, each on a connection of its own; they are applied in order. One loads
     while another is applied."""
 
+    snapshot_rate: float | None = attrs.field(default=None, validator=optional(gt(0)))
+    """Rows a second that one bootstrap applies at most, so that it leaves the machines to others. None: as many as it
+    can. It works in bursts of a part, so small parts (``snapshot_part_rows``) make it smooth."""
+
     snapshots: int = attrs.field(default=4, validator=ge(1))
     """Most bootstraps at a time, of all processes that load from one database, or of one HTTP server; the others wait
-    their turn. Each reads as fast as it can, and so takes up to a processor of the database's."""
+    their turn. Each reads as fast as it can, unless ``snapshot_rate`` says less, and so takes up to a processor of the
+    database's."""
 
     bootstrap_lag: int = attrs.field(default=1_000_000, validator=ge(1))
     """IDs by which a stream's reader may be behind at its start, all writers together, before a snapshot is taken

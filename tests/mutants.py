@@ -1675,6 +1675,13 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=("test_bootstrap_core.py::test_draining_that_fails_is_tried_again_after_a_pause",),
     ),
     Mutant(
+        name="a-paced-bootstrap-does-not-rest",
+        rule="3",
+        harm="snapshot_rate is ignored: a bootstrap takes the processors that the writers' commits need.",
+        edits=(Edit(MACHINE, "if now >= self._rests_until else []", "if now >= 0 else []"),),
+        checks=("test_bootstrap_core.py::test_a_bootstrap_of_a_rate_rests_behind_each_part_for_the_rest_of_its_time",),
+    ),
+    Mutant(
         name="a-full-receive-queue-drops-silently",
         rule="3",
         harm="A handler that lags loses what does not fit in memory, and nothing says so.",

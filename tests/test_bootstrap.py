@@ -6,6 +6,7 @@ In memory and on a virtual clock; on SQLite see test_bootstrap_saving.py.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import attrs
@@ -39,6 +40,26 @@ def test_a_new_reader_takes_a_snapshot_and_goes_on_behind_it() -> None:
                 assert target.numbers == list(range(40))
                 assert [token for _, token in target.handled] == list(range(last + 1, more + 1))
                 await online(reader)
+
+    virtual.run(main())
+
+
+def test_a_paced_snapshot_takes_its_time() -> None:
+    async def main() -> None:
+        async with deployment(attrs.evolve(SMALL, snapshot_rate=2.0)) as shop, shop.bus(writer="w1") as writer:
+            last = await write(writer, 35)
+            await writer._writing.beat()
+            applied: list[float] = []
+            async with shop.bus(start=None) as reader:
+
+                @reader.snapshot(orders)
+                async def apply(part: Any) -> None:
+                    applied.append(asyncio.get_running_loop().time())
+
+                reader.subscribe(orders)(lambda batch: None)
+                await reader.wait_for(orders, "w1", last, 60.0)
+            # Ten rows a part, two rows a second.
+            assert [after - before for before, after in itertools.pairwise(applied)] == pytest.approx([5.0] * 3)
 
     virtual.run(main())
 

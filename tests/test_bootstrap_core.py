@@ -664,3 +664,54 @@ def test_the_walk_notices_what_is_broken(broken: type[Any], trials: tuple[str, .
         except (AssertionError, KeyError, RowError):
             return
     pytest.fail("not noticed")
+
+
+# -- pacing ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_bootstrap_of_a_rate_rests_behind_each_part_for_the_rest_of_its_time() -> None:
+    d = Driver(snapshot_rate=4.0, snapshot_connections=1)  # two rows a part: half a second
+    d.begin()
+    (apply,) = d.load(*d.work())
+    d.later(0.2)
+    d.core.applied(apply, 2, d.now)
+    assert d.work() == []
+    assert d.core.next_retry(d.now) == 0.5
+    assert d.core.statistics(d.now)["retry_in"] is None, "it rests, and nothing failed"
+    d.later(0.3)
+    load = d.one(Load)
+    assert load.number == 1
+    d.later(1.0)  # the source is slow
+    (apply,) = d.load(load)
+    d.later(0.1)
+    d.core.applied(apply, 2, d.now)
+    assert d.core.next_retry(d.now) == pytest.approx(1.5 + 0.5), "the time lost is not made up for"
+
+
+def test_the_last_part_of_a_paced_bootstrap_is_followed_by_no_rest() -> None:
+    d = Driver(snapshot_rate=0.001)
+    d.begin(agreement(1))
+    (apply,) = d.load(*d.work())
+    d.core.applied(apply, 2, d.now)
+    d.one(Drain)
+
+
+def test_what_fails_in_a_rest_is_tried_again_at_its_own_time() -> None:
+    d = Driver(snapshot_rate=0.1, snapshot_connections=2, retry_min=1.0)
+    d.begin()
+    first, second = d.work()
+    (apply,) = d.load(first)
+    d.core.applied(apply, 2, d.now)
+    assert d.core.next_retry(d.now) == 20.0
+    d.core.failed(second, AWAY, d.now)
+    assert d.core.next_retry(d.now) == 1.0
+    again = d.later(1.0).one(Agree)
+    assert again.again is not None
+    d.core.agreed(again, again.again, d.now)
+    assert d.work() == []
+    assert d.core.next_retry(d.now) == 20.0
+
+
+def test_a_rate_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="snapshot_rate"):
+        Settings(snapshot_rate=0.0)
