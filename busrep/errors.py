@@ -19,6 +19,7 @@
     ├── ReaderMoved               a saved reader position is not where this process left it
     ├── WaitTimeout               a position was not reached in time (is a TimeoutError)
     ├── HandlerFailed             a handler kept raising; its (stream, writer) has stopped
+    ├── StagedRowsGone            rows that were staged for a batch are not there; nothing of it was written
     ├── SchemaError               the tables are missing, older or newer than this version
     ├── CommitUnknown             COMMIT got no answer; busrep finds out by itself what became of the facts
     ├── Unavailable               Redis or the store cannot be reached now; worth trying again
@@ -202,6 +203,17 @@ class HandlerFailed(BusrepError):
         super().__init__(
             f"the handler of ({stream}, {writer}) failed at {token}: {type(error).__name__}: {error}; mend it, then "
             "call bus.resume() or restart"
+        )
+
+
+class StagedRowsGone(BusrepError):
+    """Of the rows that were staged for a batch some are not there. Nothing of it was written."""
+
+    def __init__(self, query: str, batch: int, found: int, expected: int) -> None:
+        self.query, self.batch, self.found, self.expected = query, batch, found, expected
+        super().__init__(
+            f"batch {batch} of query {query!r}: {found} of {expected} staged rows are there. Did the database server "
+            "crash, or does a second process run this query? Nothing of it was written; start the query again"
         )
 
 

@@ -11,9 +11,11 @@ import busrep
 from busrep.errors import SchemaError
 from busrep.snapshots import Agreement
 from busrep.stores import open_store, readers, schema
+from busrep.stores.blocking_staging import Place, StagingStore, open_staging_store
 from busrep.stores.plans import Plan, Sql
 from busrep.stores.postgres_dialect import PostgresDialect
 from busrep.stores.sqlite_dialect import SqliteDialect
+from busrep.stores.staging import Batch
 from busrep.streams import Registry
 
 orders = busrep.Stream("orders")
@@ -121,3 +123,36 @@ def test_version_2_keeps_bootstraps(url: str, monkeypatch: pytest.MonkeyPatch) -
         await new.close()
 
     asyncio.run(after())
+
+
+@pytest.mark.servers
+def test_version_3_stages_rows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a version 2 with facts, a claim and a reader nothing changes, and afterwards a batch can be staged."""
+
+    def store() -> StagingStore:
+        return open_staging_store(url, Registry([orders]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(schema, "VERSION", 2)
+        epoch = asyncio.run(_with_facts(open_store(url, Registry([orders]))))
+    new = store()
+    with pytest.raises(SchemaError, match="busrep db init") as caught:
+        new.open()
+    assert (caught.value.found, caught.value.expected) == (2, schema.VERSION)
+    new.init()
+    store().init()
+    new.open()
+    try:
+        assert (new.epoch(), new.load_reader("r").positions) == (epoch, {("orders", "w1"): 0})
+        assert new.status()["sinks"] == {}
+        stage = new.stage(Place("q", 0, 0, "a"))
+        stage.add([("", b'["new"]')])
+        stage.close()
+        assert new.status()["staged"] == 1
+        made = new.commit(new.claim("w1", ["orders"], timeout=5), "orders", Batch("q", 0, "c", "run", ["a"], 1))
+        assert made == new.done("q")
+        page = new.fetch(busrep.updates.FetchUpdates("orders", "w1", 0, made.last))
+        assert list(page.payloads) == [b'["kept"]', b'["new"]']
+        assert (new.status()["sinks"]["q"]["batch"], new.status()["staged"]) == (0, 0)
+    finally:
+        new.close()

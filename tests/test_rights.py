@@ -17,6 +17,8 @@ from busrep import Settings, Stream
 from busrep.errors import Unavailable
 from busrep.storage import AsyncStore
 from busrep.stores import open_store
+from busrep.stores.blocking_staging import Place, open_staging_store
+from busrep.stores.staging import Batch
 from busrep.streams import Registry
 from tests.store_conformance import read, sync, write
 
@@ -164,5 +166,54 @@ async def test_each_of_them_is_needed(
         except Unavailable as error:
             assert "permission denied for" in str(error)  # noqa: PT017
             assert "Rights in PostgreSQL" in str(error)  # noqa: PT017
+        owner(GRANT, right)
+    assert needless == []
+
+
+# What a sink of Spark needs beside a writer's rights.
+SINK = [(right, "busrep_staged", "writer") for right in ("SELECT", "INSERT", "DELETE")] + [
+    (right, "busrep_sinks", "writer") for right in ("SELECT", "INSERT", "UPDATE", "DELETE")
+]
+
+
+def all_that_a_sink_does(url: str, number: int) -> None:
+    """Stages a batch, makes facts of it, and forgets it."""
+    store = open_staging_store(url, Registry([orders]))
+    stage = store.stage(Place(f"q{number}", 0, 0, "a"))
+    try:
+        stage.add([("", b"[1]")])
+    finally:
+        stage.close()
+    store.open()
+    try:
+        store.check_backing("orders")
+        assert store.done(f"q{number}") is None
+        claim = store.claim("w1", ["orders"], timeout=5)
+        made = store.commit(claim, "orders", Batch(f"q{number}", 0, "", "run", ["a"], 1, once=True))
+        store.heartbeat(claim, {"orders": made.last})
+        store.clear(f"q{number}", ["a"])
+        store.forget(f"q{number}")
+        store.clean()
+    finally:
+        store.close()
+
+
+@sync
+async def test_each_right_of_a_sink_is_needed(
+    roles: dict[str, str], owner: Callable[[str, tuple[str, str, str]], None]
+) -> None:
+    await open_store(roles["owner"], Registry([orders])).init()
+    declared = [("SELECT", "busrep_streams", "writer")]
+    for right in [*granted(), *SINK, *declared]:
+        owner(GRANT, right)
+    all_that_a_sink_does(roles["writer"], 0)
+    needless = []
+    for number, right in enumerate([*SINK, *declared], 1):
+        owner(REVOKE, right)
+        try:
+            all_that_a_sink_does(roles["writer"], number)
+            needless.append(right)
+        except Unavailable as error:
+            assert "permission denied for" in str(error)  # noqa: PT017
         owner(GRANT, right)
     assert needless == []

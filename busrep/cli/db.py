@@ -182,6 +182,17 @@ def status(store_url: str, declared: str | None, as_json: bool) -> None:
                 for name, at in streams.items()
             ],
         )  # fmt: skip
+    if found["sinks"]:
+        print_table(
+            "Queries of Spark that write",
+            ("query", "stream", "writer", "last batch", "rows", "up to", "done"),
+            [
+                (query, at["stream"], at["writer"], at["batch"], at["rows"], at["last"], ago(at["done_ago"]))
+                for query, at in found["sinks"].items()
+            ],
+        )
+    if found["staged"]:
+        click.echo(f"tasks of Spark whose rows are staged, and no facts yet: {found['staged']}")
 
 
 def ago(seconds: float) -> str:

@@ -72,6 +72,12 @@ class Dialect(Protocol):
     def insert(self, backing: Backing, writer: str, rows: Sequence[tuple[int, int, bytes]]) -> Sequence[Sql]:
         """Insert rows (ID, place in its fact, payload)."""
 
+    def insert_staged(
+        self, backing: Backing, writer: str, query: str, attempts: Sequence[str], ordered: bool
+    ) -> Plan[tuple[int, int, int]]:
+        """Within a transaction: a fact for each row that these attempts staged, its ID from the stream's sequence, in
+        the order of (part, seq), with ``ordered`` of (key, part, seq). Gives (facts, first token, last token)."""
+
     def page(self, backing: Backing, writer: str, after: int, upto: int, limit: int) -> Sql:
         """(token, column...) of the first rows, in order: more than ``limit`` rows if there are more, and then
         including all of the fact that goes beyond it."""

@@ -483,6 +483,8 @@ class MemoryStore(MemorySnapshots):
                 "readers": readers,
                 "dead_letters": len(world.dead),
                 "bootstraps": self.bootstraps_told(),
+                "sinks": {},  # of other processes, which cannot reach it
+                "staged": 0,
             }
 
 

@@ -43,6 +43,17 @@ TABLES_2 = (
     "pid integer NOT NULL, exported_at timestamptz NOT NULL, PRIMARY KEY (stream, part_rows))",
 )
 
+TABLES_3 = (
+    # Unlogged: what a crash of the server takes is staged again, for its rows are counted before they become facts.
+    "CREATE UNLOGGED TABLE busrep_staged (query text, attempt text, seq bigint, batch bigint NOT NULL, "
+    'part integer NOT NULL, key text COLLATE "C" NOT NULL, rows text NOT NULL, '
+    "staged_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (query, attempt, seq))",
+    "CREATE TABLE busrep_sinks (query text PRIMARY KEY, checkpoint text NOT NULL, batch bigint NOT NULL, "
+    "run text NOT NULL, stream text NOT NULL, writer text NOT NULL, incarnation bigint NOT NULL, rows bigint NOT NULL, "
+    "first bigint NOT NULL, last bigint NOT NULL, once boolean NOT NULL, done_at timestamptz NOT NULL) "
+    "WITH (fillfactor = 50)",
+)
+
 # Key of the advisory lock that keeps two processes from migrating at once: any constant, "busrep" in hex.
 INIT_LOCK = 0x627573726570
 
@@ -68,7 +79,7 @@ class PostgresDialect:
 
     def ddl(self, version: int) -> Sequence[Sql]:
         """See `Dialect`."""
-        return [Sql(text) for text in {1: TABLES, 2: TABLES_2}[version]]
+        return [Sql(text) for text in {1: TABLES, 2: TABLES_2, 3: TABLES_3}[version]]
 
     def init_lock(self) -> Sequence[Sql]:
         """See `Dialect`."""
@@ -189,17 +200,42 @@ class PostgresDialect:
             ]
         for payload in payloads:
             columns_of(backing, payload)  # their number; their types are the table's matter
+        return [Sql(self._insert_own(backing, source), (writer, *params))]
+
+    def _insert_own(self, backing: Backing, source: str) -> str:
+        """Rows f(id, idx, row) of an application's table; one parameter before those of ``source``: the writer."""
         sign = "-" if backing.negative else ""
         named = ", ".join(f"'{column.strip(chr(34))}', f.row::json->{at}" for at, column in enumerate(backing.columns))
         names = [backing.id, backing.writer, *([backing.index] if backing.index else []), *backing.columns]
         picked = [f"{sign}f.id", "?", *(["f.idx"] if backing.index else []), *(f"r.{c}" for c in backing.columns)]
-        return [
-            Sql(
-                f"INSERT INTO {backing.table} ({', '.join(names)}) SELECT {', '.join(picked)} FROM {source}, "
-                f"LATERAL json_populate_record(NULL::{backing.table}, json_build_object({named})) AS r",
-                (writer, *params),
-            )
-        ]
+        return (
+            f"INSERT INTO {backing.table} ({', '.join(names)}) SELECT {', '.join(picked)} FROM {source}, "
+            f"LATERAL json_populate_record(NULL::{backing.table}, json_build_object({named})) AS r"
+        )
+
+    def insert_staged(
+        self, backing: Backing, writer: str, query: str, attempts: Sequence[str], ordered: bool
+    ) -> Plan[tuple[int, int, int]]:
+        """See `Dialect`. A row of the staging table holds many, one a line. The IDs are taken above the sort."""
+        numbered = (
+            f"(SELECT nextval('\"{sequence_name(backing.stream)}\"') AS id, 0 AS idx, o.row FROM (SELECT u.row "
+            "FROM busrep_staged s, unnest(string_to_array(s.rows, chr(10))) WITH ORDINALITY AS u(row, place) "
+            "WHERE s.query = ? AND s.attempt IN (SELECT json_array_elements_text(?::json)) "
+            f"ORDER BY {'s.key, ' if ordered else ''}s.part, s.seq, u.place) AS o) AS f"
+        )
+        if backing.own:
+            text, first = self._insert_own(backing, numbered), [writer]
+        else:
+            names = "stream, writer, id, idx, row"
+            text = f"INSERT INTO busrep_facts ({names}) SELECT ?, ?, f.id, f.idx, f.row FROM {numbered}"
+            first = [backing.stream, writer]
+        answers = yield Sql(
+            f"WITH new AS ({text} RETURNING {backing.token} AS token) "
+            "SELECT count(*), coalesce(min(token), 0), coalesce(max(token), 0) FROM new",
+            (*first, query, orjson.dumps(list(attempts)).decode()),
+        )
+        count, lowest, highest = answers[0][0]
+        return count, lowest, highest
 
     def _columns(self, backing: Backing) -> str:
         """The payload, and the place in the fact: made to JSON by the server for an application's table."""

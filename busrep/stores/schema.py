@@ -15,6 +15,9 @@ bootstraps (reader, stream, id, agreement, parts...): since version 2. Which sna
     bootstrap, which another one of the same snapshot does not share.
 snapshots (stream, part_rows, snapshot, agreement...): since version 2, PostgreSQL only. Snapshots that a process has
     exported, for others to load from too.
+staged (query, attempt, seq, rows...): since version 3. Rows that tasks of a Spark query have written and that are no
+    facts yet; see staging.py.
+sinks (query, checkpoint, batch...): since version 3. The last batch of each Spark query that was made facts.
 """
 
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
@@ -31,12 +34,14 @@ from busrep.stores.backing import Backing
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Plan, Sql, in_transaction
 
-VERSION = 2
+VERSION = 3
 
 # What status() tells of a reader's bootstrap, in the order of its query; also where there is no SQL.
 BOOTSTRAP_FIELDS = (
     "state", "parts", "parts_total", "rows", "rows_total", "bytes", "syncs", "reason", "saved_ago",
 )  # fmt: skip
+# The same of a Spark query that writes.
+SINK_FIELDS = ("stream", "writer", "batch", "rows", "last", "done_ago")
 
 
 def new_epoch() -> str:
@@ -118,8 +123,13 @@ def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any
             "SELECT reader, stream, state, parts, parts_total, rows, rows_total, bytes, syncs, reason, "
             f"{dialect.age('saved_at')} FROM busrep_bootstraps ORDER BY reader, stream"
         ),
+        Sql(
+            f"SELECT query, stream, writer, batch, rows, last, {dialect.age('done_at')} FROM busrep_sinks "
+            "WHERE batch >= 0 ORDER BY query"
+        ),
+        Sql("SELECT attempt, count(*) FROM busrep_staged GROUP BY attempt"),
     )
-    (epoch_row,), streams, writers, readers, ((dead,),), counts, bootstraps = answers
+    (epoch_row,), streams, writers, readers, ((dead,),), counts, bootstraps, sinks, staged = answers
     rows: dict[str, int | None] = dict.fromkeys((name for name, _ in streams), 0)
     rows.update(counts)
     sequences: dict[str, int | None] = {}
@@ -146,6 +156,8 @@ def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any
         "readers": {},
         "dead_letters": dead,
         "bootstraps": {},
+        "sinks": {query: dict(zip(SINK_FIELDS, done, strict=True)) for query, *done in sinks},
+        "staged": len(staged),
     }
     for reader, stream, *saved in bootstraps:
         report["bootstraps"].setdefault(reader, {})[stream] = dict(zip(BOOTSTRAP_FIELDS, saved, strict=True))

@@ -40,6 +40,16 @@ TABLES_2 = (
     "saved_at REAL NOT NULL, PRIMARY KEY (reader, stream)) WITHOUT ROWID",
 )
 
+TABLES_3 = (
+    "CREATE TABLE busrep_staged (query TEXT, attempt TEXT, seq INTEGER, batch INTEGER NOT NULL, part INTEGER NOT NULL, "
+    f"key TEXT NOT NULL, rows TEXT NOT NULL, staged_at REAL NOT NULL DEFAULT {NOW}, "
+    "PRIMARY KEY (query, attempt, seq)) WITHOUT ROWID",
+    "CREATE TABLE busrep_sinks (query TEXT PRIMARY KEY, checkpoint TEXT NOT NULL, batch INTEGER NOT NULL, "
+    "run TEXT NOT NULL, stream TEXT NOT NULL, writer TEXT NOT NULL, incarnation INTEGER NOT NULL, "
+    "rows INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL, once INTEGER NOT NULL, "
+    "done_at REAL NOT NULL) WITHOUT ROWID",
+)
+
 
 class SqliteDialect:
     """A `Dialect`. Rows need no locks: BEGIN IMMEDIATE is the lock."""
@@ -54,7 +64,7 @@ class SqliteDialect:
 
     def ddl(self, version: int) -> Sequence[Sql]:
         """See `Dialect`."""
-        return [Sql(text) for text in {1: TABLES, 2: TABLES_2}[version]]
+        return [Sql(text) for text in {1: TABLES, 2: TABLES_2, 3: TABLES_3}[version]]
 
     def init_lock(self) -> Sequence[Sql]:
         """See `Dialect`; the write lock is enough."""
@@ -125,6 +135,32 @@ class SqliteDialect:
                 for token, at, payload in rows
             ]
         return [Sql(text, params[0]) if len(params) == 1 else Sql(text, params, many=True)]
+
+    def insert_staged(
+        self, backing: Backing, writer: str, query: str, attempts: Sequence[str], ordered: bool
+    ) -> Plan[tuple[int, int, int]]:
+        """See `Dialect`. A row of the staging table is one row: SQLite cannot split a text without reading its JSON."""
+        source = "FROM busrep_staged WHERE query = ? AND attempt IN (SELECT value FROM json_each(?))"
+        params = (query, orjson.dumps(list(attempts)).decode())
+        count = (yield Sql(f"SELECT count(*) {source}", params))[0][0][0]
+        if not count:
+            return 0, 0, 0
+        last = (yield self.next_ids(backing.stream, count))[0][0][0]
+        order = "key, part, seq" if ordered else "part, seq"
+        id = f"{'-' if backing.negative else ''}(? + row_number() OVER (ORDER BY {order}))"
+        if backing.own:
+            index = [backing.index] if backing.index else []
+            names = [backing.id, backing.writer, *index, *backing.columns]
+            # Of an array or an object it gives the JSON text, of a boolean a number: as `stored` does.
+            picked = [f"json_extract(rows, '$[{at}]')" for at in range(len(backing.columns))]
+            values = ", ".join([id, "?", *("0" for _ in index), *picked])
+            text = f"INSERT INTO {backing.table} ({', '.join(names)}) SELECT {values}"
+            first: tuple[Any, ...] = (last - count, writer)
+        else:
+            text = f"INSERT INTO busrep_facts (stream, writer, id, idx, row) SELECT ?, ?, {id}, 0, rows"
+            first = (backing.stream, writer, last - count)
+        yield Sql(f"{text} {source}", (*first, *params))
+        return count, last - count + 1, last
 
     def page(self, backing: Backing, writer: str, after: int, upto: int, limit: int) -> Sql:
         """See `Dialect`."""

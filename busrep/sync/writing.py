@@ -388,7 +388,8 @@ class Writing:
         self.doubted = Bell()
         self.stale = Bell()  # something is to be published, and Redis did not take it
         self.lost: WriterFenced | None = None
-        self._give_up_streams()
+        if store is not None:
+            give_up_streams(store, name, self._durable, settings)
         self.session = self._claim(None)
         # Where the facts of this process begin, however often its name is won back.
         self.starts: Mapping[str, int] = {} if self.session.claim is None else self.session.claim.starts
@@ -403,16 +404,6 @@ class Writing:
         return self._here(raising)
 
     # -- the name ---------------------------------------------------------------------------------------------
-
-    def _give_up_streams(self) -> None:
-        """A predecessor wrote streams that this process does not: finish it (9.5), or their last rows would wait for a
-        writer that never comes back, and it would hold back their linear position."""
-        if self._store is None:
-            return
-        for known in self._store.known():
-            if known.writer == self.name and known.registered and known.stream not in self._durable:
-                self._store.finish(self.name, known.incarnation, timeout=self._settings.claim_timeout)
-                return
 
     def _claim(self, again: int | None) -> Session:
         claim, incarnation = None, max(int(time.time() * 1000), (again or 0) + 1)
@@ -907,6 +898,15 @@ class Writing:
         """Facts open for longer than ``stuck_after``, JSON-able."""
         session = self.session
         return self._guarded(session, lambda: session.stuck(time.monotonic()))
+
+
+def give_up_streams(store: BlockingStore, writer: str, streams: Sequence[str], settings: Settings) -> None:
+    """A predecessor wrote streams that this process does not: finish it (9.5), or their last rows would wait for a
+    writer that never comes back, and it would hold back their linear position."""
+    for known in store.known():
+        if known.writer == writer and known.registered and known.stream not in streams:
+            store.finish(writer, known.incarnation, timeout=settings.claim_timeout)
+            return
 
 
 def _uninterrupted(work: Callable[[], None]) -> None:

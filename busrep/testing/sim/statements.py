@@ -490,7 +490,7 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
         r"WHERE CASE WHEN is_called THEN last_value ELSE last_value - 1 END < \?",
         _setval,
     ),
-    (r"CREATE TABLE (?P<name>\w+) .*", _create_table),
+    (r"CREATE (?:UNLOGGED )?TABLE (?P<name>\w+) .*", _create_table),
     (r"SELECT 1 FROM pg_class WHERE relname = 'busrep_meta' AND pg_table_is_visible\(oid\)", _is_there),
     (r"SELECT pg_advisory_xact_lock\((?P<key>\d+)\)", _advisory_lock),
     (r"BEGIN ISOLATION LEVEL REPEATABLE READ", _repeatable),

@@ -141,7 +141,7 @@ class Definition:
     @classmethod
     def of(cls, text: str) -> Definition:
         """Read a CREATE TABLE statement."""
-        found = re.fullmatch(r"CREATE TABLE (\w+) \((.*?)\)(?: WITH \(.*\))?", text)
+        found = re.fullmatch(r"CREATE (?:UNLOGGED )?TABLE (\w+) \((.*?)\)(?: WITH \(.*\))?", text)
         if found is None:
             raise NotImplementedError(f"the simulated database cannot make this table: {text}")
         name, body = found.groups()
