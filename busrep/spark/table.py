@@ -1,0 +1,214 @@
+"""What the driver asks the table: the log's state, where positions at a time are, how far a batch of rows goes.
+
+It works on a primary and on a replica alike: whatever it answers is of one snapshot, in which the positions are proven,
+so a replica that lags knows an older state, and no wrong one.
+"""
+
+# ruff: noqa: S608 - table and column names are quoted, values are parameters
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from busrep.errors import ConfigError, Unavailable
+from busrep.settings import Settings
+from busrep.spark.planning import Span
+from busrep.stores import schema
+from busrep.stores.backing import Backing, backing_of, union
+from busrep.stores.blocking import complete
+from busrep.stores.dialect import Dialect
+from busrep.stores.plans import Plan, Sql
+from busrep.stores.snapshots import Log, in_snapshot, read_log
+from busrep.stores.sqlite_dialect import SqliteDialect
+from busrep.stores.sqlite_files import connect, executor, run
+from busrep.streams import Registry, Stream
+
+T = TypeVar("T")
+
+
+def sqlite_path(url: str) -> str | None:
+    """The file of an SQLite store's URL; None for another store."""
+    scheme, _, rest = url.partition("://")
+    return os.path.abspath(unquote(rest[1:])) if scheme == "sqlite" else None
+
+
+def dialect_of(url: str) -> Dialect:
+    """The SQL of a store. Raises MissingExtra."""
+    if sqlite_path(url) is not None:
+        return SqliteDialect()
+    from busrep.stores.postgres_dialect import PostgresDialect
+
+    return PostgresDialect()
+
+
+def time_text(micros: int) -> str:
+    """Microseconds since 1970 as PostgreSQL reads them."""
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).isoformat()
+
+
+def committed(dialect: Dialect, comparison: str, micros: int) -> tuple[str, Any]:
+    """A condition on the time of a commit and its parameter: ``comparison`` (``>=`` ...) to microseconds since 1970.
+
+    SQLite has seconds with a fraction; they are compared as the microseconds that readers get.
+    """
+    if dialect.name == "sqlite":
+        return f"CAST(round(committed_at * 1000000) AS INTEGER) {comparison} ?", micros
+    return f"committed_at {comparison} CAST(? AS timestamptz)", time_text(micros)
+
+
+class Table:
+    """The driver's questions about one stream; ``url``: the store with its password. Connects when first asked.
+
+    All methods raise Unavailable when the database cannot be reached, SchemaError when it has no tables of this
+    version, and of PostgreSQL MissingExtra. Not thread-safe.
+    """
+
+    def __init__(self, url: str, stream: Stream[Any]) -> None:
+        self.backing: Backing = backing_of(stream)
+        self.dialect = dialect_of(url)
+        path = sqlite_path(url)
+        if path is not None:
+            self._database: _Sqlite | _Postgres = _Sqlite(path)
+        else:
+            self._database = _Postgres(url)
+        self._checked = False
+
+    def close(self) -> None:
+        """Close the connection; the next question makes another."""
+        self._database.close()
+
+    def log(self) -> Log:
+        """Epoch, proven positions and floors, of one state. Raises ConfigError for a stream that is not there, or that
+        is kept in a table which has to be declared."""
+
+        def body() -> Plan[Log]:
+            if not self._checked:
+                yield from schema.check(self.dialect)
+                answers = yield Sql("SELECT stream, backing FROM busrep_streams")
+                self._check(dict(answers[0]))
+            return (yield from read_log(self.dialect, self.backing.stream))
+
+        log = self._database.ask(lambda: in_snapshot(body()))
+        self._checked = True
+        return log
+
+    def _check(self, listed: Mapping[str, str | None]) -> None:
+        name = self.backing.stream
+        if name not in listed:
+            known = ", ".join(sorted(listed)) or "none"
+            raise ConfigError(f"option 'stream' is {name!r}, which the store does not have (it has: {known})")
+        if listed[name] is not None and not self.backing.own:
+            raise ConfigError(
+                f"stream {name!r} is kept in a table of the application's: pass option 'streams', MODULE:NAME where it "
+                "is declared"
+            )
+
+    def frontier(self, spans: Sequence[Span], most: int | None) -> tuple[int | None, int | None]:
+        """(token of the first row of these spans, token of row ``most`` + 1), in the order of tokens over all writers;
+        None where there is no such row. Walks over at most so many entries of the index."""
+        if not spans:
+            return None, None
+        text, params = union(self.backing, spans, f"{self.backing.token} AS token")
+        rows = f"SELECT token FROM ({text}) AS r ORDER BY token LIMIT 1"
+
+        def body() -> Plan[tuple[int | None, int | None]]:
+            first = (yield Sql(rows, params))[0]
+            if most is None or not first:
+                return (first[0][0] if first else None), None
+            beyond = (yield Sql(f"{rows} OFFSET ?", (*params, most)))[0]
+            return first[0][0], beyond[0][0] if beyond else None
+
+        return self._database.ask(lambda: in_snapshot(body()))
+
+    def at_time(self, log: Log, micros: int) -> dict[str, int]:
+        """The positions at a time, microseconds since 1970, of each writer of the log: just below its first proven row
+        that was committed at that time or later, and where there is none its proven position.
+
+        So reading from there leaves out no row of that time or later, and reading up to there takes in none; two reads,
+        up to a time and from it, have together each row once. Rows before the time may be among the first ones read,
+        for facts may be committed in another order than that of their IDs. ``committed_at`` is the time at which the
+        transaction began on PostgreSQL, and that of the insert on SQLite. It walks over the rows from the floor on
+        until it has found that row. Raises ConfigError for a table of the application's, which has no such time.
+        """
+        if self.backing.own:
+            raise ConfigError(
+                f"stream {self.backing.stream!r} is kept in a table of the application's, which does not tell when "
+                "rows were committed: a timestamp does not work as startingPositions or endingPositions, a map does"
+            )
+        condition, param = committed(self.dialect, ">=", micros)
+
+        def body() -> Plan[dict[str, int]]:
+            found: dict[str, int] = {}
+            for writer, position in sorted(log.positions.items()):
+                where, params = self.backing.of_writer(writer)
+                span, limits = self.backing.between(log.floors.get(writer, 0), position)
+                question = Sql(
+                    f"SELECT id FROM busrep_facts WHERE {where} AND {span} AND {condition} ORDER BY id, idx LIMIT 1",
+                    (*params, *limits, param),
+                )
+                first = (yield question)[0]
+                found[writer] = first[0][0] - 1 if first else position
+            return found
+
+        return self._database.ask(lambda: in_snapshot(body()))
+
+
+class _Sqlite:
+    """A connection for each question: one that is kept would go on reading a file that was replaced."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def ask(self, plan: Callable[[], Plan[T]]) -> T:
+        with contextlib.closing(connect(self._path, "rw")) as connection:
+            return run(plan(), executor(connection, self._path), self._path)
+
+    def close(self) -> None:
+        pass
+
+
+class _Postgres:
+    """One connection, made anew where it was lost."""
+
+    def __init__(self, url: str) -> None:
+        from busrep.stores.blocking_postgres import BlockingPostgresStore
+
+        store = BlockingPostgresStore(url, Registry([]), Settings())
+        self._url, self._where = store.url, store.where
+        self._connection: Any = None
+
+    def ask(self, plan: Callable[[], Plan[T]]) -> T:
+        from busrep.stores.postgres import on_connection
+
+        while True:
+            fresh = self._connection is None
+            if fresh:
+                self._connection = self._dial()
+            try:
+                return complete(on_connection(self._connection, plan()))
+            except Unavailable as error:
+                self.close()
+                if fresh:
+                    raise Unavailable(self._where, error.reason) from error
+            except BaseException:
+                self.close()
+                raise
+
+    def _dial(self) -> Any:
+        import psycopg
+
+        try:
+            return psycopg.Connection.connect(self._url, autocommit=True)
+        except psycopg.Error as error:
+            raise Unavailable(self._where, error) from error
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            from busrep.stores.blocking_postgres import close
+
+            close(connection)

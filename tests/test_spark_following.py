@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import pytest
+
+from busrep.errors import ConfigError, EpochChanged, PositionTooOld
+from busrep.spark import following
+from busrep.spark.following import Follower, resolved
+from busrep.spark.losses import Losses, WriterGone
+from busrep.spark.offsets import Offset
+from busrep.spark.options import EARLIEST, LATEST, Options, Positions
+from busrep.spark.planning import Span
+from busrep.stores.snapshots import Log
+
+ONE, TWO = "1" * 32, "2" * 32
+
+
+@attrs.define
+class FakeTable:
+    """A table of facts {token: (writer, rows)}."""
+
+    facts: dict[int, tuple[str, int]] = attrs.field(factory=dict)
+    positions: dict[str, int] = attrs.field(factory=dict)
+    floors: dict[str, int] = attrs.field(factory=dict)
+    epoch: str = ONE
+    replica: bool = False
+    looks: int = 0
+
+    def log(self) -> Log:
+        self.looks += 1
+        return Log(self.epoch, self.replica, dict(self.positions), dict(self.floors))
+
+    def frontier(self, spans: Sequence[Span], most: int | None) -> tuple[int | None, int | None]:
+        rows = self.rows(spans)
+        return (rows[0] if rows else None), (rows[most] if most is not None and len(rows) > most else None)
+
+    def rows(self, spans: Sequence[Span]) -> list[int]:
+        return [
+            token
+            for token, (writer, count) in sorted(self.facts.items())
+            if any(name == writer and after < token <= upto for name, after, upto in spans)
+            for _ in range(count)
+        ]
+
+    def at_time(self, log: Log, micros: int) -> dict[str, int]:
+        return {writer: min(position, micros) for writer, position in log.positions.items()}
+
+    def close(self) -> None:
+        pass
+
+
+@attrs.define
+class FakeBus:
+    """A bus that has said this."""
+
+    told: dict[str, dict[str, int] | None] = attrs.field(factory=dict)
+    waits: int = 0
+
+    def announced(self, epoch: str) -> Mapping[str, int] | None:
+        return self.told.get(epoch)
+
+    def wait(self, seconds: float) -> None:
+        self.waits += 1
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "POLL", 0.0)
+
+
+def follower(table: FakeTable, bus: FakeBus | None = None, **given: Any) -> Follower:
+    options = Options(store="sqlite:////x.db", stream="orders", **given)
+    return Follower(options, table, Losses("orders", fail=options.fail_on_data_loss), bus)
+
+
+def test_a_query_goes_up_to_the_proven_positions_and_not_beyond() -> None:
+    table = FakeTable({1: ("a", 1), 2: ("b", 2), 3: ("a", 1), 5: ("a", 1)}, {"a": 3, "b": 2})
+    one = follower(table)
+    start = one.initial()
+    assert start == Offset(ONE, {"a": 0, "b": 0})
+    end = one.latest(start, None)
+    assert end == Offset(ONE, {"a": 3, "b": 2})  # 5 is there, and not proven: one below it may still be open
+    assert one.spans(start, end) == [("a", 0, 3), ("b", 0, 2)]
+    assert one.latest(end, None) == end
+    assert one.spans(end, end) == []
+    assert one.report() == end
+    table.positions["a"] = 5
+    assert one.latest(end, None) == Offset(ONE, {"a": 5, "b": 2})
+
+
+def test_positions_that_move_over_nothing_make_no_batch() -> None:
+    table = FakeTable({1: ("a", 1)}, {"a": 1, "b": 0})
+    one = follower(table)
+    at = one.latest(one.initial(), None)
+    table.positions |= {"a": 50, "b": 50}
+    assert one.latest(at, None) is at
+    table.facts[60] = ("b", 1)
+    table.positions["b"] = 60
+    assert one.latest(at, None) == Offset(ONE, {"a": 50, "b": 60})
+
+
+def test_batches_of_so_many_rows_come_to_the_end() -> None:
+    table = FakeTable({at: ("ab"[at % 2], 1 + at % 3) for at in range(1, 40) if at % 5}, {"a": 38, "b": 39})
+    one = follower(table)
+    at, seen = one.initial(), []
+    while (end := one.latest(at, 4)) != at:
+        rows = table.rows(one.spans(at, end))
+        assert 0 < len(rows) <= 4
+        seen += rows
+        at = end
+    assert seen == table.rows([("a", 0, 38), ("b", 0, 39)])
+
+
+def test_available_now_ends_with_what_was_there() -> None:
+    table = FakeTable(dict.fromkeys(range(1, 31), ("a", 1)), {"a": 10})
+    one = follower(table)
+    start = one.initial()
+    one.prepare()
+    table.positions["a"] = 30
+    table.positions["new"] = 30
+    at = one.latest(start, 4)
+    assert at.positions == {"a": 4, "new": 0}
+    at = one.latest(at, None)
+    assert at.at("a") == 10
+    assert one.latest(at, None) == at
+    # A query that had heard of more on the bus than the table tells yet: nothing to do, and no way back.
+    further = Offset(ONE, {"a": 25})
+    assert one.latest(further, None) == further
+
+
+def test_a_new_writer_begins_at_its_beginning() -> None:
+    table = FakeTable({1: ("a", 1), 2: ("b", 1)}, {"a": 2})
+    one = follower(table, starting=LATEST)
+    start = one.initial()
+    assert start.positions == {"a": 2}
+    table.positions["b"] = 2
+    assert one.spans(start, one.latest(start, None)) == [("b", 0, 2)]
+
+
+def test_rows_that_were_pruned_are_an_error() -> None:
+    table = FakeTable({8: ("a", 1)}, {"a": 9}, {"a": 5})
+    one = follower(table)
+    assert one.initial().positions == {"a": 5}  # earliest: what is still there
+    with pytest.raises(PositionTooOld, match="at 3, below the retention floor 5.*failOnDataLoss=false") as caught:
+        one.latest(Offset(ONE, {"a": 3}), None)
+    assert (caught.value.position, caught.value.floor) == (3, 5)
+    with pytest.raises(PositionTooOld):
+        one.spans(Offset(ONE, {"a": 3}), Offset(ONE, {"a": 9}))
+
+
+def test_rows_that_were_pruned_are_counted_once_when_told_so() -> None:
+    table = FakeTable({8: ("a", 1), 9: ("a", 1), 2: ("b", 1)}, {"a": 9, "b": 9}, {"a": 5})
+    one = follower(table, fail_on_data_loss=False)
+    start = Offset(ONE, {"a": 3}, 10)
+    first = one.latest(start, 1)
+    assert first == Offset(ONE, {"a": 7, "b": 7}, 12)
+    assert one.spans(start, first) == [("a", 5, 7), ("b", 0, 7)]
+    second = one.latest(first, 1)
+    assert second.skipped == 12
+    assert one.latest(second, None) == Offset(ONE, {"a": 9, "b": 9}, 12)
+
+
+def test_a_floor_beyond_the_batch_does_not_take_the_position_back() -> None:
+    table = FakeTable({60: ("a", 1), 5: ("b", 1)}, {"a": 100, "b": 100}, {"a": 50})
+    one = follower(table, fail_on_data_loss=False)
+    first = one.latest(Offset(ONE), 1)
+    assert first == Offset(ONE, {"a": 59, "b": 59}, 50)
+    assert one.latest(first, 1).skipped == 50
+
+
+def test_another_log_is_an_error() -> None:
+    table = FakeTable({1: ("a", 1)}, {"a": 1})
+    one = follower(table)
+    at = one.latest(one.initial(), None)
+    table.epoch = TWO
+    with pytest.raises(EpochChanged, match="restored or replaced.*failOnDataLoss=false") as caught:
+        one.latest(at, None)
+    assert (caught.value.held, caught.value.found) == (ONE, TWO)
+    with pytest.raises(EpochChanged):
+        one.spans(Offset(ONE), at)  # planned before, to be done again now
+
+
+def test_another_log_begins_at_its_beginning_when_told_so() -> None:
+    table = FakeTable({7: ("a", 1), 8: ("b", 1)}, {"a": 8, "b": 8}, {"a": 6}, epoch=TWO)
+    one = follower(table, fail_on_data_loss=False)
+    old = Offset(ONE, {"a": 900, "gone": 5})
+    end = one.latest(old, None)
+    assert end == Offset(TWO, {"a": 8, "b": 8})
+    assert one.spans(old, end) == [("a", 6, 8), ("b", 0, 8)]
+    assert one.spans(Offset(ONE), old) == []  # nobody has those rows any more
+    table.facts.clear()
+    assert one.latest(old, None) is old  # an empty log: the old place stays until there is something
+
+
+def test_available_now_reads_the_new_log_up_to_where_it_was_first_seen() -> None:
+    table = FakeTable({1: ("a", 1), 2: ("a", 1)}, {"a": 1})
+    one = follower(table, fail_on_data_loss=False)
+    start = one.initial()
+    one.prepare()
+    table.epoch = TWO
+    end = one.latest(start, None)
+    assert end == Offset(TWO, {"a": 1})
+    table.positions["a"] = 2
+    assert one.latest(end, None) == end
+
+
+def test_a_missing_writer_is_an_error() -> None:
+    table = FakeTable({1: ("a", 1)}, {"a": 1})
+    with pytest.raises(WriterGone, match=r"no writer 'b' in this store \(it has: a\)"):
+        follower(table, writers=("a", "b")).initial()
+    one = follower(table)
+    with pytest.raises(WriterGone, match="no writer 'c'"):
+        one.latest(Offset(ONE, {"a": 0, "c": 7}), None)
+    lenient = follower(table, fail_on_data_loss=False, writers=("a", "b"))
+    assert lenient.initial().positions == {"a": 0}
+    assert lenient.latest(Offset(ONE, {"a": 0, "c": 7}), None) == Offset(ONE, {"a": 1, "c": 7})
+
+
+def test_writers_that_are_not_asked_for_are_not_read() -> None:
+    table = FakeTable({1: ("a", 1), 2: ("b", 1)}, {"a": 2, "b": 2})
+    one = follower(table, writers=("b",))
+    start = one.initial()
+    assert one.spans(start, one.latest(start, None)) == [("b", 0, 2)]
+
+
+def test_the_bus_is_believed_about_the_log_that_is_read() -> None:
+    table, bus = FakeTable({1: ("a", 1), 2: ("a", 1)}, {"a": 1}), FakeBus({ONE: {}})
+    one = follower(table, bus)
+    at = one.latest(one.initial(), None)
+    assert at.positions == {"a": 1}
+    looks = table.looks
+    bus.told[ONE] = {"a": 2}
+    assert one.latest(at, None).positions == {"a": 2}
+    assert table.looks == looks  # no question was needed to know of it
+    assert one.report() == Offset(ONE, {"a": 2})
+
+
+@pytest.mark.parametrize("told", [{}, {ONE: None}, {TWO: {"a": 2}}, {ONE: {"a": 2, "unknown": 9}}])
+def test_what_does_not_count_makes_the_table_be_asked(told: dict[str, dict[str, int] | None]) -> None:
+    table, bus = FakeTable({1: ("a", 1), 2: ("a", 1)}, {"a": 1}), FakeBus({ONE: {}})
+    one = follower(table, bus)
+    at = one.latest(one.initial(), None)
+    looks = table.looks
+    bus.told = told
+    assert one.latest(at, None) == at
+    assert table.looks > looks
+    table.positions["a"] = 2
+    assert one.latest(at, None).positions == {"a": 2}
+
+
+def test_on_a_replica_the_bus_is_a_signal_only() -> None:
+    table = FakeTable({1: ("a", 1), 2: ("a", 1)}, {"a": 1}, replica=True)
+    one = follower(table, FakeBus({ONE: {"a": 2}}))
+    at = one.latest(one.initial(), None)
+    assert at.positions == {"a": 1}  # it need not have 2 yet
+    table.positions["a"] = 2
+    assert one.latest(at, None).positions == {"a": 2}
+
+
+def test_an_idle_query_waits_for_the_bus() -> None:
+    bus = FakeBus({ONE: {}})
+    one = follower(FakeTable({}, {"a": 0}), bus)
+    start = one.initial()
+    assert one.latest(start, None) is start
+    assert bus.waits == 1
+    one.prepare()
+    assert one.latest(start, None) is start
+    assert bus.waits == 1  # Trigger.AvailableNow waits for nothing
+
+
+def test_positions_that_options_mean() -> None:
+    table = FakeTable({}, {"a": 10, "b": 20}, {"b": 5})
+    log = table.log()
+    for wanted, found in [
+        (EARLIEST, {"a": 0, "b": 5}),
+        (LATEST, {"a": 10, "b": 20}),
+        (Positions("map", map={"a": 3}), {"a": 3, "b": 0}),
+        (Positions("time", time=15), {"a": 10, "b": 15}),
+    ]:
+        assert resolved(wanted, "startingPositions", log, log.positions, table) == found
+    with pytest.raises(ConfigError, match="'endingPositions': 11 is beyond 10, up to which writer 'a'"):
+        resolved(Positions("map", map={"a": 11}), "endingPositions", log, log.positions, table)
+    with pytest.raises(ConfigError, match=r"names writer 'c', which is not read here \(read are: a, b\)"):
+        resolved(Positions("map", map={"c": 1}), "startingPositions", log, log.positions, table)
