@@ -1,0 +1,107 @@
+"""The options of the sink, read from Spark's map of texts; what is wrong with one is told by its name."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import attrs
+
+from busrep.errors import ConfigError
+from busrep.spark import secrets
+from busrep.spark.options import _redis, _store, _word, _words, declared_stream
+from busrep.spark.table import sqlite_path
+from busrep.streams import Stream
+
+NAMES = (
+    "store", "stream", "streams", "writer", "query", "batch", "orderBy", "redis", "name", "passwordFile",
+    "redisPasswordFile",
+)  # fmt: skip
+# Spark's own, which it hands on: nothing of ours.
+SPARKS = ("queryname", "checkpointlocation", "path", "outputmode")
+
+# Before the names of jobs that write one batch: no name of a query is taken for one.
+JOB = "batch:"
+
+_NAME = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+@attrs.frozen(kw_only=True)
+class SinkOptions:
+    """What a query, or a job of one batch, wants of the sink. Can be pickled; secrets are in no text of it.
+
+    ``store`` and ``redis``: URLs with their passwords. ``query``: None: the checkpoint's own identity. ``once``: it is
+    of one batch alone, and no other run will name it.
+    """
+
+    store: str = attrs.field(repr=False)
+    stream: str
+    writer: str
+    streams: str | None = None
+    query: str | None = None
+    once: bool = False
+    order_by: tuple[str, ...] = ()
+    redis: str | None = attrs.field(default=None, repr=False)
+    name: str | None = None
+
+    def definition(self) -> Stream[Any]:
+        """The stream. Raises ConfigError when ``streams`` does not declare it."""
+        return Stream(self.stream) if self.streams is None else declared_stream(self.streams, self.stream)
+
+
+def read_options(given: Mapping[str, str], *, job: str | None) -> SinkOptions:
+    """The options of a query, or of a job of one batch that is named ``job`` unless it names itself.
+
+    To be called on the driver, where the passwords are. Raises ConfigError, which names the option.
+    """
+    found = {str(name).lower(): str(value) for name, value in given.items()}
+    known = {name.lower(): name for name in NAMES}
+    for other in found.keys() - known.keys() - {*SPARKS}:
+        near = difflib.get_close_matches(other, known, 1)
+        meant = f"; did you mean {known[near[0]]!r}?" if near else "."
+        raise ConfigError(f"option {other!r} is not known{meant} These are: {', '.join(NAMES)}")
+    wrong, right, kind = ("query", "batch", "df.write") if job is not None else ("batch", "query", "df.writeStream")
+    if wrong in found:
+        raise ConfigError(f"option {wrong!r} is not for {kind}: there {right!r} names what is written once")
+    redis, name = _redis(found), found.get("name")
+    if (redis is None) != (name is None):
+        raise ConfigError("options 'redis' and 'name' go together: the Redis of a bus, and the bus's name there")
+    made = SinkOptions(
+        store=_absolute(secrets.resolve(_store(found), found.get("passwordfile"))), stream=_word(found, "stream"),
+        writer=_word(found, "writer"), streams=found.get("streams"), query=_query(found, right, job),
+        once=job is not None and "batch" not in found, order_by=_words(found, "orderBy") or (),
+        redis=None if redis is None else with_password(redis, found.get("redispasswordfile")),
+        name=None if name is None else _word(found, "name"),
+    )  # fmt: skip
+    made.definition()  # now, on the driver, and not in some task
+    return made
+
+
+def _absolute(url: str) -> str:
+    path = sqlite_path(url)  # an executor may have another working directory
+    return url if path is None else f"sqlite:///{quote(path)}"
+
+
+def _query(found: Mapping[str, str], option: str, job: str | None) -> str | None:
+    value = found.get(option, job)
+    if value is None:
+        return None
+    if not _NAME.fullmatch(value) or value.startswith(JOB):
+        raise ConfigError(f"option {option!r} is {value!r}: a name is needed, up to 200 signs of ASCII without spaces")
+    return value if job is None else JOB + value
+
+
+def with_password(redis: str, password_file: str | None) -> str:
+    """A Redis URL with the password of the file, or of BUSREP_REDIS_PASSWORD. Raises ConfigError."""
+    password = os.environ.get("BUSREP_REDIS_PASSWORD") or None
+    if password_file is not None:
+        password = secrets._from_file(password_file)
+    if password is None:
+        return redis
+    parts = urlsplit(redis)
+    user, at, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user if at else ''}:{quote(password, safe='')}@{host}"))

@@ -1,0 +1,29 @@
+"""A driver that writes files of numbers to a bus: `python -m tests.spark.sink_job`, its task as JSON on stdin."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from busrep.spark import session
+from tests.spark.cluster import settings
+
+
+def main(folder: str, options: dict[str, str]) -> None:
+    spark = session("sink", master="local[2]", conf=settings(Path(folder)))
+    numbers = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(f"{folder}/input")
+    query = (
+        numbers.selectExpr("concat('[', value, ']') AS row")
+        .writeStream.format("busrep")
+        .options(**options)
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(**json.load(sys.stdin))

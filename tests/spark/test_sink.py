@@ -1,0 +1,213 @@
+"""The sink on Spark: batches, streams whose driver or tasks are killed, and readers on the bus beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import busrep
+from busrep.spark import secrets
+from busrep.spark.failures import reason
+from busrep.stores.blocking import open_blocking_store
+from busrep.streams import Registry
+from tests.shop import QUICK
+from tests.sinks import WRITER, ask, facts, opened, rows, without_password
+
+pytestmark = pytest.mark.servers
+
+orders: busrep.Stream[Any] = busrep.Stream("orders")
+FILES, LINES = 6, 300
+
+
+def made(url: str) -> str:
+    open_blocking_store(url, Registry([orders])).init()
+    return url
+
+
+def numbered_files(folder: Path) -> None:
+    """Files of numbers, one a batch, in the order of their times."""
+    (folder / "input").mkdir()
+    for at in range(FILES):
+        path = folder / "input" / f"{at:03}.txt"
+        path.write_text("".join(f"{at * LINES + line}\n" for line in range(LINES)))
+        os.utime(path, (1_000_000 + at, 1_000_000 + at))
+
+
+def test_a_batch(spark: SparkSession, sqlite_url: str) -> None:
+    url = made(sqlite_url)
+    numbers = spark.range(0, 5000, 1, 4).selectExpr("concat('[', id, ']') AS row")
+    options = {"store": url, "stream": "orders", "writer": WRITER, "batch": "numbers"}
+    for _ in range(2):
+        numbers.write.format("busrep").mode("append").options(**options).save()
+    assert rows(url) == list(range(5000))
+    again = spark.read.format("busrep").options(store=url, stream="orders").load()
+    copied = {**options, "writer": "copy", "batch": "copy", "orderBy": "token"}
+    again.write.format("busrep").mode("append").options(**copied).save()
+    assert facts(url, "copy") == facts(url)
+    assert ask(url, "SELECT count(*) FROM busrep_staged") == 0
+    with pytest.raises(PySparkException) as caught:
+        numbers.write.format("busrep").mode("overwrite").options(**options).save()
+    assert "facts are never replaced" in reason(caught.value)
+
+
+def test_secrets_are_in_no_plan(
+    spark: SparkSession, postgres_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    url, password = made(postgres_url), secrets.split(postgres_url)[1]
+    (tmp_path / "password").write_text(password or "")
+    options = {"store": without_password(url), "stream": "orders", "writer": WRITER}
+    options["passwordFile"] = str(tmp_path / "password")
+    numbers = spark.range(3).selectExpr("id AS number", "timestamp_micros(id) AS at")
+    numbers.write.format("busrep").mode("append").options(**options).save()
+    assert facts(url)[1] == b'[1,"1970-01-01T00:00:00.000001+00:00"]'
+    with pytest.raises(PySparkException) as caught:
+        numbers.write.format("busrep").mode("append").options(**{**options, "store": url}).save()
+    assert "the option store holds a password" in reason(caught.value)
+    assert str(password) not in str(caught.value)
+
+
+def start(frame: DataFrame, checkpoint: Path, **options: str) -> StreamingQuery:
+    writer = frame.writeStream.format("busrep").options(**options).option("checkpointLocation", str(checkpoint))
+    return writer.trigger(availableNow=True).start()
+
+
+def test_tasks_that_are_killed(spark: SparkSession, sqlite_url: str, tmp_path: Path) -> None:
+    """The Python process of a task is killed in the middle of a partition: Spark fails the query, and the next start
+    does that batch again."""
+    url = made(sqlite_url)
+    numbered_files(tmp_path)
+    deadly = tmp_path / "deadly"
+    deadly.write_text("once")
+
+    def die(value: str) -> str:
+        if value == str(3 * LINES + 250) and deadly.exists():
+            deadly.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return f"[{value}]"
+
+    numbers = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(str(tmp_path / "input"))
+    frame = numbers.select(spark_udf(die)("value").alias("row"))
+    options = {"store": url, "stream": "orders", "writer": WRITER}
+    with pytest.raises(PySparkException):
+        start(frame, tmp_path / "checkpoint", **options).awaitTermination()
+    assert rows(url) == list(range(3 * LINES))
+    start(frame, tmp_path / "checkpoint", **options).awaitTermination()
+    assert rows(url) == list(range(FILES * LINES))
+    assert ask(url, "SELECT count(*) FROM busrep_staged") == 0
+
+
+def spark_udf(function: Any) -> Any:
+    from pyspark.sql.functions import udf
+
+    return udf(function, "string", useArrow=False)  # that way asks for pandas
+
+
+def test_a_fenced_query_fails(spark: SparkSession, sqlite_url: str, tmp_path: Path) -> None:
+    """Another process takes the writer's name between two batches: a clear error, and the next start loses nothing."""
+    url = made(sqlite_url)
+    numbered_files(tmp_path)
+
+    def claim(value: str) -> str:
+        if value == str(2 * LINES):
+            store = opened(url)
+            store.claim(WRITER, ["orders"], timeout=5)
+            store.close()
+        return f"[{value}]"
+
+    numbers = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(str(tmp_path / "input"))
+    options = {"store": url, "stream": "orders", "writer": WRITER}
+    with pytest.raises(PySparkException) as caught:
+        start(
+            numbers.select(spark_udf(claim)("value").alias("row")), tmp_path / "checkpoint", **options
+        ).awaitTermination()
+    assert "its name was claimed anew" in reason(caught.value)
+    assert rows(url) == list(range(2 * LINES))
+    frame = numbers.selectExpr("concat('[', value, ']') AS row")
+    start(frame, tmp_path / "checkpoint", **options).awaitTermination()
+    assert rows(url) == list(range(FILES * LINES))
+
+
+def in_session(leader: int) -> list[int]:
+    """The processes of a session: a driver, its JVM, and their Pythons."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == leader and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def killed_when(task: bytes, enough: Any) -> bool:
+    """A driver, killed with all that it has started when ``enough()``; whether it came to its end before."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.sink_job"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, cwd=Path(__file__).parent.parent.parent, start_new_session=True,
+    ) as driver:  # fmt: skip
+        assert driver.stdin is not None
+        driver.stdin.write(task)
+        driver.stdin.close()
+        late = time.monotonic() + 90
+        while driver.poll() is None and not enough():
+            assert time.monotonic() < late
+            time.sleep(0.02)
+        ended = driver.poll() == 0
+        while left := in_session(driver.pid):
+            for process in left:
+                os.kill(process, signal.SIGKILL)
+            time.sleep(0.02)
+        driver.wait()
+        return ended
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)  # two more drivers, each with a JVM
+def test_a_driver_that_is_killed(
+    postgres_url: str, redis_url: str, bus_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query is started again from its checkpoint. The table is the input, in order, each row once; and so
+    is what a reader on the bus has seen meanwhile."""
+    url = made(postgres_url)
+    monkeypatch.setenv("BUSREP_STORE_PASSWORD", secrets.split(url)[1] or "")
+    numbered_files(tmp_path)
+    options = {
+        "store": without_password(url),
+        "stream": "orders",
+        "writer": WRITER,
+        "redis": redis_url,
+        "name": bus_name,
+    }
+    task = json.dumps({"folder": str(tmp_path), "options": options}).encode()
+    seen: list[int] = []
+
+    async def run() -> bool:
+        async with busrep.connect(redis_url, name=bus_name, streams=[orders], store=url, settings=QUICK) as bus:
+
+            @bus.subscribe(orders)
+            async def handle(batch: busrep.Batch[Any]) -> None:
+                seen.extend(row[0] for row in batch.rows)
+
+            killed = not await asyncio.to_thread(killed_when, task, lambda: len(seen) >= 2 * LINES)
+            assert await asyncio.to_thread(killed_when, task, lambda: False)
+            last = await asyncio.to_thread(ask, url, "SELECT max(id) FROM busrep_facts")
+            await bus.wait_for(orders, WRITER, last, timeout=20)
+        return killed
+
+    assert asyncio.run(run())
+    assert rows(url) == list(range(FILES * LINES))
+    assert seen == list(range(FILES * LINES))
+    assert ask(url, "SELECT count(*) FROM busrep_staged") == 0
