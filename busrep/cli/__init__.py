@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from busrep.errors import MissingExtra
 
 
-def main() -> None:
-    """Run the command line. Exit status 0; 1: something lost, a reader too far behind; 2: an error."""
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line ``args``, by default this process's.
+
+    Exit status 0; 1: something lost, a reader too far behind; 2: an error.
+    """
     try:
         import click  # noqa: F401
         import rich  # noqa: F401
@@ -17,4 +21,4 @@ def main() -> None:
         sys.exit(2)
     from busrep.cli.app import cli
 
-    cli(prog_name="busrep")
+    cli(args, prog_name="busrep")

@@ -15,6 +15,7 @@ from busrep.cli.db import db
 from busrep.cli.demo import demo
 from busrep.cli.lag import lag
 from busrep.cli.options import fail
+from busrep.cli.pipeline import pipeline
 from busrep.cli.positions import positions
 from busrep.cli.publish import publish
 from busrep.cli.serve import serve
@@ -58,5 +59,5 @@ def cli(verbose: int) -> None:
         logging.getLogger("busrep.redis").setLevel(logging.ERROR)
 
 
-for command in (demo, db, positions, tail, publish, lag, serve, bootstrap):
+for command in (demo, db, positions, tail, publish, lag, serve, bootstrap, pipeline):
     cli.add_command(command)

@@ -1,0 +1,262 @@
+"""``busrep pipeline``: the jobs on Spark. A job's module is loaded when it is asked for, Spark when it is run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import time
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import attrs
+import click
+import orjson
+from click.core import ParameterSource
+
+from busrep.cli.options import DURATION, print_json
+from busrep.cli.pipeline_screen import Screen
+from busrep.errors import BusrepError, ConfigError
+
+# Of a job that found what should not be; an error is 2, as with every command.
+NOT_OK = 1
+
+
+class Jobs(click.Group):
+    """A group whose commands are the modules of `busrep.spark.jobs`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
+        """The modules' names."""
+        from busrep.spark import jobs
+
+        return sorted(found.name for found in pkgutil.iter_modules(jobs.__path__) if not found.name.startswith("_"))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of one job, or None."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        return job_command(cmd_name, importlib.import_module(f"busrep.spark.jobs.{cmd_name}"))
+
+
+@click.group(cls=Jobs)
+def pipeline() -> None:
+    """Jobs on Spark: archive streams, check, replay, ...
+
+    Each runs on this machine by default, and on a cluster with --master. Needs the extra 'spark'.
+    """
+
+
+# -- what a job declares, as a command -------------------------------------------------------------------------------
+
+
+def job_command(name: str, module: types.ModuleType) -> click.Command:
+    """The command that runs a job's module."""
+    declared = attrs.fields(module.Options)
+    hints = get_type_hints(module.Options)
+    text = (module.__doc__ or "").strip()
+
+    def call(master: str | None, conf: tuple[str, ...], as_json: bool, report_file: Path | None, **values: Any) -> None:
+        context = click.get_current_context()
+        # Spark logs a failure with pages of traces, and we tell the reason; -v shows what it says, -vv warnings too.
+        level = ("OFF", "ERROR", "WARN")[min(context.find_root().params.get("verbose", 0), 2)]
+        told = {"spark.log.level": level} | settings(conf)
+        job = Job(name, module, master=master, conf=told, as_json=as_json, report_file=report_file)
+        job.run(options(context, module, values))
+
+    params = [parameter(field, hints[field.name]) for field in declared]
+    return click.Command(
+        name, callback=call, params=[*params, *common_parameters()], help=text, short_help=text.partition("\n")[0]
+    )
+
+
+def common_parameters() -> list[click.Parameter]:
+    """What every job takes beside its own options."""
+    return [
+        click.Option(
+            ["--master"],
+            metavar="URL",
+            help="Where Spark runs: local[*], local[4], spark://host:7077, ... "
+            "[default: BUSREP_SPARK_MASTER, else local[*]; under spark-submit: its own]",
+        ),
+        click.Option(
+            ["--conf"], multiple=True, metavar="NAME=VALUE", help="A setting of Spark's, spark....; may be repeated."
+        ),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print the report as JSON, for scripts."),
+        click.Option(
+            ["--report", "report_file"],
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Write the report into this file as JSON, also of a run that failed.",
+        ),
+    ]
+
+
+def parameter(field: attrs.Attribute[Any], hint: Any) -> click.Option:
+    """The flag of one field of ``Options``."""
+    from busrep.spark.job import OPTION, Option
+
+    told: Option = field.metadata[OPTION]
+    flag = "--" + field.name.replace("_", "-")
+    kind = _without_none(hint)
+    several = get_origin(kind) is tuple
+    if several:
+        kind = get_args(kind)[0]
+    required = field.default is attrs.NOTHING
+    common: dict[str, Any] = {"help": told.help, "envvar": told.env, "show_envvar": told.env is not None}
+    if kind is bool:
+        both = f"{flag}/--no-{flag[2:]}" if field.default is True else flag
+        return click.Option([both, field.name], is_flag=True, default=bool(field.default), **common)
+    if not required and field.default not in (None, ()):
+        common |= {"default": field.default, "show_default": True}
+    if several:
+        common["help"] += " May be repeated."
+    return click.Option(
+        [flag, field.name],
+        type=_click_type(kind, told),
+        metavar=told.metavar,
+        required=required,
+        multiple=several,
+        **common,
+    )
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        (kind,) = [one for one in get_args(hint) if one is not type(None)]
+        return kind
+    return hint
+
+
+def _click_type(kind: Any, told: Any) -> Any:
+    if told.duration:
+        return DURATION
+    if get_origin(kind) is Literal:
+        return click.Choice(get_args(kind))
+    if kind is Path:
+        return click.Path(path_type=Path)
+    if told.minimum is not None:
+        return click.IntRange(min=told.minimum) if kind is int else click.FloatRange(min=told.minimum)
+    return click.types.convert_type(kind)
+
+
+def settings(given: tuple[str, ...]) -> dict[str, str]:
+    """--conf NAME=VALUE. Raises UsageError."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise click.UsageError(f"--conf {name}: it is spark.NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def options(context: click.Context, module: types.ModuleType, values: dict[str, Any]) -> Any:
+    """The job's ``Options``. A password in the store's URL is left out of it: the source will find it elsewhere.
+
+    Raises UsageError, ConfigError.
+    """
+    from busrep.spark import secrets
+    from busrep.spark.session import submitted
+
+    if values.get("store") is not None:
+        values["store"], password = secrets.split(values["store"])
+        # That of BUSREP_STORE is found there.
+        if password is not None and context.get_parameter_source("store") == ParameterSource.COMMANDLINE:
+            if submitted():  # Java's command line has it, which the UI shows, and its environment has not
+                raise ConfigError(f"--store holds a password, which Spark's UI shows: put it into {secrets.ADVICE}")
+            os.environ["BUSREP_STORE_PASSWORD"] = password
+    try:
+        return module.Options(**values)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+# -- running it ------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """One run of a job."""
+
+    name: str = attrs.field(kw_only=False)
+    module: types.ModuleType = attrs.field(kw_only=False)
+    master: str | None
+    conf: Mapping[str, str]
+    as_json: bool
+    report_file: Path | None
+
+    def run(self, told: Any) -> None:
+        """Do it, and report. Raises BusrepError, and Exit for a report that is not ok."""
+        if self.report_file is not None and not os.access(self.report_file.absolute().parent, os.W_OK):
+            raise ConfigError(f"--report {self.report_file}: its folder is not there, or cannot be written to")
+        started = time.monotonic()
+
+        def report(**found: Any) -> dict[str, Any]:
+            return {"job": self.name, "ok": True, "seconds": round(time.monotonic() - started, 3)} | found
+
+        try:
+            found = report(**self._work(told))
+        except BusrepError as error:
+            self._write(report(ok=False, error=str(error)))
+            raise
+        except KeyboardInterrupt:
+            self._write(report(ok=False, error="interrupted"))
+            raise
+        self._write(found)
+        if self.as_json:
+            print_json(found)
+        else:
+            click.echo(getattr(self.module, "describe", describe)(found))
+        if not found["ok"]:
+            raise click.exceptions.Exit(NOT_OK)
+
+    def _work(self, told: Any) -> dict[str, Any]:
+        from busrep.spark.failures import is_sparks, quiet, reason
+        from busrep.spark.session import active, check_extra, session
+
+        check_extra()
+        if self.conf.get("spark.log.level") == "OFF":
+            quiet()
+        ours = active() is None
+        run: Callable[..., dict[str, Any]] = self.module.run
+        with Screen(self.name, quiet=self.as_json) as progress:
+            progress("starting Spark", 0, None)
+            spark = session(f"busrep {self.name}", master=self.master, conf=self.conf)
+            try:
+                return run(spark, told, progress)
+            except Exception as error:
+                if not is_sparks(error):
+                    raise
+                raise BusrepError(reason(error)) from error
+            finally:
+                if ours:
+                    spark.stop()
+
+    def _write(self, found: Mapping[str, Any]) -> None:
+        if self.report_file is None:
+            return
+        # Whoever waits for the file finds it whole.
+        temporary = self.report_file.with_name(f".{self.report_file.name}.{os.getpid()}")
+        try:
+            temporary.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+            os.replace(temporary, self.report_file)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def describe(report: Mapping[str, Any]) -> str:
+    """A report for a person: a line for each value, nested ones indented."""
+    return "\n".join(_lines(report, ""))
+
+
+def _lines(report: Mapping[str, Any], indent: str) -> list[str]:
+    lines = []
+    width = max(map(len, report), default=0)
+    for name, value in report.items():
+        if isinstance(value, Mapping) and value:
+            lines += [f"{indent}{name}", *_lines(value, indent + "  ")]
+        else:
+            shown = f"{value:,}" if type(value) in (int, float) else str(value)
+            lines.append(f"{indent}{name:<{width}}  {shown}")
+    return lines

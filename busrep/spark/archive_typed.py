@@ -1,0 +1,102 @@
+"""The column ``fields`` of an archive, a struct of the row class's fields; and archives as DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from busrep.errors import MissingExtra
+from busrep.spark.archive_rows import SCHEMA
+from busrep.spark.archive_store import Root, data_path
+from busrep.spark.archived import Archive, data_folder
+from busrep.spark.columns import arrow_column, decode, fields_of
+from busrep.spark.mapped import map_in_arrow
+from busrep.spark.options import declared_stream
+from busrep.streams import Stream
+
+try:
+    import pyarrow
+except ImportError:
+    raise MissingExtra("spark", "an archive in Parquet files") from None
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = "writer string, token bigint, index int, row string, committed_at timestamp"
+
+
+class Fields:
+    """Adds the column to batches. Everything in it may be null: a file of an older row class has no later fields.
+
+    Raises ConfigError for a stream without a row class.
+    """
+
+    def __init__(self, stream: Stream[Any]) -> None:
+        from pyspark.sql.pandas.types import to_arrow_type
+
+        self._stream, self._fields = stream.name, fields_of(stream)
+        types = [to_arrow_type(field.kind.spark_type(), timezone="UTC") for field in self._fields]
+        self.type = pyarrow.struct(
+            [(field.name, kind) for field, kind in zip(self._fields, types, strict=True)]  # all nullable
+        )
+        self.schema = SCHEMA.append(pyarrow.field("fields", self.type))
+
+    def added(self, batch: Any) -> Any:
+        """The batch with the column at its end. Raises RowError for a row that the class does not take."""
+        if not batch.num_rows:
+            return pyarrow.RecordBatch.from_arrays(
+                [pyarrow.array([], one.type) for one in self.schema], schema=self.schema
+            )
+        values = decode(
+            self._stream, self._fields, range(len(self._fields)), batch.column("token"), batch.column("row")
+        )
+        columns = [
+            arrow_column(self._stream, field, column, self.type.field(at).type)
+            for at, (field, column) in enumerate(zip(self._fields, values, strict=True))
+        ]
+        struct = pyarrow.StructArray.from_arrays(columns, fields=list(self.type))
+        return pyarrow.RecordBatch.from_arrays([*batch.columns, struct], schema=self.schema)
+
+
+def dataframe(spark: SparkSession, root: Root, archive: Archive, streams: str | None = None) -> DataFrame:
+    """The rows of an archive: stream, writer, token, index, row, committed_at, date, and ``fields``.
+
+    ``fields`` are those of the files where they were archived with ``--streams``; a field that a file does not have,
+    because it was written by an older version of the row class, is null. With ``streams`` (MODULE:NAME) they are made
+    anew of the rows instead, by the class as it is now, with its defaults. Raises ConfigError for a damaged archive.
+    The files are read later; those that a compaction replaces meanwhile stay for its grace period.
+    """
+    from pyspark.sql import functions
+
+    paths = [root.spark_path(data_path(archive.stream, file.file)) for _, file in archive.checked().files]
+    if not paths:
+        frame = spark.createDataFrame([], f"{ROWS}, date date")
+    else:
+        reader = spark.read.option("basePath", root.spark_path(data_folder(archive.stream)))
+        frame = reader.option("mergeSchema", "true").parquet(*paths)
+        frame = frame.withColumn("date", functions.col("date").cast("date"))
+    if streams is not None:
+        frame = _made_anew(frame, archive.stream, streams)
+    return frame.select(functions.lit(archive.stream).alias("stream"), "*")
+
+
+def _made_anew(frame: DataFrame, stream: str, streams: str) -> DataFrame:
+    from pyspark.sql import types
+
+    struct = types.StructType()
+    for field in fields_of(declared_stream(streams, stream)):
+        struct.add(field.name, field.kind.spark_type(), True)
+    wanted = ["writer", "token", "index", "row", "committed_at", "date"]
+
+    def add(batches: Iterator[Any]) -> Iterator[Any]:
+        fields = Fields(declared_stream(streams, stream))
+        for batch in batches:
+            rows = pyarrow.RecordBatch.from_arrays(
+                [batch.column(name).cast(SCHEMA.field(name).type) for name in SCHEMA.names], schema=SCHEMA
+            )
+            made = fields.added(rows)
+            yield pyarrow.RecordBatch.from_arrays(
+                [*rows.columns, batch.column("date"), made.column("fields")], [*wanted, "fields"]
+            )
+
+    return map_in_arrow(frame.select(*wanted), add, f"{ROWS}, date date, fields {struct.simpleString()}")

@@ -1,0 +1,105 @@
+"""What a job of ``busrep pipeline`` is made of: declared options, progress, a report.
+
+A module ``busrep/spark/jobs/NAME.py`` is the job NAME; nothing else is to be registered. Its docstring is its help. It
+has ``Options``, an attrs class whose fields are made by `option` and the other functions here; ``run(spark, options,
+progress)``, which returns the report; ``main()``, which is ``submit("NAME")``; and, if it likes, ``describe(report)``,
+the report for a person. It can be imported without Spark, so that its help can be read.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+# JSON-able. "ok": False makes the exit status 1; the runner adds "job", "seconds" and, unless it is there, "ok".
+Report = dict[str, Any]
+
+# The key of an `Option` in an attrs field's metadata.
+OPTION = "busrep.spark.job.option"
+
+
+class Progress(Protocol):
+    """Told how far a job is; from any thread, as often as it likes."""
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """``done`` of ``total`` (None: not known) of what ``stage`` counts."""
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """Progress that nobody watches."""
+
+
+@attrs.frozen(kw_only=True)
+class Option:
+    """What the command line says of one field of a job's ``Options``; the flag is the field's name."""
+
+    help: str
+    metavar: str | None = None
+    env: str | None = None
+    minimum: int | float | None = None
+    duration: bool = False
+
+
+def option(
+    default: Any = attrs.NOTHING,
+    *,
+    help: str,  # noqa: A002 - as click and argparse call it
+    metavar: str | None = None,
+    env: str | None = None,
+    minimum: int | float | None = None,
+    duration: bool = False,
+) -> Any:
+    """A field of ``Options``; without a default the option is required.
+
+    The field's annotation says what the command line takes: ``str``, ``int``, ``float``, ``Path``, ``bool`` (a flag),
+    ``Literal[...]`` (a choice), ``tuple[...]`` of one of these (may be repeated), and each of them ``| None``.
+    ``env`` is an environment variable, ``minimum`` the least number, ``duration`` says that a float is written as
+    ``500ms``, ``10s`` or ``2m`` and is in seconds.
+    """
+    told = Option(help=help, metavar=metavar, env=env, minimum=minimum, duration=duration)
+    return attrs.field(default=default, metadata={OPTION: told})
+
+
+def store(default: Any = attrs.NOTHING) -> Any:
+    """``--store URL``. Its password does not arrive in ``Options``: the source looks it up by itself."""
+    return option(
+        default,
+        help="The table: sqlite:////path/file.db or postgresql://user@host/database.",
+        metavar="URL",
+        env="BUSREP_STORE",
+    )
+
+
+def password_file() -> Any:
+    """``--password-file FILE``."""
+    return option(None, help="A file whose first line is the store's password.", metavar="FILE")
+
+
+def stream(default: Any = attrs.NOTHING) -> Any:
+    """``--stream NAME``: one, or, of a field that is a tuple, several."""
+    return option(default, help="The stream's name.", metavar="NAME")
+
+
+def streams() -> Any:
+    """``--streams MODULE:NAME``."""
+    return option(
+        None,
+        help="Where the application declares its streams: needed for typed columns, and for tables of its own.",
+        metavar="MODULE:NAME",
+    )
+
+
+def submit(name: str) -> None:
+    """Run the job as ``busrep pipeline NAME`` does, with the arguments of this process: for spark-submit.
+
+    Needs the extra ``cli`` on the driver, as the command does.
+    """
+    # spark-submit runs the job's file by its path: beside it lie modules that are nobody's top-level modules.
+    here = Path(__file__).parent.resolve()
+    sys.path[:] = [entry for entry in sys.path if here not in (Path(entry).resolve(), Path(entry).resolve().parent)]
+    from busrep.cli import main
+
+    main(["pipeline", name, *sys.argv[1:]])

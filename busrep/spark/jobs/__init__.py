@@ -1,0 +1,1 @@
+"""The jobs of ``busrep pipeline``, a module each: ``busrep/spark/job.py`` says what such a module declares."""

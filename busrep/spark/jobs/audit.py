@@ -1,0 +1,69 @@
+"""Compare an archive with the table that it is of, and with what readers have saved.
+
+Per stream and writer: counts, holes, duplicates, order and hashes of all rows up to where the archive ends, above the
+table's retention floor; each file with its manifest, and the manifests with one another. Exits with 1, and names the
+first tokens that differ, when anything does. The table may be written to meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from busrep.spark import job
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """What the job is told."""
+
+    store: str = job.store()
+    password_file: str | None = job.password_file()
+    streams: str | None = job.streams()
+    stream: tuple[str, ...] = job.stream(())
+    archive: str = job.option(help="The archive's folder, or s3://bucket/prefix.", metavar="PATH")
+    bucket: int = job.option(10_000, minimum=1, help="Tokens that are compared by one hash, per writer.")
+    differences: int = job.option(20, minimum=1, help="How many differing rows to name, per stream.")
+    partitions: int | None = job.option(None, minimum=1, help="Tasks that read the table; by default up to 8.")
+
+
+def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
+    """The report, in which ``ok`` is false when anything differs. Raises BusrepErrors, and what Spark raises."""
+    from busrep.spark.auditing import run
+
+    return run(spark, options, progress)
+
+
+def describe(report: job.Report) -> str:
+    """The report for a person."""
+    lines = []
+    for name, stream in report["streams"].items():
+        lines.append(f"{name}: {stream['archive_rows']:,} rows in {stream['files']} files")
+        for writer, one in stream["writers"].items():
+            verdict = "identical" if one["same"] else f"DIFFERS in {one['differing_buckets']} ranges"
+            lines.append(
+                f"  {writer}: ({one['after']}, {one['upto']}]  archive {one['archive_rows']:,}  table "
+                f"{one['table_rows']:,}  {verdict}"
+            )
+        for reader, positions in stream["readers"].items():
+            behind = sum(at["behind_archive"] for at in positions.values())
+            lines.append(f"  reader {reader}: " + (f"{behind:,} IDs behind the archive" if behind else "not behind"))
+        lines += [f"  WRONG: {found['text']}" for found in stream["findings"]]
+        lines += [
+            f"  WRONG: writer {one['writer']}, token {one['token']}: {one['text']}" for one in stream["differences"]
+        ]
+    verdict = "identical" if report["ok"] else "NOT IDENTICAL"
+    return "\n".join([*lines, f"{verdict}: {report['compared_rows']:,} rows compared"])
+
+
+def main() -> None:
+    """For spark-submit."""
+    job.submit("audit")
+
+
+if __name__ == "__main__":
+    main()
