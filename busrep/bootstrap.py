@@ -136,7 +136,7 @@ class Bootstrap:
         self._syncs: list[float] = []  # when each full sync of the last hour was agreed
         self._failures = 0
         self._retry_at = 0.0
-        self._handed_at = self._rests_until = 0.0  # snapshot_rate: the last part to apply, and the next parts at all
+        self._rests_until = 0.0  # snapshot_rate: when the next parts are due
         self._loading_since = (0.0, 0, 0)  # when, and the parts and rows that were applied by then
 
     # -- inputs -----------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Bootstrap:
             self._ahead.pop(work.number, None)
             self.parts, self.rows, self.bytes = work.parts_after, work.rows + rows, work.bytes + work.part.size
             if self.settings.snapshot_rate is not None:  # whoever is slower than that never makes up for it in a burst
-                self._rests_until = self._handed_at + rows / self.settings.snapshot_rate
+                self._rests_until = max(now, self._rests_until + rows / self.settings.snapshot_rate)
             if work.last:
                 self._finish(now)
             elif self.state is State.LOADING:  # else the source is away, and its pause goes on
@@ -283,6 +283,7 @@ class Bootstrap:
 
     def _start_loading(self, now: float) -> None:
         self._loading_since = (now, self.parts, self.rows)
+        self._rests_until = max(now, self._rests_until)
         self._move(Event.SAVED)
 
     def _finish(self, now: float) -> None:
@@ -356,14 +357,14 @@ class Bootstrap:
         if self.agreement is None or self.state is State.ONLINE:
             return []
         if self.state is State.LOADING:
-            return self._plan_parts(self.agreement, now) if now >= self._rests_until else []
+            return self._plan_parts(self.agreement) if now >= self._rests_until else []
         if self._under_way or self._in_hand is not None:
             return []
         if self.state is State.AGREED:
             return [Begin(self.agreement, self.syncs(now), self.reason)]
         return [Drain(self.agreement)]
 
-    def _plan_parts(self, agreement: Agreement, now: float) -> list[Work]:
+    def _plan_parts(self, agreement: Agreement) -> list[Work]:
         """The next parts to load, as many as may be in memory at a time; and the one to apply, if it is there."""
         loading = {work.number for work in self._under_way if isinstance(work, Load)}
         ahead = range(self.parts, min(self.parts + self.settings.snapshot_connections, len(agreement.parts)))
@@ -373,7 +374,6 @@ class Bootstrap:
         part = self._ahead.get(self.parts) if agreement.parts else PartRows((), (), ())
         if part is not None and self._in_hand is None:
             self._in_hand = Apply(agreement, self.parts, part, self.rows, self.bytes, self.id or "")
-            self._handed_at = now
             planned.append(self._in_hand)
         return planned
 
