@@ -36,7 +36,7 @@ from typing import Any, Final
 from .bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
 from .errors import SnapshotBusy, SnapshotGone
 from .settings import Settings
-from .snapshots import LOADED, Agreement, BootstrapProgress
+from .snapshots import LOADED, Agreement, BootstrapProgress, PartRows
 
 __all__ = [
     "TRANSITIONS", "Agree", "Apply", "Begin", "Bootstrap", "Drain", "Event", "Leave", "Load", "State", "Work",
@@ -128,14 +128,15 @@ class Bootstrap:
         self.stopped_by: Exception | None = None
         self.held: list[Agreement] = []  # what the source may hold something for: to be left, at the end too
         self._jitter = jitter
-        self._saved = False  # whether the agreement is
+        self.id: str | None = None  # of what is saved, empty where nothing is kept; None: the agreement is not saved
         self._under_way: dict[Work, None] = {}  # whose answers count
         self._in_hand: Apply | None = None  # of whatever agreement: until it is answered nothing else is applied
-        self._texts: dict[int, bytes] = {}  # loaded, and not applied yet
+        self._recut = False  # whether another agreement is wanted than the one saved, in smaller parts
+        self._ahead: dict[int, PartRows] = {}  # loaded, and not applied yet
         self._syncs: list[float] = []  # when each full sync of the last hour was agreed
         self._failures = 0
         self._retry_at = 0.0
-        self._handed_at = self._rests_until = 0.0  # snapshot_rate: the last part to apply, and the next parts at all
+        self._rests_until = 0.0  # snapshot_rate: when the next parts are due
         self._loading_since = (0.0, 0, 0)  # when, and the parts and rows that were applied by then
 
     # -- inputs -----------------------------------------------------------------------------------------------
@@ -151,9 +152,11 @@ class Bootstrap:
     def restore(self, saved: BootstrapProgress, now: float) -> None:
         """Go on with what is saved: at the start, or when another process under this reader's name has saved more.
 
-        Another agreement than the own one is adopted. What is applied as a whole is only to be drained.
+        Another bootstrap than the own one is adopted, also one of the same snapshot: what was applied before it began
+        its target has lost. What is applied as a whole is only to be drained.
         """
-        same = self.agreement is not None and self.agreement.same(saved.agreement)
+        same = self.agreement is not None and self.agreement.same(saved.agreement) and self.id in (None, saved.id)
+        self._recut = self.state is None and saved.parts == 0 and self._too_large(saved.agreement)
         if same and self.state not in UNFINISHED and not unfinished(saved):
             return
         if not (same and self.state in UNFINISHED and saved.parts >= self.parts):
@@ -162,9 +165,9 @@ class Bootstrap:
         for work in list(self._under_way):
             if isinstance(work, Begin | Load | Apply) and not _still_wanted(work, saved.parts):
                 del self._under_way[work]
-        self._texts = {number: text for number, text in self._texts.items() if number >= saved.parts}
+        self._ahead = {number: part for number, part in self._ahead.items() if number >= saved.parts}
         self.parts, self.rows, self.bytes = saved.parts, saved.rows, saved.bytes
-        self._saved, self._failures, self._retry_at = True, 0, now
+        self.id, self._failures, self._retry_at = saved.id, 0, now
         if self.state is State.AGREED:
             self._start_loading(now)
         if not unfinished(saved):
@@ -176,33 +179,34 @@ class Bootstrap:
         if not self._answered(work):  # too late: it is only to be left
             return
         self._move(Event.AGREED)
+        self._recut = False
         if self.agreement is None or not self.agreement.same(agreement):
             self._drop_parts()
-            self._saved = False
+            self.id = None
             self._syncs = [*self._recent(now), now]
         self.agreement = agreement  # the same one, too: the source may call it by another id
-        if self._saved:
+        if self.id is not None:
             self._start_loading(now)
 
-    def begun(self, work: Begin, now: float) -> None:
-        """The agreement is saved, with nothing of it applied."""
+    def begun(self, work: Begin, now: float, id: str = "") -> None:
+        """The agreement is saved, with nothing of it applied, as the bootstrap ``id``; empty: nothing is kept."""
         if self._answered(work):
-            self._saved = True
+            self.id = id
             self._start_loading(now)
 
-    def loaded(self, work: Load, text: bytes, now: float) -> None:
-        """``text`` is the whole part."""
+    def loaded(self, work: Load, part: PartRows, now: float) -> None:
+        """``part`` is whole, and is what was agreed on."""
         if self._answered(work):
-            self._texts[work.number] = text
+            self._ahead[work.number] = part
             self._succeeded(now)
 
     def applied(self, work: Apply, rows: int, now: float) -> None:
         """The part is applied, and that is saved. ``rows``: how many there are in it."""
         if self._answered(work):
-            self._texts.pop(work.number, None)
-            self.parts, self.rows, self.bytes = work.parts_after, work.rows + rows, work.bytes + len(work.text)
+            self._ahead.pop(work.number, None)
+            self.parts, self.rows, self.bytes = work.parts_after, work.rows + rows, work.bytes + work.part.size
             if self.settings.snapshot_rate is not None:  # whoever is slower than that never makes up for it in a burst
-                self._rests_until = self._handed_at + rows / self.settings.snapshot_rate
+                self._rests_until = max(now, self._rests_until + rows / self.settings.snapshot_rate)
             if work.last:
                 self._finish(now)
             elif self.state is State.LOADING:  # else the source is away, and its pause goes on
@@ -263,13 +267,13 @@ class Bootstrap:
 
     def _begin(self, reason: str, event: Event) -> None:
         self._drop_parts()
-        self.agreement, self._saved = None, False
+        self.agreement = self.id = None
         self.reason, self.attempts, self.error = reason, 0, None
         self._move(event)
 
     def _drop_parts(self) -> None:
         self._under_way.clear()
-        self._texts.clear()
+        self._ahead.clear()
         self.parts = self.rows = self.bytes = 0
 
     def _give_up_source(self) -> None:
@@ -279,11 +283,12 @@ class Bootstrap:
 
     def _start_loading(self, now: float) -> None:
         self._loading_since = (now, self.parts, self.rows)
+        self._rests_until = max(now, self._rests_until)
         self._move(Event.SAVED)
 
     def _finish(self, now: float) -> None:
         self._under_way.clear()
-        self._texts.clear()
+        self._ahead.clear()
         self.stopped_by = None
         self._succeeded(now)
         self._move(Event.APPLIED)
@@ -337,7 +342,7 @@ class Bootstrap:
 
     def _leave(self) -> list[Leave]:
         keep = self.agreement if self.state in (State.AGREED, State.LOADING) else None
-        if keep is not None and self.parts + len(self._texts) == len(keep.parts):  # nothing is left to load
+        if keep is not None and self.parts + len(self._ahead) == len(keep.parts):  # nothing is left to load
             keep = None
         left = [Leave(agreement) for agreement in self.held if agreement is not keep]
         self.held = [agreement for agreement in self.held if agreement is keep]
@@ -348,29 +353,35 @@ class Bootstrap:
             if any(isinstance(work, Agree) for work in self._under_way):
                 return []
             self.attempts += 1
-            return [Agree(self.stream, self.agreement)]
+            return [Agree(self.stream, None if self._recut else self.agreement)]
         if self.agreement is None or self.state is State.ONLINE:
             return []
         if self.state is State.LOADING:
-            return self._plan_parts(self.agreement, now) if now >= self._rests_until else []
+            return self._plan_parts(self.agreement) if now >= self._rests_until else []
         if self._under_way or self._in_hand is not None:
             return []
         if self.state is State.AGREED:
             return [Begin(self.agreement, self.syncs(now), self.reason)]
         return [Drain(self.agreement)]
 
-    def _plan_parts(self, agreement: Agreement, now: float) -> list[Work]:
+    def _plan_parts(self, agreement: Agreement) -> list[Work]:
         """The next parts to load, as many as may be in memory at a time; and the one to apply, if it is there."""
         loading = {work.number for work in self._under_way if isinstance(work, Load)}
         ahead = range(self.parts, min(self.parts + self.settings.snapshot_connections, len(agreement.parts)))
         planned: list[Work] = [
-            Load(agreement, number) for number in ahead if number not in loading and number not in self._texts
+            Load(agreement, number) for number in ahead if number not in loading and number not in self._ahead
         ]
-        text = self._texts.get(self.parts) if agreement.parts else b""
-        if text is not None and self._in_hand is None:
-            self._in_hand, self._handed_at = Apply(agreement, self.parts, text, self.rows, self.bytes), now
+        part = self._ahead.get(self.parts) if agreement.parts else PartRows((), (), ())
+        if part is not None and self._in_hand is None:
+            self._in_hand = Apply(agreement, self.parts, part, self.rows, self.bytes, self.id or "")
             planned.append(self._in_hand)
         return planned
+
+    def _too_large(self, agreement: Agreement) -> bool:
+        """Whether its parts are of a larger ``snapshot_part_rows``: of their size the process may have died, and would
+        again. Asked once a process, when it finds what is saved: two of one name with different settings would replace
+        one another's for ever. Nothing tells what was asked for, and a part is larger by a fact: so twice as large."""
+        return agreement.rows > 2 * self.settings.snapshot_part_rows * len(agreement.parts)
 
     def next_retry(self, now: float) -> float | None:
         """When ``work()`` may next return something by the passing of time alone."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import attrs
 
-from .snapshots import Agreement
+from .snapshots import Agreement, PartRows
 
 
 @attrs.frozen(eq=False)
@@ -40,14 +40,16 @@ class Load:
 class Apply:
     """Apply one part, and save that; answer with ``applied``. ``rows``, ``bytes``: applied before it.
 
-    A snapshot without parts has one to apply all the same, without rows: the target is to be emptied.
+    A snapshot without parts has one to apply all the same, without rows: the target is to be emptied. ``id``: of the
+    bootstrap that it is saved for, as ``begun`` or ``restore`` told it: not of one begun since.
     """
 
     agreement: Agreement
     number: int
-    text: bytes
+    part: PartRows
     rows: int
     bytes: int
+    id: str
 
     @property
     def parts(self) -> int:

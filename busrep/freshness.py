@@ -19,6 +19,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 
 import attrs
 
+from .storage import KnownWriter
+
 # Answers of the table whose rows are not all applied yet, and announcements of one writer whose positions are not. With
 # one a beat no handler is so far behind; of more the latest count, which ask for no less.
 PENDING = 16
@@ -55,16 +57,6 @@ class Commits:
 
 
 @attrs.frozen
-class Member:
-    """One writer of a stream, as the registry has it. ``position``: its final one, if it is not registered any more."""
-
-    writer: str
-    incarnation: int
-    position: int
-    registered: bool
-
-
-@attrs.frozen
 class Own:
     """This process's own writer: ``as_of`` is of `Commits`."""
 
@@ -77,12 +69,12 @@ class TableProof:
     """As of when all invalidations of a stream that has a table have been applied here. Times are of our clock."""
 
     def __init__(self) -> None:
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, KnownWriter] = {}
         self._looks: deque[tuple[float, Mapping[str, int]]] = deque(maxlen=PENDING)
         self._applied: float | None = None
 
-    def registered(self, members: Iterable[Member]) -> None:
-        """The registry, read before `looked`."""
+    def registered(self, members: Iterable[KnownWriter]) -> None:
+        """The stream's writers in the registry, read before `looked`."""
         self._members = {member.writer: member for member in members}
 
     def looked(self, asked: float, newest: Mapping[str, int]) -> None:

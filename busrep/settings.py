@@ -128,7 +128,9 @@ class Settings:
 
     snapshot_part_rows: int = attrs.field(default=20_000, validator=ge(1))
     """Rows of one part of a snapshot: what is applied in one transaction, kept in memory at a time, and loaded again
-    after a crash. Some 3 MB of rows."""
+    after a crash. Some 3 MB of rows. Of a table with more than 10,000 times as many the parts are larger, a
+    ten-thousandth of it. A snapshot that is being loaded keeps the parts that it has; but one of which nothing is
+    applied yet is cut anew at a restart if its parts have more than twice as many rows."""
 
     snapshot_connections: int = attrs.field(default=2, validator=ge(1))
     """Parts that one bootstrap loads at a time, each on a connection of its own; they are applied in order. One loads

@@ -113,11 +113,13 @@ class Agreement:
 
 @attrs.frozen
 class PartRows:
-    """The rows of one part, decoded from its text; three parallel sequences, one entry a row."""
+    """The rows of one part, decoded from its text; three parallel sequences, one entry a row. ``size``: bytes of the
+    text."""
 
     tokens: Sequence[int]
     writers: Sequence[str]
     payloads: Sequence[bytes]
+    size: int = 0
 
 
 def decode_part(text: bytes, *, stream: str = "") -> PartRows:
@@ -133,7 +135,7 @@ def decode_part(text: bytes, *, stream: str = "") -> PartRows:
         names = {name: name.decode() for name in set(writers)}
     except ValueError as error:
         raise RowError(stream, "part", f"a line is not 'token writer row': {error}") from None
-    return PartRows(numbers, [names[name] for name in writers], payloads)
+    return PartRows(numbers, [names[name] for name in writers], payloads, len(text))
 
 
 def encode_rows(tokens: Sequence[int], writers: Sequence[str], payloads: Sequence[bytes]) -> bytes:
@@ -155,7 +157,8 @@ class SnapshotSource(Protocol):
     """
 
     async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
-        """A snapshot of ``stream``, in parts of about ``part_rows`` rows (more only where one fact has more).
+        """A snapshot of ``stream``, in parts of about ``part_rows`` rows (more only where one fact has more,
+        or where there would be too many parts: of a table some 10,000).
 
         ``again``: one that was agreed before, of which parts are loaded already; what is returned is the `same` if
         that snapshot can still be had (epoch and floors have not moved), else a new one. Whatever is held for it

@@ -260,7 +260,7 @@ class AsyncStore(Protocol):
         self,
         reader: str,
         stream: str,
-        agreement_id: str,
+        bootstrap_id: str,
         *,
         parts: int,
         applied: int,
@@ -270,9 +270,10 @@ class AsyncStore(Protocol):
         connection: Any = None,
     ) -> None:
         """Move what is applied from ``parts`` to ``applied`` parts: ReaderMoved unless ``parts`` is what is saved, of
-        the agreement with this `digest`. With the caller's connection in the caller's transaction; on ReaderMoved the
-        caller rolls back. Both numbers equal: only the state changes. ``rows``, ``bytes``: of all that is applied by
-        then."""
+        the bootstrap that `begin_bootstrap` gave ``bootstrap_id`` to. One begun anew is another, of the same snapshot
+        too: what was applied for the one before, its target has lost. With the caller's connection in the caller's
+        transaction; on ReaderMoved the caller rolls back. Both numbers equal: only the state changes. ``rows``,
+        ``bytes``: of all that is applied by then."""
 
     async def bootstraps(self, reader: str | None = None) -> list[BootstrapProgress]:
         """What is saved of bootstraps, of all readers or of one, the latest first; one a stream. That of one that is

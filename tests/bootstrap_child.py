@@ -148,9 +148,9 @@ class HeldStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def begin_bootstrap(self, reader: str, agreement: Agreement, **options: Any) -> None:
+    async def begin_bootstrap(self, reader: str, agreement: Agreement, **options: Any) -> Any:
         await self._holds.at("begin")
-        await self._inner.begin_bootstrap(reader, agreement, **options)
+        return await self._inner.begin_bootstrap(reader, agreement, **options)
 
 
 def open_source(url: str, settings: busrep.Settings) -> Any:

@@ -10,7 +10,7 @@ import attrs
 from busrep.bootstrap import Apply, State, unfinished
 from busrep.delivery import RawBatch
 from busrep.errors import PositionTooOld, ReaderMoved, SnapshotGone
-from busrep.snapshots import Agreement, BootstrapProgress, PartRange, decode_part, encode_rows
+from busrep.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part, encode_rows
 from busrep.updates import FetchUpdates, UpdatesPage
 
 
@@ -109,12 +109,12 @@ class Log:
             key=lambda row: row[0],
         )
 
-    def load(self, agreement: Agreement, number: int) -> bytes:
+    def load(self, agreement: Agreement, number: int) -> PartRows:
         if not self.available(agreement):
             raise SnapshotGone("s", "pruned, or restored")
         part = agreement.parts[number]
         rows = self.content(agreement.positions, agreement.floors, part.after, part.upto)
-        return encode_rows(*zip(*rows, strict=True)) if rows else b""
+        return decode_part(encode_rows(*zip(*rows, strict=True)) if rows else b"")
 
 
 class Saved:
@@ -126,26 +126,28 @@ class Saved:
         self.bootstrap: BootstrapProgress | None = None
         self.target: dict[str, list[tuple[int, bytes]]] = {}
         self.base: Mapping[str, int] = {}  # pruned rows that the target never saw
-        self.finished = self.handled = 0
+        self.finished = self.handled = self.begun = 0
 
     @property
     def loading(self) -> bool:
         return self.bootstrap is not None and unfinished(self.bootstrap)
 
-    def begin(self, agreement: Agreement, syncs: int) -> None:
+    def begin(self, agreement: Agreement, syncs: int) -> str:
         floors = self.log.floors
         if agreement.epoch != self.log.epoch or any(agreement.positions.get(w, 0) < floors[w] for w in floors):
             raise SnapshotGone("s", "a floor is above its position")
         self.epoch, self.positions = agreement.epoch, dict(agreement.positions)
-        self.bootstrap = BootstrapProgress("r", agreement, State.LOADING.value, syncs=syncs)
+        self.begun += 1
+        self.bootstrap = BootstrapProgress("r", agreement, State.LOADING.value, syncs=syncs, id=str(self.begun))
+        return self.bootstrap.id
 
     def apply(self, work: Apply) -> int:
         saved = self.bootstrap
-        if saved is None or not saved.agreement.same(work.agreement) or saved.parts != work.parts or not self.loading:
+        if saved is None or saved.id != work.id or saved.parts != work.parts or not self.loading:
             raise ReaderMoved("r", "s", "", work.parts)
         if work.first:
             self.target, self.base = {}, work.agreement.floors
-        rows = decode_part(work.text)
+        rows = work.part
         for token, writer, row in zip(rows.tokens, rows.writers, rows.payloads, strict=True):
             self.target.setdefault(writer, []).append((token, row))
         state = State.DRAINING if work.last else State.LOADING
@@ -155,7 +157,7 @@ class Saved:
             state=state.value,
             parts=work.parts_after,
             rows=work.rows + len(rows.tokens),
-            bytes=work.bytes + len(work.text),
+            bytes=work.bytes + rows.size,
         )
         return len(rows.tokens)
 

@@ -16,6 +16,7 @@ from busrep.bootstrap import Apply, State
 from busrep.delivery import RawBatch
 from busrep.errors import SnapshotGone
 from busrep.settings import Settings
+from busrep.snapshots import PartRows
 from busrep.streams import Stream
 from busrep.writer import Writer
 
@@ -198,10 +199,10 @@ class World:
             with contextlib.suppress(SnapshotGone):
                 saved.begin(agreement, 1)
         elif saved.bootstrap is not None and saved.loading:
-            agreement, number = saved.bootstrap.agreement, saved.bootstrap.parts
+            begun, agreement, number = saved.bootstrap, saved.bootstrap.agreement, saved.bootstrap.parts
             with contextlib.suppress(SnapshotGone):
-                text = log.load(agreement, number) if agreement.parts else b""
-                saved.apply(Apply(agreement, number, text, saved.bootstrap.rows, saved.bootstrap.bytes))
+                part = log.load(agreement, number) if agreement.parts else PartRows((), (), ())
+                saved.apply(Apply(agreement, number, part, begun.rows, begun.bytes, begun.id))
         else:
             writer = self.rng.choice(list(log.proven))
             after, upto = saved.positions.get(writer, 0), self.rng.randint(0, log.proven[writer])

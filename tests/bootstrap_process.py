@@ -9,6 +9,7 @@ from busrep.delivery import RawBatch
 from busrep.errors import PositionTooOld, ReaderMoved, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.reader import Followed, Key, Reader
 from busrep.settings import Settings
+from busrep.snapshots import PartRows
 from busrep.updates import FetchUpdates
 
 from .bootstrap_log import Log, Saved
@@ -85,9 +86,9 @@ class Process:
         assert reader.buffer_bytes == sum(held[key] for key, one in reader.progress.items() if one.buffered)
         assert reader.buffer_bytes_peak <= settings.full_sync_buffer_limit, "the buffer is bounded"
         loads = {work.number for work in bootstrap.under_way if isinstance(work, Load)}
-        texts = bootstrap._texts
-        assert not loads & texts.keys(), "nothing is loaded twice"
-        assert len(loads | texts.keys()) <= settings.snapshot_connections, "what is loaded ahead is bounded"
+        ahead = bootstrap._ahead
+        assert not loads & ahead.keys(), "nothing is loaded twice"
+        assert len(loads | ahead.keys()) <= settings.snapshot_connections, "what is loaded ahead is bounded"
         assert sum(isinstance(work, Apply) for work in bootstrap.under_way) <= 1, "one part at a time"
         assert len(bootstrap.held) <= 1
         if bootstrap.state in (State.REQUESTED, State.AGREED, State.LOADING):
@@ -160,8 +161,7 @@ class Process:
                     self.reader.new_epoch = agreement.epoch
                     raise AWAY
             elif isinstance(work, Begin):
-                self.saved.begin(work.agreement, work.syncs)
-                bootstrap.begun(work, now)
+                bootstrap.begun(work, now, self.saved.begin(work.agreement, work.syncs))
             elif isinstance(work, Load):
                 bootstrap.loaded(work, self.log.load(work.agreement, work.number), now)
             elif isinstance(work, Apply):
@@ -178,5 +178,5 @@ class Process:
         if isinstance(work, Agree):
             self.bootstrap.agreed(work, self.log.agree(work.again), now)
         elif isinstance(work, Load):
-            self.bootstrap.loaded(work, b"too late", now)
+            self.bootstrap.loaded(work, PartRows((), (), ()), now)
         self.pump(now)

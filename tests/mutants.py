@@ -2934,6 +2934,22 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(PARTS + "parts_are_saved_one_after_the_other",),
     ),
     Mutant(
+        name="a-part-of-a-bootstrap-before-is-saved",
+        rule="9.12",
+        harm="Begun anew with the same snapshot, on a target emptied since: a part of before counts, and is lost.",
+        edits=(
+            Edit(BOOTSTRAPS, "AND id = ? AND parts = ? RETURNING parts", "AND ? <> '' AND parts = ? RETURNING parts"),
+        ),
+        checks=(PARTS + "a_part_of_a_bootstrap_that_was_begun_anew_is_not_saved",),
+    ),
+    Mutant(
+        name="the-same-snapshot-is-taken-for-the-same-bootstrap",
+        rule="9.12",
+        harm="A process counts on parts that it applied before another one emptied the target: they are lost.",
+        edits=(Edit(MACHINE, " and self.id in (None, saved.id)\n", "\n"),),
+        checks=("test_bootstrap_core.py::test_another_bootstrap_of_the_same_snapshot_is_adopted",),
+    ),
+    Mutant(
         name="a-part-without-its-pruned-rows",
         rule="9",
         harm="A bootstrap that goes on after a prune lacks rows, and nobody is told.",
@@ -3060,16 +3076,23 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(FAULTS + "a_snapshot_older_than_what_was_pruned_is_refused",),
     ),
     Mutant(
+        name="order-is-checked-within-pieces-only",
+        rule="9.10",
+        harm="Two rows out of order, one at the end of a piece: the application ends at the earlier one.",
+        edits=(
+            Edit(
+                "asyncio/snapshot_sources.py",
+                "            before = max(0, len(tokens) - 1)",
+                "            before = len(tokens)",
+            ),
+        ),
+        checks=("test_snapshot_sources.py::test_two_rows_out_of_order_are_found_wherever_pieces_end",),
+    ),
+    Mutant(
         name="another-part-than-agreed-is-applied",
         rule="9.10",
         harm="A source gives fewer rows than there are in a part: the rest is lost in silence.",
-        edits=(
-            Edit(
-                RUN,
-                "        check_part(work.agreement, work.number, text)\n",
-                "",
-            ),
-        ),
+        edits=(Edit("asyncio/snapshot_sources.py", "        _check_count(agreement.parts[number], tokens)\n", ""),),
         checks=(FAULTS + "a_part_that_is_not_what_was_agreed_on_is_refused",),
     ),
     Mutant(
@@ -3095,7 +3118,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 RUN,
-                "                self._before = digest  # over before this one was asked for\n",
+                "                self._before = saved.id  # over before this one was asked for\n",
                 "                pass\n",
             ),
         ),

@@ -6,10 +6,12 @@ test_snapshots_store.py runs this class over each of them.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
+from unittest import mock
 
 import attrs
 import pytest
@@ -18,7 +20,7 @@ from busrep.errors import ConfigError, PositionTooOld, ReaderMoved, RowError, Sn
 from busrep.settings import Settings
 from busrep.snapshots import Agreement, PartRange, decode_part, encode_rows, part_hash
 from busrep.storage import AsyncStore, Claim
-from busrep.stores import open_store
+from busrep.stores import open_store, snapshots
 from busrep.streams import Registry
 from tests.store_conformance import generic, page, read, row, sync, write
 
@@ -368,13 +370,45 @@ class SnapshotConformance:
             end = {("orders", "w1"): 6, ("orders", "w2"): 6, ("orders", "gone"): 0}
             assert await saved(store) == end | {("payments", "w1"): 5}
             assert await saved(store, "other") == before
-            await store.save_bootstrap(
-                "r", "orders", agreement.digest, parts=0, applied=1, rows=4, bytes=44, state="loading"
-            )
+            await store.save_bootstrap("r", "orders", first_id, parts=0, applied=1, rows=4, bytes=44, state="loading")
             await store.begin_bootstrap("r", agreement, syncs=3, reason="again")
             (progress,) = await store.bootstraps("r")
             assert (progress.parts, progress.rows, progress.bytes, progress.state) == (0, 0, 0, "agreed")
             assert progress.id != first_id
+            await store.leave(agreement)
+
+    @pytest.mark.parametrize(("part_rows", "most"), [(1, 10), (1, 66), (1, 1), (3, 7), (400, 4), (2**62, 4)])
+    @sync
+    async def test_the_number_of_parts_is_bounded(self, url: str, part_rows: int, most: int) -> None:
+        """An agreement is saved, sent and compared as a whole: its parts are larger than asked for, then."""
+        async with self.opened(url) as store:
+            await some_facts(store, *(1,) * 60, 5, 1)
+            with mock.patch.object(snapshots, "MOST_PARTS", most):
+                agreement = await store.agree("orders", part_rows=part_rows)
+            tiles(agreement, await whole(store, agreement))
+            assert len(agreement.parts) <= most
+            assert len(agreement.parts) >= min(most, 66 // part_rows) / 2, "no larger than they must be"
+            assert max(part.rows for part in agreement.parts) < max(part_rows, -(-66 // most)) + 5
+            await store.leave(agreement)
+
+    @sync
+    async def test_a_part_of_a_bootstrap_that_was_begun_anew_is_not_saved(self, url: str) -> None:
+        """Also where the snapshot is the very same: the target was emptied of that part since."""
+        async with self.opened(url) as store:
+            await some_facts(store, *(1,) * 6)
+            agreement = await store.agree("orders", part_rows=2)
+            save = functools.partial(store.save_bootstrap, "r", "orders", rows=2, bytes=20)
+            first = await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
+            await save(first, parts=0, applied=1, state="loading")
+            second = await store.begin_bootstrap("r", agreement, syncs=2, reason="again")
+            for parts, applied, state in ((0, 1, "loading"), (0, 0, "online")):
+                with pytest.raises(ReaderMoved):
+                    await save(first, parts=parts, applied=applied, state=state)
+            await save(second, parts=0, applied=1, state="loading")
+            with pytest.raises(ReaderMoved):
+                await save(first, parts=1, applied=2, state="loading")
+            (progress,) = await store.bootstraps("r")
+            assert (progress.id, progress.parts, progress.state) == (second, 1, "loading")
             await store.leave(agreement)
 
     @sync
@@ -421,16 +455,16 @@ class SnapshotConformance:
         async with self.opened(url) as store:
             await some_facts(store, *(1,) * 6)
             agreement = await store.agree("orders", part_rows=2)
-            await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
+            begun = await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
 
-            async def save(parts: int, applied: int, *, id: str = agreement.digest, reader: str = "r") -> None:
+            async def save(parts: int, applied: int, *, id: str = begun, reader: str = "r") -> None:
                 await store.save_bootstrap(
                     reader, "orders", id, parts=parts, applied=applied, rows=applied * 2, bytes=applied * 20,
                     state="draining" if applied == 3 else "loading",
                 )  # fmt: skip
 
             await save(0, 1)
-            for wrong in (save(0, 1), save(2, 3), save(1, 2, id="0" * 64), save(1, 2, reader="other")):
+            for wrong in (save(0, 1), save(2, 3), save(1, 2, id="0" * 16), save(1, 2, reader="other")):
                 with pytest.raises(ReaderMoved):
                     await wrong
             (progress,) = await store.bootstraps()
@@ -438,9 +472,7 @@ class SnapshotConformance:
             outcomes = await asyncio.gather(*(save(1, 2) for _ in range(4)), return_exceptions=True)
             assert sorted(map(type, outcomes), key=str) == [type(None)] + [ReaderMoved] * 3
             await save(2, 3)
-            await store.save_bootstrap(
-                "r", "orders", agreement.digest, parts=3, applied=3, rows=6, bytes=60, state="online"
-            )
+            await store.save_bootstrap("r", "orders", begun, parts=3, applied=3, rows=6, bytes=60, state="online")
             (progress,) = await store.bootstraps()
             assert (progress.parts, progress.rows, progress.bytes, progress.state) == (3, 6, 60, "online")
             await store.leave(agreement)
@@ -449,12 +481,12 @@ class SnapshotConformance:
     async def test_several_are_told_the_latest_first(self, url: str) -> None:
         async with self.opened(url) as store:
             agreements = [await store.agree(stream, part_rows=2) for stream in ("orders", "payments")]
-            for reader in ("a", "b"):
-                for agreement in agreements:
-                    await store.begin_bootstrap(reader, agreement, syncs=1, reason="weiß \0")
-            await store.save_bootstrap(
-                "a", "payments", agreements[1].digest, parts=0, applied=0, rows=0, bytes=0, state="online"
-            )
+            ids = [
+                await store.begin_bootstrap(reader, agreement, syncs=1, reason="weiß \0")
+                for reader in ("a", "b")
+                for agreement in agreements
+            ]
+            await store.save_bootstrap("a", "payments", ids[1], parts=0, applied=0, rows=0, bytes=0, state="online")
             found = [(one.reader, one.agreement.stream) for one in await store.bootstraps()]
             assert len(found) == 4
             assert found[0] == ("a", "payments")

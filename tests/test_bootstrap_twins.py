@@ -357,3 +357,78 @@ def test_two_processes_find_another_log_and_load_it_between_them(saves: str) -> 
                     assert one._reading.stopped == two._reading.stopped == {}
 
     virtual.run(main())
+
+
+def test_a_part_of_a_snapshot_that_another_process_began_anew_meanwhile_is_not_taken_for_one_of_it() -> None:
+    """Both load the very same snapshot. One has applied its last part before the other emptied the target, and saves
+    it when the other has saved all parts before it, and has died: the part is to be applied again."""
+
+    async def main() -> None:
+        async with deployment(RARELY) as shop, shop.bus(writer="w1") as writer:
+            target = Shared()
+            last = await write(writer, 35)
+            await writer._writing.beat()
+            store, anew = writer._store, []
+
+            async def begin_anew(part: SnapshotPart[Order]) -> None:
+                found = await store.agree("orders", part_rows=10)
+                await store.leave(found)
+                assert found.same(part.agreement)
+                id = await store.begin_bootstrap("billing", found, syncs=2, reason="asked for")
+                anew.append(id)
+                target.rows = {key: number for key, number in target.rows.items() if number < 30}
+                for at in range(part.number):
+                    await store.save_bootstrap(
+                        "billing", "orders", id, parts=at, applied=at + 1, rows=10, bytes=1, state="loading"
+                    )
+
+            async with shop.bus(reader="billing", start=None) as one:
+
+                @one.snapshot(orders)
+                async def apply(part: SnapshotPart[Order]) -> None:
+                    await target.apply(part)
+                    if part.last and not anew:
+                        await begin_anew(part)
+
+                one.subscribe(orders)(target.handle)
+                await one.wait_for(orders, "w1", last)
+                assert target.numbers == list(range(35))
+                assert target.parts == [0, 1, 2, 3, 3]
+                (saved,) = await store.bootstraps("billing")
+                assert (saved.id, saved.parts) == (anew[0], 4)
+
+    virtual.run(main())
+
+
+def test_who_asks_while_another_process_loads_the_same_snapshot_anew_joins_in() -> None:
+    """Both have loaded it before: that it is the same one tells nothing."""
+
+    async def main() -> None:
+        async with deployment(RARELY) as shop, shop.bus(writer="w1") as writer:
+            target = Shared()
+            await write(writer, 35)
+            await writer._writing.beat()
+            async with (
+                shop.bus(reader="billing", start="earliest") as one,
+                shop.bus(reader="billing", start="earliest") as two,
+            ):
+                for bus in (one, two):
+                    bus.snapshot(orders)(target.apply)
+                    bus.subscribe(orders)(target.handle)
+                await two.bootstrap(orders)
+                await online(two)
+                target.at = 2
+                asking = asyncio.create_task(one.bootstrap(orders))
+                await target.held.wait()
+                (begun,) = await writer._store.bootstraps("billing")
+                assert begun.parts == 2
+                joining = asyncio.create_task(two.bootstrap(orders))
+                await until(lambda: state(two) == "loading")
+                (saved,) = await writer._store.bootstraps("billing")
+                assert (saved.id, saved.parts) == (begun.id, 2), "begun anew under the other's hands"
+                target.gate.set()
+                await asyncio.gather(asking, joining)
+                assert target.parts.count(0) == 2
+                assert target.numbers == list(range(35))
+
+    virtual.run(main())

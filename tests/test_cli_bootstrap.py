@@ -385,11 +385,11 @@ async def save(url: str, reader: str, parts: int, syncs: int) -> None:
     try:
         agreement = await store.agree("orders", part_rows=PART)
         await store.leave(agreement)
-        await store.begin_bootstrap(reader, agreement, syncs=syncs, reason="no saved positions")
+        id = await store.begin_bootstrap(reader, agreement, syncs=syncs, reason="no saved positions")
         if parts:
             state = "loading" if parts < PARTS else "draining"
             progress = {"parts": 0, "applied": parts, "rows": parts * PART, "bytes": 1_000, "state": state}
-            await store.save_bootstrap(reader, "orders", agreement.digest, **progress)
+            await store.save_bootstrap(reader, "orders", id, **progress)
     finally:
         await store.close()
 

@@ -108,7 +108,9 @@ def diagram() -> str:
 def test_the_settings_named_have_these_defaults() -> None:
     section = TEXT.partition("\n## Settings\n")[2].partition("\n## ")[0]
     found = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", section, re.MULTILINE))
-    assert len(found) == 7
+    assert len(found) == 8
+    assert found.pop("snapshot_rate") == "none"
+    assert Settings().snapshot_rate is None
     for name, text in found.items():
         number, _, unit = text.partition(" ")
         factor = {"MiB": 2**20, "s": 1, "": 1}[unit]

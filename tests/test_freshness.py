@@ -12,7 +12,8 @@ import pytest
 from busrep import Settings
 from busrep.cached import wrap
 from busrep.caches import Caches, Invalidation, invalidations
-from busrep.freshness import PENDING, Commits, HeardProof, Member, Own, TableProof
+from busrep.freshness import PENDING, Commits, HeardProof, Own, TableProof
+from busrep.storage import KnownWriter
 
 BEAT = 2.0
 
@@ -52,8 +53,8 @@ def test_a_joined_fact_is_as_old_as_the_last_answer_that_it_is_open() -> None:
 # -- the table ------------------------------------------------------------------------------------------------
 
 
-def registered(*writers: str, incarnation: int = 1) -> list[Member]:
-    return [Member(writer, incarnation, 0, True) for writer in writers]
+def registered(*writers: str, incarnation: int = 1) -> list[KnownWriter]:
+    return [KnownWriter("caches", writer, 0, 0, True, incarnation, 0.0) for writer in writers]
 
 
 @attrs.define
@@ -137,7 +138,7 @@ def test_what_another_log_had_proves_nothing() -> None:
 
 def test_where_a_writer_has_ended_is_known_once_it_has_left() -> None:
     proof = TableProof()
-    proof.registered([*registered("w1"), Member("dead", 2, 7, False)])
+    proof.registered([*registered("w1"), KnownWriter("caches", "dead", 7, 0, False, 2, 99.0)])
     assert proof.final("dead") == 7
     assert proof.final("w1") is proof.final("nobody") is None
 

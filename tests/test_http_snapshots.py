@@ -32,7 +32,7 @@ from busrep.asyncio.http_snapshots import Snapshots, UnknownSnapshot
 from busrep.asyncio.http_snapshots_limits import SnapshotLimits
 from busrep.asyncio.http_snapshots_spool import PIECE, Spool
 from busrep.asyncio.http_source import HttpSource
-from busrep.asyncio.snapshot_sources import check_agreement, check_part
+from busrep.asyncio.snapshot_sources import check_agreement, checked_part
 from busrep.errors import ConfigError, SnapshotBusy, SnapshotGone, Unavailable, UnknownStream
 from busrep.snapshots import Agreement, PartRange, SnapshotSource, encode_rows
 from busrep.stores import open_store
@@ -1402,10 +1402,12 @@ def test_rows_that_are_not_of_their_part(reason: str) -> None:
     agreement = Agreement("orders", EPOCH, {"w1": 9, "w3": 4}, {"w1": 2, "w3": 4}, (PartRange(2, 5, 3),))
     check_agreement(agreement, "orders")
     if not reason:
-        check_part(agreement, 0, PARTS[reason])
+        found = asyncio.run(checked_part(agreement, 0, PARTS[reason]))
+        assert (found.tokens, found.writers, found.payloads) == ((3, 3, 5), ("w1",) * 3, (b"1", b"2", b"3"))
+        assert found.size == len(PARTS[reason])
     else:
         with pytest.raises(Unavailable, match=f"part 0 is refused: .*{reason}"):
-            check_part(agreement, 0, PARTS[reason])
+            asyncio.run(checked_part(agreement, 0, PARTS[reason]))
 
 
 # -- with a real store ----------------------------------------------------------------------------------------

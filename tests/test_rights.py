@@ -139,9 +139,9 @@ async def all_that_a_reader_does(url: str, number: int) -> None:
         await store.reset_reader(reader, {("orders", "w1"): 0}, epoch)
         agreement = await store.agree("orders", part_rows=10)
         await store.leave(agreement)
-        await store.begin_bootstrap(reader, agreement, syncs=1, reason="new")
+        id = await store.begin_bootstrap(reader, agreement, syncs=1, reason="new")
         applied = {"applied": 0, "rows": 0, "bytes": 0, "state": "online"}
-        await store.save_bootstrap(reader, "orders", agreement.digest, parts=0, **applied)
+        await store.save_bootstrap(reader, "orders", id, parts=0, **applied)
         assert [one.state for one in await store.bootstraps(reader)] == ["online"]
         await store.dead_letter(reader, "orders", "w1", [1], [b"[1]"], "no")
         await store.dead_letters(1)

@@ -63,14 +63,14 @@ class SqlConformance(SnapshotConformance):
         async with self.opened(url) as store:
             await some_facts(store, *(1,) * 6)
             agreement = await store.agree("orders", part_rows=2)
-            await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
+            id = await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
             self.sql(url, "CREATE TABLE bills (number int)")
 
             async def apply(commit: bool, parts: int = 0) -> None:
                 with closing(self.connect(url)) as connection:
                     connection.execute("INSERT INTO bills VALUES (1)")
                     await store.save_bootstrap(
-                        "r", "orders", agreement.digest, parts=parts, applied=parts + 1, rows=2, bytes=9,
+                        "r", "orders", id, parts=parts, applied=parts + 1, rows=2, bytes=9,
                         state="loading", connection=connection,
                     )  # fmt: skip
                     connection.commit() if commit else connection.rollback()
@@ -111,14 +111,12 @@ class SqlConformance(SnapshotConformance):
         async with self.opened(url) as store:
             first, _ = await some_facts(store, *(1,) * 4)
             agreement = await store.agree("orders", part_rows=2)
-            await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
+            id = await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
             (last,) = await write(store, first, 1)
             await store.heartbeat(first, {"orders": last})
             long_ago = "to_timestamp(0)" if url.startswith("postgres") else "0"
             self.sql(url, f"UPDATE busrep_readers SET saved_at = {long_ago}")
-            await store.save_bootstrap(
-                "r", "orders", agreement.digest, parts=0, applied=1, rows=2, bytes=9, state="loading"
-            )
+            await store.save_bootstrap("r", "orders", id, parts=0, applied=1, rows=2, bytes=9, state="loading")
             await store.prune(keep=0, reader_cap=3600)
             assert {one.writer: one.floor for one in await store.known()} == {"w1": 3, "w2": 4}
             self.sql(url, f"UPDATE busrep_readers SET saved_at = {long_ago}")
@@ -244,10 +242,8 @@ class TestSqlite(SqlConformance):
             async with self.opened(url) as store:
                 await some_facts(store, *(1,) * 6)
                 agreement = await store.agree("orders", part_rows=2)
-                await store.begin_bootstrap("r", agreement, syncs=4, reason="below the floor")
-                await store.save_bootstrap(
-                    "r", "orders", agreement.digest, parts=0, applied=1, rows=2, bytes=9, state="loading"
-                )
+                id = await store.begin_bootstrap("r", agreement, syncs=4, reason="below the floor")
+                await store.save_bootstrap("r", "orders", id, parts=0, applied=1, rows=2, bytes=9, state="loading")
 
         asyncio.run(begin())
         shown = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["db", "status", "--store", url])

@@ -216,6 +216,20 @@ def test_what_cannot_be_run_is_refused() -> None:
         Run(Options(seconds=1, seed=1, kinds=["cut", "earthquake"]))
 
 
+@pytest.mark.parametrize("module", ["busrep.testing.stale", "busrep.testing.soak"])
+def test_a_command_that_cannot_be_run_says_why_in_one_line(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--faults", "earthquake"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no such faults: earthquake" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 # -- the links ------------------------------------------------------------------------------------
 
 REPLIES = [
@@ -401,7 +415,7 @@ def test_no_read_is_older_than_the_bound() -> None:
 @pytest.mark.timeout(420)
 def test_a_cache_that_ignores_its_bound_is_found_out() -> None:
     options = Options(
-        seconds=8.0,
+        seconds=120.0,  # the first one that is found ends it
         seed=1,
         heartbeat=HEARTBEAT,
         rate=RATE,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from busrep.bootstrap import State, unfinished
 from busrep.bootstrap_work import Apply
 from busrep.errors import BusrepError, ConfigError, HandlerFailed, ReaderMoved, RowError
-from busrep.snapshots import Agreement, BootstrapProgress
+from busrep.snapshots import BootstrapProgress
 
 from .parts import Rows, SnapshotPart, decode_rows
 from .tasks import being_cancelled, call
@@ -28,7 +28,6 @@ class Applying:
         self.run, self.machine, self.owner, self.reading = run, run.machine, run.owner, run.reading
         self.applier, self.name = run.applier, run.name
         self.busy = False  # the application's function is at work, or what it did is being saved
-        self._digested: tuple[Agreement, str] | None = None
 
     async def apply(self, work: Apply) -> None:
         """Apply a part, and tell the machine what became of it."""
@@ -38,7 +37,7 @@ class Applying:
         try:
             decided = await self._decided(work) if self.run.restored and self.owner.reader is not None else None
             if decided is None:
-                applied = await self._hand_out(work, await decode_rows(self.applier.stream, work.text))
+                applied = await self._hand_out(work, await decode_rows(self.applier.stream, work.part))
             else:  # on a target that is further already nothing of it may be applied again
                 applied = decided
         except RowError as error:
@@ -46,7 +45,7 @@ class Applying:
         finally:
             self.busy = False
         if applied:
-            machine.applied(work, work.text.count(b"\n"), self.run.now())
+            machine.applied(work, len(work.part.tokens), self.run.now())
         elif machine.stopped_by is None:  # not by this process, or not any more: what is saved has been looked up
             moved = ReaderMoved(self.owner.reader or "", self.name, "", work.number)
             machine.failed(work, moved, self.run.now())
@@ -90,7 +89,7 @@ class Applying:
             State.DRAINING.value if work.last else State.LOADING.value,
             work.parts_after,
             work.rows + len(rows.rows),
-            work.bytes + len(work.text),
+            work.bytes + work.part.size,
             self.machine.syncs(self.run.now()),
             self.machine.reason,
         )
@@ -110,12 +109,6 @@ class Applying:
         )  # fmt: skip
         return part
 
-    def _digest(self, agreement: Agreement) -> str:
-        """Made once: it is of all parts, and asked for with each."""
-        if self._digested is None or self._digested[0] is not agreement:
-            self._digested = agreement, agreement.digest
-        return self._digested[1]
-
     async def _save(self, work: Apply, part: SnapshotPart[Any], connection: Any = None) -> None:
         assert self.owner.reader is not None  # noqa: S101
         assert self.owner.reader_store is not None  # noqa: S101
@@ -123,7 +116,7 @@ class Applying:
         await self.owner.reader_store.save_bootstrap(
             self.owner.reader,
             self.name,
-            self._digest(work.agreement),
+            work.id,
             parts=work.number,
             applied=work.parts_after,
             rows=progress.rows,
@@ -149,8 +142,10 @@ class Applying:
 
     def _void(self, work: Apply) -> bool:
         """Whether it was begun anew meanwhile."""
-        current = self.machine.agreement
-        return current is None or (current is not work.agreement and not current.same(work.agreement))
+        machine, current = self.machine, self.machine.agreement
+        if current is None or machine.id != work.id:
+            return True
+        return current is not work.agreement and not current.same(work.agreement)
 
     async def _decided(self, work: Apply) -> bool | None:
         """Rule 9.12: what is saved decides whether a part is applied, whatever became of the function's transaction.
@@ -169,7 +164,7 @@ class Applying:
         if saved is None:
             self.machine.gone("what was saved of it is gone", self.run.now())
             return False
-        if saved.agreement.digest == self._digest(work.agreement) and saved.parts in (work.number, work.parts_after):
+        if saved.id == work.id and saved.parts in (work.number, work.parts_after):
             if unfinished(saved) and (saved.parts == work.number or work.last):
                 return None
             if saved.parts == work.parts_after and unfinished(saved) != work.last:
@@ -181,8 +176,7 @@ class Applying:
         if self._void(work):
             return
         upto = work.agreement.parts[work.number].upto if work.agreement.parts else 0
-        writers = [line.split(b" ", 2)[1].decode() for line in work.text.splitlines()[-1:]]
-        failure = HandlerFailed(self.name, writers[0] if writers else "", upto, error)
+        failure = HandlerFailed(self.name, next(reversed(work.part.writers), ""), upto, error)
         log.error("%s: the bootstrap has stopped at part %d", failure, work.number, exc_info=error)
         self.machine.stopped(work, failure)
         self.run.stop(failure)

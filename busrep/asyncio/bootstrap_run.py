@@ -18,7 +18,7 @@ from busrep.snapshots import Agreement, BootstrapProgress
 
 from .bootstrap_apply import Applying
 from .parts import Applier, read_part
-from .snapshot_sources import check_log, check_part
+from .snapshot_sources import check_log, checked_part
 from .tasks import being_cancelled, log_failure
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class Run:
         self._held: list[Agreement] = []  # what the source holds something for
         self._applying = Applying(self)
         self.restored = False  # others may be at it, or have brought it to its end
-        self.ours: str | None = None  # the digest of the agreement that this process has begun, or gone on with
+        self.ours: str | None = None  # the id of the bootstrap that this process has begun, or gone on with
         self.new_log = False  # it was asked for because the log is another one: so may another process have done
-        self._before: str | None = None  # the digest of the one that was over before
+        self._before: str | None = None  # the id of the one that was over before
         self._looked = False  # for that
 
     def now(self) -> float:
@@ -196,17 +196,17 @@ class Run:
         await check_log(found, store, patience=self.owner.settings.fetch_timeout)
 
     async def _begin(self, work: Begin) -> None:
-        reading, owner = self.reading, self.owner
+        reading, owner, id = self.reading, self.owner, ""
         if owner.reader is not None and owner.reader_store is not None:
             async with owner.saving:
                 if await self._follow_twin():
                     return
-                owner.known[self.name] = await owner.reader_store.begin_bootstrap(
+                owner.known[self.name] = id = await owner.reader_store.begin_bootstrap(
                     owner.reader, work.agreement, syncs=work.syncs, reason=work.reason
                 )
                 reading.saved_anew(self.name, work.agreement.positions)
-        self.ours, self.restored = work.agreement.digest, False
-        self.machine.begun(work, self.now())
+        self.ours, self.restored = id, False
+        self.machine.begun(work, self.now(), id)
         if self.machine.alarm(self.now()) and not self._alarmed:
             log.error(
                 "bootstrap of %s: %d full syncs within an hour: this reader does not keep up, or its rows are pruned "
@@ -219,12 +219,11 @@ class Run:
         saved = await self.owner.saved(self.name)
         if saved is None or saved.agreement.epoch != self.reading.core.epoch:
             return False
-        digest = saved.agreement.digest
         if not self._looked:
             self._looked = True
             if not unfinished(saved) and not self.new_log:
-                self._before = digest  # over before this one was asked for
-        if digest in (self.ours, self._before):
+                self._before = saved.id  # over before this one was asked for
+        if saved.id in (self.ours, self._before):
             return False
         self.restore(saved)
         return True
@@ -244,13 +243,13 @@ class Run:
         """Go on with what is saved."""
         if unfinished(saved):
             log.info("bootstrap of %s: goes on with what is saved, %d parts", self.name, saved.parts)
-        self.ours, self.restored = saved.agreement.digest, True
+        self.ours, self.restored = saved.id, True
         self.machine.restore(saved, self.now())
 
     async def _load(self, work: Load) -> None:
         text = await read_part(self.owner.source, work.agreement, work.number, self.owner.settings.fetch_timeout)
-        check_part(work.agreement, work.number, text)
-        self.machine.loaded(work, text, self.now())
+        part = await checked_part(work.agreement, work.number, text)
+        self.machine.loaded(work, part, self.now())
 
     # -- stopping ---------------------------------------------------------------------------------------------
 

@@ -319,23 +319,23 @@ class Bootstrapping:
     def finished(self, run: Run) -> None:
         """A stream is online: say so where `busrep bootstrap --status` looks."""
         if self.reader is not None and not self.closed:
-            task = asyncio.create_task(self._finish(run), name="busrep-bootstrap-online")
+            machine = run.machine
+            assert machine.agreement is not None and machine.id is not None  # noqa: S101, PT018 (it was applied)
+            # As it is now: before the task runs, another one may have been asked for.
+            finish = self._finish(run.name, machine.id, len(machine.agreement.parts), machine.rows, machine.bytes)
+            task = asyncio.create_task(finish, name="busrep-bootstrap-online")
             self._finishing[task] = None
             task.add_done_callback(lambda done: self._finishing.pop(done, None))
 
-    async def _finish(self, run: Run) -> None:
-        agreement = run.machine.agreement
-        assert agreement is not None  # noqa: S101 (it was applied)
+    async def _finish(self, name: str, id: str, parts: int, rows: int, size: int) -> None:
         assert self.reader is not None  # noqa: S101
         assert self.reader_store is not None  # noqa: S101
-        parts = len(agreement.parts)
         try:
             await self.reader_store.save_bootstrap(
-                self.reader, run.name, agreement.digest,
-                parts=parts, applied=parts, rows=run.machine.rows, bytes=run.machine.bytes, state=State.ONLINE.value,
-            )  # fmt: skip
+                self.reader, name, id, parts=parts, applied=parts, rows=rows, bytes=size, state=State.ONLINE.value
+            )
         except BusrepError as error:  # only for the eye: it is over for whoever starts again, as well
-            log.info("bootstrap of %s: that it is over could not be saved: %s", run.name, error)
+            log.info("bootstrap of %s: that it is over could not be saved: %s", name, error)
 
     def stop(self, name: str, error: BusrepError) -> None:
         """A bootstrap stops loudly; other streams flow."""

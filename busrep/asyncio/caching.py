@@ -21,7 +21,7 @@ from busrep.caches import Caches, Feed, Invalidation
 from busrep.commands import Name, Position
 from busrep.errors import BusrepError
 from busrep.framing import Frame, Rows
-from busrep.freshness import HeardProof, Member, Own, TableProof
+from busrep.freshness import HeardProof, Own, TableProof
 from busrep.reader import Key, State
 from busrep.storage import KnownWriter
 from busrep.streams import Stream
@@ -345,9 +345,8 @@ class Caching:
 
     def _registered(self, stream: str, table: TableProof, known: Sequence[KnownWriter]) -> None:
         core, own = self._bus._reading.core, self._own(stream)
-        members = [Member(one.writer, one.incarnation, one.position, one.registered) for one in known]
-        table.registered(members)
-        for one in members:
+        table.registered(known)
+        for one in known:
             if own is not None and one.writer == own.writer:
                 continue
             # Whoever is not heard, now or ever, is followed through the table: who registered since, who left, and all

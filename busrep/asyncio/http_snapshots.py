@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import attrs
 
 from busrep.errors import SnapshotBusy, SnapshotGone, Unavailable
+from busrep.settings import Settings
 from busrep.snapshots import Agreement, SnapshotSource
 
 from .http_snapshots_held import WHAT, HeldSource, Hold
@@ -36,7 +37,7 @@ log = logging.getLogger("busrep.http")
 
 
 # Of agreements that do not say how many rows their parts have.
-PART_ROWS = 20_000
+PART_ROWS = Settings().snapshot_part_rows
 
 
 class UnknownSnapshot(Exception):

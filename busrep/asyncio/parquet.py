@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 FORM = "file:///directory, s3://bucket/prefix?region=..., gs://bucket/prefix or another one that pyarrow.fs knows"
 
+DEFAULTS = Settings()
 # Largest file that is read, and largest text of a part: it is kept in memory as a whole.
 MAX_BYTES = 256 * 2**20
 # Of a part, at a time: what is decoded is let go of in between.
@@ -161,7 +162,7 @@ async def write_snapshot(
     stream: str,
     url: str,
     *,
-    part_rows: int = 20_000,
+    part_rows: int = DEFAULTS.snapshot_part_rows,
     tally: Tally | None = None,
     filesystem: Any = None,
 ) -> Agreement:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from busrep.errors import Unavailable
-from busrep.snapshots import Agreement, BootstrapProgress, SnapshotSource, decode_part
+from busrep.snapshots import Agreement, BootstrapProgress, PartRows, SnapshotSource
 from busrep.streams import Stream
 
 RowT = TypeVar("RowT")
@@ -101,11 +101,10 @@ async def read_part(source: SnapshotSource, agreement: Agreement, number: int, t
                 await generator.aclose()
 
 
-async def decode_rows(stream: Stream[Any], text: bytes) -> Rows:
-    """The typed rows of a part's text. Raises RowError."""
-    raw = decode_part(text, stream=stream.name)
+async def decode_rows(stream: Stream[Any], part: PartRows) -> Rows:
+    """The typed rows of a part. Raises RowError."""
     rows: list[Any] = []
-    for at in range(0, len(raw.payloads), DECODED_AT_ONCE):
-        rows += stream.decode(raw.payloads[at : at + DECODED_AT_ONCE])
+    for at in range(0, len(part.payloads), DECODED_AT_ONCE):
+        rows += stream.decode(part.payloads[at : at + DECODED_AT_ONCE])
         await asyncio.sleep(0)
-    return Rows(raw.tokens, raw.writers, rows)
+    return Rows(part.tokens, part.writers, rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import gt
 from typing import Any
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from busrep.commands import INT64_MAX
 from busrep.errors import ConfigError, RowError, Unavailable
 from busrep.settings import Settings
-from busrep.snapshots import Agreement, SnapshotSource, decode_part
+from busrep.snapshots import Agreement, PartRange, PartRows, SnapshotSource, decode_part
 from busrep.storage import AsyncStore, KnownWriter
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates
@@ -25,6 +25,9 @@ from .http_pages import is_epoch
 
 FORMS = "http://:SECRET@host:port/prefix, https://..., file:///directory, s3://bucket/prefix, gs://bucket/prefix"
 STORES = ("sqlite", "postgresql", "postgres", "memory")
+
+# Bytes of a part that are decoded and checked between two looks at the event loop: some 1,000 rows, 1 ms.
+DECODED_AT_ONCE = 2**17
 
 _WORD = re.compile(r"[^\s\x00-\x1f\x7f]+")
 
@@ -122,16 +125,37 @@ def _ahead(agreement: Agreement, known: Mapping[str, KnownWriter]) -> str | None
     return None
 
 
-def check_part(agreement: Agreement, number: int, text: bytes) -> None:
-    """Whether these are the rows that were agreed on: a source that gives others would lose some silently, or have them
-    handled twice. Raises Unavailable."""
+async def checked_part(agreement: Agreement, number: int, text: bytes) -> PartRows:
+    """The rows of a part's text, if they are those that were agreed on: a source that gives others would lose some
+    silently, or have them handled twice. Raises Unavailable."""
+    tokens: list[int] = []
+    writers: list[str] = []
+    payloads: list[bytes] = []
     try:
-        rows = decode_part(text, stream=agreement.stream)
-        check_rows(agreement, number, rows.tokens, rows.writers)
+        for piece in _lines(text, DECODED_AT_ONCE):
+            rows = decode_part(piece, stream=agreement.stream)
+            before = max(0, len(tokens) - 1)  # with the last row of the piece before, so that order is checked across
+            tokens += rows.tokens
+            writers += rows.writers
+            payloads += rows.payloads
+            _check_range(agreement, agreement.parts[number], tokens[before:], writers[before:])
+            await asyncio.sleep(0)
+        _check_count(agreement.parts[number], tokens)
     except RowError as error:
         raise _refused(agreement, number, error.reason) from None
     except ValueError as error:
         raise _refused(agreement, number, error) from None
+    # Tuples: if the application fails, it is handed the same again.
+    return PartRows(tuple(tokens), tuple(writers), tuple(payloads), len(text))
+
+
+def _lines(text: bytes, size: int) -> Iterator[bytes]:
+    """Whole lines, of that size and a rest of a line together; the last line may be cut off."""
+    start = 0
+    while start < len(text):
+        end = (text.find(b"\n", start + size) + 1) or len(text)
+        yield text[start:end]
+        start = end
 
 
 def _refused(agreement: Agreement, number: int, reason: object) -> Unavailable:
@@ -141,8 +165,16 @@ def _refused(agreement: Agreement, number: int, reason: object) -> Unavailable:
 def check_rows(agreement: Agreement, number: int, tokens: Sequence[int], writers: Sequence[str]) -> None:
     """The same for rows that are decoded already. Raises ValueError."""
     part = agreement.parts[number]
+    _check_count(part, tokens)
+    _check_range(agreement, part, tokens, writers)
+
+
+def _check_count(part: PartRange, tokens: Sequence[int]) -> None:
     if part.rows not in (-1, len(tokens)):
         raise ValueError(f"it has {len(tokens)} rows, and {part.rows} were agreed on")
+
+
+def _check_range(agreement: Agreement, part: PartRange, tokens: Sequence[int], writers: Sequence[str]) -> None:
     if not tokens:
         return
     if any(map(gt, tokens, islice(tokens, 1, None))):

@@ -90,14 +90,17 @@ def check_begin(agreement: Agreement, here: str | None, floors: dict[str, int], 
 
 
 def save(
-    dialect: Dialect, reader: str, stream: str, digest: str, parts: int, applied: int, rows: int, size: int, state: str
+    dialect: Dialect, reader: str, stream: str, id: str, parts: int, applied: int, rows: int, size: int, state: str
 ) -> Plan[None]:
-    """Move the number of parts applied, or nothing (as 9.12). It needs no transaction of its own."""
+    """Move the number of parts applied, or nothing (as 9.12). It needs no transaction of its own.
+
+    Of this very bootstrap: another one of the same snapshot, begun since, had the target emptied, and this part too.
+    """
     try:
         answers = yield Sql(
             f"UPDATE busrep_bootstraps SET parts = ?, rows = ?, bytes = ?, state = ?, saved_at = {dialect.now} "
-            "WHERE reader = ? AND stream = ? AND digest = ? AND parts = ? RETURNING parts",
-            (applied, rows, size, state, reader, stream, digest, parts),
+            "WHERE reader = ? AND stream = ? AND id = ? AND parts = ? RETURNING parts",
+            (applied, rows, size, state, reader, stream, id, parts),
         )
     except SerializationFailed as failed:  # under REPEATABLE READ: another process moved it
         raise ReaderMoved(reader, stream, PARTS, parts) from failed

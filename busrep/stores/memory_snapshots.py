@@ -63,7 +63,7 @@ class MemorySnapshots:
         self,
         reader: str,
         stream: str,
-        agreement_id: str,
+        bootstrap_id: str,
         *,
         parts: int,
         applied: int,
@@ -76,7 +76,7 @@ class MemorySnapshots:
         self._no(connection)
         with self.world.lock:
             progress, _ = self.world.bootstraps.get((reader, stream), (None, 0.0))
-            if progress is None or progress.parts != parts or progress.agreement.digest != agreement_id:
+            if progress is None or progress.parts != parts or progress.id != bootstrap_id:
                 raise ReaderMoved(reader, stream, PARTS, parts)
             moved = attrs.evolve(progress, parts=applied, rows=rows, bytes=bytes, state=state)
             self.world.bootstraps[reader, stream] = moved, time.monotonic()
@@ -128,10 +128,11 @@ class MemorySnapshots:
         counts: Counter[int] = Counter()
         for token, _, payloads in self._facts(stream, log.positions):
             counts[token] += len(payloads)
+        size = max(part_rows, -(-sum(counts.values()) // snapshots.MOST_PARTS))
         bounds, total, last = [], 0, max(counts, default=0)
         for token in sorted(counts):
             total += counts[token]
-            if total // part_rows > (total - counts[token]) // part_rows or token == last:
+            if total // size > (total - counts[token]) // size or token == last:
                 bounds.append((token, total))
         parts = snapshots.parts_of(bounds)
         return snapshots.named(Agreement(stream, log.epoch, log.positions, log.floors, parts), source)

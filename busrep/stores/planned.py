@@ -178,7 +178,7 @@ class PlannedStore(abc.ABC):
         self,
         reader: str,
         stream: str,
-        agreement_id: str,
+        bootstrap_id: str,
         *,
         parts: int,
         applied: int,
@@ -187,7 +187,7 @@ class PlannedStore(abc.ABC):
         state: str,
         connection: Any = None,
     ) -> None:
-        plan = bootstraps.save(self.dialect, reader, stream, agreement_id, parts, applied, rows, bytes, state)
+        plan = bootstraps.save(self.dialect, reader, stream, bootstrap_id, parts, applied, rows, bytes, state)
         await (self._write(plan) if connection is None else self._on(connection, plan))
 
     async def bootstraps(self, reader: str | None = None) -> list[BootstrapProgress]:  # noqa: D102

@@ -11,8 +11,8 @@ facts (stream, id, idx, writer, row, committed_at): rows; the primary key is the
 readers (reader, stream, writer, position, epoch, saved_at): writer '' notes that the reader reads the stream at all.
 dead_letters.
 bootstraps (reader, stream, id, agreement, parts...): since version 2. Which snapshot a reader loads, and how many of
-    its parts it has applied. ``digest``: of the agreement, which is not read again for every part; ``id``: of this
-    bootstrap, which another one of the same snapshot does not share.
+    its parts it has applied. ``digest``: of the agreement, to compare what readers load without reading it; ``id``: of
+    this bootstrap, which another one of the same snapshot does not share.
 snapshots (stream, part_rows, snapshot, agreement...): since version 2, PostgreSQL only. Snapshots that a process has
     exported, for others to load from too.
 staged (query, attempt, seq, rows...): since version 3. Rows that tasks of a Spark query have written and that are no

@@ -190,11 +190,11 @@ class _SavesThere:
         await self._there(lambda on: self._store.save_reader(reader, changes, epoch, on, **known), connection)
 
     async def save_bootstrap(
-        self, reader: str, stream: str, agreement_id: str, *, connection: Any = None, **progress: Any
+        self, reader: str, stream: str, bootstrap_id: str, *, connection: Any = None, **progress: Any
     ) -> None:
         """See `AsyncStore`."""
         save = self._store.save_bootstrap
-        await self._there(lambda on: save(reader, stream, agreement_id, connection=on, **progress), connection)
+        await self._there(lambda on: save(reader, stream, bootstrap_id, connection=on, **progress), connection)
 
     async def _there(self, save: Callable[[Any], Coroutine[Any, Any, None]], connection: Any) -> None:
         if not isinstance(connection, _Here):

@@ -7,20 +7,26 @@ parent is gone, however that happened.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import attrs
 
+from busrep.errors import WriterFenced
+
 # Longest line a child may send: its statistics.
 LINE_BYTES = 4 * 2**20
+# Exit status of a writer whose name was claimed by another process: a supervisor starts it again.
+FENCED = 3
 # Exit status of a child whose parent is gone.
 ORPHANED = 4
 
@@ -86,6 +92,27 @@ class ChildProcess:
         await self.process.wait()
 
 
+@attrs.define(eq=False, kw_only=True)
+class ChildSlot:
+    """One role through all its lives. ``past`` holds the last reports of the earlier ones, ``restart_after`` is in
+    seconds."""
+
+    child: ChildProcess | None = None
+    lives: int = 0
+    past: list[dict[str, Any]] = attrs.field(factory=list)
+    lock: asyncio.Lock = attrs.field(factory=asyncio.Lock)
+    restart_after: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether its process is up."""
+        return self.child is not None and self.child.running and bool(self.child.latest.get("ready"))
+
+    def reports(self) -> list[dict[str, Any]]:
+        """The last report of each life."""
+        return [*self.past, *([self.child.latest] if self.child is not None else [])]
+
+
 def end_with_parent() -> None:
     """However the parent ends, this process ends too; on Linux. Call it in the child."""
     if sys.platform == "linux":
@@ -118,3 +145,22 @@ class Parent:
         """Send a message."""
         sys.stdout.buffer.write(json.dumps(what).encode() + b"\n")
         sys.stdout.buffer.flush()
+
+
+def run_child(name: str, work: Callable[[Parent, dict[str, Any]], Awaitable[None]]) -> None:
+    """The life of a child process: hear the task, and do the work. Its log, ``name`` among others, is on stderr.
+
+    Exits with status `FENCED` when the work, done in a task group, ends because the writer's name was claimed.
+    """
+
+    async def live() -> None:
+        parent = Parent()
+        await work(parent, await parent.hear())
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            asyncio.run(live())
+        except* WriterFenced as fenced:
+            logging.getLogger(name).error("%s", fenced.exceptions[0])
+            sys.exit(FENCED)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import os
 import random
-import signal
 import sys
 from typing import Any
 
-from busrep.errors import BusrepError
+from busrep.testing.command import run_command
 from busrep.testing.soak.faults import OVER_TCP
 from busrep.testing.soak.run import Options, Soak
 
@@ -76,18 +73,7 @@ def main() -> int:
         keep=given.keep,
         on_event=lambda text: None if given.quiet else print(text, file=sys.stderr, flush=True),
     )
-    # As Ctrl-C: everything that was started is ended.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        report = asyncio.run(Soak(options).run())
-    except BusrepError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
-    print(json.dumps(report, indent=2) if given.json else text_of(report))
-    return 0 if report["ok"] else 1
+    return run_command(lambda: Soak(options).run(), text_of, given.json)
 
 
 if __name__ == "__main__":

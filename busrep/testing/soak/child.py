@@ -6,18 +6,17 @@ import asyncio
 import contextlib
 import logging
 import random
-import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from busrep.errors import ClaimBlocked, HandlerFailed, Unavailable, WaitTimeout, WriterFenced
-from busrep.testing.children import Parent
+from busrep.testing.children import Parent, run_child
 from busrep.testing.soak.handling import Reading
 from busrep.testing.soak.ledger import Ledger
 from busrep.testing.soak.load import Load
 from busrep.testing.soak.runtime import Bus, runtime_of
-from busrep.testing.soak.task import FENCED, Task
+from busrep.testing.soak.task import Task
 
 # Seconds between two reports.
 REPORT_EVERY = 0.25
@@ -145,17 +144,5 @@ class Process:
                 raise WriterFenced(self.task.who, writer["incarnation"])
 
 
-async def main() -> None:
-    """Take the task, and do it."""
-    parent = Parent()
-    await Process(parent, Task(**await parent.hear())).run()
-
-
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    with contextlib.suppress(KeyboardInterrupt):
-        try:
-            asyncio.run(main())
-        except* WriterFenced as fenced:
-            logging.getLogger("soak").error("%s", fenced.exceptions[0])
-            sys.exit(FENCED)
+    run_child("soak", lambda parent, task: Process(parent, Task(**task)).run())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import Any
 
@@ -11,7 +10,7 @@ from redis.asyncio.sentinel import Sentinel
 
 from busrep.asyncio.tcp_server import TcpServer
 from busrep.errors import ConfigError, Unavailable
-from busrep.testing.children import Parent
+from busrep.testing.children import Parent, run_child
 from busrep.testing.soak.task import NAME, SETTINGS, STREAMS
 
 REPORT_EVERY = 0.5
@@ -44,13 +43,5 @@ async def serve(parent: Parent, task: dict[str, Any]) -> None:
         await one.aclose()
 
 
-async def main() -> None:
-    """Take the task, and do it."""
-    parent = Parent()
-    await serve(parent, await parent.hear())
-
-
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main())
+    run_child("soak", serve)

@@ -18,8 +18,6 @@ ABORTED = "aborted"
 BULK = "bulk"
 # A writer's last fact of a stream.
 FINAL = "final"
-# Exit status of a writer whose name was claimed by another process: a supervisor starts it again.
-FENCED = 3
 
 # Everything quick, so that minutes hold what otherwise takes hours, and every bound small enough to be reached. The
 # beat is not shorter, for a machine that is busy must not take its live writers for dead all the time.

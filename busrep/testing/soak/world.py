@@ -22,7 +22,7 @@ from redis.retry import Retry
 from busrep.errors import ConfigError
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.children import ChildProcess
+from busrep.testing.children import FENCED, ChildProcess, ChildSlot
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import (
     PostgresServer,
@@ -34,7 +34,7 @@ from busrep.testing.servers import (
     start_sentinel,
 )
 from busrep.testing.soak.database import PREPARE, Database
-from busrep.testing.soak.task import FENCED, ROLES, STREAMS, Role, Task
+from busrep.testing.soak.task import ROLES, STREAMS, Role, Task
 
 CHILD = "busrep.testing.soak.child"
 # The rights that busrep's user has on Redis; Sentinel and the soak itself are somebody else.
@@ -74,32 +74,18 @@ def ask_redis(server: RedisServer, *words: str | int) -> Any:
 
 
 @attrs.define(eq=False)
-class Slot:
-    """One role through all its lives. ``past`` holds the last reports of the earlier ones."""
+class Slot(ChildSlot):
+    """One role through all its lives, and its links."""
 
     role: Role
     redis: list[FaultyLink]
     postgres: list[FaultyLink]
-    child: ChildProcess | None = None
-    lives: int = 0
-    past: list[dict[str, Any]] = attrs.field(factory=list)
     ledgers: list[Path] = attrs.field(factory=list)
-    lock: asyncio.Lock = attrs.field(factory=asyncio.Lock)
-    restart_after: float = 0.0
 
     @property
     def who(self) -> str:
         """Its name."""
         return self.role.who
-
-    @property
-    def ready(self) -> bool:
-        """Whether its process is up."""
-        return self.child is not None and self.child.running and bool(self.child.latest.get("ready"))
-
-    def reports(self) -> list[dict[str, Any]]:
-        """The last report of each life."""
-        return [*self.past, *([self.child.latest] if self.child is not None else [])]
 
 
 class World:

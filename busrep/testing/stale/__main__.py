@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import random
-import signal
 import sys
 from typing import Any
 
-from busrep.errors import BusrepError
+from busrep.testing.command import run_command
 from busrep.testing.stale.faults import FAULTS
 from busrep.testing.stale.run import Options, Run
 from busrep.testing.stale.task import WAYS
@@ -85,18 +82,7 @@ def main() -> int:
         keep=given.keep,
         on_event=lambda text: None if given.quiet else print(text, file=sys.stderr, flush=True),
     )
-    # As Ctrl-C: everything that was started is ended.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        report = asyncio.run(Run(options).run())
-    except BusrepError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
-    print(json.dumps(report, indent=2) if given.json else text_of(report))
-    return 0 if report["ok"] else 1
+    return run_command(lambda: Run(options).run(), text_of, given.json)
 
 
 if __name__ == "__main__":

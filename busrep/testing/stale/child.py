@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import random
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,7 +17,7 @@ from busrep.errors import ClaimBlocked, Unavailable, WriterFenced
 from busrep.stores import open_store
 from busrep.stores.blocking import complete
 from busrep.streams import Registry
-from busrep.testing.children import Parent
+from busrep.testing.children import Parent, run_child
 from busrep.testing.stale.items import Items
 from busrep.testing.stale.memory import Memory, Shape
 from busrep.testing.stale.ordinary import Ordinary, OrdinaryCache
@@ -28,7 +27,6 @@ from busrep.testing.stale.task import (
     BOTH,
     BUSREP,
     CAREFUL,
-    FENCED,
     ITEM,
     KEYS,
     MAXSIZE,
@@ -246,17 +244,5 @@ async def _awaited(work: Any) -> None:
     await work
 
 
-async def main() -> None:
-    """Take the task, and do it."""
-    parent = Parent()
-    await Process(parent, Task(**await parent.hear())).run()
-
-
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    with contextlib.suppress(KeyboardInterrupt):
-        try:
-            asyncio.run(main())
-        except* WriterFenced as fenced:
-            logging.getLogger("stale").error("%s", fenced.exceptions[0])
-            sys.exit(FENCED)
+    run_child("stale", lambda parent, task: Process(parent, Task(**task)).run())

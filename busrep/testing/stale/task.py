@@ -21,8 +21,6 @@ SKEW = 0.9
 READ_LANES, WRITE_LANES = 3, 3
 # Blocks of counters of one life: for each way one of each lane, of the lane for threads, and of two last looks.
 LIFE_BLOCKS = (READ_LANES + 3) * len(WAYS)
-# Exit status of a writer whose name was claimed by another process: a supervisor starts it again.
-FENCED = 3
 
 
 @attrs.frozen(kw_only=True)

@@ -17,14 +17,14 @@ import attrs
 from busrep.caches import invalidations
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.children import ChildProcess
+from busrep.testing.children import FENCED, ChildProcess, ChildSlot
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, start_redis
 from busrep.testing.soak.database import Database, psycopg
 from busrep.testing.stale.items import ALL, PREPARE, connect
 from busrep.testing.stale.lossy import LossyLink
 from busrep.testing.stale.memory import Memory, Shape
-from busrep.testing.stale.task import FENCED, KEYS, LIFE_BLOCKS, Role, Task, bound_of
+from busrep.testing.stale.task import KEYS, LIFE_BLOCKS, Role, Task, bound_of
 
 CHILD = "busrep.testing.stale.child"
 # Part of the messages that every link loses always.
@@ -43,26 +43,12 @@ POSTGRES = {
 
 
 @attrs.define(eq=False)
-class Slot:
-    """One role through all its lives. ``past`` holds the last reports of the earlier ones."""
+class Slot(ChildSlot):
+    """One role through all its lives, and its links."""
 
     role: Role
     redis: LossyLink
     postgres: FaultyLink
-    child: ChildProcess | None = None
-    lives: int = 0
-    past: list[dict[str, Any]] = attrs.field(factory=list)
-    lock: asyncio.Lock = attrs.field(factory=asyncio.Lock)
-    restart_after: float = 0.0
-
-    @property
-    def ready(self) -> bool:
-        """Whether its process is up."""
-        return self.child is not None and self.child.running and bool(self.child.latest.get("ready"))
-
-    def reports(self) -> list[dict[str, Any]]:
-        """The last report of each life."""
-        return [*self.past, *([self.child.latest] if self.child is not None else [])]
 
 
 class World:
