@@ -118,6 +118,9 @@ def test_names_in_docstrings_of_errors_exist() -> None:
 # Errors of one layer, kept beside it: they need not be known to whoever reads errors.py.
 ELSEWHERE = {
     "DemoFailed": "of the demo, whose readers are its own processes",
+    "RangePruned": "PositionTooOld of a Spark query, which says what to do there",
+    "LogReplaced": "EpochChanged of a Spark query",
+    "WriterGone": "ConfigError of a Spark query",
 }
 
 
