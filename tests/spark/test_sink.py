@@ -24,6 +24,7 @@ from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from tests.shop import QUICK
 from tests.sinks import WRITER, ask, facts, opened, rows, without_password
+from tests.spark.long import long
 
 pytestmark = pytest.mark.servers
 
@@ -174,6 +175,7 @@ def killed_when(task: bytes, enough: Any) -> bool:
         return ended
 
 
+@long
 @pytest.mark.slow
 @pytest.mark.timeout(240)  # two more drivers, each with a JVM
 def test_a_driver_that_is_killed(
