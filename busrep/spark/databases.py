@@ -22,7 +22,7 @@ from busrep.spark.table import committed, dialect_of, sqlite_path
 from busrep.stores.backing import Backing, backing_of
 from busrep.stores.plans import Answers, Control, Row, Signal, Sql, Step, run_sync
 from busrep.stores.snapshots import Log, read_log
-from busrep.stores.sqlite_files import connect, executor, run
+from busrep.stores.sqlite_files import BUSY, connect, executor, run
 from busrep.stores.transaction import by_state, final
 from busrep.streams import Stream
 
@@ -242,6 +242,10 @@ class Sqlite(_Adbc):
 
     def begin(self) -> Log:
         """See `Database`."""
+        with self._translated():
+            # A reader waits as well, for whoever closes the file as the last one, or has found it after a crash.
+            self._cursor.execute(f"PRAGMA busy_timeout = {BUSY * 1000:.0f}")
+            self._cursor.fetchall()
         log = super().begin()
         self._cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
         return log

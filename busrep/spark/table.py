@@ -128,10 +128,11 @@ class Table:
         """The positions at a time, microseconds since 1970, of each writer of the log: just below its first proven row
         that was committed at that time or later, and where there is none its proven position.
 
-        So reading from there leaves out no row of that time or later, and reading up to there takes in none; two reads,
-        up to a time and from it, have together each row once. Rows before the time may be among the first ones read,
-        for facts may be committed in another order than that of their IDs. ``committed_at`` is the time at which the
-        transaction began on PostgreSQL, and that of the insert on SQLite. It walks over the rows from the floor on
+        So reading from there leaves out no row of that time or later, and reading up to there takes in none. Of a time
+        older than the oldest fact that is still open, two reads, up to it and from it, have together each row once; a
+        fact of before a later time that is proven only after the first read may be in neither. Rows before the time
+        may be among the first ones read, for facts may be committed in another order than that of their IDs.
+        ``committed_at`` is the time at which the transaction began on PostgreSQL, and that of the insert on SQLite. It walks over the rows from the floor on
         until it has found that row. Raises ConfigError for a table of the application's, which has no such time.
         """
         if self.backing.own:

@@ -1,0 +1,130 @@
+"""Rows of a stream between two maps of positions, of the table or of an archive, as DataFrames for jobs.
+
+Both have the columns `ROWS`, and no order. What they give is all that lies between, or reading fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import orjson
+
+from busrep.errors import ConfigError, MissingExtra
+from busrep.spark import secrets
+from busrep.spark.archive_rows import DamagedFile, read_file
+from busrep.spark.archive_store import Root
+from busrep.spark.archived import Archive, DataFile
+from busrep.spark.mapped import map_in_arrow
+from busrep.spark.options import declared_stream
+from busrep.spark.table import Table
+from busrep.streams import Stream
+
+try:
+    import pyarrow
+    import pyarrow.compute as pc
+except ImportError:
+    raise MissingExtra("spark", "the jobs on Spark") from None
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = ("writer", "token", "index", "row")
+ROWS = "writer string, token bigint, index int, row string"
+
+# Files are read by at most so many tasks at a time.
+MOST_TASKS = 1000
+
+
+@attrs.frozen(kw_only=True)
+class FromTable:
+    """A stream in a table, as a job's options name it; ``store`` without a password."""
+
+    store: str
+    password_file: str | None
+    streams: str | None
+    stream: str
+
+    def table(self) -> Table:
+        """For the driver's questions. Raises ConfigError."""
+        definition: Stream[Any] = Stream(self.stream)
+        if self.streams is not None:
+            definition = declared_stream(self.streams, self.stream)
+        return Table(secrets.resolve(self.store, self.password_file), definition)
+
+    def rows(
+        self, spark: SparkSession, start: Mapping[str, int], end: Mapping[str, int], partitions: int | None = None
+    ) -> DataFrame:
+        """The rows with start < token <= end, per writer of ``end``; both are proven. They are read later, and fail
+        then with RangePruned, LogReplaced, Unavailable."""
+        end = {writer: at for writer, at in end.items() if at > start.get(writer, 0)}
+        if not end:
+            return spark.createDataFrame([], ROWS)
+        given = {
+            "store": self.store, "stream": self.stream, "passwordFile": self.password_file, "streams": self.streams,
+            "typed": "false", "partitions": partitions,
+            "startingPositions": orjson.dumps({writer: start.get(writer, 0) for writer in end}).decode(),
+            "endingPositions": orjson.dumps(end).decode(),
+        }  # fmt: skip
+        reader = spark.read.format("busrep")
+        for name, value in given.items():
+            if value is not None:
+                reader = reader.option(name, value)
+        return reader.load().select(*(f"`{name}`" for name in COLUMNS))
+
+
+def rows_of_archive(
+    spark: SparkSession, root: Root, archive: Archive, start: Mapping[str, int], end: Mapping[str, int]
+) -> DataFrame:
+    """The rows of an archive with start < token <= end, per writer of ``end``. Each file that may have some is read as
+    a whole, and checked against its manifest: reading fails with ConfigError for a damaged one. Raises ConfigError for
+    a damaged archive."""
+    end = {writer: at for writer, at in end.items() if at > start.get(writer, 0)}
+    lowest = min((start.get(writer, 0) for writer in end), default=0)
+    highest = max(end.values(), default=0)
+    files = [file for _, file in archive.checked().files if file.max_token > lowest and file.min_token <= highest]
+    if not end or not files:
+        return spark.createDataFrame([], ROWS)
+    texts = [(orjson.dumps(attrs.asdict(file)).decode(),) for file in files]
+    entries = spark.createDataFrame(spark.sparkContext.parallelize(texts, min(len(texts), MOST_TASKS)), "file string")
+    return map_in_arrow(entries, _reading(root, archive.stream, dict(start), end), ROWS)
+
+
+def _reading(
+    root: Root, stream: str, start: Mapping[str, int], end: Mapping[str, int]
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What a task does with the files that it is given. Runs on executors."""
+
+    def read(entries: Iterator[Any]) -> Iterator[Any]:
+        for entry in entries:
+            for text in entry.column(0).to_pylist():
+                file = DataFile(**orjson.loads(text))
+                try:
+                    for batch in read_file(root, stream, file, COLUMNS):
+                        yield _within(batch, start, end)
+                except DamagedFile as error:
+                    raise ConfigError(
+                        f"the archive at {root.shown} is damaged: {file.file} of stream {stream!r}: {error}. 'busrep "
+                        "pipeline audit' says what is lost"
+                    ) from None
+                except FileNotFoundError:
+                    raise ConfigError(
+                        f"the archive at {root.shown} has lost {file.file} of stream {stream!r}. Was it compacted "
+                        "meanwhile, with too short a grace period? Then start again; else 'busrep pipeline audit' says "
+                        "what is lost"
+                    ) from None
+
+    return read
+
+
+def _within(batch: Any, start: Mapping[str, int], end: Mapping[str, int]) -> Any:
+    """The rows of a batch that are wanted, with the columns of `ROWS`."""
+    columns = [batch.column(name) for name in COLUMNS]
+    writers, tokens = columns[0], columns[1]
+    wanted = pyarrow.array([False] * batch.num_rows, pyarrow.bool_())
+    for writer in pc.unique(writers).to_pylist():
+        if writer in end:
+            inside = pc.and_(pc.greater(tokens, start.get(writer, 0)), pc.less_equal(tokens, end[writer]))
+            wanted = pc.or_(wanted, pc.and_(pc.equal(writers, writer), inside))
+    return pyarrow.RecordBatch.from_arrays(columns, list(COLUMNS)).filter(wanted)
