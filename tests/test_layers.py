@@ -120,14 +120,23 @@ SPARK_LIGHT = {path for path in SPARK_MODULES if path.startswith("spark/jobs/")}
         "__init__",
         "archive_manifest",
         "archived",
+        "backfill_plan",
         "failures",
         "java",
         "job",
         "offsets",
         "options",
         "planning",
+        "replay_pace",
         "secrets",
         "session",
+        "stats_latency",
+        "stats_meaning",
+        "stats_page",
+        "stats_shapes",
+        "stats_streams",
+        "stats_style",
+        "stats_svg",
     )
 }
 

@@ -121,6 +121,7 @@ ELSEWHERE = {
     "RangePruned": "PositionTooOld of a Spark query, which says what to do there",
     "LogReplaced": "EpochChanged of a Spark query",
     "WriterGone": "ConfigError of a Spark query",
+    "OutOfOrder": "of a replay, whose rows were read wrongly",
 }
 
 

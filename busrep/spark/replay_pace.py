@@ -1,0 +1,127 @@
+"""When each fact of a replay is due: rows in order made facts, facts given their time, and taken together while late.
+
+Pure but for the clock and the waiting, which are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+
+import attrs
+
+from busrep.errors import BusrepError, ConfigError
+
+# What is written at a time when facts come late, or flat out: enough that a commit costs little, few enough that
+# facts of several writers stay near each other.
+CHUNK_ROWS = 1_000
+CHUNK_BYTES = 2**20
+
+Row = tuple[str, str, int, int | None, str]
+"""(stream, writer, token, microseconds since 1970, JSON text)."""
+
+
+@attrs.frozen
+class Fact:
+    """A fact of the source. ``time``: microseconds since 1970, None where the source does not tell; ``rows``: JSON."""
+
+    stream: str
+    writer: str
+    token: int
+    time: int | None
+    rows: tuple[bytes, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its rows."""
+        return sum(map(len, self.rows))
+
+
+class OutOfOrder(BusrepError):
+    """The rows to replay do not ascend within a writer: the source was read wrongly, or an archive is damaged."""
+
+    def __init__(self, fact: Fact, last: int) -> None:
+        self.fact, self.last = fact, last
+        super().__init__(
+            f"stream {fact.stream!r}, writer {fact.writer!r}: token {fact.token} comes behind {last}, and is not "
+            "replayed. 'busrep pipeline audit' says whether the archive is whole"
+        )
+
+
+def facts_of(rows: Iterable[Row]) -> Iterator[Fact]:
+    """The facts of rows, of which those of a fact lie together. Raises OutOfOrder."""
+    last: dict[tuple[str, str], int] = {}
+    for (stream, writer, token), group in groupby(rows, key=lambda row: row[:3]):
+        found = list(group)
+        fact = Fact(stream, writer, token, found[0][3], tuple(row[4].encode() for row in found))
+        before = last.get((stream, writer), -1)
+        if token <= before:
+            raise OutOfOrder(fact, before)
+        last[stream, writer] = token
+        yield fact
+
+
+@attrs.define
+class Pace:
+    """When facts are due, seconds from the first: by their times, ``speed`` times as fast; at ``rate`` rows a second;
+    or at once, where both are None. ``longest_pause``: seconds; what would be longer is cut."""
+
+    speed: float | None = None
+    rate: float | None = None
+    longest_pause: float | None = None
+    _last: int | None = None
+    _due: float = 0.0
+    _rows: int = 0
+
+    def due(self, fact: Fact) -> float:
+        """Of the next fact; never before the one before. Raises ConfigError for one that has no time and needs one."""
+        if self.rate is not None:
+            found = self._rows / self.rate
+            self._rows += len(fact.rows)
+            return found
+        if self.speed is None:
+            return 0.0
+        if fact.time is None:
+            raise ConfigError(
+                f"stream {fact.stream!r}: its rows do not tell when they were committed, so they have no pace of their "
+                "own: replay them with --rate, or --flat-out"
+            )
+        if self._last is not None:
+            pause = max(0, fact.time - self._last) / 1e6 / self.speed
+            self._due += pause if self.longest_pause is None else min(pause, self.longest_pause)
+        self._last = fact.time if self._last is None else max(self._last, fact.time)
+        return self._due
+
+
+@attrs.define
+class Chunks:
+    """Facts in the order given, each when it is due; those that are due at once, or late, together.
+
+    ``clock`` tells seconds, ``wait`` waits for so many. ``late``: the most seconds by which one came too late.
+    """
+
+    pace: Pace
+    clock: Callable[[], float]
+    wait: Callable[[float], object]
+    late: float = 0.0
+
+    def of(self, facts: Iterable[Fact]) -> Iterator[list[Fact]]:
+        """The chunks, none of them empty. The clock starts with the first fact."""
+        held: list[Fact] = []
+        rows = size = 0
+        start: float | None = None
+        for fact in facts:
+            start = self.clock() if start is None else start
+            due = start + self.pace.due(fact)
+            full = rows + len(fact.rows) > CHUNK_ROWS or size + fact.size > CHUNK_BYTES
+            if held and (full or due > self.clock()):
+                yield held
+                held, rows, size = [], 0, 0
+            while (rest := due - self.clock()) > 0:
+                self.wait(rest)
+            if self.pace.speed is not None or self.pace.rate is not None:
+                self.late = max(self.late, self.clock() - due)
+            held.append(fact)
+            rows, size = rows + len(fact.rows), size + fact.size
+        if held:
+            yield held

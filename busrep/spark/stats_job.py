@@ -1,0 +1,303 @@
+"""What the job ``stats`` does: counts an archive or a table with Spark, listens to the bus, writes tables and a page.
+
+::
+
+    <to>/report.html                  the page, complete in itself
+    <to>/report.json                  its summary
+    <to>/writers.parquet ...          a table each, see stats_tables.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import orjson
+
+from busrep.errors import ConfigError, MissingExtra
+from busrep.spark import job, secrets, stats_tables
+from busrep.spark.archive_store import Root
+from busrep.spark.archiving import streams_in_store
+from busrep.spark.options import LATEST, Positions, declared_stream
+from busrep.spark.replaying import Source, sources_of, table_source, tasks_for
+from busrep.spark.sink_options import with_password
+from busrep.spark.stats_listen import PATIENCE, Handled, Heard, Recorder, ahead_of_us, latencies, readers_of, watch
+from busrep.spark.stats_page import page
+from busrep.spark.stats_svg import round_time
+from busrep.spark.table import Table
+from busrep.streams import Stream
+
+try:
+    import pyarrow
+    from pyarrow import parquet
+    from pyspark import StorageLevel
+except ImportError:
+    raise MissingExtra("spark", "statistics in Parquet files") from None
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from busrep.spark.jobs.stats import Options
+
+# Windows of a page that is as wide as a screen.
+WINDOWS = 160
+TEXT, WHOLE, REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
+TIME = pyarrow.timestamp("us", "UTC")
+
+# The tables as they are written: columns and their types, in order.
+TABLES: Mapping[str, Mapping[str, Any]] = {
+    "writers": {
+        "stream": TEXT, "writer": TEXT, "facts": WHOLE, "rows": WHOLE, "bytes": WHOLE, "first_token": WHOLE,
+        "last_token": WHOLE, "first_time": TIME, "last_time": TIME, "most_rows_per_fact": WHOLE,
+        "facts_without_time": WHOLE,
+    },
+    "rates": {"stream": TEXT, "writer": TEXT, "window": TIME, "facts": WHOLE, "rows": WHOLE, "bytes": WHOLE},
+    "rows_per_fact": {"stream": TEXT, "writer": TEXT, "rows": WHOLE, "facts": WHOLE},
+    "row_sizes": {"stream": TEXT, "low": REAL, "high": REAL, "rows": WHOLE},
+    "row_size_percentiles": {"stream": TEXT, "p50": WHOLE, "p99": WHOLE, "most": WHOLE},
+    "steps": {
+        "stream": TEXT, "writer": TEXT, "whose": TEXT, "low": WHOLE, "high": WHOLE, "steps": WHOLE, "tokens": WHOLE,
+    },
+    "top_keys": {"stream": TEXT, "rank": WHOLE, "key": TEXT, "rows": WHOLE, "share": REAL, "keys": WHOLE},
+    "latencies": {
+        "measure": TEXT, "stream": TEXT, "writer": TEXT, "reader": TEXT, "count": WHOLE, "p50": REAL, "p90": REAL,
+        "p99": REAL, "p999": REAL, "most": REAL,
+    },
+    "latency_samples": {"measure": TEXT, "stream": TEXT, "writer": TEXT, "reader": TEXT, "seconds": REAL},
+    "readers": {"reader": TEXT, "stream": TEXT, "writer": TEXT, "position": WHOLE, "behind": WHOLE, "saved": TIME},
+}  # fmt: skip
+
+
+@attrs.frozen
+class Live:
+    """What was measured while listening. ``ahead``, ``exact``: of the database's clock, seconds."""
+
+    samples: list[tuple[str, str, str, str, float]] = attrs.field(factory=list)
+    seconds: float = 0.0
+    heard: int = 0
+    left_out: int = 0
+    cuts: int = 0
+    ahead: float = 0.0
+    exact: float = 0.0
+
+
+def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
+    """See `busrep.spark.jobs.stats.run`."""
+    root = Root(options.to)
+    _check(options)
+    live, readers = Live(), []
+    if options.store is not None:
+        url = secrets.resolve(options.store, options.password_file)
+        with _tables(url, options) as tables:
+            if options.listen:
+                live = listen(spark, options, url, tables, progress)
+            readers = _readers(tables)
+    sources = sources_of(spark, options)
+    found = {**counted(spark, options, sources, progress), **_latencies(live), "readers": readers}
+    summary = _summary(found, sources, live, options)
+    for name, columns in TABLES.items():
+        _write_table(root, name, columns, found[name])
+    root.replace("report.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+    root.replace("report.html", page(summary, found).encode())
+    return {**summary, "to": root.shown, "page": f"{root.shown}/report.html"}
+
+
+def _check(options: Options) -> None:
+    if (options.redis is None) != (options.name is None):
+        raise ConfigError("--redis and --name go together: the Redis of a bus, and the bus's name there")
+    if options.listen and (options.redis is None or options.store is None):
+        raise ConfigError("--listen needs the bus to listen to, --redis and --name, and its table, --store")
+
+
+@contextlib.contextmanager
+def _tables(url: str, options: Options) -> Iterator[list[Table]]:
+    names = options.stream or tuple(streams_in_store(url))
+    tables = [Table(url, _stream(options, name)) for name in names]
+    try:
+        yield tables
+    finally:
+        for table in tables:
+            table.close()
+
+
+def _stream(options: Options, name: str) -> Stream[Any]:
+    return Stream(name) if options.streams is None else declared_stream(options.streams, name)
+
+
+def _readers(tables: list[Table]) -> list[dict[str, Any]]:
+    found = []
+    for table in tables:
+        saved_at = readers_of(table)
+        newest = dict(table.log().positions)
+        for _, _, writer, at, _ in saved_at:  # which may have heard more than is proven in the table yet
+            newest[writer] = max(newest.get(writer, 0), at)
+        found += [
+            {"reader": reader, "stream": stream, "writer": writer, "position": at,
+             "behind": newest[writer] - at, "saved": round(saved * 1e6)}
+            for reader, stream, writer, at, saved in saved_at
+        ]  # fmt: skip
+    return found
+
+
+# -- while facts are on their way --------------------------------------------------------------------------------
+
+
+def listen(
+    spark: SparkSession, options: Options, url: str, tables: list[Table], progress: job.Progress
+) -> Live:  # fmt: skip
+    """Measure for ``--listen`` seconds. Raises ConfigError when the bus cannot be heard; Unavailable."""
+    channels = {f"{options.name}/{_stream(options, one.backing.stream).channel}".rstrip("/") for one in tables}
+    heard, handled = Heard([table.backing.stream for table in tables]), Handled()
+    before = {table.backing.stream: table.log().positions for table in tables}
+    ahead, exact = ahead_of_us(tables[0])
+    assert options.redis is not None  # noqa: S101 (_check)
+    recorder = Recorder(with_password(options.redis, options.redis_password_file), sorted(channels), heard)
+    try:
+        if not recorder.linked.wait(PATIENCE):
+            raise ConfigError("the Redis of --redis does not answer: there is nothing to listen to")
+        began = time.monotonic()
+
+        def until() -> bool:
+            progress("listened seconds", int(time.monotonic() - began), int(options.listen))
+            return time.monotonic() - began >= options.listen
+
+        watch(tables, handled, until, time.sleep)
+    finally:
+        recorder.close()
+    committed = _committed(spark, options, url, tables, before, heard)
+    samples = latencies(heard.times, handled.spans, committed, ahead)
+    return Live(samples, options.listen, len(heard.times), heard.left_out, recorder.cuts, ahead, exact)
+
+
+def _committed(
+    spark: SparkSession, options: Options, url: str, tables: list[Table], before: Mapping[str, Mapping[str, int]],
+    heard: Heard,
+) -> dict[tuple[str, str, int], float]:  # fmt: skip
+    """When the facts that are new since ``before`` were committed, seconds since 1970: those that are proven."""
+    found: dict[tuple[str, str, int], float] = {}
+    for table in tables:
+        name = table.backing.stream
+        _proven(table, max((token for stream, _, token in heard.times if stream == name), default=0))
+        start = Positions("map", map=before[name])
+        source = table_source(spark, options, url, name, start, LATEST)
+        if source.writers:
+            rows = source.rows(source.start, source.end)
+            facts = stats_tables.facts_of(rows).where("time IS NOT NULL").select("writer", "token", "time")
+            for row in facts.limit(heard.bound).toLocalIterator():
+                found[name, row["writer"], row["token"]] = row["time"] / 1e6
+    return found
+
+
+def _proven(table: Table, token: int) -> None:
+    """Wait a little until what was heard is proven in the table, where positions come once a heartbeat."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and max(table.log().positions.values(), default=0) < token:
+        time.sleep(0.2)
+
+
+def _latencies(live: Live) -> dict[str, list[dict[str, Any]]]:
+    names = ("measure", "stream", "writer", "reader", "seconds")
+    return {
+        "latencies": stats_tables.percentiles(live.samples),
+        "latency_samples": [dict(zip(names, sample, strict=True)) for sample in live.samples],
+    }
+
+
+# -- what there is -----------------------------------------------------------------------------------------------
+
+
+def counted(
+    spark: SparkSession, options: Options, sources: list[Source], progress: job.Progress
+) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+    """The tables of what the sources have. Raises ConfigError when that is nothing."""
+    frames = [
+        one.rows(one.start, {writer: one.end[writer] for writer in one.writers}) for one in sources if one.writers
+    ]
+    if not frames:
+        raise ConfigError("there is no row in that range")
+    fields = {one.stream: _field(options, one.stream) for one in sources if one.writers}
+    with tasks_for(spark, sources), contextlib.ExitStack() as stack:
+        rows: DataFrame = reduce(lambda one, other: one.unionByName(other), frames)
+        if options.archive is None:  # a database is asked once, and is not to do so much
+            rows = rows.persist(StorageLevel.DISK_ONLY)
+            stack.callback(rows.unpersist)
+        facts = stats_tables.facts_of(rows).persist()
+        stack.callback(facts.unpersist)
+        found: dict[str, list[dict[str, Any]]] = {"writers": stats_tables.writers(facts)}
+        if not found["writers"]:
+            raise ConfigError("there is no row in that range")
+        window = int(options.window or _window(found["writers"]))
+        work: dict[str, Callable[[], list[dict[str, Any]]]] = {
+            "rates": lambda: stats_tables.rates(facts, window),
+            "rows_per_fact": lambda: stats_tables.rows_per_fact(facts),
+            "steps": lambda: stats_tables.steps(facts),
+            "row_sizes": lambda: stats_tables.row_sizes(rows),
+            "row_size_percentiles": lambda: stats_tables.row_size_percentiles(rows),
+            "top_keys": lambda: stats_tables.top_keys(rows, fields, options.top),
+        }
+        for done, (name, count) in enumerate(work.items(), 1):
+            progress("counted tables", done, len(work))
+            found[name] = count()
+    return found
+
+
+def _window(writers: list[dict[str, Any]]) -> int:
+    times = [one[name] for one in writers for name in ("first_time", "last_time") if one[name] is not None]
+    return round_time((max(times) - min(times)) / 1e6 / WINDOWS) if times else 1
+
+
+def _field(options: Options, stream: str) -> str | None:
+    """Where the key is in the rows: a place in an array, or a name in an object. Raises ConfigError."""
+    declared = None if options.streams is None else declared_stream(options.streams, stream)
+    if options.key is None or options.key.isdecimal() or declared is None or declared.row_type is None:
+        return options.key
+    names = [field.name for field in attrs.fields(declared.row_type) if field.init]
+    if options.key not in names:
+        raise ConfigError(f"--key {options.key}: the rows of stream {stream!r} have {', '.join(names)}")
+    return str(names.index(options.key))
+
+
+def _summary(
+    found: Mapping[str, list[dict[str, Any]]], sources: list[Source], live: Live, options: Options
+) -> dict[str, Any]:  # fmt: skip
+    writers = found["writers"]
+    times = [one[name] for one in writers for name in ("first_time", "last_time") if one[name] is not None]
+    span = (max(times) - min(times)) / 1e6 if times else 0.0
+    window = int(options.window or _window(writers))
+    per_window: dict[int, int] = {}
+    for one in found["rates"]:
+        per_window[one["window"]] = per_window.get(one["window"], 0) + one["rows"]
+    rows = sum(one["rows"] for one in writers)
+    return {
+        "rows": rows, "facts": sum(one["facts"] for one in writers), "bytes": sum(one["bytes"] for one in writers),
+        "streams": sorted({one["stream"] for one in writers}), "writers": len({one["writer"] for one in writers}),
+        "first": min(times) / 1e6 if times else None, "last": max(times) / 1e6 if times else None, "span": span,
+        "window": window, "rows_per_second": rows / span if span else None,
+        "peak_rows_per_second": max(per_window.values(), default=0) / window,
+        "source": "archive" if options.archive is not None else "table",
+        "epochs": sorted({one.epoch for one in sources}), "key": options.key,
+        "positions": {one.stream: {"after": dict(one.start), "upto": dict(one.end)} for one in sources},
+        "listened": live.seconds, "heard": live.heard, "heard_left_out": live.left_out, "link_cuts": live.cuts,
+        "clock_ahead": round(live.ahead, 6), "clock_exact": round(live.exact, 6),
+        "latencies": [one for one in found["latencies"] if not one["stream"]],
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip
+
+
+def _write_table(root: Root, name: str, columns: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
+    schema = pyarrow.schema(list(columns.items()))
+    seconds = {"window"}  # the others are microseconds
+    arrays = [
+        pyarrow.array(
+            [one[column] * 1_000_000 if column in seconds and kind == TIME else one[column] for one in rows], kind
+        )
+        for column, kind in columns.items()
+    ]
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema), sink, compression="zstd")
+    root.replace(f"{name}.parquet", sink.getvalue().to_pybytes())

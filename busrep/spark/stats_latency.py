@@ -1,0 +1,108 @@
+"""The part of the statistics' page that tells how long facts take. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import Any
+
+from busrep.spark.stats_svg import columns, number, seconds
+
+Rows = Sequence[Mapping[str, Any]]
+
+# Columns per power of ten, and those of them at 1, 2 and 5.
+FINE, ROUND = 10, {0: 1, 3: 2, 7: 5}
+# (title with p50 and p99, what the axis counts)
+TITLES = {
+    "heard": (
+        "Heard on the bus: half of the facts within {p50} of their commit, 99 % within {p99}",
+        "from commit to the bus, by the driver's subscription",
+    ),
+    "saved": (
+        "Handled and saved by readers: half of the facts within {p50} of their commit, 99 % within {p99}",
+        "from commit to a reader's saved position",
+    ),
+}
+
+
+def latencies(summary: Mapping[str, Any], tables: Mapping[str, Rows]) -> str:
+    """A plot for each measure."""
+    if not summary["listened"]:
+        return ""
+    told = f"Listened for {seconds(summary['listened'])}, heard {summary['heard']:,} facts"
+    told += (
+        f"; the database's clock is {seconds(summary['clock_ahead'])} ahead of this machine's, "
+        f"known to ±{seconds(summary['clock_exact'])}, and that is taken off."
+    )
+    if summary["heard_left_out"]:
+        told += f" {summary['heard_left_out']:,} facts were too many to keep."
+    if summary["link_cuts"]:
+        told += f" The link to Redis was lost {summary['link_cuts']} times: what was published then is not counted."
+    cards = [_card(whole, tables["latency_samples"]) for whole in summary["latencies"]]
+    empty = "" if cards else "<p class='note'>Nothing was committed meanwhile.</p>"
+    return (
+        f"<h2>How long facts take</h2><p class='note'>{escape(told)}</p>{empty}<div class='pair'>{''.join(cards)}</div>"
+        + _table(tables["latencies"])
+    )
+
+
+def _card(whole: Mapping[str, Any], samples: Rows) -> str:
+    form, under = TITLES[whole["measure"]]
+    title = form.format(p50=seconds(whole["p50"]), p99=seconds(whole["p99"]))
+    # Clocks of two machines may say that it took less than nothing; then the first column has it.
+    values = [max(one["seconds"], 1e-4) for one in samples if one["measure"] == whole["measure"]]
+    least, most = (math.floor(FINE * math.log10(one(values))) for one in (min, max))
+    count = most - least + 1
+    found = [0.0] * count
+    for value in values:
+        found[math.floor(FINE * math.log10(value)) - least] += 100 / len(values)
+    labels = [seconds(10 ** ((least + at) / FINE)) for at in range(count)]
+    axis = [
+        seconds(ROUND[at % FINE] * 10.0 ** (at // FINE)) if at % FINE in ROUND else "" for at in range(least, most + 1)
+    ]
+    marks = [
+        (FINE * math.log10(max(whole[name], 1e-4)) - least, f"p{name[1:]} {seconds(whole[name])}")
+        for name in ("p50", "p99")
+    ]
+    colour = {"heard": "c1", "saved": "c3"}[whole["measure"]]
+    plot = columns(title, labels, [("facts", colour, found)], "% of facts", under, marked=marks, edges=True, axis=axis)
+    return f"<div class='card'><h3>{escape(title)}</h3>{plot}</div>"
+
+
+def _table(found: Rows) -> str:
+    its = [one for one in found if one["stream"]]
+    if not its:
+        return ""
+    head = "".join(f"<th class=text>{name}</th>" for name in ("", "stream", "writer", "reader"))
+    head += "".join(f"<th>{name}</th>" for name in ("facts", "p50", "p90", "p99", "p99.9", "max"))
+    body = []
+    for one in its[:60]:
+        texts = ({"heard": "heard", "saved": "saved"}[one["measure"]], one["stream"], one["writer"], one["reader"])
+        numbers = [number(one["count"]), *(seconds(one[name]) for name in ("p50", "p90", "p99", "p999", "most"))]
+        body.append(
+            "<tr>" + "".join(f"<td class=text>{escape(text)}</td>" for text in texts)
+            + "".join(f"<td>{text}</td>" for text in numbers) + "</tr>"
+        )  # fmt: skip
+    return f"<div class='card' style='margin-top:14px'><table><tr>{head}</tr>{''.join(body)}</table></div>"
+
+
+def readers(found: Rows) -> str:
+    """Where durable readers stand."""
+    if not found:
+        return ""
+    behind = sum(1 for one in found if one["behind"])
+    title = "All readers are where the writers are" if not behind else f"{behind} of {len(found)} positions are behind"
+    head = "".join(f"<th class=text>{name}</th>" for name in ("reader", "stream", "writer"))
+    head += "".join(f"<th>{name}</th>" for name in ("position", "behind by tokens", "saved (UTC)"))
+    body = []
+    for one in sorted(found, key=lambda one: -int(one["behind"]))[:60]:
+        saved = datetime.fromtimestamp(one["saved"] / 1e6, UTC)
+        body.append(
+            "<tr>" + "".join(f"<td class=text>{escape(one[name])}</td>" for name in ("reader", "stream", "writer"))
+            + f"<td>{one['position']}</td><td>{one['behind']:,}</td><td>{saved:%-d %b %Y %H:%M:%S}</td></tr>"
+        )  # fmt: skip
+    return (
+        f"<h2>Readers</h2><div class='card'><h3>{title}</h3><table><tr>{head}</tr>{''.join(body)}</table></div>"
+    )  # fmt: skip

@@ -1,0 +1,202 @@
+"""What is measured while facts are on their way: when the driver hears of them, and when readers have saved them.
+
+``heard``: the driver is subscribed as a reader is, and notes when a message with a fact's rows has come. ``saved``: the
+table of positions that durable readers keep is looked at again and again; each time that one has moved, all facts
+between were handled and saved by then. How long either took counts from the row's ``committed_at``: on PostgreSQL the
+beginning of the transaction, on SQLite the insert.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import redis
+from redis.exceptions import RedisError
+
+from busrep.framing import Rows, parse_frame
+from busrep.settings import Settings
+from busrep.spark.table import Table
+from busrep.stores.plans import Plan, Sql
+from busrep.stores.snapshots import in_snapshot
+from busrep.sync.link import redis_pool
+
+log = logging.getLogger("busrep.spark")
+
+# Facts whose times are kept; more are counted. Some 100 MB.
+MOST_FACTS = 500_000
+# Seconds between two looks at the readers' positions, which they save every second by default.
+LOOK = 0.1
+# Seconds that a subscription may take, and a writer's position may need to come to the table.
+PATIENCE = 10.0
+
+FactKey = tuple[str, str, int]
+"""(stream, writer, token)."""
+Saved = tuple[str, str, str, int, float]
+"""(reader, stream, writer, position, seconds since 1970 by the database's clock)."""
+
+
+@attrs.define
+class Heard:
+    """When facts were heard of first, seconds since 1970; and how many were left out, for there were too many."""
+
+    streams: Sequence[str]
+    times: dict[FactKey, float] = attrs.field(factory=dict)
+    left_out: int = 0
+    bound: int = MOST_FACTS
+
+    def receive(self, data: bytes, now: float, message_bytes: int) -> None:
+        """Take in one message of the channel. Rows that a reader would fetch are not in any message."""
+        for item in parse_frame(data, message_bytes).items:
+            if isinstance(item, Rows) and item.stream in self.streams:
+                for token in item.tokens:
+                    key = (item.stream, item.writer, token)
+                    if key in self.times:
+                        continue
+                    if len(self.times) >= self.bound:
+                        self.left_out += 1
+                    else:
+                        self.times[key] = now
+
+
+@attrs.define
+class Handled:
+    """Positions that readers have saved, as they move: spans (reader, stream, writer, after, upto, saved at)."""
+
+    spans: list[tuple[str, str, str, int, int, float]] = attrs.field(factory=list)
+    now: dict[tuple[str, str, str], tuple[int, float]] = attrs.field(factory=dict)
+    _begun: bool = False
+
+    def look(self, saved: Iterable[Saved]) -> None:
+        """The table as it is now; the first time it is what later ones are compared with."""
+        for reader, stream, writer, position, at in saved:
+            key = (reader, stream, writer)
+            before = self.now.get(key, (position if not self._begun else 0, at))[0]
+            if position > before:
+                self.spans.append((reader, stream, writer, before, position, at))
+            self.now[key] = (position, at)
+        self._begun = True
+
+
+def latencies(
+    heard: Mapping[FactKey, float], handled: Iterable[tuple[str, str, str, int, int, float]],
+    committed: Mapping[FactKey, float], ahead: float,
+) -> list[tuple[str, str, str, str, float]]:  # fmt: skip
+    """(measure, stream, writer, reader, seconds) of each fact whose time of commit is known. ``ahead``: by how much the
+    database's clock is ahead of the driver's."""
+    found = [
+        ("heard", stream, writer, "", heard[stream, writer, token] + ahead - at)
+        for (stream, writer, token), at in committed.items()
+        if (stream, writer, token) in heard
+    ]
+    tokens: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for (stream, writer, token), at in sorted(committed.items()):
+        tokens.setdefault((stream, writer), []).append((token, at))
+    for reader, stream, writer, after, upto, saved in handled:
+        found += [
+            ("saved", stream, writer, reader, saved - at)
+            for token, at in tokens.get((stream, writer), ())
+            if after < token <= upto
+        ]
+    return found
+
+
+# -- asking ------------------------------------------------------------------------------------------------------
+
+
+def readers_of(table: Table) -> list[Saved]:
+    """The readers' positions in the log as it is now. Raises Unavailable."""
+    age = table.dialect.age("r.saved_at")
+
+    def body() -> Plan[list[Saved]]:
+        answers = yield Sql(
+            f"SELECT r.reader, r.writer, r.position, {_now(table)} - ({age}) FROM busrep_readers r "  # noqa: S608
+            "WHERE r.stream = ? AND r.writer <> '' AND r.epoch = (SELECT value FROM busrep_meta WHERE key = 'epoch') "
+            "ORDER BY r.reader, r.writer",
+            (table.backing.stream,),
+        )
+        return [(reader, table.backing.stream, writer, at, float(saved)) for reader, writer, at, saved in answers[0]]
+
+    return table._database.ask(lambda: in_snapshot(body()))
+
+
+def _now(table: Table) -> str:
+    return table.dialect.now if table.dialect.name == "sqlite" else f"extract(epoch FROM {table.dialect.now})"
+
+
+def ahead_of_us(table: Table) -> tuple[float, float]:
+    """By how many seconds the database's clock is ahead of this machine's, and how exactly that is known."""
+
+    def body() -> Plan[float]:
+        return float((yield Sql(f"SELECT {_now(table)}"))[0][0][0])
+
+    best = (0.0, float("inf"))
+    for _ in range(5):
+        before = time.time()
+        found = table._database.ask(lambda: in_snapshot(body()))
+        after = time.time()
+        if after - before < best[1]:
+            best = found - (before + after) / 2, after - before
+    return best[0], best[1] / 2
+
+
+class Recorder:
+    """Subscribed to a bus, in a thread, until `close`. ``cuts``: times that the link was lost; what was published
+    meanwhile was not heard."""
+
+    def __init__(self, url: str, channels: Sequence[str], heard: Heard, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
+        self._pool = redis_pool(url, self._settings)
+        self._channels, self._heard = channels, heard
+        self._closed, self.linked = threading.Event(), threading.Event()
+        self.cuts = 0
+        self._thread = threading.Thread(target=self._run, name="busrep-spark-recorder", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join()
+        self._pool.disconnect()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._listen()
+            except (RedisError, OSError, EOFError) as error:
+                self.cuts += 1
+                log.warning("the bus's Redis is not heard: %s: %s", type(error).__name__, error)
+                self._closed.wait(self._settings.retry_min)
+
+    def _listen(self) -> None:
+        client = redis.Redis(connection_pool=self._pool)
+        with contextlib.closing(client.pubsub()) as subscription:  # type: ignore[no-untyped-call]
+            subscription.subscribe(*self._channels)
+            missing = len(self._channels)
+            while not self._closed.is_set():
+                message: dict[str, Any] | None = subscription.get_message(timeout=LOOK)
+                if message is None:
+                    continue
+                if message["type"] == "message":
+                    self._heard.receive(message["data"], time.time(), self._settings.message_bytes)
+                    continue
+                missing -= 1
+                if not missing:
+                    self.linked.set()
+
+
+def watch(
+    tables: Sequence[Table], handled: Handled, until: Callable[[], bool], wait: Callable[[float], object]
+) -> None:
+    """Look at the readers' positions until then. Raises Unavailable."""
+    while True:
+        done = until()
+        handled.look(one for table in tables for one in readers_of(table))
+        if done:
+            return
+        wait(LOOK)

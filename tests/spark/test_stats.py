@@ -1,0 +1,170 @@
+"""The statistics against the same counted by hand, of real traffic; and latencies measured while facts are written."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import orjson
+import pytest
+from pyarrow import parquet
+from pyspark.sql import SparkSession
+
+import busrep
+from busrep import sync
+from busrep.errors import ConfigError
+from busrep.spark import job, stats_tables
+from busrep.spark.jobs import stats
+from busrep.spark.stats_job import _field
+from tests.shop import QUICK, STREAMS, Order, opened_store, orders
+from tests.spark.test_archive_captures import capture, facts_of_capture
+
+__all__ = ["capture"]  # a fixture
+
+SEEN = ("events", "to_device", "caches")
+
+
+def tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    return {path.stem: parquet.read_table(path).to_pylist() for path in folder.glob("*.parquet")}
+
+
+def test_real_traffic(spark: SparkSession, capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats_tables, "BUCKET", 100)  # several of them
+    options = stats.Options(store=f"sqlite:///{capture}", stream=SEEN, to=str(tmp_path), top=5)
+    report = stats.run(spark, options, job.silent)
+    json.dumps(report)
+    found, rows = tables(tmp_path), {name: facts_of_capture()[name] for name in SEEN}
+    assert report["rows"] == sum(map(len, rows.values())) == sum(one["rows"] for one in found["rates"])
+    assert {one["stream"] for one in found["writers"]} == {*SEEN}
+    for name, its in rows.items():
+        facts = Counter((writer, token) for writer, token, _, _ in its)
+        assert sum(one["facts"] for one in found["writers"] if one["stream"] == name) == len(facts)
+        per_fact = Counter((writer, count) for (writer, _), count in facts.items())
+        assert per_fact == {
+            (one["writer"], one["rows"]): one["facts"] for one in found["rows_per_fact"] if one["stream"] == name
+        }
+        sizes = [one for one in found["row_sizes"] if one["stream"] == name]
+        assert sum(one["rows"] for one in sizes) == len(its)
+        for one in sizes:
+            inside = [row for *_, row in its if one["low"] <= len(row.encode()) < one["high"]]
+            assert len(inside) == one["rows"]
+        assert steps_by_hand(facts) == {
+            (one["writer"], one["whose"], one["low"]): (one["steps"], one["tokens"])
+            for one in found["steps"]
+            if one["stream"] == name
+        }
+        keys = Counter(str(first) if isinstance(first := json.loads(row)[0], str) else first for *_, row in its)
+        top = [one for one in found["top_keys"] if one["stream"] == name]
+        assert [one["rows"] for one in top] == [count for _, count in keys.most_common(5)]
+        assert top[0]["keys"] == len(keys)
+        assert all(keys[one["key"]] == one["rows"] for one in top)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") > 10
+    assert "events" in page
+    assert "rows/s" in stats.describe(report)
+
+
+def steps_by_hand(facts: Counter[tuple[str, int]]) -> dict[tuple[str, str, int], tuple[int, int]]:
+    tokens = {token for _, token in facts}
+    found: dict[tuple[str, str, int], tuple[int, int]] = {}
+    for writer in {writer for writer, _ in facts}:
+        its = sorted(token for one, token in facts if one == writer)
+        for before, token in pairwise(its):
+            others = sum(at in tokens for at in range(before + 1, token))
+            for whose, count in (("others", others), ("nobody", token - before - 1 - others)):
+                key = (writer, whose, 1 << count.bit_length() - 1 if count else 0)
+                steps, total = found.get(key, (0, 0))
+                found[key] = steps + 1, total + count
+    return found
+
+
+def test_keys_of_arrays_objects_and_others(spark: SparkSession) -> None:
+    texts = ['["a", 1]', '{"id": "b", "n": 2}', '{"n": 3, "id": "b"}', "7", '["a", 4]', '["b", 4]']
+    rows = spark.createDataFrame(
+        [(name, text) for name in ("one", "two") for text in texts], "stream string, row string"
+    )
+
+    def keys(**fields: str | None) -> list[tuple[str, str | None, int]]:
+        found = stats_tables.top_keys(rows, fields, 10)
+        assert all(one["share"] == one["rows"] / 6 for one in found)
+        return sorted((one["stream"], one["key"] or "", one["rows"]) for one in found)
+
+    first = [("3", 1), ("7", 1), ("a", 2), ("b", 2)]
+    assert keys(one=None, two="1") == [
+        *(("one", *one) for one in first), ("two", "", 3), ("two", "1", 1), ("two", "4", 2),
+    ]  # fmt: skip
+    assert keys(one="id", two="id") == [
+        ("one", "", 4), ("one", "b", 2), ("two", "", 4), ("two", "b", 2),
+    ]  # fmt: skip
+
+
+def test_a_key_by_the_name_of_a_field() -> None:
+    told = stats.Options(archive="a", to="b", key="status", streams="tests.spark.archives:STREAMS")
+    assert _field(told, "orders") == "1"
+    with pytest.raises(ConfigError, match="number, status"):
+        _field(attrs.evolve(told, key="colour"), "orders")
+    assert [_field(attrs.evolve(told, key=key, streams=None), "orders") for key in (None, "3", "id")] == [
+        None, "3", "id",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [({"listen": 1.0}, "--listen needs"), ({"name": "shop"}, "go together"), ({"archive": None}, "--archive")],
+)
+def test_what_is_missing_is_said(spark: SparkSession, tmp_path: Path, wrong: dict[str, Any], text: str) -> None:
+    told: dict[str, Any] = {"archive": str(tmp_path), "to": str(tmp_path / "stats"), "stream": ("orders",), **wrong}
+    with pytest.raises(ConfigError, match=text):
+        stats.run(spark, stats.Options(**told), job.silent)
+
+
+@pytest.mark.servers
+def test_latencies_while_facts_are_written(
+    spark: SparkSession, sqlite_url: str, redis_url: str, bus_name: str, tmp_path: Path
+) -> None:
+    """A writer and a durable reader work while the job listens."""
+    enough, failed = threading.Event(), []
+    with opened_store(sqlite_url):
+        pass
+    common: dict[str, Any] = {"name": bus_name, "streams": STREAMS, "store": sqlite_url, "settings": QUICK}
+
+    def write() -> None:
+        try:
+            with sync.connect(redis_url, writer="w1", **common) as bus:
+                number = 0
+                while not enough.wait(0.01):
+                    number += 1
+                    with bus.write(orders) as fact:
+                        fact.add(Order(number, "new"))
+        except busrep.BusrepError as error:
+            failed.append(error)
+
+    writing = threading.Thread(target=write)
+    with sync.connect(redis_url, reader="follower", **common) as bus:
+        bus.subscribe(orders)(lambda batch: None)
+        writing.start()
+        try:
+            told = stats.Options(
+                store=sqlite_url, stream=("orders",), to=str(tmp_path), listen=2.0, redis=redis_url, name=bus_name
+            )
+            report = stats.run(spark, told, job.silent)
+        finally:
+            enough.set()
+            writing.join()
+    assert failed == []
+    found = {one["measure"]: one for one in report["latencies"]}
+    assert found["heard"]["count"] >= 10
+    assert found["saved"]["count"] >= 10
+    for one in found.values():
+        assert -0.1 < one["p50"] <= one["p90"] <= one["p99"] <= one["most"] < 60
+    samples = Counter(one["measure"] for one in tables(tmp_path)["latency_samples"])
+    assert samples == {name: one["count"] for name, one in found.items()}
+    assert tables(tmp_path)["readers"][0]["reader"] == "follower"
+    assert orjson.loads((tmp_path / "report.json").read_bytes())["heard"] >= found["heard"]["count"]
+    assert "Handled and saved by readers" in (tmp_path / "report.html").read_text()
+    assert "commit to the bus" in stats.describe(report)
