@@ -132,8 +132,8 @@ class Table:
         older than the oldest fact that is still open, two reads, up to it and from it, have together each row once; a
         fact of before a later time that is proven only after the first read may be in neither. Rows before the time
         may be among the first ones read, for facts may be committed in another order than that of their IDs.
-        ``committed_at`` is the time at which the transaction began on PostgreSQL, and that of the insert on SQLite. It walks over the rows from the floor on
-        until it has found that row. Raises ConfigError for a table of the application's, which has no such time.
+        ``committed_at`` is the time at which the transaction began on PostgreSQL, and that of the insert on SQLite. The
+        search walks over the rows from the floor on until it has found that row. Raises ConfigError for a table of the application's, which has no such time.
         """
         if self.backing.own:
             raise ConfigError(
