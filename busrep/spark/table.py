@@ -133,8 +133,8 @@ class Table:
         fact of before a later time that is proven only after the first read may be in neither. Rows before the time
         may be among the first ones read, for facts may be committed in another order than that of their IDs.
         ``committed_at`` is the time at which the transaction began on PostgreSQL, and that of the insert on SQLite. The
-        search walks over the rows from the floor on until it has found that row. Raises ConfigError for a table of the application's,
-        which has no such time.
+        search walks over the rows from the floor on until it has found that row. Raises ConfigError for a table of the
+        application's, which has no such time.
         """
         if self.backing.own:
             raise ConfigError(
