@@ -105,7 +105,7 @@ def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any
     """Everything ``busrep db status`` shows, from one snapshot."""
     answers = yield (
         Control.SNAPSHOT,
-        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'"),
+        Sql(f"SELECT value, {dialect.replica} FROM busrep_meta WHERE key = 'epoch'"),
         Sql("SELECT stream, backing FROM busrep_streams ORDER BY stream"),
         Sql(
             "SELECT p.stream, p.writer, p.position, p.floor, p.registered, coalesce(w.incarnation, 0), "
@@ -127,9 +127,12 @@ def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any
             f"SELECT query, stream, writer, batch, rows, last, {dialect.age('done_at')} FROM busrep_sinks "
             "WHERE batch >= 0 ORDER BY query"
         ),
-        Sql("SELECT attempt, count(*) FROM busrep_staged GROUP BY attempt"),
     )
-    (epoch_row,), streams, writers, readers, ((dead,),), counts, bootstraps, sinks, staged = answers
+    ((epoch, replica),), streams, writers, readers, ((dead,),), counts, bootstraps, sinks = answers
+    # What is staged is in no log of the server's: a replica does not have it.
+    staged = None
+    if not replica:
+        staged = len((yield Sql("SELECT attempt, count(*) FROM busrep_staged GROUP BY attempt"))[0])
     rows: dict[str, int | None] = dict.fromkeys((name for name, _ in streams), 0)
     rows.update(counts)
     sequences: dict[str, int | None] = {}
@@ -143,7 +146,7 @@ def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any
     report: dict[str, Any] = {
         "schema_version": VERSION,
         "database": dialect.name,
-        "epoch": epoch_row[0],
+        "epoch": epoch,
         "streams": {
             name: {
                 "table": orjson.loads(declared) if declared else "busrep_facts",
@@ -157,7 +160,7 @@ def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any
         "dead_letters": dead,
         "bootstraps": {},
         "sinks": {query: dict(zip(SINK_FIELDS, done, strict=True)) for query, *done in sinks},
-        "staged": len(staged),
+        "staged": staged,
     }
     for reader, stream, *saved in bootstraps:
         report["bootstraps"].setdefault(reader, {})[stream] = dict(zip(BOOTSTRAP_FIELDS, saved, strict=True))
