@@ -40,6 +40,7 @@ from tests.spark import backfill_functions
 from tests.spark.archives import Bench, orders
 from tests.spark.backfill_functions import STREAMS, Change, changes
 from tests.spark.cluster import end_session
+from tests.spark.long import long
 from tests.spark.test_docs_archive import blocks
 
 HERE = "tests.spark.backfill_functions"
@@ -176,6 +177,7 @@ def test_a_task_that_is_killed(bench: Bench) -> None:
     assert ask(bench.url, "SELECT count(*) FROM busrep_staged") == 0
 
 
+@long
 def test_the_driver_is_killed(bench: Bench) -> None:
     """With SIGKILL, after some batches, in the middle of another; the table goes on meanwhile."""
     scratch = bench.folder / "scratch"

@@ -42,6 +42,7 @@ from busrep.streams import Registry
 from tests.shop import QUICK
 from tests.spark.archives import Bench, Order
 from tests.spark.cluster import end_session
+from tests.spark.long import long
 from tests.spark.test_docs_archive import blocks
 
 DECLARED = "tests.spark.archives:STREAMS"
@@ -452,6 +453,7 @@ def killed(bench: Bench, *targets: Path) -> None:
             end_session(process.pid)
 
 
+@long
 def test_killed(bench: Bench) -> None:
     """In the middle: no snapshot, or the older one whole; and the next run is as any other."""
     fresh, older = bench.folder / "fresh", bench.folder / "older"
