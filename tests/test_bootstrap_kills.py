@@ -193,12 +193,14 @@ class Server:
 
     command: Sequence[str]
     url: str
+    folder: Path  # of its temporary files: who is killed leaves them
     process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "busrep.cli", *self.command, stdout=asyncio.subprocess.PIPE
-        )
+            sys.executable, "-m", "busrep.cli", *self.command,
+            stdout=asyncio.subprocess.PIPE, env={**os.environ, "TMPDIR": str(self.folder)},
+        )  # fmt: skip
         assert self.process.stdout is not None
         assert b"listening" in await self.process.stdout.readline()
 
@@ -243,7 +245,7 @@ async def _serve(facts: str, folder: Path, stack: contextlib.AsyncExitStack) -> 
     (folder / "secret").write_text(SECRET)
     port = free_port()
     arguments = ["--http", f"127.0.0.1:{port}", "--store", facts, "--secret-file", str(folder / "secret"), "--json"]
-    server = Server(["serve", *arguments], f"http://:{SECRET}@127.0.0.1:{port}")
+    server = Server(["serve", *arguments], f"http://:{SECRET}@127.0.0.1:{port}", folder)
     stack.push_async_callback(server.kill)
     await server.start()
     return server
