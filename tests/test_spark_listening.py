@@ -10,7 +10,8 @@ import redis
 
 from busrep.errors import ConfigError
 from busrep.settings import Settings
-from busrep.spark.listening import Listener, with_password
+from busrep.spark.listening import Listener
+from busrep.spark.secrets import with_redis_password
 from busrep.testing.servers import RedisServer, start_redis
 
 pytestmark = pytest.mark.servers
@@ -148,13 +149,13 @@ def test_closing_ends_the_thread(server: RedisServer) -> None:
 
 def test_the_password_comes_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BUSREP_REDIS_PASSWORD", raising=False)
-    assert with_password("redis://db:1", None) == "redis://db:1"
+    assert with_redis_password("redis://db:1", None) == "redis://db:1"
     monkeypatch.setenv("BUSREP_REDIS_PASSWORD", "p@ss")
-    assert with_password("redis://db:1/2", None) == "redis://:p%40ss@db:1/2"
+    assert with_redis_password("redis://db:1/2", None) == "redis://:p%40ss@db:1/2"
     (tmp_path / "secret").write_text("other\n")
-    assert with_password("redis://me@db:1", str(tmp_path / "secret")) == "redis://me:other@db:1"
+    assert with_redis_password("redis://me@db:1", str(tmp_path / "secret")) == "redis://me:other@db:1"
     with pytest.raises(ConfigError, match="'redisPasswordFile'.*cannot be read"):
-        with_password("redis://db", str(tmp_path / "none"))
+        with_redis_password("redis://db", str(tmp_path / "none"))
 
 
 def test_a_bad_url_is_told() -> None:

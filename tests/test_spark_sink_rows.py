@@ -20,7 +20,8 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
-from busrep.spark.sink_options import read_options, with_password
+from busrep.spark.secrets import with_redis_password
+from busrep.spark.sink_options import read_options
 from busrep.spark.sink_rows import Encoder, check_columns, compact
 
 
@@ -192,4 +193,4 @@ def test_passwords_travel_in_the_pickled_options_alone(tmp_path: Path, monkeypat
     assert "s3cr" not in repr(made)
     assert "r3d" not in repr(made)
     monkeypatch.setenv("BUSREP_REDIS_PASSWORD", "e")
-    assert with_password("rediss://cache", None) == "rediss://:e@cache"
+    assert with_redis_password("rediss://cache", None) == "rediss://:e@cache"

@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
 
 import redis
 from redis.exceptions import NoPermissionError, RedisError
 
 from busrep.commands import Name, Position, Replicate, Server
-from busrep.errors import ConfigError
 from busrep.framing import Rows, parse_frame
 from busrep.settings import Settings
 from busrep.speakers import Speakers
@@ -148,19 +144,3 @@ class Listener:
                     with contextlib.suppress(NoPermissionError):  # they tell with their next heartbeat as well
                         for channel in self._channels:
                             client.publish(channel, Replicate().format())
-
-
-def with_password(url: str, password_file: str | None) -> str:
-    """A Redis URL with the password of the file, or of BUSREP_REDIS_PASSWORD. Raises ConfigError for a file that cannot
-    be read. To be called on the driver, and the result to be kept there."""
-    password = os.environ.get("BUSREP_REDIS_PASSWORD")
-    if password_file is not None:
-        try:
-            password = Path(password_file).read_text().splitlines()[0]
-        except (OSError, UnicodeDecodeError, IndexError) as error:
-            raise ConfigError(f"option 'redisPasswordFile': {password_file!r} cannot be read: {error}") from None
-    if not password:
-        return url
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    return parts._replace(netloc=f"{user if at else ''}:{quote(password, safe='')}@{host}").geturl()

@@ -26,7 +26,6 @@ from busrep.spark.following import resolved
 from busrep.spark.options import EARLIEST, LATEST, Positions, _positions, declared_stream
 from busrep.spark.replay_pace import Chunks, Fact, Pace, Row, facts_of
 from busrep.spark.replay_target import Target, target_stream
-from busrep.spark.sink_options import with_password
 from busrep.spark.table import Table
 from busrep.streams import Stream
 
@@ -246,7 +245,7 @@ def target_redis(options: Options) -> str:
     """The target's Redis. Its password may stand in the URL, which stays in this process. Raises ConfigError."""
     if urlsplit(options.to_redis).password is not None and options.to_redis_password_file is None:
         return options.to_redis
-    return with_password(options.to_redis, options.to_redis_password_file)
+    return secrets.with_redis_password(options.to_redis, options.to_redis_password_file)
 
 
 def target_store(options: Options) -> str | None:

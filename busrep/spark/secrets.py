@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 import attrs
 
@@ -94,7 +94,7 @@ def resolve(store: str, password_file: str | None = None) -> str:
         return store
     place, _ = _parsed(store)
     password = (
-        _from_file(password_file)
+        _from_file(password_file, "passwordFile")
         if password_file is not None
         else os.environ.get("BUSREP_STORE_PASSWORD")
         or _from_busrep_store(place)
@@ -104,14 +104,28 @@ def resolve(store: str, password_file: str | None = None) -> str:
     return store if password is None else place.url(password)
 
 
-def _from_file(path: str) -> str:
+def with_redis_password(url: str, password_file: str | None) -> str:
+    """A Redis URL with the password of the file (its first line), or of BUSREP_REDIS_PASSWORD. Raises ConfigError for a
+    file that cannot be read. To be called on the driver, and the result to be kept there."""
+    password = os.environ.get("BUSREP_REDIS_PASSWORD")
+    if password_file is not None:
+        password = _from_file(password_file, "redisPasswordFile")
+    if not password:
+        return url
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user if at else ''}:{quote(password, safe='')}@{host}").geturl()
+
+
+def _from_file(path: str, option: str) -> str:
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"passwordFile {path!r}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"option {option!r}: {path!r} cannot be read: {reason}") from None
     lines = text.splitlines()
     if not lines or not lines[0]:
-        raise ConfigError(f"passwordFile {path!r}: its first line is empty, and should be the password")
+        raise ConfigError(f"option {option!r}: the first line of {path!r} is empty, and should be the password")
     return lines[0]
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 import attrs
 
@@ -74,7 +73,7 @@ def read_options(given: Mapping[str, str], *, job: str | None) -> SinkOptions:
         store=_absolute(secrets.resolve(_store(found), found.get("passwordfile"))), stream=_word(found, "stream"),
         writer=_word(found, "writer"), streams=found.get("streams"), query=_query(found, right, job),
         once=job is not None and "batch" not in found, order_by=_words(found, "orderBy") or (),
-        redis=None if redis is None else with_password(redis, found.get("redispasswordfile")),
+        redis=None if redis is None else secrets.with_redis_password(redis, found.get("redispasswordfile")),
         name=None if name is None else _word(found, "name"),
     )  # fmt: skip
     made.definition()  # now, on the driver, and not in some task
@@ -93,15 +92,3 @@ def _query(found: Mapping[str, str], option: str, job: str | None) -> str | None
     if not _NAME.fullmatch(value) or value.startswith(JOB):
         raise ConfigError(f"option {option!r} is {value!r}: a name is needed, up to 200 signs of ASCII without spaces")
     return value if job is None else JOB + value
-
-
-def with_password(redis: str, password_file: str | None) -> str:
-    """A Redis URL with the password of the file, or of BUSREP_REDIS_PASSWORD. Raises ConfigError."""
-    password = os.environ.get("BUSREP_REDIS_PASSWORD") or None
-    if password_file is not None:
-        password = secrets._from_file(password_file)
-    if password is None:
-        return redis
-    parts = urlsplit(redis)
-    user, at, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user if at else ''}:{quote(password, safe='')}@{host}"))

@@ -237,7 +237,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 def _listener(options: Options, stream: Stream[Any]) -> Any:
     if options.redis is None or options.name is None:
         return None
-    from busrep.spark.listening import Listener, with_password
+    from busrep.spark.listening import Listener
 
-    url = with_password(options.redis, options.redis_password_file)
+    url = secrets.with_redis_password(options.redis, options.redis_password_file)
     return Listener(url, options.name, options.stream, channel=stream.channel)

@@ -25,7 +25,6 @@ from busrep.spark.archive_store import Root
 from busrep.spark.archiving import streams_in_store
 from busrep.spark.options import LATEST, Positions, declared_stream
 from busrep.spark.replaying import Source, sources_of, table_source, tasks_for
-from busrep.spark.sink_options import with_password
 from busrep.spark.stats_listen import PATIENCE, Handled, Heard, Recorder, ahead_of_us, latencies, readers_of, watch
 from busrep.spark.stats_page import page
 from busrep.spark.stats_svg import round_time
@@ -156,7 +155,9 @@ def listen(
     before = {table.backing.stream: table.log().positions for table in tables}
     ahead, exact = ahead_of_us(tables[0])
     assert options.redis is not None  # noqa: S101 (_check)
-    recorder = Recorder(with_password(options.redis, options.redis_password_file), sorted(channels), heard)
+    recorder = Recorder(
+        secrets.with_redis_password(options.redis, options.redis_password_file), sorted(channels), heard
+    )
     try:
         if not recorder.linked.wait(PATIENCE):
             raise ConfigError("the Redis of --redis does not answer: there is nothing to listen to")
