@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from busrep.errors import ClaimBlocked, HandlerFailed, Unavailable, WaitTimeout, WriterFenced
-from busrep.testing.children import Parent, run_child
+from busrep.errors import ClaimBlocked, HandlerFailed, Unavailable, WaitTimeout
+from busrep.testing.children import Parent, report_for_ever, run_child
 from busrep.testing.soak.handling import Reading
 from busrep.testing.soak.ledger import Ledger
 from busrep.testing.soak.load import Load
@@ -62,7 +62,7 @@ class Process:
             if self.reading is not None:
                 stack.push_async_callback(self.reading.close)
             stack.push_async_callback(self.bus.close)
-            works = [group.create_task(self.report_for_ever())]
+            works = [group.create_task(report_for_ever(self.parent, self.task.who, self.report, REPORT_EVERY))]
             if self.reading is not None:
                 works.append(group.create_task(runtime.run(self.reading.run())))
             if task.writes:
@@ -132,16 +132,6 @@ class Process:
             # In threads a process that only writes has no reader.
             "trouble": [*reader["stopped"].values(), *filter(None, [reader["failure"]])] if reader else [],
         }
-
-    async def report_for_ever(self) -> None:
-        """Tell the parent how it goes."""
-        while True:
-            await asyncio.sleep(REPORT_EVERY)
-            report = self.report()
-            self.parent.tell(**report)
-            writer = report["statistics"]["writer"]
-            if writer is not None and writer["fenced"]:
-                raise WriterFenced(self.task.who, writer["incarnation"])
 
 
 if __name__ == "__main__":

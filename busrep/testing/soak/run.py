@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from busrep.errors import ConfigError
+from busrep.testing.children import came_true
 from busrep.testing.soak.faults import faults_over
 from busrep.testing.soak.ledger import read_ledger
 from busrep.testing.soak.task import ROLES
@@ -107,7 +108,7 @@ class Soak:
         self.event(f"seed {self.options.seed}; everything is kept in {self.folder} until it is known to be well")
         for slot in self.world.slots.values():
             await self.world.launch(slot)
-        if not await self.world.until(self._all_ready, UP):
+        if not await came_true(self._all_ready, UP):
             trouble = "\n".join(self.world.violations[:1])
             late = ", ".join(self._not_ready())
             raise ConfigError(f"not up after {UP:g} s: {late}; logs are in {self.folder}\n{trouble}")
@@ -179,7 +180,7 @@ class Soak:
         if not await world.redis_settled():
             world.violations.append("the Redis servers do not agree on who is master")
         await world.allow_everything_on_redis()
-        if not await world.until(self._all_ready, UP):
+        if not await came_true(self._all_ready, UP):
             world.violations.append(f"not up, {UP:g} s after everything healed: {', '.join(self._not_ready())}")
 
     async def _finish(self) -> None:
@@ -188,22 +189,22 @@ class Soak:
         writers = [slot for slot in world.slots.values() if slot.role.writes]
         readers = [slot for slot in world.slots.values() if slot.role.reads]
         world.tell_all(finish=True)
-        if not await world.until(lambda: all(_latest(slot, "finals") for slot in writers), FINISH):
-            late = [slot.who for slot in writers if not _latest(slot, "finals")]
+        if not await came_true(lambda: all(slot.latest("finals") for slot in writers), FINISH):
+            late = [slot.who for slot in writers if not slot.latest("finals")]
             world.violations.append(f"no last fact after {FINISH:g} s: {', '.join(late)}")
         finals: dict[str, dict[str, int]] = {}
         for (stream, writer), facts in (await asyncio.to_thread(world.database.truth)).items():
             finals.setdefault(stream, {})[writer] = max(facts)
         self.event("all facts are written; the readers get to the end")
         world.tell_all(reach={"finals": finals, "timeout": FINISH})
-        await world.until(lambda: all(_latest(slot, "reached") for slot in readers), FINISH + 10)
+        await came_true(lambda: all(slot.latest("reached") for slot in readers), FINISH + 10)
         for slot in readers:
-            if not _latest(slot, "reached"):
+            if not slot.latest("reached"):
                 world.violations.append(f"{slot.who} does not say that it got to the end")
-            for text in _latest(slot, "behind") or ():
+            for text in slot.latest("behind") or ():
                 world.violations.append(f"{slot.who} did not get to the end in {FINISH:g} s: {text}")
         await self._stop(writers)
-        if not await world.until(lambda: not self._elsewhere(readers), FINISH):
+        if not await came_true(lambda: not self._elsewhere(readers), FINISH):
             world.violations += self._elsewhere(readers)
         await self._stop(readers)
 
@@ -213,7 +214,7 @@ class Soak:
         for slot in slots:
             if slot.child is not None:
                 slot.child.tell(stop=True)
-        if not await self.world.until(lambda: not any(slot.child and slot.child.running for slot in slots), UP):
+        if not await came_true(lambda: not any(slot.child and slot.child.running for slot in slots), UP):
             late = [slot.who for slot in slots if slot.child and slot.child.running]
             self.world.violations.append(f"asked to end, and still there after {UP:g} s: {', '.join(late)}")
 
@@ -295,10 +296,6 @@ class Soak:
         for report in self.world.hub_reports:
             found.update(report.get("statistics", {}).get("tcp", {}).get("refused", {}))
         return found
-
-
-def _latest(slot: Slot, what: str) -> Any:
-    return slot.child.latest.get(what) if slot.child is not None else None
 
 
 def _numbers(verdict: Verdict) -> dict[str, int]:

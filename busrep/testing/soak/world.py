@@ -22,7 +22,7 @@ from redis.retry import Retry
 from busrep.errors import ConfigError
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.children import FENCED, ChildProcess, ChildSlot
+from busrep.testing.children import FENCED, ChildProcess, ChildSlot, came_true
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import (
     PostgresServer,
@@ -254,7 +254,7 @@ class World:
         watcher = asyncio.create_task(self._watch_hub(hub))
         self._watchers[watcher] = None
         watcher.add_done_callback(lambda done: self._watchers.pop(done))
-        if not await self.until(lambda: "port" in hub.latest or not hub.running, REDIS_PATIENCE):
+        if not await came_true(lambda: "port" in hub.latest or not hub.running, REDIS_PATIENCE):
             self.violations.append("the TCP server does not come up")
         self._hub_port = hub.latest.get("port", self._hub_port)
 
@@ -326,12 +326,3 @@ class World:
         for slot in self.slots.values():
             yield from slot.redis
             yield from slot.postgres
-
-    async def until(self, condition: Callable[[], bool], patience: float) -> bool:
-        """Wait for what children report; False when it did not come true in ``patience`` seconds."""
-        deadline = time.monotonic() + patience
-        while not condition():
-            if time.monotonic() > deadline:
-                return False
-            await asyncio.sleep(0.05)
-        return True

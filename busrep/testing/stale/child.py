@@ -13,11 +13,11 @@ from typing import Any
 from busrep import asyncio as on_loop
 from busrep import sync
 from busrep.caches import invalidations
-from busrep.errors import ClaimBlocked, Unavailable, WriterFenced
+from busrep.errors import ClaimBlocked, Unavailable
 from busrep.stores import open_store
 from busrep.stores.blocking import complete
 from busrep.streams import Registry
-from busrep.testing.children import Parent, run_child
+from busrep.testing.children import Parent, report_for_ever, run_child
 from busrep.testing.stale.items import Items
 from busrep.testing.stale.memory import Memory, Shape
 from busrep.testing.stale.ordinary import Ordinary, OrdinaryCache
@@ -135,7 +135,7 @@ class Process:
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             stack.push_async_callback(self.bus.close)
             stack.push_async_callback(asyncio.to_thread, self.ordinary.close)
-            reporter = group.create_task(self.report_for_ever())
+            reporter = group.create_task(report_for_ever(self.parent, self.task.who, self.report, REPORT_EVERY))
             self._start_lanes(group)
             self.parent.tell(ready=True)
             try:
@@ -228,16 +228,6 @@ class Process:
             "made": dict(self.writes.made) if self.writes is not None else {},
             "ordinary": {"received": self.ordinary.received, "unsent": self.ordinary.unsent},
         }
-
-    async def report_for_ever(self) -> None:
-        """Tell the parent how it goes."""
-        while True:
-            await asyncio.sleep(REPORT_EVERY)
-            report = self.report()
-            self.parent.tell(**report)
-            writer = report["statistics"]["writer"]
-            if writer is not None and writer["fenced"]:
-                raise WriterFenced(self.task.who, writer["incarnation"])
 
 
 async def _awaited(work: Any) -> None:

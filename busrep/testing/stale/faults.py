@@ -16,6 +16,7 @@ from busrep.caches import invalidations
 from busrep.errors import BusrepError
 from busrep.stores import open_store
 from busrep.streams import Registry
+from busrep.testing.children import came_true
 from busrep.testing.pipes import DIRECTIONS
 from busrep.testing.stale.task import bound_of
 from busrep.testing.stale.world import LOST_ALWAYS, Slot, World
@@ -157,7 +158,7 @@ async def _killed(world: World, slot: Slot, dice: random.Random) -> bool:
     assert slot.child is not None  # noqa: S101 - it is ready
     slot.restart_after = dice.choice([0.0, 0.0, 1.0, 6.0]) * bound_of(world.heartbeat)
     await slot.child.kill()
-    await world.until(lambda: slot.ready, 4 * SOON)
+    await came_true(lambda: slot.ready, 4 * SOON)
     return True
 
 

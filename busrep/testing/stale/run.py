@@ -15,12 +15,13 @@ from typing import Any
 import attrs
 
 from busrep.errors import ConfigError
+from busrep.testing.children import came_true
 from busrep.testing.soak.run import draws
 from busrep.testing.stale.faults import FAULTS, KILLS
 from busrep.testing.stale.items import ALL
 from busrep.testing.stale.memory import AGES, NANO, Sum
 from busrep.testing.stale.task import BUSREP, LIFE_BLOCKS, ROLES, WAYS, Role, bound_of
-from busrep.testing.stale.world import Slot, World
+from busrep.testing.stale.world import World
 
 # Faults under way at a time, and the bounds between the end of one and the next.
 AT_ONCE = 3
@@ -101,7 +102,7 @@ class Run:
         self.event(f"seed {self.options.seed}; everything is kept in {self.folder} until it is known to be well")
         for slot in self.world.slots.values():
             await self.world.launch(slot)
-        await self.world.until(lambda: not self._not_ready() or bool(self.world.violations), UP)
+        await came_true(lambda: not self._not_ready() or bool(self.world.violations), UP)
         if late := self._not_ready():
             trouble = "\n".join(self.world.violations[:1])
             raise ConfigError(f"not up: {', '.join(late)}; logs are in {self.folder}\n{trouble}")
@@ -163,7 +164,7 @@ class Run:
             slot.postgres.heal()
         world.redis.start()
         world.postgres.start()
-        if not await world.until(lambda: not self._not_ready(), UP):
+        if not await came_true(lambda: not self._not_ready(), UP):
             world.violations.append(f"not up, {UP:g} s after everything healed: {', '.join(self._not_ready())}")
         world.tell_all(quiet=True)
         await asyncio.sleep(QUIET * bound_of(self.options.heartbeat))
@@ -173,14 +174,14 @@ class Run:
         world = self.world
         rows = await asyncio.to_thread(world.database.ask, ALL)
         world.tell_all(final=[version for _, version in sorted(rows)])
-        if not await world.until(lambda: all(_latest(slot, "behind") for slot in world.slots.values()), UP):
+        if not await came_true(lambda: all(slot.latest("behind") for slot in world.slots.values()), UP):
             world.violations.append(f"a process has not compared its caches with the table in {UP:g} s")
         for slot in world.slots.values():
-            for way, entries in (_latest(slot, "behind") or {}).items():
+            for way, entries in (slot.latest("behind") or {}).items():
                 self.behind[way] += entries
         world.stopping = True
         world.tell_all(stop=True)
-        if not await world.until(lambda: not any(s.child and s.child.running for s in world.slots.values()), UP):
+        if not await came_true(lambda: not any(s.child and s.child.running for s in world.slots.values()), UP):
             world.violations.append(f"a process that was asked to end is still there after {UP:g} s")
 
     # -- the verdict ------------------------------------------------------------------------------
@@ -250,10 +251,6 @@ def judge(report: dict[str, Any]) -> list[str]:
     if ours["hits"] * 2 <= ours["reads"]:
         failed.append(f"only {ours['hits']} of {ours['reads']} reads came from the cache")
     return failed
-
-
-def _latest(slot: Slot, what: str) -> Any:
-    return slot.child.latest.get(what) if slot.child is not None else None
 
 
 def _number(report: dict[str, Any], part: str, name: str) -> int:

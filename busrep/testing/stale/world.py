@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -167,12 +167,3 @@ class World:
         for slot in self.slots.values():
             if slot.child is not None:
                 slot.child.tell(**what)
-
-    async def until(self, condition: Callable[[], bool], patience: float) -> bool:
-        """Wait for what children report; False when it did not come true in ``patience`` seconds."""
-        deadline = time.monotonic() + patience
-        while not condition():
-            if time.monotonic() > deadline:
-                return False
-            await asyncio.sleep(0.05)
-        return True

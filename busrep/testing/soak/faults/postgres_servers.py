@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from busrep.errors import BusrepError
 from busrep.stores import open_store
 from busrep.streams import Registry
+from busrep.testing.children import came_true
 from busrep.testing.soak.database import APPLICATION, Database, psycopg
 from busrep.testing.soak.faults.common import SOON, Fault, pick
 from busrep.testing.soak.task import LEASE, STREAMS
@@ -120,7 +121,7 @@ async def prune(world: World, dice: random.Random) -> bool:
                 moved += await prune_once(world)
             except BusrepError:
                 continue
-        await world.until(lambda: slot.ready, 3 * SOON)
+        await came_true(lambda: slot.ready, 3 * SOON)
     return moved > 0
 
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 
+from busrep.testing.children import came_true
 from busrep.testing.soak.faults.common import SOON, Fault, pick
 from busrep.testing.soak.task import LEASE
 from busrep.testing.soak.world import World
@@ -15,12 +16,12 @@ async def kill(world: World, dice: random.Random) -> bool:
     """A process dies at once, and is started again: soon, or after others had reason to finish it."""
     slot = pick(world, dice)
     async with slot.lock:
-        if not await world.until(lambda: slot.ready, SOON):
+        if not await came_true(lambda: slot.ready, SOON):
             return False
         assert slot.child is not None  # noqa: S101 - it is ready
         slot.restart_after = dice.choice([0.0, 0.0, 0.5, 2 * LEASE])
         await slot.child.kill()
-        await world.until(lambda: slot.ready, 3 * SOON)
+        await came_true(lambda: slot.ready, 3 * SOON)
     return True
 
 
@@ -47,7 +48,7 @@ async def twice(world: World, dice: random.Random) -> bool:
         if before is None or not slot.ready:
             return False
         await world.launch(slot)
-        await world.until(lambda: slot.ready and not before.running, 4 * SOON)
+        await came_true(lambda: slot.ready and not before.running, 4 * SOON)
         if slot.ready and before.running:
             world.violations.append(f"{before.name} lives on, though {slot.child and slot.child.name} has its name")
             await before.kill()

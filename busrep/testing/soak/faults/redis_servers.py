@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import redis
 
+from busrep.testing.children import came_true
 from busrep.testing.servers import RedisServer
 from busrep.testing.soak.faults.common import Fault, pick
 from busrep.testing.soak.task import LEASE, NAME
@@ -165,7 +166,7 @@ async def failover(world: World, dice: random.Random) -> bool:
                 await asyncio.to_thread(ask_redis, world.sentinel, "SENTINEL", "FAILOVER", world.sentinel.service)
         except (redis.RedisError, StopIteration):
             return False
-        return await world.until(lambda: master_is_not(world, before), FAILOVER)
+        return await came_true(lambda: master_is_not(world, before), FAILOVER)
 
 
 def master_is_not(world: World, before: object) -> bool:
