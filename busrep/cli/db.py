@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +20,7 @@ from busrep.cli.options import (
 from busrep.errors import ConfigError
 from busrep.storage import AsyncStore
 from busrep.stores import open_store
+from busrep.stores.declared import NOT_THERE, named, streams_of
 from busrep.streams import Registry, Stream
 
 
@@ -40,16 +38,11 @@ def declared_streams(where: str | None) -> list[Stream[Any]]:
     """The streams in a module's attribute, one or several. Raises ConfigError when they are not there."""
     if where is None:
         return []
-    module, _, name = where.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it: the application need not be installed
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        streams = streams_of(named(where))
+    except NOT_THERE as error:
         raise ConfigError(f"--streams {where}: {error}") from None
-    finally:
-        sys.path.remove(os.getcwd())
-    streams = [found] if isinstance(found, Stream) else list(found) if isinstance(found, Iterable) else []
-    if not streams or not all(isinstance(one, Stream) for one in streams):
+    if not streams:
         raise ConfigError(f"--streams {where}: it must be a Stream or several of them")
     return streams
 

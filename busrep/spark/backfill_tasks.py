@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +11,7 @@ from busrep.errors import BusrepError, ConfigError, MissingExtra, RowError
 from busrep.spark.options import declared_stream
 from busrep.spark.sink import StreamSink, Task
 from busrep.spark.sink_options import SinkOptions
+from busrep.stores.declared import NOT_THERE, named
 from busrep.streams import Stream
 
 try:
@@ -71,17 +69,13 @@ class Derived:
 
 def function_of(where: str) -> Function:
     """What MODULE:FUNCTION names. Raises ConfigError."""
-    module, _, name = where.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it: the application need not be installed
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = named(where)
+    except NOT_THERE as error:
         raise ConfigError(
             f"--function is {where!r}: {error}. MODULE:FUNCTION is needed, of a module that the driver and the "
             "executors can import"
         ) from None
-    finally:
-        sys.path.remove(os.getcwd())
     if not callable(found):
         raise ConfigError(f"--function is {where!r}, which cannot be called")
     made: Function = found

@@ -6,11 +6,8 @@ Spark knows no difference of case in names of options, and passes every value as
 from __future__ import annotations
 
 import difflib
-import importlib
-import os
 import re
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,6 +18,7 @@ import orjson
 from busrep.errors import ConfigError
 from busrep.spark import secrets
 from busrep.spark.offsets import token_of
+from busrep.stores.declared import NOT_THERE, named, streams_of
 from busrep.streams import Stream
 
 STORES = "postgresql://user@host/database or sqlite:////absolute/path.db"
@@ -215,19 +213,14 @@ def _bad_positions(name: str, value: str, reason: str) -> ConfigError:
 
 def declared_stream(where: str, name: str) -> Stream[Any]:
     """The stream of that name among those that MODULE:NAME declares. Raises ConfigError."""
-    module, _, attribute = where.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it: the application need not be installed
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+        streams = streams_of(named(where))
+    except NOT_THERE as error:
         raise ConfigError(
             f"option 'streams' is {where!r}: {error}. MODULE:NAME is needed, of a module that the driver and the "
             "executors can import"
         ) from None
-    finally:
-        sys.path.remove(os.getcwd())
-    streams = [found] if isinstance(found, Stream) else list(found) if isinstance(found, Iterable) else []
-    if not streams or not all(isinstance(one, Stream) for one in streams):
+    if not streams:
         raise ConfigError(f"option 'streams' is {where!r}, which is no Stream nor several of them")
     for stream in streams:
         if stream.name == name:
