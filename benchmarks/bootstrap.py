@@ -1,12 +1,16 @@
 """A reader takes a snapshot of 2,000,000 facts while writers go on: what the writers notice, and how fast it is.
 
     python benchmarks/bootstrap.py [--rows 2000000] [--rate 2000] [--batch 10] [--source table|http|parquet]
+    python benchmarks/bootstrap.py --batch 20 --reader-cpu 1 --snapshot-rate 20000 --part-rows 500
 
 One run, one machine, everything real: PostgreSQL with fsync, Redis, writer processes that commit at a fixed rate (due
 times, not as fast as they can), and phases: A with nobody listening, B from the start of a reader process until it is
 online and has caught up, F with that reader following, as any reader of the bus does all day, A again, and so on; the
 last is an A. The reader keeps what it gets in an SQLite file of its own, in the transactions that save its progress,
 every row decoded to its type. After the last phase its rows and the table are compared by SHA-256.
+
+With ``--reader-cpu`` the reader has that processor alone, and all else the others, in every phase: as if the reader had
+a machine of its own.
 
 Printed: commits of each phase with p50 and p99 of their latency, as the writer's ``await`` sees it and counted from
 when the commit was due, which adds the queue behind a slow one; the ratio of each B to the mean of the phases A beside
@@ -120,7 +124,8 @@ def bootstrap(
     }
     phase = Phase(f"B{number}", time.monotonic())
     spec = {"redis": redis, "store": store, "source": source, "folder": str(place)}
-    reader = stack.enter_context(start("reader", **spec, settings=settings, nice=options.nice))
+    place_on = None if options.reader_cpu is None else [options.reader_cpu]
+    reader = stack.enter_context(start("reader", **spec, settings=settings, nice=options.nice, processors=place_on))
     with ThreadPoolExecutor(1) as thread:
         online = thread.submit(heard, reader)
         while not online.done():
@@ -204,6 +209,7 @@ def report(options: argparse.Namespace, alone: dict[str, float], found: dict[str
         f"{options.batch} a transaction; source: {options.source}, {options.connections} connections, "
         f"{options.part_rows:,} rows a part, {pace}, reader's niceness {options.nice}; "
         f"{os.cpu_count()} processors"
+        + ("" if options.reader_cpu is None else f", the reader on {options.reader_cpu} alone, all else on the others")
     )
     phases: dict[str, dict[str, float]] = found["phases"]
     headings = ("facts/s", "commits", "p50", "p99", "p50 due", "p99 due")
@@ -248,6 +254,7 @@ def main() -> int:
     parser.add_argument("--part-rows", type=int, default=20_000)
     parser.add_argument("--snapshot-rate", type=float, help="rows/s that the reader applies at most")
     parser.add_argument("--nice", type=int, default=0, help="niceness of the reader, which may be a machine of its own")
+    parser.add_argument("--reader-cpu", type=int, help="the processor that the reader has, and nothing else")
     parser.add_argument("--reader-folder", help="where the reader keeps its rows: /dev/shm takes another disk's place")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each phase A and F")
     parser.add_argument("--warm-up", type=float, default=10.0)
@@ -255,6 +262,11 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3, help="of the bare COPY and the source alone")
     parser.add_argument("--json", type=Path, help="write all figures into this file too")
     options = parser.parse_args()
+    if options.reader_cpu is not None:
+        others = os.sched_getaffinity(0) - {options.reader_cpu}
+        if not others or options.reader_cpu not in os.sched_getaffinity(0):
+            parser.error(f"--reader-cpu: this process may use {sorted(os.sched_getaffinity(0))}, and needs another one")
+        os.sched_setaffinity(0, others)  # what is started inherits it: servers, writers
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(start_redis())
         postgres = stack.enter_context(start_postgres(fsync=True))

@@ -182,5 +182,7 @@ def heard(child: subprocess.Popen[str]) -> Any:
 if __name__ == "__main__":
     spec = json.loads(sys.argv[1])
     os.nice(spec.pop("nice", 0))
+    if processors := spec.pop("processors", None):
+        os.sched_setaffinity(0, processors)
     role = {"writer": write, "reader": read}[spec.pop("role")]
     asyncio.run(role(**spec))
