@@ -337,11 +337,26 @@ async def test_another_epoch_is_noticed_over_http(deployment: Deployment) -> Non
             assert seen.of("w1") == expected + expected + later  # from the oldest row on, as the policy says
 
 
+class Slow:
+    """Answers after so many seconds."""
+
+    def __init__(self, app: Any, seconds: float) -> None:
+        self.app, self.seconds = app, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(self.seconds)
+        await self.app(scope, receive, send)
+
+
+@pytest.mark.parametrize("beats", [0, 3])
 @sync
-async def test_a_restore_that_nobody_declared_is_noticed_by_the_sequence(deployment: Deployment) -> None:
-    """The positions held are above all that the sequence ever gave: never silently accepted."""
+async def test_a_restore_that_nobody_declared_is_noticed_by_the_sequence(deployment: Deployment, beats: int) -> None:
+    """The positions held are above all that the sequence ever gave: never silently accepted.
+
+    Nor where each answer takes longer than a beat.
+    """
     async with deployment.store() as store:
-        async with deployment.server():
+        async with deployment.server(wrap=lambda app: Slow(app, beats * QUICK.heartbeat)):
             claim = await store.claim("w1", ["orders"], timeout=1)
             await write(store, claim, 1, 1)
             await store.heartbeat(claim, {"orders": 2})

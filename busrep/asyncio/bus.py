@@ -700,7 +700,7 @@ class Bus:
         all_known = beats % self.settings.silent_after_beats == 1
         if self._writing is not None:
             await self._writing.beat()
-        await self._reading.look_after_silent(all_known=all_known)
+        self._reading.beat(all_known=all_known)
 
     def _check_link(self, now: float) -> None:
         """Hearing nothing for five beats, the own announcements' echo included, means that the link is dead."""

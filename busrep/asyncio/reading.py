@@ -179,6 +179,7 @@ class Reading:
         self.silent = SilentWriters(self, settings, store)
         self._waiters: dict[Key, list[_Waiter]] = {}
         self._waiting = 0
+        self._look_at_all = False  # a look is due that asks for all writers
         self._numbers = itertools.count()
         self._offers: dict[asyncio.Queue[Any], frozenset[str]] = {}  # of which streams
         self._offered: dict[asyncio.Future[None], None] = {}
@@ -979,8 +980,22 @@ class Reading:
         except Exception:  # a bug, in a store perhaps: rows may come twice for it, but they must not stop
             log.exception("positions could not be saved")
 
+    def beat(self, *, all_known: bool) -> None:
+        """Look into the table by the side: one slower than a beat must not delay the beats, nor be cut off by them."""
+        self._look_at_all |= all_known
+        self.spawn(self._look(), "look", once=True)
+
+    async def _look(self) -> None:
+        all_known, self._look_at_all = self._look_at_all, False
+        try:
+            async with asyncio.timeout(self._settings.fetch_timeout):
+                await self.look_after_silent(all_known=all_known)
+        except (BusrepError, TimeoutError) as error:
+            self._look_at_all |= all_known  # the next beat looks again
+            log.warning("looking for silent writers: %s: %s", type(error).__name__, error)
+
     async def look_after_silent(self, *, all_known: bool) -> None:
-        """Once a beat: what nobody announces is looked for in the table, and who is not heard."""
+        """What nobody announces is looked for in the table, and who is not heard."""
         if self._own_due:
             self.pump()
         with contextlib.suppress(BusrepError):  # the next beat looks again
