@@ -49,16 +49,16 @@ HELLO = ("SERVER shop " + ONE, "NAME w1 3")
 
 def test_a_writer_of_this_log_is_believed(listener: Listener) -> None:
     listener.receive(frame(*HELLO, "POSITION orders w1 7 9", "POSITION payments w1 1 99"))
-    assert listener.announced(ONE) == {"w1": 9}
+    assert listener.announced(ONE) == ({"w1": 9}, False)
     listener.receive(
         frame("NAME w1 3", "POSITION orders w1 9 9", "RDATA orders w1 batch [1]", "RDATA orders w1 11 [2]")
     )
-    assert listener.announced(ONE) == {"w1": 11}
+    assert listener.announced(ONE) == ({"w1": 11}, False)
     listener.receive(frame("NAME w1 3", "POSITION orders w1 10 10"))  # late: a position does not go back
-    assert listener.announced(ONE) == {"w1": 11}
+    assert listener.announced(ONE) == ({"w1": 11}, False)
     # A batch whose number has not come yet proves nothing.
     listener.receive(frame("NAME w1 3", "RDATA orders w1 batch [1]"))
-    assert listener.announced(ONE) == {"w1": 11}
+    assert listener.announced(ONE) == ({"w1": 11}, False)
 
 
 @pytest.mark.parametrize(
@@ -74,36 +74,36 @@ def test_a_writer_of_this_log_is_believed(listener: Listener) -> None:
 )
 def test_all_else_is_a_signal_to_ask_the_table(listener: Listener, lines: tuple[str, ...]) -> None:
     listener.receive(frame(*lines))
-    assert listener.announced(ONE) is None
-    assert listener.announced(ONE) == {}
+    assert listener.announced(ONE)[1]
+    assert listener.announced(ONE) == ({}, False)
 
 
 def test_what_was_said_of_a_log_that_is_gone_does_not_count(listener: Listener) -> None:
     listener.receive(frame(*HELLO, "POSITION orders w1 9 9"))
-    assert listener.announced(ONE) == {"w1": 9}
-    assert listener.announced(TWO) is None
-    assert listener.announced(TWO) == {}
+    assert listener.announced(ONE) == ({"w1": 9}, False)
+    assert listener.announced(TWO)[1]
+    assert listener.announced(TWO) == ({}, False)
     # A writer from before the restore goes on talking; its successor is believed.
     listener.receive(frame("NAME w1 3", "POSITION orders w1 10 10"))
-    assert listener.announced(TWO) is None
+    assert listener.announced(TWO)[1]
     listener.receive(frame("SERVER shop " + TWO, "NAME w1 4", "POSITION orders w1 2 2"))
     listener.receive(frame("NAME w1 3", "POSITION orders w1 50 50"))
-    assert listener.announced(TWO) is None
-    assert listener.announced(TWO) == {"w1": 2}
+    assert listener.announced(TWO)[1]
+    assert listener.announced(TWO) == ({"w1": 2}, False)
 
 
 def test_noise_disturbs_nothing(listener: Listener) -> None:
     for noise in (b"", b"\n", b"5", b"\xff\xfe", b"RDATA orders", b"POSITION orders w1 x y", b"NAME ", b"REPLICATE"):
         listener.receive(noise)
     listener.receive(frame(*HELLO, "POSITION orders w1 9 9"))
-    assert listener.announced(ONE) == {"w1": 9}
+    assert listener.announced(ONE) == ({"w1": 9}, False)
 
 
 @pytest.mark.parametrize("channel", ["shop", "shop/own"])
 def test_it_hears_what_is_published(listener: Listener, server: RedisServer, channel: str) -> None:
     with contextlib.closing(redis.Redis.from_url(server.url)) as client:
         client.publish(channel, frame(*HELLO, "POSITION orders w1 9 9"))
-        while listener.announced(ONE) != {"w1": 9}:
+        while listener.announced(ONE)[0] != {"w1": 9}:
             listener.wait(5.0)
     assert listener.linked
 
@@ -117,12 +117,12 @@ def test_a_link_that_is_down_is_a_signal_and_comes_again() -> None:
         server.kill()
         while listener.linked:
             listener.wait(0.1)
-        assert listener.announced(ONE) is None
-        assert listener.announced(ONE) is None
+        assert listener.announced(ONE)[1]
+        assert listener.announced(ONE)[1]
         server.start()
         linked(listener)
-        assert listener.announced(ONE) is None  # what was said meanwhile is not known
-        assert listener.announced(ONE) == {}
+        assert listener.announced(ONE)[1]  # what was said meanwhile is not known
+        assert listener.announced(ONE) == ({}, False)
 
 
 def test_a_silent_link_is_made_anew(server: RedisServer) -> None:
@@ -135,7 +135,7 @@ def test_a_silent_link_is_made_anew(server: RedisServer) -> None:
         while int(client.info("stats")["total_connections_received"]) == before:
             listener.wait(0.05)
         linked(listener)
-        assert listener.announced(ONE) is None
+        assert listener.announced(ONE)[1]
 
 
 def test_closing_ends_the_thread(server: RedisServer) -> None:

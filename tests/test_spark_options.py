@@ -66,6 +66,7 @@ def test_all_options_are_read() -> None:
         ("startingPositions", '{"w1": 9223372036854775808}', "is no position"),
         ("startingPositions", "2026-01-31T12:00:00", "needs its zone"),
         ("endingPositions", "2026-13-01", "must be in 1..12"),
+        ("endingPositions", "0001-01-01T00:00:00+14:00", "date value out of range"),
         ("maxRowsPerTrigger", "0", "an integer from 1 to"),
         ("maxRowsPerTrigger", "many", "an integer from 1 to"),
         ("maxRowsPerTrigger", "1.5", "an integer from 1 to"),

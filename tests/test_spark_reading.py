@@ -15,12 +15,20 @@ import pyarrow
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from busrep.errors import ConfigError, EpochChanged, PositionTooOld, RowError, SchemaError, Unavailable
+from busrep.errors import (
+    ConfigError,
+    EpochChanged,
+    PositionsAheadOfTable,
+    PositionTooOld,
+    RowError,
+    SchemaError,
+    Unavailable,
+)
 from busrep.spark import databases, reading
 from busrep.spark.columns import generic_shape, typed_shape
 from busrep.spark.databases import Question, literal
 from busrep.spark.reading import read
-from busrep.spark.table import Table
+from busrep.spark.table import Table, absolute
 from busrep.streams import Registry, Stream
 from busrep.testing.servers import PostgresServer, start_postgres, start_replica
 from tests.shop import opened_store
@@ -88,8 +96,8 @@ def test_fields_become_columns(log: Log) -> None:
         }
         for at, row in enumerate(rows, 1)
     ]  # fmt: skip
-    with pytest.raises(RowError, match="stream 'trades', field 'open': bool is needed, not str"):
-        rows_of(asked, log.store.epoch(), [("w1", 3, 4)])
+    with pytest.raises(RowError, match=r"'trades', token 4, field 'open': bool is needed, not str.*\"b\",\"c\""):
+        rows_of(asked, log.store.epoch(), [("w1", 0, 4)])
 
 
 def test_a_table_of_the_applications_is_read_through_the_store(log: Log) -> None:
@@ -125,6 +133,21 @@ def test_a_floor_that_has_passed_is_seen_in_the_snapshot_of_the_rows(log: Log) -
     assert [row["token"] for row in lenient] == [row[2] for row in log.rows("f.writer = 'w1'")]
 
 
+def test_a_table_that_went_back_between_planning_and_reading_is_an_error(log: Log) -> None:
+    log.fill()
+    batch = question(log, from_table=True)
+    assert rows_of(batch, log.store.epoch(), [("w1", 13, 18)])
+    # As a server has it that takes over, and lacks the last transactions.
+    log.sql("DELETE FROM busrep_facts WHERE id > 16")
+    log.sql("UPDATE busrep_positions SET position = 16 WHERE stream = 'trades'")
+    with pytest.raises(PositionsAheadOfTable, match="'w1': the query is at 18, .* proven up to 16 alone"):
+        rows_of(batch, log.store.epoch(), [("w1", 13, 18)])
+    lenient = rows_of(attrs.evolve(batch, fail_on_data_loss=False), log.store.epoch(), [("w1", 13, 18)])
+    assert [row["token"] for row in lenient] == [14, 16]
+    # What was heard of on the bus need not be in the table's positions yet: of a stream the driver has looked.
+    assert rows_of(question(log), log.store.epoch(), [("w1", 13, 18)])
+
+
 def test_rows_come_in_pieces_and_who_leaves_off_leaves_nothing_open(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "BATCH_BYTES", 300)
     monkeypatch.setattr(databases, "BATCH_ROWS", 2)
@@ -148,6 +171,62 @@ def test_what_the_database_says_has_no_password(postgres: PostgresServer, tmp_pa
             with pytest.raises((Unavailable, SchemaError)) as caught:
                 rows_of(wrong, log.store.epoch(), [("w1", 0, 1)])
             assert postgres.password not in str(caught.value)
+
+
+def test_a_connection_that_is_lost_between_batches_is_an_error(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "BATCH_BYTES", 1000)
+    with opened_log("postgresql", postgres, tmp_path) as log:
+        log.claim("w1")
+        log.sql(
+            "INSERT INTO busrep_facts (stream, writer, id, idx, row) SELECT 'trades', 'w1', n, 0, "
+            "'[\"' || repeat('x', 1000) || '\"]' FROM generate_series(1, 20000) n"  # more than sockets hold
+        )
+        log.prove(w1=20000)
+        asked = question(log)
+        batches = read(
+            asked, to_arrow_schema(asked.shape.schema(), timezone="UTC"), log.store.epoch(), [("w1", 0, 20000)]
+        )
+        assert next(batches).num_rows
+        # It is ours by its name, and a peer that is gone without a word is noticed as on the driver's connections.
+        killed = log.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND application_name = 'busrep' AND query LIKE '%COPY%'"
+        )
+        assert killed == [(True,)]
+        with pytest.raises(Unavailable, match="PostgreSQL at .* is not available: .*server closed") as caught:
+            list(batches)
+        assert postgres.password not in str(caught.value)
+
+
+def test_readers_of_sqlite_wait_for_a_lock_and_signs_in_names_of_files_work(tmp_path: Path) -> None:
+    with opened_log("sqlite", None, tmp_path) as log:
+        log.fill()
+        (tmp_path / "a%20b.db").symlink_to(tmp_path / "log.db")
+        asked = question(log, url=absolute(f"sqlite:///{tmp_path}/a%2520b.db"))
+        assert [row["token"] for row in rows_of(asked, log.store.epoch(), [("w1", 0, 2)])] == [1, 2]
+        with contextlib.closing(databases.database_of(asked)) as database:
+            assert isinstance(database, databases.Sqlite)
+            database.begin()
+            assert database.ask("PRAGMA busy_timeout") == [(30_000,)]
+
+
+def test_large_rows_come_in_small_batches(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "BATCH_BYTES", 100_000)
+    for at in range(1, 60):
+        log.write("w1", [b'["%b"]' % (b"x" * (10 if at < 20 else 20_000))] * (1 + at % 3))
+    log.prove(w1=59)
+    asked = question(log)
+    schema = to_arrow_schema(asked.shape.schema(), timezone="UTC")
+    batches = list(read(asked, schema, log.store.epoch(), [("w1", 3, 55)]))
+    assert [(row["token"], row["index"]) for batch in batches for row in batch.to_pylist()] == [
+        row[2:4] for row in log.rows("id > 3 AND id <= 55")
+    ]
+    assert max(batch.nbytes for batch in batches) < 8 * 100_000
+    narrow = question(log, shape=generic_shape().subset(["token"], "a test"))
+    found = rows_of(narrow, log.store.epoch(), [("w1", 3, 55)])
+    assert [row["token"] for row in found] == [row[2] for row in log.rows("id > 3 AND id <= 55")]
 
 
 def test_a_replica_that_lags_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ Busrep's own table comes through ADBC; of an application's table the store knows
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -15,14 +14,15 @@ from typing import Any, ClassVar, Protocol
 import attrs
 
 from busrep.errors import ConfigError, MissingExtra, Unavailable
+from busrep.spark.applications import ApplicationsSqlite, Numbering
 from busrep.spark.columns import Shape
 from busrep.spark.options import declared_stream
 from busrep.spark.planning import Span
-from busrep.spark.table import committed, dialect_of, sqlite_path
+from busrep.spark.table import committed, dialect_of, server, sqlite_path
 from busrep.stores.backing import Backing, backing_of
 from busrep.stores.plans import Answers, Control, Row, Signal, Sql, Step, run_sync
 from busrep.stores.snapshots import Log, read_log
-from busrep.stores.sqlite_files import BUSY, connect, executor, run
+from busrep.stores.sqlite_files import BUSY
 from busrep.stores.transaction import by_state, final
 from busrep.streams import Stream
 
@@ -32,10 +32,12 @@ try:
 except ImportError as missing:
     raise MissingExtra("spark", "busrep on Spark") from missing
 
-# Bytes of one batch that PostgreSQL's driver makes, and rows of one of SQLite's: large enough that what a batch costs
+# Bytes of one batch, and rows of one of SQLite's, whose driver counts rows alone: large enough that what a batch costs
 # by itself, a millisecond here and in the JVM, does not count; small against an executor's memory.
 BATCH_BYTES = 8 * 2**20
 BATCH_ROWS = 20_000
+# Rows of the first batch of a span on SQLite, while nobody knows how large they are.
+FIRST_ROWS = 64
 
 _TIMESTAMP = pyarrow.timestamp("us", "UTC")
 Columns = Mapping[str, Any]
@@ -53,6 +55,8 @@ class Question:
     fail_on_data_loss: bool = True
     times: Sequence[tuple[str, int]] = ()
     """Conditions on the time of the commit: (``>=`` ..., microseconds since 1970)."""
+    from_table: bool = False
+    """Whether the positions come from the table's own, none from the bus: a table that is behind them has gone back."""
 
     def backing(self) -> Backing:
         """The stream's table."""
@@ -102,16 +106,20 @@ class _Adbc:
     """What both of ADBC's drivers have in common."""
 
     BEGIN: str
-    WHERE: str
 
     def __init__(self, question: Question, backing: Backing) -> None:
         self._question, self._backing = question, backing
         self.dialect = dialect_of(question.url)
+        self._uri, self._where = self._place(question.url)
         with self._translated():
-            self._connection = self._dial(question.url)
+            self._connection = self._driver().connect(self._uri, autocommit=True)
             self._cursor = self._connection.cursor()
 
-    def _dial(self, url: str) -> Any:
+    def _place(self, url: str) -> tuple[str, str]:
+        """What the driver connects to, and what it is called."""
+        raise NotImplementedError
+
+    def _driver(self) -> Any:
         raise NotImplementedError
 
     def _text(self, sql: Sql) -> str:
@@ -120,12 +128,17 @@ class _Adbc:
         values = [literal(value, backslashes=self.dialect.name == "postgresql") for value in sql.params]
         return pieces[0] + "".join(value + piece for value, piece in zip(values, pieces[1:], strict=True))
 
+    def ask(self, text: str) -> list[Row]:
+        """The answer to a statement."""
+        self._cursor.execute(text)
+        found: list[Row] = self._cursor.fetchall()
+        return found
+
     def _execute(self, steps: tuple[Step, ...]) -> Answers:
         answers: Answers = []
         for step in steps:
             if isinstance(step, Sql):
-                self._cursor.execute(self._text(step))
-                answers.append(self._cursor.fetchall())
+                answers.append(self.ask(self._text(step)))
             else:
                 self._cursor.execute(self.BEGIN if step is Control.SNAPSHOT else "COMMIT")
         return answers
@@ -158,29 +171,40 @@ class _Adbc:
         try:
             yield
         except adbc_driver_manager.Error as error:
-            text = str(error).replace(self._question.url, "...")
             operational = isinstance(error, adbc_driver_manager.OperationalError)
             problem = by_state(error, getattr(error, "sqlstate", None), operational=operational)
             if isinstance(problem, Signal):
                 problem = final(problem)
             if isinstance(problem, Unavailable) or problem is error:
-                problem = Unavailable(self.WHERE, text)
+                problem = self._unavailable(error)
             raise problem from None
+        except (OSError, pyarrow.ArrowException) as error:  # what goes wrong within an answer comes through Arrow
+            raise self._unavailable(error) from None
+
+    def _unavailable(self, error: Exception) -> Unavailable:
+        return Unavailable(self._where, str(error).replace(self._uri, "...").strip())
 
     def _times(self) -> tuple[str, list[Any]]:
         """Conditions on the time of the commit, each with AND in front, and their parameters."""
         found = [committed(self.dialect, comparison, micros) for comparison, micros in self._question.times]
         return "".join(f" AND {condition}" for condition, _ in found), [param for _, param in found]
 
-    def _span(self, span: Span, expressions: Mapping[str, str]) -> Iterator[Columns]:
-        """The rows of a span of busrep's own table, with the columns that are needed."""
+    def _span(
+        self, span: Span, expressions: Mapping[str, str], place: int | None = None, most: int = 0
+    ) -> Iterator[Columns]:
+        """The rows of a span of busrep's own table, with the columns that are needed. With ``place``: those behind that
+        place in the fact ``after``, ``most`` at most."""
         where, params = self._backing.of_writer(span[0])
         limits, ends = self._backing.between(span[1], span[2])
+        end = ""
+        if place is not None:
+            limits, ends, end = "(id, idx) > (?, ?) AND id <= ?", [span[1], place, span[2]], f" LIMIT {most}"
         times, since = self._times()
-        names = ["token", *(name for name in ("index", "row", "committed_at") if name in self._question.shape.needed)]
+        needed = self._question.shape.needed | ({"index"} if place is not None else set())
+        names = ["token", *(name for name in ("index", "row", "committed_at") if name in needed)]
         picked = ", ".join(expressions[name] for name in names)
         question = Sql(
-            f"SELECT {picked} FROM busrep_facts WHERE {where} AND {limits}{times} ORDER BY id, idx",
+            f"SELECT {picked} FROM busrep_facts WHERE {where} AND {limits}{times} ORDER BY id, idx{end}",
             (*params, *ends, *since),
         )
         for batch in self._batches(question):
@@ -191,15 +215,17 @@ class Postgres(_Adbc):
     """PostgreSQL: rows come by COPY, in binary."""
 
     BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-    WHERE = "PostgreSQL"
     EXPRESSIONS: ClassVar = {"token": "id", "index": "idx", "row": "row", "committed_at": "committed_at"}
 
-    def _dial(self, url: str) -> Any:
+    def _place(self, url: str) -> tuple[str, str]:
+        return server(url)
+
+    def _driver(self) -> Any:
         try:
             from adbc_driver_postgresql import dbapi
         except ImportError:
             raise MissingExtra("spark", "reading PostgreSQL in Spark") from None
-        return dbapi.connect(url, autocommit=True)
+        return dbapi
 
     def begin(self) -> Log:
         """See `Database`. Rows are wanted as they come, not when the last one was sorted."""
@@ -216,7 +242,7 @@ class Postgres(_Adbc):
             return
         question = self.dialect.part(self._backing, [span])
         if question is not None:
-            numbering = _Numbering()
+            numbering = Numbering()
             for batch in self._batches(question):
                 _, tokens, payloads = batch.columns
                 rows = [self._backing.payload(text).decode() for text in payloads.to_pylist()]
@@ -227,90 +253,44 @@ class Sqlite(_Adbc):
     """SQLite, busrep's own table."""
 
     BEGIN = "BEGIN"
-    WHERE = "SQLite"
     EXPRESSIONS: ClassVar = {
         "token": "id", "index": "idx", "row": "row",
         "committed_at": "CAST(round(committed_at * 1000000) AS INTEGER)",
     }  # fmt: skip
 
-    def _dial(self, url: str) -> Any:
+    def _place(self, url: str) -> tuple[str, str]:
+        path = sqlite_path(url) or ""
+        return f"{Path(path).as_uri()}?mode=rw", f"SQLite database {path}"
+
+    def _driver(self) -> Any:
         try:
             from adbc_driver_sqlite import dbapi
         except ImportError:
             raise MissingExtra("spark", "reading SQLite in Spark") from None
-        return dbapi.connect(f"{Path(sqlite_path(url) or '').as_uri()}?mode=rw", autocommit=True)
+        return dbapi
 
     def begin(self) -> Log:
         """See `Database`."""
         with self._translated():
             # A reader waits as well, for whoever closes the file as the last one, or has found it after a crash.
-            self._cursor.execute(f"PRAGMA busy_timeout = {BUSY * 1000:.0f}")
-            self._cursor.fetchall()
+            self.ask(f"PRAGMA busy_timeout = {BUSY * 1000:.0f}")
         log = super().begin()
         self._cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
         return log
 
     def facts(self, span: Span) -> Iterator[Columns]:
-        """See `Database`."""
-        for columns in self._span(span, self.EXPRESSIONS):
-            if "committed_at" in columns:
-                columns = {**columns, "committed_at": columns["committed_at"].view(_TIMESTAMP)}
-            yield columns
-
-
-class ApplicationsSqlite:
-    """SQLite, a table of the application's: its columns are of any type, and the store knows what they mean."""
-
-    def __init__(self, question: Question, backing: Backing) -> None:
-        self._path = sqlite_path(question.url) or ""
-        self._backing, self._stream = backing, question.stream
-        self.dialect = dialect_of(question.url)
-        self._connection = connect(self._path, "rw")
-
-    def begin(self) -> Log:
-        """See `Database`."""
-        plan = read_log(self.dialect, self._stream, Control.SNAPSHOT)
-        return run(plan, executor(self._connection, self._path), self._path)
-
-    def end(self) -> None:
-        """See `Database`."""
-        self._connection.execute("COMMIT")
-
-    def facts(self, span: Span) -> Iterator[Columns]:
-        """See `Database`."""
-        question = self.dialect.part(self._backing, [span])
-        if question is None:
-            return
-        numbering = _Numbering()
-        try:
-            with contextlib.closing(self._connection.execute(question.text, question.params)) as cursor:
-                while rows := cursor.fetchmany(BATCH_ROWS):
-                    some: list[Row] = [row[1:] for row in rows]
-                    payloads = [payload.decode() for payload in self.dialect.payloads(self._backing, some)]
-                    yield numbering.columns([row[0] for row in some], payloads)
-        except sqlite3.Error as error:
-            raise Unavailable(f"SQLite database {self._path}", error) from error
-
-    def close(self) -> None:
-        """See `Database`."""
-        self._connection.close()
-
-
-class _Numbering:
-    """The places of rows in their facts, where the table gives them in order only."""
-
-    def __init__(self) -> None:
-        self._token, self._place = 0, -1
-
-    def columns(self, tokens: Sequence[int], rows: Sequence[str]) -> Columns:
-        """The columns of the next rows."""
-        places = []
-        for token in tokens:
-            self._place = self._place + 1 if token == self._token else 0
-            self._token = token
-            places.append(self._place)
-        return {
-            "token": pyarrow.array(tokens, pyarrow.int64()),
-            "index": pyarrow.array(places, pyarrow.int32()),
-            "row": pyarrow.array(rows, pyarrow.string()),
-        }
+        """See `Database`. One question a batch, of as many rows as the bytes of those before let expect."""
+        writer, after, upto = span
+        after, place, most = after + 1, -1, FIRST_ROWS  # before the first row behind the span's beginning
+        while True:
+            count = size = 0
+            for columns in self._span((writer, after, upto), self.EXPRESSIONS, place, most):
+                count += len(columns["token"])
+                size += sum(values.nbytes for values in columns.values())
+                after, place = columns["token"][-1].as_py(), columns["index"][-1].as_py()
+                if "committed_at" in columns:
+                    columns = {**columns, "committed_at": columns["committed_at"].view(_TIMESTAMP)}
+                yield columns
+            if count < most:
+                return
+            most = max(1, min(BATCH_ROWS, 16 * most, BATCH_BYTES * count // size))

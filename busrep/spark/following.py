@@ -47,8 +47,9 @@ class Asked(Protocol):
 class Heard(Protocol):
     """The bus, as `busrep.spark.listening.Listener` is."""
 
-    def announced(self, epoch: str) -> Mapping[str, int] | None:
-        """Positions that writers of that log have announced; None: look at the table."""
+    def announced(self, epoch: str) -> tuple[Mapping[str, int], bool]:
+        """Positions that writers of that log have announced, and whether to look at the table besides: that is told
+        once."""
 
     def wait(self, seconds: float) -> None:
         """Until there are news."""
@@ -111,7 +112,8 @@ class Follower:
         """Where a query without a checkpoint begins. Raises ConfigError, WriterGone, Unavailable."""
         log = self._look()
         available = selected(log, self.options, self.losses)
-        return Offset(log.epoch, resolved(self.options.starting, "startingPositions", log, available, self.table))
+        starting = resolved(self.options.starting, "startingPositions", log, available, self.table)
+        return Offset(log.epoch, starting, stream=self.options.stream)
 
     def prepare(self) -> None:
         """From now on there is no news: what is proven at this moment is read, and nothing behind it."""
@@ -122,8 +124,10 @@ class Follower:
         """The end of the batch that begins at ``start``; ``start`` itself when there are no rows to read.
 
         At most ``most`` rows lie between, the oldest IDs over all writers, or one fact that has more. Waits a little
-        for news when there are none. Raises LogReplaced, RangePruned, WriterGone, Unavailable.
+        for news when there are none. Raises LogReplaced, OlderTable, RangePruned, WriterGone, Unavailable, and
+        ConfigError for an offset of another stream.
         """
+        self._check_stream(start)
         end = self._next(start, most)
         if end is None and not self._available_now:
             if self.bus is not None:
@@ -137,16 +141,19 @@ class Follower:
         """The furthest that is known, without asking anybody; None before the first question."""
         if self._log is None:
             return None
-        return self._proven(self._heard(self._log))
+        return self._proven(self._log)
 
     def spans(self, start: Offset, end: Offset) -> list[Span]:
-        """What lies between two offsets, that is still there. Raises LogReplaced, RangePruned."""
+        """What lies between two offsets, that is still there. Raises LogReplaced, OlderTable, RangePruned, Unavailable,
+        and ConfigError for offsets of another stream."""
+        self._check_stream(end)
         if end.positions == start.positions and end.epoch == start.epoch:
             return []
         log = self.table.log()
         if end.epoch != log.epoch:  # planned before the log was replaced, and not done yet
             self.losses.replaced(end.epoch, log.epoch)
             return []
+        self._check_age(log, end)
         if start.epoch != end.epoch:
             return list(ranges({}, end.positions, log.floors).spans)
         found = ranges(start.positions, end.positions, log.floors)
@@ -167,10 +174,11 @@ class Follower:
             start = Offset(log.epoch, {}, start.skipped)
             lowest = {writer: log.floors.get(writer, 0) for writer in log.positions}  # never there for this query
         else:
+            self._check_age(log, start)
             lowest = dict(start.positions)
         available = self._bounded(log, selected(log, self.options, self.losses), lowest)
         for writer in start.positions:
-            if writer not in log.positions:
+            if writer not in log.positions and self._reads(writer):
                 self.losses.gone(writer, list(log.positions))
         found = ranges(lowest, available, log.floors)
         skipped = start.skipped + self.losses.pruned(found.lost, dict(log.floors))
@@ -178,7 +186,8 @@ class Follower:
         if first is None:
             return None
         begun = {**start.positions, **{writer: after for writer, after, _ in found.spans}}
-        return Offset(log.epoch, upto(begun, available, admitted(found.spans, first, beyond)), skipped)
+        end = upto(begun, available, admitted(found.spans, first, beyond))
+        return Offset(log.epoch, end, skipped, self.options.stream)
 
     def _bounded(self, log: Log, available: dict[str, int], lowest: Mapping[str, int]) -> dict[str, int]:
         """With Trigger.AvailableNow not beyond what was there when the query began; nor behind where it is."""
@@ -190,28 +199,52 @@ class Follower:
         return {writer: max(position, lowest.get(writer, 0)) for writer, position in available.items()}
 
     def _proven(self, log: Log) -> Offset:
-        return Offset(log.epoch, selected(log, self.options, self.losses))
+        return Offset(log.epoch, selected(log, self.options, self.losses), stream=self.options.stream)
+
+    def _reads(self, writer: str) -> bool:
+        return self.options.writers is None or writer in self.options.writers
+
+    def _check_stream(self, offset: Offset) -> None:
+        """All streams of a store have one epoch: positions of another one would be taken for this one's."""
+        if offset.stream not in (None, self.options.stream):
+            raise ConfigError(
+                f"the checkpoint is of stream {offset.stream!r}, not of {self.options.stream!r}: what it says was read "
+                "of one says nothing of the other. Give each query a checkpointLocation of its own"
+            )
+
+    def _check_age(self, log: Log, held: Offset) -> None:
+        """Whether the table still has what it proved before, of this very epoch.
+
+        A replica lags, and what was heard on the bus comes to the table's positions later, or when the writer that said
+        it is finished by another; but its rows are in the table.
+        """
+        if self.bus is not None or log.replica:
+            return
+        for writer, at in held.positions.items():
+            proven = log.positions.get(writer, at)
+            if proven < at and self._reads(writer) and self.table.frontier([(writer, proven, at)], None)[0] is None:
+                self.losses.older(writer, at, proven)
 
     def _look(self) -> Log:
-        """The state of the log, as far as it is known; the table is asked when the bus does not tell."""
+        """The state of the log, as far as it is known; the table is asked when the bus does not tell.
+
+        The bus is asked once, and before the table: it tells once that the table is to be asked, and what it hears
+        from then on is for the next look.
+        """
+        known, said, ask = self._log, dict[str, int](), True
         now = time.monotonic()
-        known = self._log
-        if known is None or self.bus is None or now - self._looked >= HEARTBEAT or self._announced(known) is None:
-            known = self._log = self.table.log()
-            self._looked = now
-        return self._heard(known)
-
-    def _announced(self, log: Log) -> Mapping[str, int] | None:
-        """What the bus tells of this log; None: nothing that counts without the table."""
-        if self.bus is None or log.replica:  # a replica need not have yet what is announced
-            return None
-        found = self.bus.announced(log.epoch)
-        return found if found is not None and found.keys() <= log.positions.keys() else None
-
-    def _heard(self, log: Log) -> Log:
-        """With the positions that were announced since."""
-        found = self._announced(log)
-        if not found:
-            return log
-        positions = {writer: max(at, found.get(writer, 0)) for writer, at in log.positions.items()}
-        return attrs.evolve(log, positions=positions)
+        if known is not None and self.bus is not None:
+            found, signal = self.bus.announced(known.epoch)
+            said = {writer: at for writer, at in found.items() if writer in known.positions}
+            # A replica need not have yet what is announced, nor when it is.
+            ask = signal or known.replica or len(said) < len(found) or now - self._looked >= HEARTBEAT
+        if known is None or ask:
+            log, self._looked = self.table.log(), now
+            if known is None or log.epoch != known.epoch:
+                said = {}
+            known = log
+        if not known.replica:
+            positions = {writer: max(at, said.get(writer, 0)) for writer, at in known.positions.items()}
+            known = attrs.evolve(known, positions=positions)
+        self._log = known
+        return known

@@ -61,15 +61,15 @@ class Listener:
         """Whether the subscription stands."""
         return self._linked
 
-    def announced(self, epoch: str) -> Mapping[str, int] | None:
-        """The positions announced of the log ``epoch`` so far; None when the table has to be asked: the link is down,
-        or something was said since the last question that proves nothing by itself."""
+    def announced(self, epoch: str) -> tuple[Mapping[str, int], bool]:
+        """The positions announced of the log ``epoch`` so far, and whether the table has to be asked besides: the link
+        is down, or something was said since the last question that proves nothing by itself."""
         with self._lock:
             self._news.clear()
             if self._epoch != epoch:  # what was heard before was not judged by this epoch
                 self._epoch, self._positions, self._ask = epoch, {}, True
             ask, self._ask = self._ask or not self._linked, False
-            return None if ask else dict(self._positions)
+            return dict(self._positions), ask
 
     def wait(self, seconds: float) -> None:
         """Until something new was said of the stream, at most so long."""
@@ -112,6 +112,8 @@ class Listener:
                 self._subscribe()
                 pause = self._settings.retry_min
             except _TROUBLE as error:
+                if self._linked:  # it stood till now: what went wrong before that was something else
+                    pause, told = self._settings.retry_min, ""
                 text = f"{type(error).__name__}: {error}"
                 if text != told:
                     told = text

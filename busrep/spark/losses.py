@@ -1,4 +1,5 @@
-"""What a query cannot have any more: rows that were pruned, a log that was replaced, a writer that is gone.
+"""What a query cannot have any more: rows that were pruned, a log that was replaced or has gone back, a writer that
+is gone.
 
 With ``failOnDataLoss`` each is an error that says what to do. Without, it is logged, counted where there is something
 to count, and the query goes on behind it.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from busrep.errors import BusrepError, ConfigError, EpochChanged, PositionTooOld
+from busrep.errors import BusrepError, ConfigError, EpochChanged, PositionsAheadOfTable, PositionTooOld
 from busrep.spark.planning import Span
 
 log = logging.getLogger("busrep.spark")
@@ -42,6 +43,21 @@ class LogReplaced(EpochChanged):
         )
 
 
+class OlderTable(PositionsAheadOfTable):
+    """`PositionsAheadOfTable`, of a query's positions: the table has gone back, and is of the same epoch still."""
+
+    def __init__(self, stream: str, writer: str, position: int, proven: int) -> None:
+        super().__init__(stream, position, proven)
+        self.writer = writer
+        self.args = (
+            f"stream {stream!r}, writer {writer!r}: the query is at {position}, and the table is proven up to {proven} "
+            "alone: it was restored to an older state, or a server has taken over that lacked the last transactions, "
+            "and tokens will come again with other rows. Run 'busrep db restored' there; if it has all its rows, start "
+            "its writer, which proves them, "
+            f"{GO_ON} as if those rows were the same",
+        )
+
+
 class WriterGone(ConfigError):
     """A writer that the query reads is not in the table (any more)."""
 
@@ -70,6 +86,10 @@ class Losses:
     def replaced(self, held: str, found: str) -> None:
         """Another log. Raises LogReplaced."""
         self._lost(LogReplaced(held, found))
+
+    def older(self, writer: str, position: int, proven: int) -> None:
+        """A table that is behind the query. Raises OlderTable."""
+        self._lost(OlderTable(self._stream, writer, position, proven))
 
     def gone(self, writer: str, known: Sequence[str]) -> None:
         """A missing writer. Raises WriterGone."""

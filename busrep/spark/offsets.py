@@ -2,12 +2,13 @@
 
 ::
 
-    {"epoch": "0f3c...", "positions": {"w1": 55, "w2": 54}}
+    {"epoch": "0f3c...", "positions": {"w1": 55, "w2": 54}, "stream": "orders"}
 
 ``positions`` holds, per writer, the highest token up to which the query has everything. Each is *proven*: the writer
-has said that no fact of its own at or below it is still open. A writer that is not in the map is at 0. ``skipped``,
-where there is one, counts the IDs that were pruned before this query had read them, and that it was told to go on
-without (``failOnDataLoss=false``).
+has said that no fact of its own at or below it is still open. A writer that is not in the map is at 0. ``stream`` is
+there for a checkpoint that is given to another query: all streams of a store have one epoch, and positions of one would
+be believed of the other. ``skipped``, where there is one, counts the IDs that were pruned before a batch of this query
+was planned, and that it was told to go on without (``failOnDataLoss=false``).
 
 Spark compares offsets as JSON text, so the keys are always in the same order, and what is nothing is left out.
 """
@@ -21,6 +22,8 @@ import attrs
 
 from busrep.errors import ConfigError
 
+_KEYS = {"epoch", "positions", "skipped", "stream"}
+
 
 def _sorted(positions: Mapping[str, int]) -> dict[str, int]:
     return {writer: positions[writer] for writer in sorted(positions)}
@@ -28,28 +31,34 @@ def _sorted(positions: Mapping[str, int]) -> dict[str, int]:
 
 @attrs.frozen
 class Offset:
-    """A place in one fact log. ``epoch``: the log's identity; ``positions``: {writer: token}."""
+    """A place in one fact log. ``epoch``: the log's identity; ``positions``: {writer: token}; ``stream``: None in
+    checkpoints of before it was noted."""
 
     epoch: str
     positions: Mapping[str, int] = attrs.field(factory=dict, converter=_sorted)
     skipped: int = 0
+    stream: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What Spark keeps."""
         found: dict[str, Any] = {"epoch": self.epoch, "positions": dict(self.positions)}
-        return {**found, "skipped": self.skipped} if self.skipped else found
+        if self.skipped:
+            found["skipped"] = self.skipped
+        if self.stream is not None:
+            found["stream"] = self.stream
+        return found
 
     @classmethod
     def from_dict(cls, found: object) -> Offset:
         """An offset of a checkpoint. Raises ConfigError for what is none of this source's."""
         try:
-            if not isinstance(found, Mapping) or not found.keys() <= {"epoch", "positions", "skipped"}:
+            if not isinstance(found, Mapping) or not found.keys() <= _KEYS:
                 raise TypeError("an object of epoch and positions is needed")
-            epoch, positions = found["epoch"], found["positions"]
-            if not isinstance(epoch, str) or not isinstance(positions, Mapping):
-                raise TypeError("the epoch is a text, the positions are an object")
-            return cls(epoch, {str(writer): token_of(at) for writer, at in positions.items()},
-                       token_of(found.get("skipped", 0)))  # fmt: skip
+            epoch, positions, stream = found["epoch"], found["positions"], found.get("stream")
+            if not isinstance(epoch, str) or not isinstance(positions, Mapping) or not isinstance(stream, str | None):
+                raise TypeError("epoch and stream are texts, the positions are an object")
+            tokens = {str(writer): token_of(at) for writer, at in positions.items()}
+            return cls(epoch, tokens, token_of(found.get("skipped", 0)), stream)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"the checkpoint holds {found!r}, which is no offset of a busrep stream ({error}): is it another "
@@ -59,18 +68,6 @@ class Offset:
     def at(self, writer: str) -> int:
         """The position of a writer."""
         return self.positions.get(writer, 0)
-
-    def advance(self, other: Offset) -> Offset:
-        """The further of two offsets of one log, writer by writer: an offset never goes back. Raises ValueError for
-        offsets of two logs, between which there is no order."""
-        if other.epoch != self.epoch:
-            raise ValueError(f"offsets of two epochs, {self.epoch} and {other.epoch}, have no order")
-        writers = {*self.positions, *other.positions}
-        return Offset(
-            self.epoch,
-            {writer: max(self.at(writer), other.at(writer)) for writer in writers},
-            max(self.skipped, other.skipped),
-        )
 
 
 def token_of(value: object) -> int:

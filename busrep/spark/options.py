@@ -93,23 +93,24 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> 
         raise ConfigError(
             "option 'includeMetadata' is for typed rows, which need 'streams'; the generic schema has these columns"
         )
-    redis, name = _redis(found), found.get("name")
+    redis, name = redis_of(found), found.get("name")
     if (redis is None) != (name is None):
         raise ConfigError("options 'redis' and 'name' go together: the Redis of a bus, and the bus's name there")
     return Options(
-        store=_store(found), stream=_word(found, "stream"), streams=found.get("streams"), typed=typed,
-        writers=_words(found, "writers"), columns=_words(found, "columns"),
-        starting=_positions(found, "startingPositions", EARLIEST),
-        ending=_positions(found, "endingPositions", LATEST),
-        max_rows=_number(found, "maxRowsPerTrigger", 2**63 - 1),
-        partitions=_number(found, "partitions", MOST_PARTITIONS),
+        store=store_of(found), stream=word_of(found, "stream"), streams=found.get("streams"), typed=typed,
+        writers=words_of(found, "writers"), columns=words_of(found, "columns"),
+        starting=positions_of(found, "startingPositions", EARLIEST),
+        ending=positions_of(found, "endingPositions", LATEST),
+        max_rows=number_of(found, "maxRowsPerTrigger", 2**63 - 1),
+        partitions=number_of(found, "partitions", MOST_PARTITIONS),
         fail_on_data_loss=_switch(found, "failOnDataLoss", default=True), include_metadata=include,
         redis=redis, name=name, password_file=found.get("passwordfile"),
         redis_password_file=found.get("redispasswordfile"),
     )  # fmt: skip
 
 
-def _store(found: Mapping[str, str]) -> str:
+def store_of(found: Mapping[str, str]) -> str:
+    """Option ``store``, checked: without a password. Raises ConfigError."""
     store = found.get("store")
     if store is None:
         raise ConfigError(f"option 'store' is missing: {STORES}")
@@ -120,7 +121,8 @@ def _store(found: Mapping[str, str]) -> str:
     raise ConfigError(f"option 'store' is {'...' if '@' in store else store!r}; these forms work: {STORES}")
 
 
-def _redis(found: Mapping[str, str]) -> str | None:
+def redis_of(found: Mapping[str, str]) -> str | None:
+    """Option ``redis``, checked: without a password. Raises ConfigError."""
     url = found.get("redis")
     if url is None or not _has_password(url):
         return url
@@ -138,7 +140,8 @@ def _has_password(url: str) -> bool:
         return "@" in url
 
 
-def _word(found: Mapping[str, str], name: str) -> str:
+def word_of(found: Mapping[str, str], name: str) -> str:
+    """A name, which has to be there. Raises ConfigError."""
     value = found.get(name.lower())
     if value is None:
         raise ConfigError(f"option {name!r} is missing")
@@ -147,7 +150,8 @@ def _word(found: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _words(found: Mapping[str, str], name: str) -> tuple[str, ...] | None:
+def words_of(found: Mapping[str, str], name: str) -> tuple[str, ...] | None:
+    """Names, separated by commas; None when there is no such option. Raises ConfigError."""
     value = found.get(name.lower())
     if value is None:
         return None
@@ -166,7 +170,8 @@ def _switch(found: Mapping[str, str], name: str, *, default: bool) -> bool:
     return value.lower() == "true"
 
 
-def _number(found: Mapping[str, str], name: str, most: int) -> int | None:
+def number_of(found: Mapping[str, str], name: str, most: int) -> int | None:
+    """An integer from 1 to ``most``; None when there is no such option. Raises ConfigError."""
     value = found.get(name.lower())
     if value is None:
         return None
@@ -175,7 +180,8 @@ def _number(found: Mapping[str, str], name: str, most: int) -> int | None:
     return int(value)
 
 
-def _positions(found: Mapping[str, str], name: str, default: Positions) -> Positions:
+def positions_of(found: Mapping[str, str], name: str, default: Positions) -> Positions:
+    """Where to begin or end, of the option ``name``. Raises ConfigError."""
     value = found.get(name.lower(), "").strip()
     if not value:
         if name.lower() in found:
@@ -187,12 +193,13 @@ def _positions(found: Mapping[str, str], name: str, default: Positions) -> Posit
         return Positions("map", map=_position_map(name, value))
     try:
         time = datetime.fromisoformat(value)
-    except ValueError as error:
+        if time.tzinfo is None:
+            raise ValueError("a timestamp needs its zone, as in 2026-01-31T12:00:00Z")
+        time = time.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
         raise _bad_positions(name, value, str(error)) from None
-    if time.tzinfo is None:
-        raise _bad_positions(name, value, "a timestamp needs its zone, as in 2026-01-31T12:00:00Z")
     # Timestamps are whole microseconds; a float would lose some.
-    since = time.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    since = time - datetime(1970, 1, 1, tzinfo=UTC)
     return Positions("time", time=(since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
 
 

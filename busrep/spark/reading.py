@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from busrep.errors import MissingExtra, Unavailable
+from busrep.errors import MissingExtra, RowError, Unavailable
 from busrep.spark.columns import arrow_column, decode
 from busrep.spark.databases import Columns, Database, Question, database_of
 from busrep.spark.losses import Losses
@@ -32,7 +32,8 @@ REPLICA_LOOK = 0.2
 def read(question: Question, schema: Any, epoch: str, spans: Sequence[Span]) -> Iterator[Any]:
     """The rows of these spans, in order, as Arrow record batches of the Arrow ``schema``.
 
-    Raises LogReplaced or RangePruned for what is gone, unless the query goes on without; Unavailable; RowError.
+    Raises LogReplaced, OlderTable or RangePruned for what is gone, unless the query goes on without; Unavailable;
+    RowError.
     """
     losses = Losses(question.stream, fail=question.fail_on_data_loss)
     with contextlib.closing(database_of(question)) as database:
@@ -41,6 +42,9 @@ def read(question: Question, schema: Any, epoch: str, spans: Sequence[Span]) -> 
             losses.replaced(epoch, log.epoch)
             return
         for span in spans:
+            proven = log.positions.get(span[0], 0)
+            if question.from_table and proven < span[2]:  # on a replica it was waited for
+                losses.older(span[0], span[2], proven)
             if log.floors.get(span[0], 0) > span[1]:
                 losses.pruned([(span[0], span[1], min(span[2], log.floors[span[0]]))], dict(log.floors))
             for columns in database.facts(span):
@@ -64,7 +68,38 @@ def _proven_log(database: Database, spans: Sequence[Span]) -> Log:
 
 
 def _batch(question: Question, schema: Any, writer: str, columns: Columns) -> Any:
-    """A record batch of the query's columns."""
+    """A record batch of the query's columns. Raises RowError, which tells where the row is."""
+    try:
+        return pyarrow.RecordBatch.from_arrays(_arrays(question, schema, writer, columns), schema=schema)
+    except RowError as error:
+        raise _located(error, question, schema, writer, columns) from None
+
+
+def _located(error: RowError, question: Question, schema: Any, writer: str, columns: Columns) -> RowError:
+    """The error of the first row that is none: columns are made of all rows at once, without a look at each."""
+    first, count = 0, len(columns["token"])
+    while count > 1:  # of these rows one is bad
+        half = count // 2
+        try:
+            _arrays(question, schema, writer, _slice(columns, first, half))
+            first, count = first + half, count - half
+        except RowError:
+            count = half
+    one = _slice(columns, first, 1)
+    try:
+        _arrays(question, schema, writer, one)
+    except RowError as found:
+        token = f"token {one['token'][0].as_py()}"
+        where = found.field if found.field.startswith(token) else f"{token}, {found.field}"
+        return RowError(found.stream, where, found.reason, one["row"][0].as_py())
+    return error  # of no single row
+
+
+def _slice(columns: Columns, first: int, count: int) -> Columns:
+    return {name: values.slice(first, count) for name, values in columns.items()}
+
+
+def _arrays(question: Question, schema: Any, writer: str, columns: Columns) -> list[Any]:
     count = len(columns["token"])
     constants = {"stream": question.stream, "writer": writer}
     shape = question.shape
@@ -83,4 +118,4 @@ def _batch(question: Question, schema: Any, writer: str, columns: Columns) -> An
             arrays.append(columns[source].cast(kind))
         else:  # an application's table does not tell when a row was committed
             arrays.append(pyarrow.nulls(count, kind))
-    return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+    return arrays

@@ -11,13 +11,15 @@ from urllib.parse import quote
 import attrs
 
 from busrep.errors import ConfigError
+from busrep.settings import Settings
 from busrep.spark import secrets
-from busrep.spark.options import _redis, _store, _word, _words, declared_stream
+from busrep.spark.options import declared_stream, number_of, redis_of, store_of, word_of, words_of
 from busrep.spark.table import sqlite_path
 from busrep.streams import Stream
+from busrep.sync.link import redis_pool
 
 NAMES = (
-    "store", "stream", "streams", "writer", "query", "batch", "orderBy", "redis", "name", "passwordFile",
+    "store", "stream", "streams", "writer", "query", "firstBatch", "batch", "orderBy", "redis", "name", "passwordFile",
     "redisPasswordFile",
 )  # fmt: skip
 # Spark's own, which it hands on: nothing of ours.
@@ -34,7 +36,8 @@ class SinkOptions:
     """What a query, or a job of one batch, wants of the sink. Can be pickled; secrets are in no text of it.
 
     ``store`` and ``redis``: URLs with their passwords. ``query``: None: the checkpoint's own identity. ``once``: it is
-    of one batch alone, and no other run will name it.
+    of one batch alone, and no other run will name it. ``first_batch``: a query's, whose earlier ones are not to be
+    written.
     """
 
     store: str = attrs.field(repr=False)
@@ -43,6 +46,7 @@ class SinkOptions:
     streams: str | None = None
     query: str | None = None
     once: bool = False
+    first_batch: int = 0
     order_by: tuple[str, ...] = ()
     redis: str | None = attrs.field(default=None, repr=False)
     name: str | None = None
@@ -66,18 +70,28 @@ def read_options(given: Mapping[str, str], *, job: str | None) -> SinkOptions:
     wrong, right, kind = ("query", "batch", "df.write") if job is not None else ("batch", "query", "df.writeStream")
     if wrong in found:
         raise ConfigError(f"option {wrong!r} is not for {kind}: there {right!r} names what is written once")
-    redis, name = _redis(found), found.get("name")
-    if (redis is None) != (name is None):
-        raise ConfigError("options 'redis' and 'name' go together: the Redis of a bus, and the bus's name there")
+    if job is not None and "firstbatch" in found:
+        raise ConfigError(f"option 'firstBatch' is not for {kind}, which writes one")
     made = SinkOptions(
-        store=_absolute(secrets.resolve(_store(found), found.get("passwordfile"))), stream=_word(found, "stream"),
-        writer=_word(found, "writer"), streams=found.get("streams"), query=_query(found, right, job),
-        once=job is not None and "batch" not in found, order_by=_words(found, "orderBy") or (),
-        redis=None if redis is None else secrets.with_redis_password(redis, found.get("redispasswordfile")),
-        name=None if name is None else _word(found, "name"),
+        store=_absolute(secrets.resolve(store_of(found), found.get("passwordfile"))), stream=word_of(found, "stream"),
+        writer=word_of(found, "writer"), streams=found.get("streams"), query=_query(found, right, job),
+        once=job is not None and "batch" not in found, first_batch=number_of(found, "firstBatch", 2**63 - 1) or 0,
+        order_by=words_of(found, "orderBy") or (), redis=_bus(found),
+        name=word_of(found, "name") if "name" in found else None,
     )  # fmt: skip
     made.definition()  # now, on the driver, and not in some task
     return made
+
+
+def _bus(found: Mapping[str, str]) -> str | None:
+    redis = redis_of(found)
+    if (redis is None) != ("name" not in found):
+        raise ConfigError("options 'redis' and 'name' go together: the Redis of a bus, and the bus's name there")
+    if redis is None:
+        return None
+    url = secrets.with_redis_password(redis, found.get("redispasswordfile"))
+    redis_pool(url, Settings())  # whether it is a URL; not when the first batch is in the table already
+    return url
 
 
 def _absolute(url: str) -> str:

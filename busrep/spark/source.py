@@ -29,7 +29,7 @@ from busrep.spark.offsets import Offset
 from busrep.spark.options import Options, declared_stream, read_options
 from busrep.spark.planning import partitions, ranges
 from busrep.spark.reading import read
-from busrep.spark.table import Table, sqlite_path
+from busrep.spark.table import Table, absolute
 from busrep.streams import Stream
 
 try:
@@ -115,13 +115,6 @@ def _asked_for(options: Options, schema: StructType) -> Shape:
     return shape
 
 
-def _url(options: Options) -> str:
-    url = secrets.resolve(options.store, options.password_file)
-    path = sqlite_path(url)
-    # Absolute: an executor may be elsewhere.
-    return url if path is None else f"sqlite:///{path}"
-
-
 class _Reader:
     """What both kinds of readers are; the executors' copy has no more than this."""
 
@@ -129,8 +122,9 @@ class _Reader:
         stream = _stream(options)
         self._options, self._schema = options, schema
         self._question = Question(
-            _url(options), options.stream, options.streams if stream.table is not None else None,
-            _asked_for(options, schema), options.fail_on_data_loss,
+            absolute(secrets.resolve(options.store, options.password_file)), options.stream,
+            options.streams if stream.table is not None else None, _asked_for(options, schema),
+            options.fail_on_data_loss,
         )  # fmt: skip
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
@@ -147,6 +141,10 @@ class _Reader:
 
 class BatchReader(_Reader, DataSourceReader):
     """Reads what lies between two maps of positions, both proven when the query is planned."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._question = attrs.evolve(self._question, from_table=True)
 
     def partitions(self) -> list[InputPartition]:
         """Slices of the range. Raises ConfigError, RangePruned, WriterGone, Unavailable."""

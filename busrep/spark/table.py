@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
@@ -34,6 +34,21 @@ def sqlite_path(url: str) -> str | None:
     """The file of an SQLite store's URL; None for another store."""
     scheme, _, rest = url.partition("://")
     return os.path.abspath(unquote(rest[1:])) if scheme == "sqlite" else None
+
+
+def absolute(url: str) -> str:
+    """The same store, for a process that is elsewhere: the file of an SQLite store from the root on."""
+    path = sqlite_path(url)
+    return url if path is None else f"sqlite:///{quote(path)}"
+
+
+def server(url: str) -> tuple[str, str]:
+    """How to connect to a PostgreSQL store, with deadlines (nobody waits for ever for a peer that is gone without a
+    word), and what to call it. Raises ConfigError, MissingExtra."""
+    from busrep.stores.blocking_postgres import BlockingPostgresStore
+
+    store = BlockingPostgresStore(url, Registry([]), Settings())
+    return store.url, store.where
 
 
 def dialect_of(url: str) -> Dialect:
@@ -81,6 +96,11 @@ class Table:
         """Close the connection; the next question makes another."""
         self._database.close()
 
+    def ask(self, question: Callable[[], Plan[T]]) -> T:
+        """The answer to a question that only reads, all of it of one state of the database; asked again if the
+        connection was lost meanwhile."""
+        return self._database.ask(lambda: in_snapshot(question()))
+
     def log(self) -> Log:
         """Epoch, proven positions and floors, of one state. Raises ConfigError for a stream that is not there, or that
         is kept in a table which has to be declared."""
@@ -92,7 +112,7 @@ class Table:
                 self._check(dict(answers[0]))
             return (yield from read_log(self.dialect, self.backing.stream))
 
-        log = self._database.ask(lambda: in_snapshot(body()))
+        log = self.ask(body)
         self._checked = True
         return log
 
@@ -122,7 +142,7 @@ class Table:
             beyond = (yield Sql(f"{rows} OFFSET ?", (*params, most)))[0]
             return first[0][0], beyond[0][0] if beyond else None
 
-        return self._database.ask(lambda: in_snapshot(body()))
+        return self.ask(body)
 
     def at_time(self, log: Log, micros: int) -> dict[str, int]:
         """The positions at a time, microseconds since 1970, of each writer of the log: just below its first proven row
@@ -156,7 +176,7 @@ class Table:
                 found[writer] = first[0][0] - 1 if first else position
             return found
 
-        return self._database.ask(lambda: in_snapshot(body()))
+        return self.ask(body)
 
 
 class _Sqlite:
@@ -177,10 +197,7 @@ class _Postgres:
     """One connection, made anew where it was lost."""
 
     def __init__(self, url: str) -> None:
-        from busrep.stores.blocking_postgres import BlockingPostgresStore
-
-        store = BlockingPostgresStore(url, Registry([]), Settings())
-        self._url, self._where = store.url, store.where
+        self._url, self._where = server(url)
         self._connection: Any = None
 
     def ask(self, plan: Callable[[], Plan[T]]) -> T:

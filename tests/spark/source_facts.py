@@ -128,9 +128,9 @@ class Log:
 
 
 @contextlib.contextmanager
-def opened_log(kind: str, postgres: PostgresServer, folder: Path) -> Iterator[Log]:
+def opened_log(kind: str, postgres: PostgresServer | None, folder: Path) -> Iterator[Log]:
     """A new store of that kind of database, and the options for it."""
-    if kind == "sqlite":
+    if postgres is None or kind == "sqlite":
         url = f"sqlite:///{folder / 'log.db'}"
         options = {"store": url}
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import io
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,29 +12,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from busrep.spark.failures import reason
-from busrep.testing.servers import PostgresServer, start_postgres
+from busrep.spark.options import NAMES
+from busrep.testing.servers import PostgresServer
+from tests.spark.archives import Bench
 from tests.spark.source_facts import NOON, Item, Log, items, opened_log, trade
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with start_postgres() as server:
-        yield server
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def log(request: pytest.FixtureRequest, postgres: PostgresServer, tmp_path: Path) -> Iterator[Log]:
-    with opened_log(request.param, postgres, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def one_log(postgres: PostgresServer, tmp_path: Path) -> Iterator[Log]:
-    """Where it does not matter which database it is."""
-    with opened_log("sqlite", postgres, tmp_path) as made:
-        yield made
 
 
 def load(spark: SparkSession, log: Log, **options: Any) -> DataFrame:
@@ -226,3 +210,16 @@ def test_times_in_another_zone_are_the_same(spark: SparkSession, one_log: Log) -
         assert frame.selectExpr("CAST(committed_at AS string)").collect()[0][0] == "2026-02-01 08:30:00"
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def test_the_program_in_the_docs(spark: SparkSession, tmp_path: Path) -> None:
+    bench = Bench(spark, tmp_path)
+    bench.write("w1", [(1, "[1]"), (3, "[3]"), (4, "[4]")], upto=4)
+    bench.write("w2", [(2, "[2]"), (5, "[5]")], upto=5)
+    section = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text().partition("\n## Source\n")[2]
+    code, prints = (section.partition(f"```{language}\n")[2].partition("```")[0] for language in ("python", "text"))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {"STORE": {"store": bench.url}, "CHECKPOINT": str(tmp_path / "checkpoint")})
+    assert printed.getvalue() == prints
+    assert all(f"`{name}`" in section.partition("\n## ")[0] for name in NAMES)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from busrep.spark.failures import reason
-from busrep.testing.servers import PostgresServer, start_postgres, start_redis
-from tests.spark.source_facts import Log, opened_log, trade
+from busrep.testing.servers import start_redis
+from tests.spark.source_facts import Log, trade
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with start_postgres() as server:
-        yield server
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def log(request: pytest.FixtureRequest, postgres: PostgresServer, tmp_path: Path) -> Iterator[Log]:
-    with opened_log(request.param, postgres, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def one_log(postgres: PostgresServer, tmp_path: Path) -> Iterator[Log]:
-    """Where it does not matter which database it is."""
-    with opened_log("sqlite", postgres, tmp_path) as made:
-        yield made
 
 
 @attrs.define
@@ -125,7 +106,9 @@ def test_batches_restarts_and_a_crash_lose_nothing_and_double_nothing(target: Ta
     target.uncommit(5)
     assert target.run(maxRowsPerTrigger=1) == [(5, [("w1", 21, 0)])]
     assert sorted(set(target.rows())) == keys(log)
-    assert target.offset(5) == {"epoch": log.store.epoch(), "positions": {"w1": 21, "w2": 20}}
+    assert target.offset(5) == {
+        "epoch": log.store.epoch(), "positions": {"w1": 21, "w2": 20}, "stream": "trades",
+    }  # fmt: skip
     found = [path.read_bytes() for path in target.checkpoint.rglob("*") if path.is_file()]
     password = log.options.get("passwordFile")
     if password is not None:
