@@ -194,3 +194,11 @@ def test_passwords_travel_in_the_pickled_options_alone(tmp_path: Path, monkeypat
     assert "r3d" not in repr(made)
     monkeypatch.setenv("BUSREP_REDIS_PASSWORD", "e")
     assert with_redis_password("rediss://cache", None) == "rediss://:e@cache"
+
+
+def test_columns_that_are_not_told_apart() -> None:
+    """As a join leaves them: which of two would be written nobody knows."""
+    with pytest.raises(ConfigError, match="two columns are named 'row'"):
+        check_columns(plain, ["row", "row"], ())
+    with pytest.raises(ConfigError, match="column 'Row'.* name it 'row'"):
+        check_columns(plain, ["Row"], ())

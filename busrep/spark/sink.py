@@ -124,7 +124,7 @@ class _Sink:
             Batch(
                 first.query, number, first.task.checkpoint, first.task.run,
                 attempts=[one.attempt for one in staged if one.rows], rows=sum(one.rows for one in staged),
-                once=self._options.once, ordered=bool(self._options.order_by),
+                once=self._options.once, ordered=bool(self._options.order_by), first=self._options.first_batch,
             ),
         )  # fmt: skip
 
@@ -151,9 +151,15 @@ def _stage(options: SinkOptions, place: Place) -> Stage:
 class BatchSink(_Sink, DataSourceArrowWriter):
     """Writes one batch."""
 
+    def __init__(self, options: SinkOptions, generic: bool) -> None:
+        super().__init__(options, generic)
+        self._run = (
+            uuid.uuid4().hex
+        )  # of this job: one of the same name begins anew, whoever had the writer's name since
+
     def _task(self) -> Task:
         context = TaskContext.get()
-        return Task(0 if context is None else context.partitionId(), run=self._options.query or "")
+        return Task(0 if context is None else context.partitionId(), run=self._run)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make facts of what was staged. Errors: see `sink_commit.commit`."""

@@ -7,11 +7,12 @@ incarnation of the writer's name. Each commit claims the name anew. While the qu
 
 ::
 
-    look         is the batch done already? Is it of this checkpoint? (`is_done`)
+    look         is the batch done already? Is it of this checkpoint, of this database? (`is_done`)
     claim        wait until no transaction of a predecessor can commit any more
     commit       facts, mark and staged rows in one transaction; a batch that is done is found done here as well
     prove        the position goes into the table
     publish      and onto the bus
+    leave        nobody is there until the next batch: the name leaves the registry (9.5)
 
 A process killed after any of these steps leaves a state that the same steps, taken again, bring to the same end. An
 answer that does not come is no answer: the name is claimed again, which waits for the transaction's end (9.4), and then
@@ -24,7 +25,7 @@ import logging
 import time
 
 from busrep.asyncio.tasks import pause_after
-from busrep.errors import Unavailable, WriterFenced
+from busrep.errors import BusrepError, Unavailable, WriterFenced
 from busrep.settings import Settings
 from busrep.spark.sink_options import SinkOptions
 from busrep.spark.sink_publish import publish, rows_to_publish
@@ -41,7 +42,8 @@ TRIES = 4
 
 
 def commit(options: SinkOptions, batch: Batch, settings: Settings | None = None) -> Done:
-    """Make facts of a batch, once, and tell the bus. Gives what is in the table, also when that was done before.
+    """Make facts of a batch, once, and tell the bus. Gives what is in the table, also when that was done before: no
+    rows of a batch before the query's first one, which is not written.
 
     Raises WriterFenced when another process has the writer's name, ConfigError for a batch whose number means another
     one, StagedRowsGone, ClaimBlocked, SequenceWentBack, Unavailable. Then the batch is not written, or the next try
@@ -54,6 +56,10 @@ def commit(options: SinkOptions, batch: Batch, settings: Settings | None = None)
     try:
         store.check_backing(stream.name)
         found = store.done(batch.query)
+        if found is None and batch.number < batch.first:
+            log.warning("batch %d of query %s: not written, for firstBatch=%d", batch.number, batch.query, batch.first)
+            store.clear(batch.query, batch.attempts)
+            return Done(batch.query, batch.checkpoint, batch.number, batch.run, stream.name, options.writer, 0, 0, 0, 0)
         if is_done(batch, found):
             log.info("batch %d of query %s was written before; it is not written again", batch.number, batch.query)
         if found is not None and (found.run, found.writer) == (batch.run, options.writer):
@@ -78,6 +84,7 @@ def _write(store: StagingStore, options: SinkOptions, batch: Batch, again: int |
             made = _commit(store, claim, options, batch)
             if made is not None:
                 _tell(store, claim, options, made, settings)
+                _leave(store, claim, settings)
                 return made
         except Unavailable as error:
             if failures == TRIES:
@@ -122,3 +129,12 @@ def _tell(store: StagingStore, claim: Claim, options: SinkOptions, made: Done, s
         log.warning("batch %d of query %s is written; %s", made.number, made.query, error)
         return
     publish(options, claim, position, facts, settings)
+
+
+def _leave(store: StagingStore, claim: Claim, settings: Settings) -> None:
+    """Nobody beats for this name until the next batch, which may be long. Registered it would hold back all linear
+    positions, and be taken for dead; and where it is the only one heard, readers would take their link for dead."""
+    try:
+        store.finish(claim.writer, claim.incarnation, timeout=settings.heartbeat)
+    except BusrepError as error:  # whoever finds it silent does it
+        log.info("writer %s stays in the registry for now: %s", claim.writer, error)

@@ -35,6 +35,8 @@ def check_columns(stream: Stream[Any], names: Sequence[str], order_by: Sequence[
     """Whether rows of these columns are generic ones. Raises ConfigError when they are not rows of the stream."""
     if missing := [name for name in order_by if name not in names]:
         raise ConfigError(f"option 'orderBy' names {missing[0]!r}; the columns are: {', '.join(names)}")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"two columns are named {twice[0]!r}: rename one, or leave it out")
     fields = None if stream.row_type is None else fields_of(stream)
     if fields is not None and "row" not in names:
         wanted = [field.name for field in fields]
@@ -46,6 +48,8 @@ def check_columns(stream: Stream[Any], names: Sequence[str], order_by: Sequence[
             )
         return False
     if "row" not in names:
+        if like := [name for name in names if name.lower() == "row"]:
+            raise ConfigError(f"column {like[0]!r}: if it holds each row's JSON, name it 'row'; if not, otherwise")
         return False
     if fields is not None and list(names) == [field.name for field in fields][: len(names)]:
         return False  # a class that has a field of that name

@@ -9,7 +9,8 @@ busrep_sinks holds one row a query: the last batch that was made facts. It moves
 a batch that comes again is known, whatever became of whoever committed it. The last one is enough: the batches of a
 checkpoint are numbered without a gap, and one begins only after the one before was entered as done in the checkpoint.
 A number below the last one, or a gap, is of another checkpoint, or of a database or a checkpoint that was restored;
-both are refused (`is_done`), for either way rows would be lost or written twice.
+so is a number above the first that finds no row at all, and a batch that is done and had another number of rows. They
+are refused (`is_done`), for either way rows would be lost or written twice.
 """
 
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
@@ -34,7 +35,8 @@ ABANDONED = 7 * 86_400.0
 class Batch:
     """One batch of a query, staged. ``checkpoint``: what its number is counted in, "" where it is the only one;
     ``run``: of the process that runs the query, another one after each start. ``once``: no batch of this query's name
-    ever comes again, once this one is done. ``ordered``: by the rows' keys, across all attempts."""
+    ever comes again, once this one is done. ``ordered``: by the rows' keys, across all attempts. ``first``: where the
+    query begins, those before it being none of its own."""
 
     query: str
     number: int
@@ -44,6 +46,7 @@ class Batch:
     rows: int
     once: bool = False
     ordered: bool = False
+    first: int = 0
 
 
 @attrs.frozen
@@ -69,6 +72,12 @@ FIELDS = "query, checkpoint, batch, run, stream, writer, incarnation, rows, firs
 def is_done(batch: Batch, found: Done | None) -> bool:
     """Whether the batch became facts before. Raises ConfigError where its number means another batch."""
     if found is None:
+        if batch.number > batch.first:
+            raise ConfigError(
+                f"batch {batch.number} of query {batch.query!r}: the batches before {batch.number} are not in this "
+                "database. Was it restored, or did the query write elsewhere meanwhile? Write them again from a new "
+                f"checkpoint; or, to go on without them, add the option firstBatch={batch.number}"
+            )
         return False
     if batch.checkpoint != found.checkpoint:
         raise ConfigError(
@@ -78,16 +87,34 @@ def is_done(batch: Batch, found: Done | None) -> bool:
     if batch.number < found.number:
         raise ConfigError(
             f"batch {batch.number} of query {batch.query!r} comes after batch {found.number}: its checkpoint is an "
-            "older copy. Go on from the newer one, or give the query another name (option query) to write the rows "
-            "again"
+            f"older copy. Go on from the newer one; or, to write the rows again, {_renamed(batch.number)}"
         )
     if batch.number > found.number + 1:
         raise ConfigError(
             f"batch {batch.number} of query {batch.query!r} comes after batch {found.number}: those between are not in "
             "this database. Was it restored, or did the query write elsewhere meanwhile? Write them again from a "
-            "checkpoint as old, or give the query another name (option query) to go on without them"
+            f"checkpoint as old; or, to go on without them, {_renamed(batch.number)}"
         )
+    if batch.number == found.number and batch.rows != found.rows:
+        raise _other_rows(batch, found)
     return batch.number == found.number
+
+
+def _renamed(first: int) -> str:
+    return f"give the query another name (option query) and the option firstBatch={first}"
+
+
+def _other_rows(batch: Batch, found: Done) -> ConfigError:
+    """What it has beside those that are written would be lost without a word: of an older copy of a checkpoint, or of a
+    name that was given to another batch."""
+    name = f"batch {batch.number} of query {batch.query!r}" if batch.checkpoint else repr(batch.query)
+    told = f"{name} was written with {found.rows} rows, and has {batch.rows} now. "
+    if not batch.checkpoint:
+        return ConfigError(told + "To write these too, give the batch another name (option batch)")
+    return ConfigError(
+        f"{told}Is its checkpoint an older copy, or does the query not give the same rows twice? To go on behind what "
+        f"was written, {_renamed(batch.number + 1)}; to write the batch again, firstBatch={batch.number}"
+    )
 
 
 def done(query: str) -> Plan[Done | None]:
@@ -127,7 +154,8 @@ def _commit(dialect: Dialect, backing: Backing, held: Claim, batch: Batch) -> Pl
     if not answers[0]:
         raise WriterFenced(held.writer, held.incarnation)
     found = _found(answers[2])
-    if found is not None and is_done(batch, found):
+    if is_done(batch, found):
+        assert found is not None  # noqa: S101 (`is_done` says so)
         yield (
             # Who asks has the name now, and goes on under it.
             Sql(

@@ -10,9 +10,9 @@ from busrep.spark import session
 from tests.spark.cluster import settings
 
 
-def main(folder: str, options: dict[str, str]) -> None:
-    spark = session("sink", master="local[2]", conf=settings(Path(folder)))
-    numbers = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(f"{folder}/input")
+def main(folder: str, options: dict[str, str], files: int = 1) -> None:
+    spark = session("sink", conf=settings(Path(folder)))
+    numbers = spark.readStream.schema("value string").option("maxFilesPerTrigger", files).text(f"{folder}/input")
     query = (
         numbers.selectExpr("concat('[', value, ']') AS row")
         .writeStream.format("busrep")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from tests.shop import QUICK
 from tests.sinks import WRITER, ask, facts, opened, rows, without_password
+from tests.spark.cluster import Cluster
 from tests.spark.long import long
 
 pytestmark = pytest.mark.servers
@@ -37,10 +40,10 @@ def made(url: str) -> str:
     return url
 
 
-def numbered_files(folder: Path) -> None:
-    """Files of numbers, one a batch, in the order of their times."""
+def numbered_files(folder: Path, files: int = FILES) -> None:
+    """Files of numbers, in the order of their times."""
     (folder / "input").mkdir()
-    for at in range(FILES):
+    for at in range(files):
         path = folder / "input" / f"{at:03}.txt"
         path.write_text("".join(f"{at * LINES + line}\n" for line in range(LINES)))
         os.utime(path, (1_000_000 + at, 1_000_000 + at))
@@ -84,9 +87,9 @@ def start(frame: DataFrame, checkpoint: Path, **options: str) -> StreamingQuery:
     return writer.trigger(availableNow=True).start()
 
 
-def test_tasks_that_are_killed(spark: SparkSession, sqlite_url: str, tmp_path: Path) -> None:
+def test_tasks_that_are_killed(spark: SparkSession, retried: bool, sqlite_url: str, tmp_path: Path) -> None:
     """The Python process of a task is killed in the middle of a partition: Spark fails the query, and the next start
-    does that batch again."""
+    does that batch again. On a cluster Spark does the task again."""
     url = made(sqlite_url)
     numbered_files(tmp_path)
     deadly = tmp_path / "deadly"
@@ -101,10 +104,12 @@ def test_tasks_that_are_killed(spark: SparkSession, sqlite_url: str, tmp_path: P
     numbers = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(str(tmp_path / "input"))
     frame = numbers.select(spark_udf(die)("value").alias("row"))
     options = {"store": url, "stream": "orders", "writer": WRITER}
-    with pytest.raises(PySparkException):
-        start(frame, tmp_path / "checkpoint", **options).awaitTermination()
-    assert rows(url) == list(range(3 * LINES))
+    if not retried:
+        with pytest.raises(PySparkException):
+            start(frame, tmp_path / "checkpoint", **options).awaitTermination()
+        assert rows(url) == list(range(3 * LINES))
     start(frame, tmp_path / "checkpoint", **options).awaitTermination()
+    assert not deadly.exists()
     assert rows(url) == list(range(FILES * LINES))
     assert ask(url, "SELECT count(*) FROM busrep_staged") == 0
 
@@ -153,26 +158,28 @@ def in_session(leader: int) -> list[int]:
     return found
 
 
-def killed_when(task: bytes, enough: Any) -> bool:
+def killed_when(task: bytes, enough: Any, seconds: float = 90) -> bool:
     """A driver, killed with all that it has started when ``enough()``; whether it came to its end before."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.spark.sink_job"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, cwd=Path(__file__).parent.parent.parent, start_new_session=True,
     ) as driver:  # fmt: skip
-        assert driver.stdin is not None
-        driver.stdin.write(task)
-        driver.stdin.close()
-        late = time.monotonic() + 90
-        while driver.poll() is None and not enough():
-            assert time.monotonic() < late
-            time.sleep(0.02)
-        ended = driver.poll() == 0
-        while left := in_session(driver.pid):
-            for process in left:
-                os.kill(process, signal.SIGKILL)
-            time.sleep(0.02)
-        driver.wait()
-        return ended
+        try:
+            assert driver.stdin is not None
+            driver.stdin.write(task)
+            driver.stdin.close()
+            late = time.monotonic() + seconds
+            while driver.poll() is None and not enough():
+                assert time.monotonic() < late
+                time.sleep(0.02)
+            return driver.poll() == 0
+        finally:
+            while left := in_session(driver.pid):
+                for process in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+                time.sleep(0.02)
+            driver.wait()
 
 
 @long
@@ -213,3 +220,65 @@ def test_a_driver_that_is_killed(
     assert rows(url) == list(range(FILES * LINES))
     assert seen == list(range(FILES * LINES))
     assert ask(url, "SELECT count(*) FROM busrep_staged") == 0
+
+
+class Killer:
+    """Kills an executor in every second batch, at a random moment of it, from the second on."""
+
+    def __init__(self, cluster: Cluster, url: str, seed: int) -> None:
+        self.cluster, self.url, self.random = cluster, url, random.Random(seed)
+        self.kills, self.due, self.next = 0, 0, 0.0
+
+    def __call__(self) -> bool:
+        if time.monotonic() >= self.next:
+            self.next = time.monotonic() + 0.1
+            last = ask(self.url, "SELECT coalesce(max(batch), -1) FROM busrep_sinks")
+            if last >= self.due and (executors := self.cluster.executors()):
+                time.sleep(self.random.uniform(0, 0.8))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.random.choice(executors), signal.SIGKILL)
+                    self.kills += 1
+                self.due = last + 2  # it gets somewhere between two kills, or Spark gives the application up
+        return False
+
+
+@long
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_executors_that_are_killed(
+    cluster: Cluster, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster of two workers, at random points: the table is the input, each row once, batch by batch."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    url, files = made(postgres_url), 12
+    monkeypatch.setenv("BUSREP_STORE_PASSWORD", secrets.split(url)[1] or "")
+    numbered_files(tmp_path, files)
+    options = {"store": without_password(url), "stream": "orders", "writer": WRITER}
+    task = json.dumps({"folder": str(tmp_path), "options": options, "files": 2}).encode()
+    killer, starts = Killer(cluster, url, 7), 0
+    while not killed_when(task, killer, 200):
+        starts += 1
+        assert starts < 5
+    assert killer.kills >= 2
+    found, batch = rows(url), 2 * LINES
+    batches = [sorted(found[at : at + batch]) for at in range(0, len(found), batch)]
+    assert [number for one in batches for number in one] == list(range(files * LINES))
+    assert ask(url, "SELECT count(*) FROM busrep_staged") == 0
+
+
+def test_nothing_to_write(spark: SparkSession, sqlite_url: str, tmp_path: Path) -> None:
+    """A job and a batch without a single partition."""
+    url = made(sqlite_url)
+    options = {"store": url, "stream": "orders", "writer": WRITER}
+    spark.createDataFrame([], "row string").write.format("busrep").mode("append").options(**options).save()
+    (tmp_path / "input").mkdir()
+    for at, text in enumerate(["", "1\n", "", "", "2\n"]):
+        path = tmp_path / "input" / f"{at}.txt"
+        path.write_text(text)
+        os.utime(path, (1_000_000 + at, 1_000_000 + at))
+    numbers = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(str(tmp_path / "input"))
+    frame = numbers.selectExpr("concat('[', value, ']') AS row")
+    start(frame, tmp_path / "checkpoint", **options).awaitTermination()
+    assert rows(url) == [1, 2]
+    assert ask(url, "SELECT batch FROM busrep_sinks") == 4
