@@ -40,7 +40,9 @@ class Agreement:
 
     ``positions``: {writer: position}, proven, and read in the snapshot. ``floors``: {writer: floor} in it, of writers
     whose floor is above 0: rows at or below are pruned, and not part of it. ``parts``: ascending, without a gap;
-    empty for a stream without rows. ``source``: what gave it, for people. ``id``: names it there, opaque.
+    empty for a stream without rows. ``source``: what gave it, for people. ``id``: names it there, opaque. ``content``:
+    "" where the positions settle what is in it, all rows; of some of them, such as the latest of each key, a text that
+    no other choice of rows has.
     """
 
     stream: str
@@ -50,6 +52,7 @@ class Agreement:
     parts: Sequence[PartRange]
     source: str = ""
     id: str = ""
+    content: str = ""
 
     @property
     def rows(self) -> int:
@@ -60,30 +63,32 @@ class Agreement:
     def digest(self) -> str:
         """A stable hash of the content and of how it is cut: equal for agreements that are the `same`. 64 hex digits.
 
-        SHA-256 of canonical JSON (keys sorted, no spaces) of stream, epoch, positions, floors and the parts' bounds.
+        SHA-256 of canonical JSON (keys sorted, no spaces) of stream, epoch, positions, floors, the parts' bounds, and
+        ``content`` where there is one.
         """
-        content = {
+        content: dict[str, Any] = {
             "stream": self.stream,
             "epoch": self.epoch,
             "positions": dict(self.positions),
             "floors": dict(self.floors),
             "parts": [(part.after, part.upto) for part in self.parts],
         }
+        if self.content:
+            content["content"] = self.content
         return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
     def to_json(self) -> bytes:
         """All of it, for `from_json`: saved in a reader's store, sent over HTTP."""
-        return orjson.dumps(
-            {
-                "stream": self.stream,
-                "epoch": self.epoch,
-                "positions": dict(self.positions),
-                "floors": dict(self.floors),
-                "parts": [(part.after, part.upto, part.rows) for part in self.parts],
-                "source": self.source,
-                "id": self.id,
-            }
-        )
+        found: dict[str, Any] = {
+            "stream": self.stream,
+            "epoch": self.epoch,
+            "positions": dict(self.positions),
+            "floors": dict(self.floors),
+            "parts": [(part.after, part.upto, part.rows) for part in self.parts],
+            "source": self.source,
+            "id": self.id,
+        }
+        return orjson.dumps({**found, "content": self.content} if self.content else found)
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Agreement:
@@ -95,16 +100,18 @@ class Agreement:
                 {str(writer): int(at) for writer, at in found[name].items()} for name in ("positions", "floors")
             )
             texts = [str(found[name]) for name in ("stream", "epoch", "source", "id")]
+            content = str(found.get("content", ""))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"no agreement on a snapshot: {type(error).__name__}: {error}") from None
         stream, epoch, source, id = texts
-        return cls(stream, epoch, positions, floors, parts, source, id)
+        return cls(stream, epoch, positions, floors, parts, source, id, content)
 
     def same(self, other: Agreement) -> bool:
         """Whether two agreements are of the same content, cut in the same way: parts of one go on with the other."""
         return (
             self.stream == other.stream
             and self.epoch == other.epoch
+            and self.content == other.content
             and dict(self.positions) == dict(other.positions)
             and dict(self.floors) == dict(other.floors)
             and [(part.after, part.upto) for part in self.parts] == [(part.after, part.upto) for part in other.parts]

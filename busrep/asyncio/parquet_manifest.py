@@ -49,7 +49,7 @@ def write_manifest(manifest: Manifest) -> bytes:
         {"file": file.file, **attrs.asdict(part), "sha256": file.sha256}
         for part, file in zip(agreement.parts, manifest.files, strict=True)
     ]
-    found = {
+    found: dict[str, Any] = {
         "version": VERSION,
         "stream": agreement.stream,
         "epoch": agreement.epoch,
@@ -57,6 +57,8 @@ def write_manifest(manifest: Manifest) -> bytes:
         "floors": dict(agreement.floors),
         "parts": parts,
     }
+    if agreement.content:
+        found["content"] = agreement.content
     return orjson.dumps(found, option=orjson.OPT_INDENT_2)
 
 
@@ -70,15 +72,18 @@ def read_manifest(text: bytes) -> Manifest:
         raise ValueError("it has no version")
     if found["version"] != VERSION:
         raise ValueError(f"it is of version {found['version']!r}, this busrep reads {VERSION}")
-    stream, parts = found.get("stream"), found.get("parts")
+    stream, parts, content = found.get("stream"), found.get("parts"), found.get("content", "")
     if not isinstance(stream, str) or not isinstance(found.get("epoch"), str) or not isinstance(parts, list):
         raise ValueError("stream or epoch is no text, or parts no list")
+    if not isinstance(content, str):
+        raise ValueError("content is no text")
     agreement = Agreement(
         stream,
         found["epoch"],
         _numbers(found, "positions"),
         _numbers(found, "floors"),
         tuple(_range(part) for part in parts),
+        content=content,
     )
     check_agreement(agreement, stream)
     files = tuple(_file(part) for part in parts)

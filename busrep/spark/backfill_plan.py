@@ -12,6 +12,8 @@ from typing import Any
 import attrs
 import orjson
 
+from busrep.errors import ConfigError
+
 # Another one means that this library has to be updated.
 VERSION = 1
 
@@ -38,6 +40,54 @@ class Slice:
     part: Part
     after: Mapping[str, int]
     upto: Mapping[str, int]
+
+
+def start_of(text: str, floors: Mapping[str, int], positions: Mapping[str, int]) -> Mapping[str, int]:
+    """Where rows of a table begin: ``earliest``, at its floors, or as a map says, {"writer": token}; a writer that is
+    not in it at 0. Raises ConfigError, also for a map that names no writer of the table, or rows that are pruned."""
+    if text == "earliest":
+        return floors
+    try:
+        found = orjson.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or any(type(at) is not int or at < 0 for at in found.values()):
+        raise ConfigError(f'--start is {text!r}: earliest, or a map like {{"writer": 55}} is needed')
+    if unknown := sorted(found.keys() - positions.keys()):
+        raise ConfigError(f"--start names writer {unknown[0]!r}; there are: {', '.join(sorted(positions)) or 'none'}")
+    check_floors(found, positions, floors)
+    return found
+
+
+def of_archive(one: Slice, begins: Mapping[str, int], ends: Mapping[str, int]) -> dict[str, int]:
+    """Up to where the rows of a batch are in an archive of the rows with begins < token <= ends. Of a writer whose rows
+    it does not have from the batch's beginning on, none are: it may have been made later than the plan."""
+    return {
+        writer: min(upto, ends.get(writer, 0))
+        for writer, upto in one.upto.items()
+        if begins.get(writer, 0) <= one.after.get(writer, 0) < ends.get(writer, 0)
+    }
+
+
+def check_floors(start: Mapping[str, int], end: Mapping[str, int], floors: Mapping[str, int]) -> None:
+    """Raise ConfigError when rows with start < token <= end are pruned."""
+    for writer, upto in sorted(end.items()):
+        after, floor = start.get(writer, 0), floors.get(writer, 0)
+        if after < min(floor, upto):
+            raise ConfigError(
+                f"rows of writer {writer!r} from {after + 1} up to {min(floor, upto)} were pruned before the backfill "
+                "has read them: pass --archive, one that has them, and start it again; or begin another one, behind "
+                'them (--start {"writer": token}), with a --checkpoint and a --writer of its own'
+            )
+
+
+def check_order(tasks: Sequence[tuple[int, int]]) -> None:
+    """Whether tasks had rows of ascending tokens: (first, last) of each, (0, 0) of one without. Raises ConfigError."""
+    last = 0
+    for first, end in tasks:
+        if first and first <= last:
+            raise ConfigError(f"Spark gave token {first} to a later task than token {last}: nothing was written")
+        last = max(last, end)
 
 
 @attrs.frozen(kw_only=True)

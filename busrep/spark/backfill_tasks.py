@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
-from busrep.errors import BusrepError, ConfigError, MissingExtra, RowError
+from busrep.errors import ConfigError, MissingExtra, RowError
 from busrep.spark.options import declared_stream
-from busrep.spark.sink import StreamSink, Task
 from busrep.spark.sink_options import SinkOptions
+from busrep.spark.sink_rows import Encoder
+from busrep.stores.backing import backing_of
+from busrep.stores.blocking_staging import Place, open_staging_store
 from busrep.stores.declared import NOT_THERE, named
-from busrep.streams import Stream
+from busrep.streams import Registry, Stream
 
 try:
     import pyarrow
@@ -24,24 +28,39 @@ Function = Callable[[Any, str, str, int], Iterable[Any]]
 
 # What is staged in one transaction, at least: however many rows the function gives, so many are in memory.
 BATCH_ROWS = 10_000
-# Of the source's rows: derived facts are in its order, whichever task made them.
-ORDER = ("token", "index")
+# What a task gives: the name of its attempt, how many rows it staged, and the tokens that it had rows of.
+RESULT = "attempt string, rows bigint, first bigint, last bigint"
 
 
-class ChunkSink(StreamSink):
-    """The sink of one batch, whose number is its own: not Spark's."""
+@attrs.frozen
+class Staging:
+    """Where the rows of batch ``number`` are staged. Can be pickled; secrets are in no text of it."""
 
-    def __init__(self, options: SinkOptions, checkpoint: str, number: int, run: str) -> None:
-        super().__init__(options, generic=True)
-        self._numbered = (number, checkpoint, run)
+    options: SinkOptions
+    query: str
+    number: int
 
-    def _task(self) -> Task:
-        context = TaskContext.get()
-        return self.task(0 if context is None else context.partitionId())
+    def write(self, rows: Iterable[list[bytes]], part: int) -> tuple[str, int]:
+        """Stage a task's rows, bit by bit; the name of its attempt, and how many. Raises RowError, Unavailable."""
+        target = self.options.definition()
+        place = Place(self.query, self.number, part, uuid.uuid4().hex)
+        check = Encoder(target, generic=True) if backing_of(target).own else None
+        count = 0
+        with contextlib.ExitStack() as stack:
+            stage = None
+            for payloads in rows:
+                if check is not None:  # an application's table does not take all that JSON can say
+                    check.encode(pyarrow.RecordBatch.from_arrays([_texts(payloads)], ["row"]))
+                if stage is None:
+                    stage = open_staging_store(self.options.store, Registry([target])).stage(place)
+                    stack.callback(stage.close)
+                stage.add([("", payload) for payload in payloads])
+                count += len(payloads)
+        return place.attempt, count
 
-    def task(self, part: int) -> Task:
-        """A task of this batch."""
-        return Task(part, *self._numbered)
+
+def _texts(payloads: list[bytes]) -> Any:
+    return pyarrow.array(payloads, pyarrow.binary()).cast(pyarrow.string())
 
 
 @attrs.frozen
@@ -82,41 +101,63 @@ def function_of(where: str) -> Function:
     return made
 
 
-def deriving(derived: Derived, sink: ChunkSink) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """A task: stages what its rows become, and gives its attempt's name and how many rows that are."""
+def deriving(derived: Derived, staging: Staging) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """A task: stages what its rows become, in their order, and gives `RESULT`."""
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
-        staged = sink.write(derived_rows(derived, batches))
-        columns = [pyarrow.array([staged.attempt]), pyarrow.array([staged.rows], pyarrow.int64())]
-        yield pyarrow.RecordBatch.from_arrays(columns, ["attempt", "rows"])
+        context: Any = TaskContext.get()
+        seen = Seen()
+        attempt, rows = staging.write(derived_rows(derived, seen.each(batches)), context.partitionId())
+        columns = [pyarrow.array([attempt], pyarrow.string())]
+        columns += [pyarrow.array([number], pyarrow.int64()) for number in (rows, seen.first, seen.last)]
+        yield pyarrow.RecordBatch.from_arrays(columns, [field.split()[0] for field in RESULT.split(", ")])
 
     return write
 
 
-def derived_rows(derived: Derived, batches: Iterable[Any]) -> Iterator[Any]:
-    """Batches of rows that rows become, as the sink takes them: ``row``, with the source's ``token`` and ``index``.
+@attrs.define
+class Seen:
+    """The first and the last token that a task has come to, 0 before any."""
+
+    first: int = 0
+    last: int = 0
+
+    def each(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The same batches. Raises RuntimeError when their rows are in another order than that of their tokens."""
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            tokens = batch.column("token").to_pylist()
+            self.first = self.first or tokens[0]
+            for token in tokens:
+                if token < self.last:
+                    raise RuntimeError(f"Spark gave token {token} behind {self.last}")
+                self.last = token
+            yield batch
+
+
+def derived_rows(derived: Derived, batches: Iterable[Any]) -> Iterator[list[bytes]]:
+    """The payloads of the rows that rows become, in their order, some at a time.
 
     Raises RowError for a row that does not fit its stream, and where the function raises.
     """
     function, source, target = derived.load(), derived.source(), derived.target()
     made: list[Any] = []
-    places: list[tuple[int, int]] = []
+    origins: list[int] = []
     for batch in batches:
         if not batch.num_rows:
             continue
-        writers, tokens, indexes, texts = (
-            batch.column(name).to_pylist() for name in ("writer", "token", "index", "row")
-        )
+        writers, tokens, texts = (batch.column(name).to_pylist() for name in ("writer", "token", "row"))
         rows = _decoded(source, tokens, [text.encode() for text in texts])
-        for writer, token, index, row in zip(writers, tokens, indexes, rows, strict=True):
+        for writer, token, row in zip(writers, tokens, rows, strict=True):
             for one in _called(derived, function, row, writer, token):
                 made.append(one)
-                places.append((token, index))
+                origins.append(token)
                 if len(made) >= BATCH_ROWS:
-                    yield _batch(derived, target, made, places)
-                    made, places = [], []
+                    yield _encoded(derived, target, made, origins)
+                    made, origins = [], []
     if made:
-        yield _batch(derived, target, made, places)
+        yield _encoded(derived, target, made, origins)
 
 
 def _decoded(source: Stream[Any], tokens: list[int], payloads: list[bytes]) -> list[Any]:
@@ -137,28 +178,19 @@ def _called(derived: Derived, function: Function, row: Any, writer: str, token: 
         if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
             raise TypeError(f"it gave {type(found).__name__}: an iterable of rows is needed, an empty one for none")
         yield from found
-    except BusrepError:
-        raise
     except Exception as error:
         reason = f"{derived.function} failed: {type(error).__name__}: {error}"
         raise RowError(derived.stream, f"token {token}", reason, row) from error
 
 
-def _batch(derived: Derived, target: Stream[Any], made: list[Any], places: list[tuple[int, int]]) -> Any:
+def _encoded(derived: Derived, target: Stream[Any], made: list[Any], origins: list[int]) -> list[bytes]:
     try:
-        payloads = target.encode_all(made)
+        return target.encode_all(made)
     except RowError:
-        for one, (token, _) in zip(made, places, strict=True):  # which one it is
+        for one, token in zip(made, origins, strict=True):  # which one it is
             try:
                 target.encode(one)
             except RowError as error:
                 reason = f"{error.reason}; {derived.function} made it of {derived.stream!r}, token {token}"
                 raise RowError(target.name, error.field, reason, one) from None
         raise
-    tokens, indexes = zip(*places, strict=True)
-    columns = [
-        pyarrow.array([payload.decode() for payload in payloads], pyarrow.string()),
-        pyarrow.array(tokens, pyarrow.int64()),
-        pyarrow.array(indexes, pyarrow.int32()),
-    ]
-    return pyarrow.RecordBatch.from_arrays(columns, ["row", *ORDER])

@@ -19,15 +19,26 @@ from busrep.errors import ConfigError, EpochChanged
 from busrep.spark import job
 from busrep.spark.archive_store import Root, load
 from busrep.spark.archived import Archive
-from busrep.spark.archiving import _map_of
-from busrep.spark.backfill_plan import Part, Plan, Slice, read_plan, write_plan
-from busrep.spark.backfill_tasks import ORDER, ChunkSink, Derived, deriving
+from busrep.spark.backfill_plan import (
+    Part,
+    Plan,
+    Slice,
+    check_floors,
+    check_order,
+    of_archive,
+    read_plan,
+    start_of,
+    write_plan,
+)
+from busrep.spark.backfill_tasks import RESULT, Derived, Staging, deriving
 from busrep.spark.mapped import map_in_arrow
+from busrep.spark.planning import LEAST_IDS, PARTITIONS
 from busrep.spark.ranged import FromTable, rows_of_archive
-from busrep.spark.sink import Staged
+from busrep.spark.sink_commit import commit
 from busrep.spark.sink_options import SinkOptions, read_options
 from busrep.stores.blocking_staging import open_staging_store
 from busrep.stores.snapshots import Log
+from busrep.stores.staging import Batch, Done
 from busrep.streams import Registry
 
 if TYPE_CHECKING:
@@ -45,7 +56,10 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
     work.check()
     plan = work.plan()
     slices = list(plan.slices())
-    before = work.done(plan)
+    done = work.done(plan)
+    if done is not None:
+        work.tell(done)
+    before = 0 if done is None else done.number + 1
     rows = 0
     for one in slices[before:]:
         progress("batches", one.number, len(slices))
@@ -64,7 +78,8 @@ def _sink(options: Options) -> SinkOptions:
     given = {
         "store": options.to_store if own else options.store, "stream": options.into, "writer": options.writer,
         "passwordFile": options.to_password_file if own else options.password_file, "streams": options.streams,
-        "query": name, "orderBy": ",".join(ORDER), "redis": options.redis, "name": options.name,
+        "query": name, "redis": options.redis, "name": options.name,
+        "redisPasswordFile": options.redis_password_file,
     }  # fmt: skip
     return read_options({key: value for key, value in given.items() if value is not None}, job=None)
 
@@ -86,7 +101,7 @@ class Backfill:
         told = self.options
         if not told.stream or len(set(told.stream)) < len(told.stream):
             raise ConfigError("--stream NAME is needed, each once: the streams whose rows are taken")
-        if told.into in told.stream and told.to_store is None:
+        if told.into in told.stream and told.to_store in (None, told.store):
             raise ConfigError(f"--into {told.into} is among the streams whose rows are taken: write another one")
         if told.archive is None and not told.table:
             raise ConfigError("--no-table needs --archive: there is nowhere else to take rows from")
@@ -141,7 +156,7 @@ class Backfill:
         log = self._log(stream) if self.options.table else None
         if archive is None:
             assert log is not None  # noqa: S101 - `check` has looked
-            after = log.floors if self.options.start == "earliest" else _map_of(self.options.start)
+            after = start_of(self.options.start, log.floors, log.positions)
             return Part(stream=stream, epoch=log.epoch, after=after, upto=log.positions)
         assert archive.epoch is not None  # noqa: S101 - `_archive` has looked
         if log is None:
@@ -174,57 +189,81 @@ class Backfill:
 
     # -- batches ----------------------------------------------------------------------------------------------
 
-    def done(self, plan: Plan) -> int:
-        """How many batches are facts already. Raises ConfigError when they are another plan's."""
+    def done(self, plan: Plan) -> Done | None:
+        """The last batch that became facts. Raises ConfigError when it is another plan's."""
         store = open_staging_store(self.sink.store, Registry([self.sink.definition()]))
         store.open()
         try:
             found = store.done(str(self.sink.query))
         finally:
             store.close()
-        if found is None:
-            return 0
-        if found.checkpoint != plan.id:
+        if found is not None and found.checkpoint != plan.id:
             raise ConfigError(
                 f"stream {found.stream!r} has facts of a backfill {self.sink.query!r} already, which was another one: "
                 f"its {PLAN} is not the one at {self.options.checkpoint}. Go on with that one's --checkpoint; or, to "
                 "write rows anew beside those, give another --writer, or another --query"
             )
-        return found.number + 1
+        return found
 
     def write(self, plan: Plan, one: Slice) -> int:
         """Make facts of one batch; how many. Raises EpochChanged when the table is replaced meanwhile."""
-        sink = ChunkSink(self.sink, plan.id, one.number, self.run)
-        frame, asked = self._rows(one)
-        found: Sequence[Any] = []
-        if frame is not None:
-            task = deriving(self._derived(one.part.stream), sink)
-            found = map_in_arrow(frame, task, "attempt string, rows bigint").collect()
-        if asked and (epoch := self._log(one.part.stream).epoch) != one.part.epoch:
-            raise EpochChanged(one.part.epoch, epoch)  # what was staged may be of either, and is no fact yet
         query = str(self.sink.query)
-        staged = [Staged(query, row[0], row[1], sink.task(at)) for at, row in enumerate(found)]
-        sink.commit([*staged] or [Staged(query, "", 0, sink.task(0))], one.number)
-        return sum(each.rows for each in staged)
+        tasks = self.staged(one, Staging(self.sink, query, one.number))
+        check_order([(task.first, task.last) for task in tasks])
+        attempts, rows = [task.attempt for task in tasks if task.rows], sum(task.rows for task in tasks)
+        return commit(self.sink, Batch(query, one.number, plan.id, self.run, attempts, rows)).rows
 
-    def _rows(self, one: Slice) -> tuple[DataFrame | None, bool]:
-        """Of the archive as far as it goes by now, and behind that of the table; and whether the table was asked."""
+    def tell(self, done: Done) -> None:
+        """Prove and announce what is written: whoever wrote the last batch may have been killed before that, and then
+        no reader has seen it."""
+        commit(self.sink, Batch(done.query, done.number, done.checkpoint, self.run, [], done.rows))
+
+    def staged(self, one: Slice, staging: Staging) -> Sequence[Any]:
+        """Stage what the rows of a batch become; what each task says, see `RESULT`."""
+        frame, asked = self._rows(one)
+        found = map_in_arrow(frame, deriving(self._derived(one.part.stream), staging), RESULT).collect()
+        if asked:  # what was staged may be of either, and is no fact yet
+            self._source_log(one)
+        return found
+
+    def _source_log(self, one: Slice) -> Log:
+        """The table's. Raises EpochChanged when it is not the plan's."""
+        log = self._log(one.part.stream)
+        if log.epoch != one.part.epoch:
+            raise EpochChanged(one.part.epoch, log.epoch)
+        return log
+
+    def _rows(self, one: Slice) -> tuple[DataFrame, bool]:
+        """Of the archive what it has by now, and of the table the rest, in tasks of ascending tokens, each in order;
+        and whether the table was asked."""
         stream, ends = one.part.stream, {}
-        frames: list[DataFrame] = []
+        frame = None
         archive = self._archive(stream)
         if archive is not None:
             if archive.epoch != one.part.epoch:
                 raise EpochChanged(one.part.epoch, str(archive.epoch))
-            ends = {writer: min(at, archive.upto.get(writer, 0)) for writer, at in one.upto.items()}
-            root = Root(str(self.options.archive))
-            frames.append(rows_of_archive(self.spark, root, archive, one.after, ends))
+            ends = of_archive(one, archive.after, archive.upto)
+            if ends:
+                frame = rows_of_archive(self.spark, Root(str(self.options.archive)), archive, one.after, ends)
         start = {writer: max(one.after.get(writer, 0), ends.get(writer, 0)) for writer in one.upto}
-        rest = any(at > start[writer] for writer, at in one.upto.items())
-        if rest and not self.options.table:
-            raise ConfigError(f"the archive of stream {stream!r} ends before the plan does: is it an older copy?")
+        rest = {writer: at for writer, at in one.upto.items() if at > start[writer]}
         if rest:
-            frames.append(self._source(stream).rows(self.spark, start, one.upto, self.options.partitions))
-        whole = None
-        for frame in frames:
-            whole = frame if whole is None else whole.union(frame)
-        return whole, rest
+            if not self.options.table:
+                raise ConfigError(
+                    f"the archive of stream {stream!r} does not have all rows of the plan: is it an older copy, or "
+                    "another one?"
+                )
+            check_floors(start, rest, self._source_log(one).floors)
+            table = self._source(stream).rows(self.spark, start, rest, self.options.partitions)
+            frame = table if frame is None else frame.union(table)
+        assert frame is not None  # noqa: S101 - a batch has rows in one of them
+        if ends:  # the table's tasks are slices of the axis of tokens already
+            frame = self._sliced(frame, one)
+        return frame.sortWithinPartitions("token", "index"), bool(rest)
+
+    def _sliced(self, frame: DataFrame, one: Slice) -> DataFrame:
+        """The rows in slices of the axis of tokens, one a task."""
+        low, high = min(one.after.values()), max(one.upto.values())
+        tasks = self.options.partitions or min(PARTITIONS, -(-(high - low) // LEAST_IDS))
+        width = -(-(high - low) // tasks)
+        return frame.repartitionById(tasks, ((frame.token - (low + 1)) / width).cast("int"))

@@ -11,6 +11,7 @@ state from which a reader gets to the table's, with what follows the positions, 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -49,16 +50,17 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
     """See `busrep.spark.jobs.snapshot.run`."""
     keys = _keys(options)
     target = Root(options.to)
-    replaced = _present(target, options.stream)
+    replaced = present(target, options.stream)
     work = Writing(spark, options, keys, target, progress)
     agreement, parts = work.of_table() if options.archive is None else work.of_archive(options.archive)
     manifest = Manifest(agreement, tuple(PartFile(part.file, part.sha256) for part in parts))
-    work.publish(manifest)
-    kept = {file.file for one in (manifest, replaced) if one is not None for file in one.files}
+    work.publish(manifest, replaced)
+    now = present(target, options.stream)  # perhaps somebody else's by now, who was told not to
+    kept = {file.file for one in (manifest, replaced, now) if one is not None for file in one.files}
     removed = clean(target, kept, options.grace)
     return {
         "stream": options.stream, "to": target.shown, "from": "table" if options.archive is None else "archive",
-        "kept": "all rows" if keys is None else f"the latest row of each {','.join(keys.names)}",
+        "kept": "all rows" if keys is None else keys.kept(),
         "epoch": agreement.epoch, "positions": dict(agreement.positions), "floors": dict(agreement.floors),
         "rows": agreement.rows, "parts": len(parts), "bytes": sum(part.bytes for part in parts),
         "replaced": replaced is not None, "removed_files": removed,
@@ -79,7 +81,7 @@ def _keys(options: Options) -> Keys | None:
     return read_keys(options.stream, options.streams, options.key, options.tombstone)
 
 
-def _present(target: Root, stream: str) -> Manifest | None:
+def present(target: Root, stream: str) -> Manifest | None:
     """The snapshot that is there and will be replaced. Raises ConfigError for one of another stream, or none."""
     try:
         found = read_manifest(target.read(NAME))
@@ -159,7 +161,9 @@ class Writing:
             raise
         lowest = {writer: at for writer, at in sorted(floors.items()) if at and writer in positions}
         ranges = ranges_of(parts, max(positions.values(), default=0))
-        return Agreement(self.options.stream, epoch, dict(sorted(positions.items())), lowest, ranges), parts
+        content = "" if self.keys is None else content_of(self.keys.kept(), parts)
+        ends = dict(sorted(positions.items()))
+        return Agreement(self.options.stream, epoch, ends, lowest, ranges, content=content), parts
 
     def _parts(self, rows: DataFrame, positions: Mapping[str, int]) -> list[Part]:
         from pyspark import StorageLevel
@@ -205,8 +209,9 @@ class Writing:
 
     # -- the manifest -----------------------------------------------------------------------------------------
 
-    def publish(self, manifest: Manifest) -> None:
-        """Make it the snapshot that is there, in one step. Raises ConfigError when files of it are gone."""
+    def publish(self, manifest: Manifest, replaced: Manifest | None) -> None:
+        """Make it the snapshot that is there, in one step, in the place of the one that was there at the start. Raises
+        ConfigError when files of it are gone, or another job was there meanwhile."""
         text = write_manifest(manifest)
         read_manifest(text)  # as readers will
         missing = [file.file for file in manifest.files if self.target.size(file.file) is None]
@@ -214,7 +219,13 @@ class Writing:
             self.abandon()
             raise ConfigError(
                 f"{self.target.shown} has lost {missing[0]} while the snapshot was written: is another job writing "
-                "there? Give each a directory of its own"
+                "there? Give each a directory of its own. Or is it a folder that not all executors share?"
+            )
+        if present(self.target, self.options.stream) != replaced:
+            self.abandon()
+            raise ConfigError(
+                f"another job has written a snapshot to {self.target.shown} meanwhile. That one stays, this one "
+                "is dropped: give each job a directory of its own"
             )
         self.target.replace(NAME, text)  # its files stay, whatever happens: it may be there although this failed
 
@@ -230,6 +241,12 @@ def _pruned(before: Log, now: Log) -> bool:
     return now.epoch == before.epoch and any(
         floor > before.floors.get(writer, 0) for writer, floor in now.floors.items() if writer in before.positions
     )
+
+
+def content_of(kept: str, parts: Sequence[Part]) -> str:
+    """What tells a snapshot of some rows from one of others, at the same positions and cut in the same way. Pure."""
+    hashed = hashlib.sha256("\n".join([kept, *(part.sha256 for part in parts)]).encode())
+    return f"{kept}: {hashed.hexdigest()}"
 
 
 def ranges_of(parts: Sequence[Part], end: int) -> list[PartRange]:

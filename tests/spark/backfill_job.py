@@ -13,7 +13,7 @@ from tests.spark.cluster import settings
 
 
 def main(folder: str, options: dict[str, Any]) -> None:
-    spark = session("backfill", master="local[2]", conf=settings(Path(folder)))
+    spark = session("backfill", conf=settings(Path(folder)))
     backfill.run(spark, backfill.Options(**{**options, "stream": tuple(options["stream"])}), job.silent)
     spark.stop()
 

@@ -15,7 +15,7 @@ from tests.spark.cluster import settings
 
 
 def main(folder: str, options: list[dict[str, Any]]) -> None:
-    spark = session("snapshot", master="local[2]", conf=settings(Path(folder)))
+    spark = session("snapshot", conf=settings(Path(folder)))
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(lambda one: snapshot.run(spark, snapshot.Options(**one), job.silent), options):
             pass

@@ -16,22 +16,18 @@ from typing import Any
 
 import attrs
 import orjson
-import pyarrow
 import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import busrep
-from busrep.errors import ConfigError, EpochChanged, RowError
+from busrep.errors import ConfigError, EpochChanged
 from busrep.spark import job, secrets
-from busrep.spark.archive_rows import SCHEMA
-from busrep.spark.backfill_plan import Part, Plan, read_plan, write_plan
-from busrep.spark.backfill_tasks import ChunkSink, Derived, derived_rows
+from busrep.spark.backfilling import Backfill
 from busrep.spark.failures import reason
 from busrep.spark.jobs import backfill
 from busrep.spark.ranged import FromTable
-from busrep.spark.sink_options import SinkOptions
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from tests.shop import QUICK
@@ -147,6 +143,36 @@ def test_of_several_streams_into_another_store(
     assert report["rows"] == len(found)
 
 
+def test_pruned_meanwhile(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what to do; an archive that has the rows helps, and one that begins behind them does not."""
+    rows, write = bench.table(), Backfill.write
+    bench.archived_by_hand(batch_rows=400)
+
+    def once(self: Backfill, *given: Any) -> int:
+        monkeypatch.setattr(Backfill, "write", pruned)
+        return write(self, *given)
+
+    def pruned(self: Backfill, *given: Any) -> int:
+        monkeypatch.setattr(Backfill, "write", write)
+        bench.sql("UPDATE busrep_positions SET floor = 700 WHERE stream = 'orders'")
+        bench.sql("DELETE FROM busrep_facts WHERE stream = 'orders' AND id <= 700")
+        return write(self, *given)
+
+    monkeypatch.setattr(Backfill, "write", once)
+    with pytest.raises(ConfigError, match=r"'w1' from 301 up to 600 were pruned .* pass --archive"):
+        run(bench)
+    first = Path(bench.root.url, "_busrep", "orders", "0000000000.json")
+    whole = first.read_bytes()
+    told = orjson.loads(whole)
+    first.write_bytes(orjson.dumps({**told, "after": told["upto"], "files": []}))
+    with pytest.raises(ConfigError, match=r"'w1' from 301 up to"):
+        run(bench, archive=bench.root.url)
+    assert written(bench) == [row for row in wanted(rows, UPTO) if row[3] <= 300]
+    first.write_bytes(whole)
+    run(bench, archive=bench.root.url)
+    assert written(bench) == wanted(rows, UPTO)
+
+
 @pytest.mark.servers
 def test_readers_see_it_in_order(bench: Bench, redis_url: str, bus_name: str) -> None:
     seen: list[Change] = []
@@ -162,17 +188,20 @@ def test_readers_see_it_in_order(bench: Bench, redis_url: str, bus_name: str) ->
     assert [(one.number, one.status, one.source, one.token, one.copy) for one in seen] == wanted(bench, UPTO)
 
 
-def test_a_task_that_is_killed(bench: Bench) -> None:
-    """The process that runs the function dies: the job fails, and the next start does the batch again."""
+def test_a_task_that_is_killed(bench: Bench, retried: bool) -> None:
+    """The process that runs the function dies: the job fails, and the next start does the batch again. On a cluster
+    Spark does the task again."""
     flag = bench.folder / "deadly"
     flag.write_text("once")
     bench.sql("UPDATE busrep_facts SET row = json_set(row, '$[1]', ?)", [(str(flag),)])
-    with pytest.raises(SPARKS):
-        run(bench, function=f"{HERE}:deadly")
-    assert not flag.exists()
-    assert 0 < len(written(bench)) < 600
+    if not retried:
+        with pytest.raises(SPARKS):
+            run(bench, function=f"{HERE}:deadly")
+        assert not flag.exists()
+        assert 0 < len(written(bench)) < 600
     report = run(bench, function=f"{HERE}:deadly")
-    assert (report["batches_before"], report["batches"]) == (1, 3)
+    assert (report["batches_before"], report["batches"]) == ((0, 4) if retried else (1, 3))
+    assert not flag.exists()
     assert written(bench) == wanted(bench, UPTO, backfill_functions.deadly)
     assert ask(bench.url, "SELECT count(*) FROM busrep_staged") == 0
 
@@ -246,6 +275,7 @@ def test_what_does_not_work(bench: Bench) -> None:
             run(bench, **options)
 
     refused("--into orders is among", into="orders")
+    refused("--into orders is among", into="orders", to_store=bench.url)
     refused("--no-table needs --archive", table=False)
     refused("--stream NAME is needed", stream=())
     refused("--start goes with one stream", stream=("orders", "payments"), start='{"w1": 5}')
@@ -277,41 +307,6 @@ def test_a_function_that_fails(function: str, message: str, bench: Bench) -> Non
         run(bench, function=f"{HERE}:{function}")
     assert message in reason(caught.value)
     assert written(bench) == []
-
-
-def test_rows_that_are_none() -> None:
-    derived = Derived(f"{HERE}:changes", "orders", f"{HERE}:STREAMS", "changes")
-    columns = {"writer": ["w", "w"], "token": [4, 5], "index": [0, 0], "row": ['[1,"new"]', "{}"]}
-    batch = pyarrow.RecordBatch.from_pydict(columns, schema=pyarrow.schema([SCHEMA.field(name) for name in columns]))
-    with pytest.raises(RowError, match="token 5"):
-        list(derived_rows(derived, [batch]))
-
-
-def test_batches_of_a_plan() -> None:
-    """They are cut the same, and each row is in one."""
-    part = Part(stream="a", epoch="e", after={"w1": 10, "w3": 7}, upto={"w1": 35, "w2": 12, "w3": 7})
-    gap = Part(stream="b", epoch="e", after={"w2": 1000}, upto={"w1": 5, "w2": 1005})
-    plan = Plan(id="x", width=10, parts=(part, gap), told={"into": "c"})
-    found = [(one.number, one.part.stream, dict(one.after), dict(one.upto)) for one in plan.slices()]
-    assert found == [
-        (0, "a", {"w2": 0}, {"w2": 10}),
-        (1, "a", {"w1": 10, "w2": 10}, {"w1": 20, "w2": 12}),
-        (2, "a", {"w1": 20}, {"w1": 30}),
-        (3, "a", {"w1": 30}, {"w1": 35}),
-        (4, "b", {"w1": 0}, {"w1": 5}),
-        (5, "b", {"w2": 1000}, {"w2": 1005}),
-    ]
-    assert read_plan(write_plan(plan)) == plan
-    assert list(Plan(id="x", width=10, parts=(), told={}).slices()) == []
-    for text in (b"[]", b"{", b'{"version":1}', orjson.dumps({"version": 1, "id": "x", "width": 1, "parts": 5})):
-        with pytest.raises(ValueError, match=r"."):
-            read_plan(text)
-
-
-def test_secrets_are_in_no_text() -> None:
-    sink = ChunkSink(SinkOptions(store="postgresql://app:secret@db/x", stream="s", writer="w"), "c", 1, "r")
-    assert "secret" not in repr(sink)
-    assert "secret" not in repr(sink._options)
 
 
 def test_the_docs_name_options_that_exist() -> None:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import re
 import shlex
-import signal
-import sqlite3
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 import orjson
-import pyarrow
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -27,89 +18,25 @@ from pyspark.sql import DataFrame, SparkSession
 import busrep
 from busrep.asyncio.parquet import ParquetSource
 from busrep.asyncio.parquet_manifest import NAME
-from busrep.asyncio.snapshot_sources import check_log, checked_part
-from busrep.errors import ConfigError, EpochChanged, RowError
-from busrep.snapshots import Agreement, PartRange, SnapshotSource
+from busrep.asyncio.snapshot_sources import check_log
+from busrep.errors import ConfigError, EpochChanged
+from busrep.snapshots import Agreement, PartRange
 from busrep.spark import job
-from busrep.spark.archive_store import Root
 from busrep.spark.failures import reason
 from busrep.spark.jobs import snapshot
 from busrep.spark.ranged import FromTable
-from busrep.spark.snapshot_tasks import PARTS, Part, PartFiles, read_keys
-from busrep.spark.snapshotting import Writing, ranges_of
+from busrep.spark.snapshotting import Writing
 from busrep.stores import open_store
 from busrep.streams import Registry
-from tests.shop import QUICK
-from tests.spark.archives import Bench, Order
-from tests.spark.cluster import end_session
-from tests.spark.long import long
+from tests.spark.archives import Bench
+from tests.spark.snapshots import DECLARED, filled, latest, orders, read, rows_of, run, text
 from tests.spark.test_docs_archive import blocks
-
-DECLARED = "tests.spark.archives:STREAMS"
-orders = busrep.Stream("orders", Order)
-Row = tuple[int, str, str]
-"""Token, writer, text."""
 
 
 @pytest.fixture
 def bench(spark: SparkSession, tmp_path: Path) -> Bench:
-    """Keys 0 to 39, again and again; every third time a key is said to be gone; facts of three rows; a hole."""
-    made = Bench(spark, tmp_path)
-    for writer, odd in (("w1", 1), ("w2", 0)):
-        facts = [
-            (token, text(token, at))
-            for token in range(1, 301)
-            if token % 2 == odd
-            for at in range(1 + 2 * (token % 5 == 0))
-        ]
-        made.write(writer, [fact for fact in facts if fact[0] != 77], upto=290 if odd else 281)
-    return made
-
-
-def text(token: int, at: int = 0) -> str:
-    status = "gone" if (token + at) % 3 == 0 else f"v{token} ü"
-    return json.dumps([(token * 7 + at) % 40, status], separators=(",", ":"), ensure_ascii=False)
-
-
-def run(bench: Bench, name: str = "snapshot", **options: Any) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "store": bench.url, "stream": "orders", "streams": DECLARED, "to": str(bench.folder / name), "part_rows": 10,
-        "partitions": 3, **options,
-    }  # fmt: skip
-    if "key" not in told and "all" not in told:
-        told["key"] = "number"
-    report = snapshot.run(bench.spark, snapshot.Options(**told), job.silent)
-    assert json.dumps(report)
-    assert report["stream"] in snapshot.describe(report)
-    return report
-
-
-async def rows_of(source: SnapshotSource) -> tuple[Agreement, list[Row]]:
-    """All of a snapshot, looked at as a reader does."""
-    await source.open()
-    agreement = await source.agree("orders", part_rows=10)
-    found: list[Row] = []
-    for number in range(len(agreement.parts)):
-        part = b"".join([piece async for piece in source.load(agreement, number)])
-        rows = await checked_part(agreement, number, part)
-        found += zip(rows.tokens, rows.writers, [payload.decode() for payload in rows.payloads], strict=True)
-    await source.leave(agreement)
-    await source.close()
-    return agreement, found
-
-
-def read(folder: Path) -> tuple[Agreement, list[Row]]:
-    return asyncio.run(rows_of(ParquetSource(folder.as_uri())))
-
-
-def latest(rows: list[tuple[str, int, int, str]], upto: dict[str, int], after: int = 0) -> list[Row]:
-    """The latest row of each number, without those that are gone."""
-    found: dict[int, tuple[int, int, Row]] = {}
-    for writer, token, index, row in rows:
-        if after < token <= upto[writer]:
-            number = json.loads(row)[0]
-            found[number] = max(found.get(number, (0, 0, (0, "", ""))), (token, index, (token, writer, row)))
-    return [row for _, _, row in sorted(found.values()) if json.loads(row[2])[1] != "gone"]
+    """See `filled`."""
+    return filled(spark, tmp_path)
 
 
 def test_the_latest_of_each_key(bench: Bench) -> None:
@@ -268,9 +195,9 @@ def test_what_does_not_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
     # Another run that thinks that ours is dead.
     publish = Writing.publish
 
-    def cleaned(self: Writing, made: Any) -> None:
+    def cleaned(self: Writing, made: Any, replaced: Any) -> None:
         (bench.folder / "snapshot" / made.files[0].file).unlink()
-        publish(self, made)
+        publish(self, made, replaced)
 
     monkeypatch.setattr(Writing, "publish", cleaned)
     refused("is another job writing there")
@@ -289,188 +216,6 @@ def test_a_damaged_archive(bench: Bench) -> None:
         run(bench, archive=bench.root.url)
     assert "has lost" in reason(caught.value)
     assert not (bench.folder / "snapshot" / NAME).exists()
-
-
-def test_facts_are_not_cut(tmp_path: Path) -> None:
-    """Wherever batches of rows end."""
-    tokens = [1, 2, 2, 2, 3, 5, 5, 8, 9, 9]
-    for size in range(1, 11):
-        files = PartFiles(Root(str(tmp_path / str(size))), "orders", "run", 0, 2)
-        for at in range(0, len(tokens), size):
-            some = tokens[at : at + size]
-            arrays = [pyarrow.array(some), pyarrow.array(["w"] * len(some)), pyarrow.array(["1"] * len(some))]
-            files.add(pyarrow.RecordBatch.from_arrays(arrays, schema=PARTS))
-        files.flush()
-        assert [(part.first, part.last, part.rows) for part in files.done] == [(1, 2, 4), (3, 5, 3), (8, 9, 3)]
-    broken = PartFiles(Root(str(tmp_path)), "orders", "run", 0, 2)
-    broken.add(pyarrow.RecordBatch.from_pylist([{"token": 1, "writer": "w", "row": "[\n]"}], schema=PARTS))
-    with pytest.raises(RowError, match="line break"):
-        broken.flush()
-
-
-def test_ranges() -> None:
-    def part(first: int, last: int, rows: int = 2) -> Part:
-        return Part("x", first, last, rows, 100, "0" * 64)
-
-    assert ranges_of([part(5, 9), part(20, 21)], 30) == [PartRange(0, 9, 2), PartRange(9, 30, 2)]
-    assert ranges_of([part(0, 0, 0)], 30) == [PartRange(0, 30, 0)]
-    assert ranges_of([], 0) == []
-    with pytest.raises(ValueError, match="begins at 9"):
-        ranges_of([part(5, 9), part(9, 21)], 30)
-
-
-@attrs.frozen
-class Odd:
-    name: str | None
-    counts: dict[str, int]
-    flag: bool
-
-
-ODD = [busrep.Stream("odd", Odd)]
-
-
-def test_keys_of_several_kinds() -> None:
-    where = f"{__name__}:ODD"
-    keys = read_keys("odd", where, "name, flag", "flag=true")
-    assert keys.schema().startswith("key_0 string, key_1 boolean, gone boolean, writer string")
-    assert keys.tombstone == ("flag", True)
-    assert read_keys("odd", where, "flag", "name=null").tombstone == ("name", None)
-    assert read_keys("odd", where, "flag", "name=true").tombstone == ("name", "true")
-    with pytest.raises(ConfigError, match="a map cannot be a key"):
-        read_keys("odd", where, "counts", None)
-
-
-# -- with readers, and processes that are killed --------------------------------------------------------------
-
-
-@contextlib.asynccontextmanager
-async def writers(count: int, redis: str, name: str, store: str) -> AsyncIterator[list[busrep.Bus]]:
-    async with contextlib.AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(
-                busrep.connect(redis, name=name, streams=[orders], store=store, writer=f"w{at}", settings=QUICK)
-            )
-            for at in range(count)
-        ]
-
-
-def proven(bench: Bench) -> int:
-    """The lowest position of both writers."""
-    with contextlib.closing(sqlite3.connect(bench.path)) as connection:
-        found = [at for (at,) in connection.execute("SELECT position FROM busrep_positions")]
-    return min(found) if len(found) == 2 else 0
-
-
-@pytest.mark.servers
-def test_a_reader_bootstraps_while_writers_go_on(
-    spark: SparkSession, redis_url: str, bus_name: str, tmp_path: Path
-) -> None:
-    """A table of the latest orders, kept by a reader, ends as the log says it should. Each writer has numbers of its
-    own: between writers there is no order."""
-    bench = Bench(spark, tmp_path)
-    state: dict[int, str] = {}
-    told: dict[str, Any] = {}
-
-    def keep(rows: Any) -> None:
-        for row in rows:
-            state.pop(row.number, None)
-            if row.status != "gone":
-                state[row.number] = row.status
-
-    async def go_on(bus: busrep.Bus, at: int, ended: asyncio.Event) -> None:
-        turn = 0
-        while not ended.is_set() or turn < 20:
-            turn += 1
-            rows = [Order(at + 2 * (turn * k % 50), "gone" if (turn + k) % 5 == 0 else f"{turn}.{k}") for k in range(9)]
-            async with bus.write(orders) as fact:
-                for row in rows:
-                    fact.add(row)
-            await asyncio.sleep(0.005)
-
-    async def follow() -> None:
-        async with writers(2, redis_url, bus_name, bench.url) as buses:
-            ended = asyncio.Event()
-            writing = [asyncio.create_task(go_on(bus, at, ended)) for at, bus in enumerate(buses)]
-            async with asyncio.timeout(60):
-                while await asyncio.to_thread(proven, bench) < 20:  # there is no event for it
-                    await asyncio.sleep(0.05)
-            report = await asyncio.to_thread(run, bench, tombstone="status=gone")
-            async with busrep.connect(
-                redis_url, name=bus_name, streams=[orders], store=bench.url, reader="search", settings=QUICK,
-                reader_store=f"sqlite:///{tmp_path}/reader.db", snapshot_source=(tmp_path / "snapshot").as_uri(),
-            ) as reader:  # fmt: skip
-                reader.snapshot(orders)(lambda part: keep(part.rows))
-                reader.subscribe(orders)(lambda batch: keep(batch.rows))
-                await reader.bootstrap(orders)
-                told.update(reader.statistics()["bootstrap"]["orders"])
-                ended.set()
-                await asyncio.gather(*writing)
-                for bus, writer in zip(buses, ("w0", "w1"), strict=True):
-                    token = (await bus.publish(orders, [Order(1000 + int(writer[1]), "last")]))[-1]
-                    await reader.wait_for(orders, writer, token, timeout=20)
-        assert told["rows"] == report["rows"]
-        assert 0 < report["rows"] <= 100
-        assert min(report["positions"].values()) > 0
-
-    async def made() -> None:
-        store = open_store(f"sqlite:///{tmp_path}/reader.db", Registry([orders]))
-        await store.init()
-
-    asyncio.run(made())
-    asyncio.run(follow())
-    table = bench.table()
-    ends = dict.fromkeys(("w0", "w1"), 10**9)
-    assert state == {json.loads(row)[0]: json.loads(row)[1] for _, _, row in latest(table, ends)}
-    assert len(state) > 50
-
-
-def killed(bench: Bench, *targets: Path) -> None:
-    """The job, once for each target, killed with all that it has started once it has written some parts of each."""
-    scratch = bench.folder / "scratch"
-    scratch.mkdir()
-    options = {"store": bench.url, "stream": "orders", "all": True, "part_rows": 1, "partitions": 4}
-    told = {"folder": str(scratch), "options": [{**options, "to": str(target)} for target in targets]}
-    before = [set(target.glob("*")) for target in targets]
-    with (
-        (scratch / "stderr").open("w") as stderr,
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.snapshot_job"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=stderr, text=True, cwd=Path(__file__).parent.parent.parent, start_new_session=True,
-        ) as process,
-    ):  # fmt: skip
-        try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(told))
-            process.stdin.close()
-            late = time.monotonic() + 200
-            while any(len(set(target.glob("*")) - old) < 20 for target, old in zip(targets, before, strict=True)):
-                assert process.poll() is None, (scratch / "stderr").read_text()
-                assert time.monotonic() < late
-                time.sleep(0.002)
-            os.killpg(process.pid, signal.SIGKILL)
-            assert process.wait(20) == -signal.SIGKILL
-        finally:
-            end_session(process.pid)
-
-
-@long
-def test_killed(bench: Bench) -> None:
-    """In the middle: no snapshot, or the older one whole; and the next run is as any other."""
-    fresh, older = bench.folder / "fresh", bench.folder / "older"
-    run(bench, "older", tombstone="status=gone", grace=0.0)
-    before = read(older)
-    assert len(os.listdir(older)) == 1 + len(before[0].parts)
-    bench.write("w3", [(token, text(token)) for token in range(1000, 5000)], upto=5000)
-    killed(bench, fresh, older)
-    assert not (fresh / NAME).exists()
-    with pytest.raises(ConfigError, match=r"there is no manifest\.json"):
-        read(fresh)
-    assert read(older) == before
-    assert len(os.listdir(older)) >= 20 + len(before[0].parts)
-    run(bench, "fresh", all=True, part_rows=1000, grace=0.0)
-    agreement, rows = read(fresh)
-    assert [row[0] for row in rows if row[1] == "w3"] == list(range(1000, 5000))
-    assert len(os.listdir(fresh)) == 1 + len(agreement.parts)  # what had been left is gone
 
 
 def test_the_docs(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

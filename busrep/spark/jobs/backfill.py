@@ -47,6 +47,7 @@ class Options:
         None, help="Its name in the target, where nothing is written twice under one; by default backfill:INTO:WRITER."
     )
     redis: str | None = job.option(None, help="The bus to tell of the new rows.", metavar="URL")
+    redis_password_file: str | None = job.option(None, help="Its password.", metavar="FILE")
     name: str | None = job.option(None, help="The bus's name.")
 
 
