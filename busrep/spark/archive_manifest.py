@@ -147,6 +147,7 @@ def read_manifest(text: bytes) -> Manifest:
     replaces = found.get("replaces", [])
     if not isinstance(replaces, list) or any(type(one) is not int for one in replaces):
         raise ValueError("replaces is no list of integers")
+    written = datetime.fromisoformat(found["written_at"])
     return Manifest(
         stream=found["stream"],
         query=found["query"],
@@ -157,7 +158,7 @@ def read_manifest(text: bytes) -> Manifest:
         files=tuple(map(_file, found["files"])),
         replaces=tuple(replaces),
         number=_number(found, "number", 0),
-        written_at=datetime.fromisoformat(found["written_at"]).isoformat(),
+        written_at=(written if written.tzinfo else written.replace(tzinfo=UTC)).isoformat(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from busrep.errors import ConfigError, MissingExtra
+from busrep.errors import BusrepError, ConfigError, MissingExtra, Unavailable
 from busrep.spark import archived
 from busrep.spark.archive_store import Root, data_path
 from busrep.spark.archived import DataFile
@@ -138,16 +139,21 @@ class _Writing:
         if self.pending:
             self.flush()
         self.writer.close()
+        written = self.sink.tell()
         self.sink.close()
         self.root.settle(self.path)
+        size = self.root.size(self.path)
+        if size != written:
+            raise Unavailable(self.root.shown, f"{self.file} has {size} bytes of {written} that were written")
         return DataFile(
-            self.file, self.date, self.rows, self.root.size(self.path) or 0, self.least, self.most,
-            self.hashed.hexdigest(),
+            self.file, self.date, self.rows, written, self.least, self.most, self.hashed.hexdigest()
         )  # fmt: skip
 
     def abandon(self) -> None:
-        if self.sink is not None:
-            self.sink.close()
+        for one in (self.writer, self.sink):
+            if one is not None:
+                with contextlib.suppress(OSError, pyarrow.ArrowException):  # the disk may be full
+                    one.close()
         self.root.remove([self.path])
 
 
@@ -177,29 +183,35 @@ class RowFiles:
                 if count:
                     file.append(rest.slice(0, count))
                 if count < rest.num_rows:
-                    self.done.append(self._open.pop(day).close())
+                    self._finish(day)
                 rest = rest.slice(count)
 
     def _file(self, day: str) -> _Writing:
         if day not in self._open:
             if len(self._open) == OPEN_FILES:
-                self.done.append(self._open.pop(next(iter(self._open))).close())
+                self._finish(next(iter(self._open)))
             kind, number, task = self._named
             file = f"date={day}/{archived.data_name(kind, number, task, secrets.token_hex(4))}"
             self._open[day] = _Writing(self._root, data_path(self._stream, file), file, day, self._schema)
         return self._open[day]
 
+    def _finish(self, day: str) -> None:
+        self.done.append(self._open[day].close())
+        del self._open[day]
+
     def close(self) -> list[DataFile]:
         """The files, in order."""
         while self._open:
-            self.done.append(self._open.pop(next(iter(self._open))).close())
+            self._finish(next(iter(self._open)))
         return self.done
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Remove what was written. Raises nothing: there is an error already."""
         for file in self._open.values():
-            file.abandon()
-        self._root.remove([data_path(self._stream, one.file) for one in self.done])
+            with contextlib.suppress(BusrepError):
+                file.abandon()
+        with contextlib.suppress(BusrepError):
+            self._root.remove([data_path(self._stream, one.file) for one in self.done])
 
 
 def _by_date(batch: Any) -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from busrep.errors import ConfigError, MissingExtra, Unavailable
 from busrep.spark import archived
+from busrep.spark.archive_objects import plain, put_new
 from busrep.spark.archived import Archive, Manifest
 
 try:
@@ -61,9 +62,18 @@ class Root:
         """Of a file, in the file system."""
         return f"{self._fs()[1]}/{name}"
 
+    def below(self, name: str) -> Root:
+        """A folder in it."""
+        url, mark, parameters = self.url.partition("?" if "://" in self.url else "\0")
+        return Root(f"{url.rstrip('/')}/{name}{mark}{parameters}")
+
     def spark_path(self, name: str) -> str:
-        """Of a file, as Spark takes it."""
-        return f"file://{self.path(name)}" if self.local else f"{self.url}/{name}"
+        """Of a file, as Spark takes it. Nothing secret: it stands in plans, logs and Spark's pages; what gets Spark
+        into an object store is among Hadoop's settings."""
+        if self.local:
+            return f"file://{self.path(name)}"
+        url = f"{plain(self.url)}/{name}"
+        return f"s3a{url[2:]}" if url.startswith("s3:") else url
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -120,7 +130,7 @@ class Root:
         filesystem, _ = self._fs()
         with self._translated():
             if self.local:
-                filesystem.create_dir(os.path.dirname(self.path(name)), recursive=True)
+                _make(os.path.dirname(self.path(name)))
             return filesystem.open_output_stream(self.path(name), compression=None)
 
     def settle(self, name: str) -> None:
@@ -131,16 +141,23 @@ class Root:
                     _sync(path)
 
     def put(self, name: str, content: bytes) -> bool:
-        """Make a file that is there as a whole or not at all; False when there is one of that name, which stays.
+        """Make a file that is there as a whole or not at all; False when another one has that name, which stays.
 
-        An object store is asked first: pyarrow.fs has no put-if-absent, so two writers at the same moment may both
-        succeed there. One archive job and one compaction at a time are safe.
+        Where put-if-absent is not to be had, for pyarrow.fs has none, and `archive_objects.put_new` not everywhere, an
+        object store is asked first: two writers at the same moment may both succeed, of which the second one stands.
         """
+        done = self._put(name, content)
+        # A client, or a network's file system, may have done it twice, when the first answer was lost.
+        return done or self.read(name) == content
+
+    def _put(self, name: str, content: bytes) -> bool:
         if not self.local:
+            done = put_new(self.url, name, content, self.shown)
+            if done is not None:
+                return done
             if self.size(name) is not None:
                 return False
-            with self._translated(), self._fs()[0].open_output_stream(self.path(name), compression=None) as file:
-                file.write(content)
+            self.replace(name, content)
             return True
 
         def place(beside: str, target: str) -> bool:
@@ -170,7 +187,7 @@ class Root:
         folder, _, last = target.rpartition("/")
         beside = f"{folder}/.{last}.{secrets.token_hex(4)}.tmp"
         with self._translated():
-            os.makedirs(folder, exist_ok=True)
+            _make(folder)
             try:
                 with open(beside, "wb") as file:
                     file.write(content)
@@ -193,6 +210,16 @@ class Root:
         return count
 
 
+def _make(folder: str) -> None:
+    """A folder, and those above it, that survive a crash of the machine."""
+    if not os.path.isdir(folder):
+        above = os.path.dirname(folder)
+        _make(above)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        _sync(above)
+
+
 def _sync(path: str) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -208,7 +235,7 @@ def shown(url: str) -> str:
     parts = urlsplit(url)
     if ("@" in url and "@" not in parts.netloc) or not re.fullmatch(r"[a-z][a-z0-9+.-]*", parts.scheme):
         raise ConfigError("the archive's URL does not work: a secret in it is to be percent-encoded ('/' is %2F)")
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return plain(url)
 
 
 # -- archives -------------------------------------------------------------------------------------------------

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
+import attrs
+import orjson
+
 from busrep.errors import MissingExtra
-from busrep.spark.archive_rows import SCHEMA
+from busrep.spark.archive_rows import SCHEMA, read_file
 from busrep.spark.archive_store import Root, data_path
-from busrep.spark.archived import Archive, data_folder
+from busrep.spark.archived import NO_DATE, Archive, DataFile, data_folder
 from busrep.spark.columns import arrow_column, decode, fields_of
+from busrep.spark.failures import is_sparks
 from busrep.spark.mapped import map_in_arrow
 from busrep.spark.options import declared_stream
 from busrep.streams import Stream
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS = "writer string, token bigint, index int, row string, committed_at timestamp"
+# Tasks that read an archive, at most, where Spark cannot do it by itself.
+READERS = 64
 
 
 class Fields:
@@ -64,13 +71,16 @@ def dataframe(spark: SparkSession, root: Root, archive: Archive, streams: str | 
     ``fields`` are those of the files where they were archived with ``--streams``; a field that a file does not have,
     because it was written by an older version of the row class, is null. With ``streams`` (MODULE:NAME) they are made
     anew of the rows instead, by the class as it is now, with its defaults. Raises ConfigError for a damaged archive.
-    The files are read later; those that a compaction replaces meanwhile stay for its grace period.
+    The files are read later; those that a compaction replaces meanwhile stay for its grace period. In an object store
+    that Spark itself cannot read tasks read them by pyarrow, without ``fields``, unless they are made anew.
     """
     from pyspark.sql import functions
 
     paths = [root.spark_path(data_path(archive.stream, file.file)) for _, file in archive.checked().files]
     if not paths:
         frame = spark.createDataFrame([], f"{ROWS}, date date")
+    elif not has_file_system(spark, root):
+        frame = _by_tasks(spark, root, archive)
     else:
         reader = spark.read.option("basePath", root.spark_path(data_folder(archive.stream)))
         frame = reader.option("mergeSchema", "true").parquet(*paths)
@@ -78,6 +88,38 @@ def dataframe(spark: SparkSession, root: Root, archive: Archive, streams: str | 
     if streams is not None:
         frame = _made_anew(frame, archive.stream, streams)
     return frame.select(functions.lit(archive.stream).alias("stream"), "*")
+
+
+def has_file_system(spark: SparkSession, root: Root) -> bool:
+    """Whether Spark itself, by Hadoop, can read and write there."""
+    if root.local:
+        return True
+    context: Any = spark.sparkContext
+    try:
+        place = context._jvm.org.apache.hadoop.fs.Path(root.spark_path(""))
+        place.getFileSystem(context._jsc.hadoopConfiguration())
+    except Exception as error:
+        if not is_sparks(error):
+            raise
+        return False
+    return True
+
+
+def _by_tasks(spark: SparkSession, root: Root, archive: Archive) -> DataFrame:
+    stream = archive.stream
+    files = [(orjson.dumps(attrs.asdict(file)).decode(),) for _, file in archive.files]
+
+    def read(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                file = DataFile(**orjson.loads(text))
+                day = None if file.date == NO_DATE else date.fromisoformat(file.date)
+                for rows in read_file(root, stream, file, SCHEMA.names):
+                    days = pyarrow.array([day] * rows.num_rows, pyarrow.date32())
+                    yield pyarrow.RecordBatch.from_arrays([*rows.columns, days], [*SCHEMA.names, "date"])
+
+    frame = spark.createDataFrame(files, "file string").repartition(min(len(files), READERS))
+    return map_in_arrow(frame, read, f"{ROWS}, date date")
 
 
 def _made_anew(frame: DataFrame, stream: str, streams: str) -> DataFrame:

@@ -1,54 +1,40 @@
-"""What the job ``archive`` does: a streaming query for each stream, whose batches become files and a manifest.
-
-A batch, as Spark numbers it, is written so:
-
-1. its end comes from Spark's offset log, where it was put before the batch began; its beginning is the end of the
-   batch before, by that one's manifest;
-2. each task writes files of its own, under names that nobody else has;
-3. the driver writes the manifest, if there is none of that number.
-
-Killed before 3, there is no batch: Spark does it again with the same end, and what had been written is removed. Killed
-after, before Spark has noted it: the manifest is found, and nothing is done. Two drivers at once, one of which has been
-given up for dead, write two sets of files, of which one gets a manifest.
-"""
+"""What the job ``archive`` does: a streaming query for each stream. What its batches become: see archive_driver.py."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import attrs
-import orjson
-
-from busrep.errors import BusrepError, ConfigError, EpochChanged
-from busrep.spark import archived, job, secrets
-from busrep.spark.archive_store import Root, data_path, load, put_manifest
-from busrep.spark.archive_tasks import writing
-from busrep.spark.archived import Archive, DataFile, Manifest
-from busrep.spark.mapped import map_in_arrow
-from busrep.spark.offsets import Offset
-from busrep.spark.options import declared_stream
-from busrep.spark.table import Table
-from busrep.streams import Stream
+from busrep.errors import ConfigError
+from busrep.spark import job, secrets
+from busrep.spark.archive_driver import StreamArchive, positions_of
+from busrep.spark.archive_store import Root
+from busrep.spark.archive_typed import has_file_system
+from busrep.spark.failures import is_sparks
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from busrep.spark.jobs.archive import Options
 
 # How often the driver looks whether a query has ended, seconds.
-LOOK = 1
-GENERIC = ("writer", "token", "index", "row", "committed_at")
+LOOK = 0.2
+# What Spark says, in one way or another, when two queries write to one checkpoint.
+_CONCURRENT = re.compile(r"CONCURRENT_STREAM_LOG_UPDATE|ConcurrentModification|Multiple streaming (jobs|queries)")
+_map_of = positions_of
 
 
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
     """See `busrep.spark.jobs.archive.run`."""
-    _check(options)
-    url = secrets.resolve(options.store, options.password_file)
-    names = options.stream or tuple(streams_in_store(url))
     root = Root(options.archive)
+    _check(spark, root, options)
+    url = secrets.resolve(options.store, options.password_file)
+    # Each once: two queries cannot have one checkpoint.
+    names = list(dict.fromkeys(options.stream or streams_in_store(url)))
     archives: dict[str, StreamArchive] = {}
     queries: list[StreamingQuery] = []
 
@@ -60,7 +46,15 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
             archives[name] = one = StreamArchive(root, name, options, told)
             one.prepare(url)
             queries.append(one.start(spark))
+            _settle(queries[-1])
         _wait(queries, archives)
+    except Exception as error:
+        if is_sparks(error) and _CONCURRENT.search(str(error)):
+            raise ConfigError(
+                f"another job archives into {root.shown} with the same checkpoint at this moment: one at a time. "
+                "Nothing was lost, or written twice"
+            ) from error
+        raise
     finally:
         for query in queries:
             with contextlib.suppress(Exception):  # a session that is gone has stopped it
@@ -70,23 +64,18 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
     return {"archive": root.shown, "format": options.format, **totals, "streams": reports}
 
 
-def _check(options: Options) -> None:
-    if options.format == "delta" and not has_delta():
+def _check(spark: SparkSession, root: Root, options: Options) -> None:
+    if options.format == "delta":
+        from busrep.spark.archive_delta import check_delta
+
+        check_delta()
+    place = root if options.checkpoint is None else Root(options.checkpoint)
+    if not has_file_system(spark, place):
         raise ConfigError(
-            "--format delta needs the package delta-spark, of a version for this Spark, and its jars: "
-            "pip install delta-spark, and --conf spark.jars.packages=io.delta:delta-spark_2.13:VERSION "
-            "--conf spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension "
-            "--conf spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
+            f"Spark cannot keep its checkpoint at {place.shown}, for it has no file system for that: name a local "
+            "folder with --checkpoint (when it is lost, the archive goes on behind its last batch), or give Spark one, "
+            "as with --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION"
         )
-    if options.checkpoint is not None and "://" not in options.checkpoint and "://" in options.archive:
-        raise ConfigError("--checkpoint is a local path, and the archive is not: both have to outlive this machine")
-
-
-def has_delta() -> bool:
-    """Whether the package delta-spark is installed."""
-    from importlib.util import find_spec
-
-    return find_spec("delta") is not None
 
 
 def streams_in_store(url: str) -> list[str]:
@@ -105,12 +94,19 @@ def streams_in_store(url: str) -> list[str]:
     return found
 
 
-def _wait(queries: list[StreamingQuery], archives: Mapping[str, StreamArchive]) -> None:
+def _settle(query: StreamingQuery) -> None:
+    """Until the query has its source, or has failed: that is a process, to which Spark gives ten seconds to answer, and
+    many at a time do not make it."""
+    while query.isActive and query.status["message"].startswith("Initializing"):
+        time.sleep(LOOK)
+
+
+def _wait(queries: Sequence[StreamingQuery], archives: Mapping[str, StreamArchive]) -> None:
     """Until all queries have ended. Raises what made one of them fail."""
     running = list(queries)
     while running:
-        with contextlib.suppress(Exception):  # that it has failed: see below
-            running[0].awaitTermination(LOOK)
+        # Not by a call into the JVM: Ctrl-C would come in the middle of it, and leave pages of traces.
+        time.sleep(LOOK)
         for query in list(running):
             if not query.isActive:
                 running.remove(query)
@@ -118,230 +114,3 @@ def _wait(queries: list[StreamingQuery], archives: Mapping[str, StreamArchive]) 
                 if error is not None:
                     ours = next((one.error for one in archives.values() if one.error is not None), None)
                     raise ours or error
-
-
-# -- one stream -----------------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class Start:
-    """What ``archive.json`` says: the batch that the checkpoint's batch 0 is, and the positions where that begins.
-    ``checkpoint``: where it is, "" beside the manifests."""
-
-    checkpoint: str
-    base: int
-    epoch: str
-    positions: Mapping[str, int]
-
-
-@attrs.define(eq=False)
-class StreamArchive:
-    """The archive of one stream, as the driver that writes it knows it. ``told`` is called after each batch."""
-
-    root: Root
-    stream: str
-    options: Options
-    told: Callable[[], None] = lambda: None
-    rows: int = 0
-    batches: int = 0
-    files: int = 0
-    bytes: int = 0
-    error: BusrepError | None = None
-    _start: Start | None = None
-    _last: int = -1
-    _upto: Mapping[str, int] = attrs.field(factory=dict)
-
-    @property
-    def folder(self) -> str:
-        """Of the manifests."""
-        return archived.folder_of(self.stream)
-
-    @property
-    def checkpoint(self) -> Root:
-        """Spark's."""
-        if self.options.checkpoint is None:
-            return Root(f"{self.root.url}/{self.folder}/checkpoint")
-        return Root(f"{self.options.checkpoint.rstrip('/')}/{self.folder.rpartition('/')[2]}")
-
-    def report(self) -> dict[str, Any]:
-        """What was done, and where the archive ends."""
-        return {
-            "rows": self.rows, "batches": self.batches, "files": self.files, "bytes": self.bytes,
-            "batch": self._last, "upto": dict(self._upto),
-        }  # fmt: skip
-
-    # -- before the first batch -------------------------------------------------------------------------------
-
-    def prepare(self, url: str) -> Start:
-        """Find out where to go on. Raises ConfigError, EpochChanged, and what the store raises."""
-        archive = load(self.root, self.stream).checked()
-        self._last, self._upto = archive.last, archive.upto
-        note = self._noted()
-        where = "" if self.options.checkpoint is None else self.options.checkpoint
-        if self.checkpoint.names("offsets"):
-            if note is None or note.checkpoint != where:
-                raise ConfigError(
-                    f"the checkpoint at {self.checkpoint.shown} has been used, but not for the archive at "
-                    f"{self.root.shown} as it is now: name that archive's checkpoint with --checkpoint, or a new one "
-                    "to go on where the archive ends"
-                )
-        else:
-            note = self._begin(archive, url, where)
-        if not archive.manifests:
-            self._upto = _nonzero(note.positions)
-        self._start = note
-        return note
-
-    def _noted(self) -> Start | None:
-        try:
-            return Start(**orjson.loads(self.root.read(f"{self.folder}/{archived.START}")))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{self.root.shown}/{self.folder}/{archived.START} cannot be used: {error}") from None
-
-    def _begin(self, archive: Archive, url: str, where: str) -> Start:
-        """A new checkpoint: of a new archive, or one that goes on behind the last batch."""
-        definition: Stream[Any] = Stream(self.stream)
-        if self.options.streams is not None:
-            definition = declared_stream(self.options.streams, self.stream)
-        table = Table(url, definition)
-        try:
-            log = table.log()
-        finally:
-            table.close()
-        if archive.epoch not in (None, log.epoch):
-            raise EpochChanged(str(archive.epoch), log.epoch)
-        if archive.manifests:
-            positions = archive.upto
-        elif self.options.start == "earliest":
-            positions = log.floors
-        elif self.options.start == "latest":
-            positions = log.positions
-        else:
-            positions = _map_of(self.options.start)
-        start = Start(where, archive.last + 1, log.epoch, {key: positions[key] for key in sorted(positions)})
-        self.root.replace(f"{self.folder}/{archived.START}", orjson.dumps(attrs.asdict(start)))
-        return start
-
-    # -- the query --------------------------------------------------------------------------------------------
-
-    def start(self, spark: SparkSession) -> StreamingQuery:
-        """Start the query; `prepare` has been called."""
-        assert self._start is not None  # noqa: S101 - see above
-        told = self.options
-        given = {
-            "store": told.store, "stream": self.stream,
-            "startingPositions": orjson.dumps(self._start.positions).decode(),
-            "maxRowsPerTrigger": str(told.batch_rows), "passwordFile": told.password_file, "streams": told.streams,
-            "typed": "false", "partitions": told.partitions, "redis": told.redis, "name": told.name,
-        }  # fmt: skip
-        reader = spark.readStream.format("busrep")
-        for name, value in given.items():
-            if value is not None:
-                reader = reader.option(name, value)
-        writer = reader.load().writeStream.queryName(f"archive {self.stream}").foreachBatch(self.on_batch)
-        writer = writer.option("checkpointLocation", self.checkpoint.spark_path("").rstrip("/"))
-        if told.available_now:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=f"{told.every} seconds").start()
-
-    def on_batch(self, frame: DataFrame, batch: int) -> None:
-        """Spark's batch, which may have been done before."""
-        try:
-            self.write(frame, batch, self._offset(batch), self._query())
-        except BusrepError as error:
-            self.error = error
-            raise
-        self.told()
-
-    def _query(self) -> str:
-        return str(orjson.loads(self.checkpoint.read("metadata"))["id"])
-
-    def _offset(self, batch: int) -> Offset:
-        """Where the batch ends: the last line of its entry in Spark's log, which was there before the batch began."""
-        return Offset.from_dict(orjson.loads(self.checkpoint.read(f"offsets/{batch}").rstrip().rpartition(b"\n")[2]))
-
-    # -- a batch ----------------------------------------------------------------------------------------------
-
-    def write(self, frame: DataFrame, batch: int, end: Offset, query: str) -> None:
-        """Make the rows of ``frame`` a batch of the archive, unless they are one already. Raises ConfigError when the
-        checkpoint and the archive do not fit together."""
-        assert self._start is not None  # noqa: S101 - `prepare` has been called
-        number = self._start.base + batch
-        if end.epoch != self._start.epoch:
-            raise EpochChanged(self._start.epoch, end.epoch)
-        if number <= self._last:
-            self._found(number, end)
-            return
-        if number > self._last + 1:
-            raise ConfigError(
-                f"the checkpoint goes on with batch {number} of stream {self.stream!r}, and the archive at "
-                f"{self.root.shown} ends with {self._last}: manifests are missing. Put them back, or remove the "
-                f"checkpoint at {self.checkpoint.shown} to archive again what is behind the last one"
-            )
-        if self.options.format == "delta":
-            self._write_delta(frame, number, query)
-            self._last, self._upto = number, end.positions
-            return
-        manifest = Manifest(
-            stream=self.stream, query=query, batch=number, epoch=end.epoch, after=self._upto, upto=end.positions,
-            files=tuple(self._write_files(frame, number)),
-        )  # fmt: skip
-        if not put_manifest(self.root, manifest):
-            # Another driver has done it, which was thought to be dead: its files are the batch.
-            self.root.remove([data_path(self.stream, file.file) for file in manifest.files])
-            self._found(number, end)
-        else:
-            self._remove_others(manifest)
-            self.rows, self.batches = self.rows + manifest.rows, self.batches + 1
-            self.files, self.bytes = self.files + len(manifest.files), self.bytes + sum(f.bytes for f in manifest.files)
-        self._last, self._upto = number, manifest.upto
-
-    def _found(self, number: int, end: Offset) -> None:
-        """That batch is there: is it the same?"""
-        archive = load(self.root, self.stream).checked()
-        same = [one for one in archive.manifests if one.batch == number]
-        if same and same[0].upto == _nonzero(end.positions):
-            return
-        raise ConfigError(
-            f"the archive of stream {self.stream!r} at {self.root.shown} has a batch {number} already, which ends "
-            f"elsewhere than the checkpoint's: is the checkpoint at {self.checkpoint.shown} an old copy, or of another "
-            "archive? Remove it to go on where the archive ends"
-        )
-
-    def _write_files(self, frame: DataFrame, number: int) -> list[DataFile]:
-        task = writing(self.root, self.stream, number, self.options.file_rows, self.options.streams)
-        rows = map_in_arrow(frame.select(*(f"`{name}`" for name in GENERIC)), task, "files string").collect()
-        return [DataFile(**file) for row in rows for file in orjson.loads(row[0])]
-
-    def _remove_others(self, manifest: Manifest) -> None:
-        """Files of this batch that no manifest will ever name: of a driver or a task that was killed."""
-        ours = {file.file for file in manifest.files}
-        for day in {file.date for file in manifest.files}:
-            names = self.root.names(f"{archived.data_folder(self.stream)}/date={day}") if self.batches == 0 else []
-            others = [f"date={day}/{name}" for name in names if archived.maker_of(name) == ("", manifest.batch)]
-            self.root.remove([data_path(self.stream, name) for name in others if name not in ours])
-
-    def _write_delta(self, frame: DataFrame, number: int, query: str) -> None:
-        """Delta leaves out what it has of this application and version: so each batch is written once."""
-        from pyspark.sql import functions
-
-        writer = frame.withColumn("date", functions.to_date("committed_at")).write.format("delta").mode("append")
-        writer = writer.option("txnAppId", f"busrep-archive-{query}").option("txnVersion", str(number))
-        writer = writer.option("mergeSchema", "true").partitionBy("date")
-        writer.save(self.root.spark_path(archived.data_folder(self.stream)))
-
-
-def _nonzero(positions: Mapping[str, int]) -> dict[str, int]:
-    return {writer: at for writer, at in positions.items() if at}
-
-
-def _map_of(text: str) -> dict[str, int]:
-    try:
-        found = orjson.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or any(type(at) is not int or at < 0 for at in found.values()):
-        raise ConfigError(f'--start is {text!r}: earliest, latest, or a map like {{"writer": 55}} is needed')
-    return found

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from busrep.errors import ConfigError, Unavailable
 from busrep.spark import archived, job
+from busrep.spark.archive_delta import follow, is_delta
 from busrep.spark.archive_store import Root, data_path, load, put_manifest, streams_of
 from busrep.spark.archived import Archive, DataFile, Manifest
 
@@ -55,7 +56,12 @@ def compact(spark: SparkSession, root: Root, stream: str, file_rows: int, grace:
         groups = plan(archive, file_rows)
         if not groups and len(archive.manifests) <= MANIFESTS:
             break
-        made = merge(spark, root, archive, groups, file_rows)
+        try:
+            made = merge(spark, root, archive, groups, file_rows)
+        except Exception:
+            if load(root, stream).compactions != archive.compactions:
+                continue  # another compaction was faster, and has deleted what was to be merged
+            raise
         if put_manifest(root, replacement(archive, groups, made)):
             merged_rows = sum(file.rows for group in groups for file in group)
             merged_files = sum(map(len, groups))
@@ -63,6 +69,8 @@ def compact(spark: SparkSession, root: Root, stream: str, file_rows: int, grace:
         root.remove([data_path(stream, file.file) for files in made for file in files])
     else:
         raise Unavailable(root.shown, f"other compactions of stream {stream!r} were faster, {ATTEMPTS} times")
+    if is_delta(root, stream):
+        follow(root, stream)  # before anything is deleted that its log names
     deleted = clean(root, stream, grace)
     return {
         "files_before": len(list(before.files)), "files": len(list(load(root, stream).files)),
@@ -98,7 +106,7 @@ def replacement(archive: Archive, groups: Sequence[Sequence[DataFile]], made: Se
     return Manifest(
         stream=archive.stream, query=last.query, batch=last.batch, epoch=last.epoch, after=first.after, upto=last.upto,
         files=tuple(new for _, file in archive.files for new in instead.get(file.file, (file,))),
-        replaces=tuple(range(last.batch + 1)), number=archive.compactions + 1,
+        replaces=tuple(one.batch for one in archive.manifests if not one.number), number=archive.compactions + 1,
     )  # fmt: skip
 
 
@@ -154,38 +162,49 @@ def merged(
 
 
 def clean(root: Root, stream: str, grace: float) -> int:
-    """Delete what no manifest that counts names, and nobody may be reading; how many files that were.
+    """Delete what no manifest names that anybody may be reading by; how many files that were.
 
-    Of batches and compactions that are there only: files of later ones may be named any moment.
+    Since the newest compaction that is older than ``grace`` is there, readers have listed that one, or a later one:
+    what it has replaced is not needed any more, however many have come after it.
     """
     archive = load(root, stream).checked()
     folder = archived.folder_of(stream)
-    if archive.compactions and _old(archive.manifests[0], grace):
-        # Manifests first: whoever lists them from now on does not look for what is deleted next.
-        deleted = root.remove([f"{folder}/{name}" for name in archive.superseded])
-        done = archive.manifests[0].batch, archive.compactions
-    else:
-        deleted, done = 0, (-1, 0)
-    live = {file.file for _, file in archive.files}
-    unnamed = (name for name in root.names(archived.data_folder(stream), deep=True) if name not in live)
-    gone = [name for name in unnamed if _is_garbage(archive, name, *done)]
-    deleted += root.remove([data_path(stream, name) for name in gone])
+    retained, gone = _by_age(root, stream, archive, grace)
+    # Manifests first: whoever lists them from now on does not look for what is deleted next.
+    deleted = root.remove([f"{folder}/{name}" for name in gone])
+    named = {file.file for manifest in retained for file in manifest.files}
+    unnamed = [name for name in root.names(archived.data_folder(stream), deep=True) if name not in named]
+    deleted += root.remove([data_path(stream, name) for name in unnamed if _is_garbage(archive, name)])
     temporary = [f"{folder}/{name}" for name in root.names(folder) if name.startswith(".") and name.endswith(".tmp")]
     return deleted + root.remove([name for name in temporary if root.age(name) > max(grace, TEMPORARY_AGE)])
 
 
-def _is_garbage(archive: Archive, name: str, replaced: int, compactions: int) -> bool:
-    """Whether this file, which no manifest names, may be deleted. ``replaced`` and ``compactions``: of the batches up
-    to here, and compactions, the readers have had their time."""
+def _by_age(root: Root, stream: str, archive: Archive, grace: float) -> tuple[list[Manifest], list[str]]:
+    """The manifests that readers may have found, and the names of those that they cannot have found any more."""
+    kept = {one.name: one for one in archive.manifests}
+    for name in reversed(archive.superseded):  # compactions first, the newest before the others
+        try:
+            one = _superseded(root, stream, name)
+        except FileNotFoundError:
+            continue  # another compaction has deleted it
+        newer = [other for other in kept.values() if other.number and other.batch >= one.batch and _old(other, grace)]
+        if not any(other.number > one.number for other in newer):
+            kept[name] = one
+    return list(kept.values()), [name for name in archive.superseded if name not in kept]
+
+
+def _superseded(root: Root, stream: str, name: str) -> Manifest:
+    try:
+        return archived.read_manifest(root.read(f"{archived.folder_of(stream)}/{name}"))
+    except ValueError as error:
+        raise ConfigError(f"{root.shown}, stream {stream!r}: the manifest {name} cannot be used: {error}") from None
+
+
+def _is_garbage(archive: Archive, name: str) -> bool:
+    """Whether this file, which no manifest names, may be deleted: of batches and compactions that are there; files of
+    later ones may be named any moment."""
     maker = archived.maker_of(name)
-    if maker is None:
-        return False
-    kind, number = maker
-    if kind == "c":
-        return number <= compactions
-    covered = archive.manifests[0].batch if archive.compactions else -1
-    # Of a batch that no compaction has replaced it was never named: a driver or a task was killed.
-    return number <= replaced or covered < number <= archive.last
+    return maker is not None and maker[1] <= (archive.compactions if maker[0] == "c" else archive.last)
 
 
 def _old(manifest: Manifest, grace: float) -> bool:

@@ -20,44 +20,21 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from busrep.asyncio import Bus
-from busrep.errors import BusrepError, ConfigError, MissingExtra
-from busrep.stores import open_store
-from busrep.streams import Registry, Stream
-from busrep.testing.load import Log, mixed
+from busrep.errors import BusrepError, ConfigError
+from busrep.testing.archive_table import fill, writers
+from busrep.testing.load import Log
 from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, start_redis
-
-NAME = "archive-test"
-EVENTS = Stream[Any]("events")
-# Writers of the rows that are there from the beginning; two more go on meanwhile.
-BULK, LIVE = 6, 2
-# IDs that were rolled back, and facts of three rows: one in so many.
-ROLLED_BACK, LARGE = 19, 23
-# Operations that a live writer does in one go.
-OPERATIONS = 50
-# A bulk of so many IDs is inserted in one statement.
-CHUNK = 1_000_000
 
 # What tells the executors of one run from others, and what they are.
 MARK = "BUSREP_ARCHIVE_RUN"
 EXECUTOR, WORKER = b"org.apache.spark.executor.CoarseGrainedExecutorBackend", b"pyspark.worker"
 DRIVER_KILLS, EXECUTOR_KILL = ("driver alone", "driver and all of its processes"), "executor"
-
-FILL = f"""
-INSERT INTO busrep_facts (stream, writer, id, idx, row, committed_at)
-SELECT 'events', 'bulk-' || (1 + abs(hashint8(id) %% {BULK})), id, idx,
-       json_build_array(id, idx, md5(id::text), repeat('x', (id %% 60)::int))::text,
-       timestamptz '2026-05-11 00:00+00' + id * interval '3 days' / %(rows)s
-FROM generate_series(%(low)s::bigint, %(high)s::bigint) AS id,
-     generate_series(0, CASE WHEN id %% {LARGE} = 0 THEN 2 ELSE 0 END) AS idx
-WHERE id %% {ROLLED_BACK} <> 0
-"""  # noqa: S608 - constants
 
 
 @attrs.frozen(kw_only=True)
@@ -96,60 +73,6 @@ class Run:
     def tell(self, text: str) -> None:
         """What happens."""
         self.options.on_event(text)
-
-    # -- the table --------------------------------------------------------------------------------------------
-
-    async def fill(self) -> int:
-        """Make the table; how many rows it has."""
-        try:
-            import psycopg
-        except ImportError:
-            raise MissingExtra("postgres", "the archive's test") from None
-
-        names = [f"bulk-{number}" for number in range(1, BULK + 1)]
-        store = open_store(self.postgres.url, Registry([EVENTS]))
-        await store.init()
-        await store.open()
-        try:
-            claims = [await store.claim(name, ["events"], timeout=10) for name in names]
-            async with await psycopg.AsyncConnection.connect(self.postgres.url, autocommit=True) as connection:
-                for low in range(1, self.options.rows + 1, CHUNK):
-                    high = min(low + CHUNK - 1, self.options.rows)
-                    await connection.execute(FILL, {"low": low, "high": high, "rows": self.options.rows})
-                await connection.execute("SELECT setval('busrep_seq_events', %s)", (self.options.rows,))
-                await connection.execute("ANALYZE busrep_facts")
-                answer = await connection.execute("SELECT count(*) FROM busrep_facts")
-                (count,) = await answer.fetchone() or (0,)
-            for claim in claims:
-                await store.heartbeat(claim, {"events": self.options.rows})
-        finally:
-            await store.close()
-        return int(count)
-
-    @contextlib.asynccontextmanager
-    async def writers(self) -> AsyncIterator[None]:
-        """Real writers go on meanwhile: facts of no, one and several rows, rolled back, cancelled, out of order."""
-        stop = asyncio.Event()
-
-        async def write(number: int) -> None:
-            store = open_store(self.postgres.url, Registry([EVENTS]))
-            writer = f"live-{number}"
-            async with Bus(self.redis.url, name=NAME, store=store, streams=[EVENTS], writer=writer) as bus:
-                turn = 0
-                while not stop.is_set():
-                    turn += 1
-                    seed = self.options.seed * 1000 + number * 100_000 + turn
-                    self.logs.append(await mixed(bus, [EVENTS], operations=OPERATIONS, seed=seed))
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(stop.wait(), 0.1)
-
-        async with asyncio.TaskGroup() as group:
-            for number in range(1, LIVE + 1):
-                group.create_task(write(number))
-            try:
-                yield
-            finally:
-                stop.set()
 
     # -- the jobs ---------------------------------------------------------------------------------------------
 
@@ -238,9 +161,9 @@ class Run:
     async def run(self) -> dict[str, Any]:
         """All of it; the report."""
         began = time.monotonic()
-        filled = await self.fill()
+        filled = await fill(self.postgres.url, self.options.rows)
         self.tell(f"the table has {filled:,} rows ({time.monotonic() - began:.0f} s)")
-        async with self.writers():
+        async with writers(self.postgres.url, self.redis.url, self.options.seed, self.logs):
             killed = time.monotonic()
             await self.killing()
             self.tell(f"killed {self.killed} ({time.monotonic() - killed:.0f} s)")
@@ -283,6 +206,7 @@ def executors(mark: str) -> list[int]:
 async def run(options: Options) -> dict[str, Any]:
     """Run it; the report, whose ``ok`` says that the audit found nothing. Raises BusrepErrors."""
     folder = Path(options.folder or tempfile.mkdtemp(prefix="busrep-archive-"))
+    os.makedirs(folder, exist_ok=True)
     try:
         with contextlib.ExitStack() as stack:
             redis = stack.enter_context(contextlib.closing(start_redis()))

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pyarrow
-from pyspark.sql import SparkSession
+from pyspark import cloudpickle
 
 from busrep import Stream
 from busrep.spark import job
+from busrep.spark.archive_driver import StreamArchive
 from busrep.spark.archive_rows import SCHEMA, RowFiles, read_rows
 from busrep.spark.archive_store import Root, load, put_manifest
 from busrep.spark.archived import Manifest
-from busrep.spark.archiving import StreamArchive
 from busrep.spark.jobs import archive, audit, compact
 from busrep.spark.offsets import Offset
 from busrep.stores.blocking import open_blocking_store
@@ -52,10 +53,43 @@ Fact = tuple[int, str]
 """Token and JSON text; several rows of a token are a fact of several rows."""
 
 
+class Local:
+    """In a session's place, for jobs that only have functions run on executors: they run here, without a Java. Before
+    each of these rounds the next one of ``meanwhile`` is called. What executors get is pickled, as for them."""
+
+    defaultParallelism = 2
+
+    def __init__(self) -> None:
+        self.meanwhile: list[Callable[[], object]] = []
+
+    @property
+    def sparkContext(self) -> Local:
+        return self
+
+    def parallelize(self, parts: Sequence[Any], count: int) -> _Parts:
+        assert 0 < count <= len(parts)
+        return _Parts(self, parts)
+
+
+@attrs.frozen
+class _Parts:
+    context: Local
+    parts: Sequence[Any]
+
+    def map(self, task: Callable[[Any], Any]) -> _Parts:
+        pickled = cloudpickle.dumps(task)
+        if self.context.meanwhile:
+            self.context.meanwhile.pop(0)()
+        return _Parts(self.context, [pickle.loads(pickled)(pickle.loads(pickle.dumps(part))) for part in self.parts])
+
+    def collect(self) -> list[Any]:
+        return list(self.parts)
+
+
 class Bench:
     """A table in an SQLite file, and an archive of it in a folder beside."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
+    def __init__(self, spark: Any, folder: Path) -> None:
         self.spark, self.folder = spark, folder
         self.path = folder / "table.db"
         self.url = f"sqlite:///{self.path}"

@@ -15,12 +15,11 @@ from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 from busrep import ConfigError, EpochChanged
-from busrep.spark import archive_rows, archived, archiving
+from busrep.spark import archive_driver, archive_rows, archived
+from busrep.spark.archive_driver import StreamArchive
 from busrep.spark.archive_store import load
 from busrep.spark.archive_typed import dataframe
-from busrep.spark.archiving import StreamArchive
 from busrep.spark.jobs import archive
-from busrep.spark.offsets import Offset
 from tests.spark.archives import NOON, Bench, orders
 
 
@@ -99,7 +98,7 @@ class Death(Exception):
 def test_a_driver_that_dies(bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     bench.write("w1", orders(range(1, 60)), upto=59)
     bench.driven(0, {"w1": 29})
-    put = archiving.put_manifest
+    put = archive_driver.put_manifest
 
     def dying(*args: Any) -> bool:
         if where == "after the manifest":
@@ -107,7 +106,7 @@ def test_a_driver_that_dies(bench: Bench, monkeypatch: pytest.MonkeyPatch, where
         raise Death
 
     with monkeypatch.context() as patch, pytest.raises(Death):
-        patch.setattr(archiving, "put_manifest", dying)
+        patch.setattr(archive_driver, "put_manifest", dying)
         bench.driven(1, {"w1": 59})
     assert len(bench.files()) == 2  # nobody has cleaned up
     assert bench.driven(1, {"w1": 59}).rows == (30 if where == "before the manifest" else 0)
@@ -124,7 +123,7 @@ def test_a_driver_that_dies_in_its_first_batch(bench: Bench, monkeypatch: pytest
         raise Death
 
     with monkeypatch.context() as patch, pytest.raises(Death):
-        patch.setattr(archiving, "put_manifest", dying)
+        patch.setattr(archive_driver, "put_manifest", dying)
         bench.driven(0, {"w1": 59}, start='{"w1": 20}')
     assert bench.driven(0, {"w1": 59}, start='{"w1": 20}').rows == 39
     assert load(bench.root, "orders").checked().after == {"w1": 20}
@@ -146,7 +145,7 @@ def test_a_task_that_fails_leaves_nothing(bench: Bench, monkeypatch: pytest.Monk
 
 def test_a_driver_that_was_thought_to_be_dead_is_faster(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.write("w1", orders(range(1, 30)), upto=29)
-    put = archiving.put_manifest
+    put = archive_driver.put_manifest
 
     def late(root: Any, manifest: archived.Manifest) -> bool:
         shutil.copytree(bench.root.path("stream=orders"), bench.folder / "other")
@@ -161,7 +160,7 @@ def test_a_driver_that_was_thought_to_be_dead_is_faster(bench: Bench, monkeypatc
         assert put(root, archived.read_manifest(rewritten(manifest, files)))
         return put(root, manifest)
 
-    monkeypatch.setattr(archiving, "put_manifest", late)
+    monkeypatch.setattr(archive_driver, "put_manifest", late)
     assert bench.driven(0, {"w1": 29}).rows == 0
     assert bench.archived() == bench.table()
     assert [path.name[-16:] for path in bench.files()] == ["00000000.parquet"]
@@ -252,36 +251,6 @@ def test_fields_of_row_classes_that_grow(bench: Bench) -> None:
     assert bench.compact(grace=0.0)["files"] == 2
     merged = dataframe(bench.spark, bench.root, load(bench.root, "orders"))
     assert {row.token: row.fields.asDict() for row in merged.collect()} == found
-
-
-def test_delta_without_its_package(bench: Bench) -> None:
-    assert not archiving.has_delta()
-    with pytest.raises(ConfigError, match="needs the package delta-spark"):
-        bench.archive(format="delta")
-
-
-class Written:
-    """Stands for a DataFrame, and notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "write":
-            return self
-        return lambda *args: self.told.append((name, *map(str, args))) or self
-
-
-def test_delta_is_told_which_batch_it_is(bench: Bench) -> None:
-    """With which it leaves out what it has already."""
-    bench.write("w1", orders(range(1, 10)), upto=9)
-    told = archive.Options(store=bench.url, archive=bench.root.url, format="delta")
-    driver = StreamArchive(bench.root, "orders", told)
-    frame: Any = Written()
-    driver.write(frame, 0, Offset(driver.prepare(bench.url).epoch, {"w1": 9}), "the-query")
-    assert ("option", "txnAppId", "busrep-archive-the-query") in frame.told
-    assert ("option", "txnVersion", "0") in frame.told
-    assert frame.told[-1] == ("save", f"file://{bench.root.path('stream=orders')}")
 
 
 def test_an_archive_of_no_batches_is_an_empty_frame(bench: Bench) -> None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from busrep import Stream
+from busrep.stores.blocking import open_blocking_store
+from busrep.streams import Registry
 from busrep.testing.archive import DRIVER_KILLS, EXECUTOR_KILL, Options, run
-from tests.spark.cluster import Cluster
+from tests.spark.cluster import LOCAL, Cluster
 from tests.spark.long import long
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(480), long]
@@ -31,7 +40,7 @@ def killed_and_identical(folder: Path, master: str) -> None:
 
 
 def test_killed_and_identical(tmp_path: Path) -> None:
-    killed_and_identical(tmp_path, "local[2]")
+    killed_and_identical(tmp_path, LOCAL)
 
 
 def test_killed_and_identical_on_a_cluster(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,3 +48,26 @@ def test_killed_and_identical_on_a_cluster(cluster: Cluster, tmp_path: Path, mon
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     killed_and_identical(tmp_path, cluster.master)
+
+
+def test_ctrl_c(tmp_path: Path) -> None:
+    """Status 130, whatever Spark does at that moment."""
+    path = tmp_path / "table.db"
+    store = open_blocking_store(f"sqlite:///{path}", Registry([Stream("orders")]))
+    store.init()
+    store.close()
+    command = [sys.executable, "-m", "busrep.cli", "pipeline", "archive", "--store", f"sqlite:///{path}"]
+    command += ["--archive", str(tmp_path / "archive"), "--stream", "orders"]
+    with (tmp_path / "log").open("wb") as log:
+        job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        while not (tmp_path / "archive/_busrep/orders/checkpoint/metadata").exists():
+            assert job.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        time.sleep(3)  # any moment of following
+        os.killpg(job.pid, signal.SIGINT)  # as a terminal does it
+        assert job.wait(60) == 130
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()

@@ -32,8 +32,8 @@ class Options:
     batch_rows: int = job.option(2_000_000, minimum=1, help="About so many rows a batch, at most.")
     partitions: int | None = job.option(None, minimum=1, help="Tasks a batch; by default after its size, up to 8.")
     start: str = job.option("earliest", help='Where a new archive begins: earliest, latest, or {"writer": token}.')
-    checkpoint: str | None = job.option(None, help="Spark's checkpoints, in folders of the streams; by default inside.")
-    format: Literal["parquet", "delta"] = job.option("parquet", help="Delta needs the package delta-spark.")
+    checkpoint: str | None = job.option(None, help="Spark's checkpoints; by default in the archive.")
+    format: Literal["parquet", "delta"] = job.option("parquet", help="Delta: a Delta log beside the files, too.")
     redis: str | None = job.option(None, help="The bus to hear of new rows from, instead of asking.", metavar="URL")
     name: str | None = job.option(None, help="The bus's name.")
 
