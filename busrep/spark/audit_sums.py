@@ -1,13 +1,16 @@
-"""What the audit compares: sums of the hashes of rows by writer and range of tokens, and rows where they differ.
+"""What the audit compares: hashes of rows by writer and range of tokens, and rows where they differ.
 
-A sum does not depend on the order of its rows, so either side may count them in as many tasks as it likes.
+A range that one task has as a whole, in order, is hashed as a whole: by far the fastest. Of a range that several tasks
+have parts of, in whichever order, the hashes of its rows are added up. Which is which both sides are told beforehand.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -21,65 +24,138 @@ except ImportError:
     raise MissingExtra("spark", "the audit of an archive") from None
 
 # Sums are of 128 bits, and wrap around.
-MASK = 2**128 - 1
+DIGEST = 16
+MASK = 2 ** (8 * DIGEST) - 1
+# Lines of a batch are put together in memory, and an array of strings holds 2 GiB.
+PIECE_BYTES = 2**28
 
 Key = tuple[str, int]
 """(writer, token // size of a range)."""
 Sum = tuple[int, int]
-"""(rows, sum of their hashes)."""
+"""(rows, hash of the range, or sum of their hashes)."""
 Row = tuple[str, int, int, bytes]
 """(writer, token, index, hash)."""
+Spans = Sequence[tuple[int, int]]
+"""Ranges (first, last), ascending and apart."""
+
+
+def pieces(batch: Any) -> Iterator[Any]:
+    """The batch, in as many pieces as it takes to keep each small."""
+    if batch.nbytes <= PIECE_BYTES or batch.num_rows < 2:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from pieces(batch.slice(0, half))
+    yield from pieces(batch.slice(half))
+
+
+def lines_of(batch: Any) -> Any:
+    """Of each row its columns but the writer, as binary. As the length of the text is in it, no two ways to cut lines
+    that stand one behind the other are the same."""
+    text, null = pyarrow.string(), pyarrow.scalar("-", pyarrow.string())
+    row = batch.column("row")
+    numbers = (
+        batch.column("token"), batch.column("index"), batch.column("committed_at").cast(pyarrow.int64()),
+        pc.binary_length(row),
+    )  # fmt: skip
+    columns = [pc.fill_null(number.cast(text), null) for number in numbers]
+    return pc.binary_join_element_wise(*columns, pc.fill_null(row, null), " ").cast(pyarrow.binary())
 
 
 def hashes_of(batch: Any) -> list[bytes]:
-    """16 bytes a row, of all its columns."""
-    text, null = pyarrow.string(), pyarrow.scalar("-", pyarrow.string())
-    columns = [pc.fill_null(batch.column(name).cast(text), null) for name in ("token", "index", "writer")]
-    times = pc.fill_null(batch.column("committed_at").cast(pyarrow.int64()).cast(text), null)
-    lines = pc.binary_join_element_wise(*columns, times, pc.fill_null(batch.column("row"), null), " ")
-    return [blake2b(line, digest_size=16).digest() for line in lines.cast(pyarrow.binary()).to_pylist()]
+    """16 bytes a row, of all its columns but the writer."""
+    lines = (line for piece in pieces(batch) for line in lines_of(piece).to_pylist())
+    return [blake2b(line, digest_size=DIGEST).digest() for line in lines]
+
+
+def strangers(batch: Any, after: Mapping[str, int], upto: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Of each writer that has rows in the batch that are not above ``after`` and up to ``upto``, (writer, token) of
+    one of them."""
+    writers, tokens = batch.column("writer"), batch.column("token")
+    names = pc.unique(writers).to_pylist()
+    found = []
+    for writer in names:
+        ends = pc.min_max(tokens if len(names) == 1 else tokens.filter(pc.equal(writers, writer))).as_py()
+        if ends["max"] > upto.get(writer, 0):
+            found.append((writer, ends["max"]))
+        elif ends["min"] <= after.get(writer, 0):
+            found.append((writer, ends["min"]))
+    return found
+
+
+def within(batch: Any, after: Mapping[str, int], upto: Mapping[str, int]) -> Any:
+    """The rows of a batch that are above ``after`` and up to ``upto``, by writer."""
+    writers, tokens = batch.column("writer"), batch.column("token")
+    out = pyarrow.array([False] * batch.num_rows, pyarrow.bool_())
+    for writer, _ in strangers(batch, after, upto):
+        beyond = pc.or_(pc.greater(tokens, upto.get(writer, 0)), pc.less_equal(tokens, after.get(writer, 0)))
+        out = pc.or_(out, pc.and_(pc.equal(writers, writer), beyond))
+    return batch.filter(pc.invert(out)) if out.true_count else batch
 
 
 @attrs.define
 class Sums:
-    """Adds up rows, those of a writer above ``after`` and up to ``upto``. ``size``: tokens in a range."""
+    """Adds up rows, those of a writer above ``after`` and up to ``upto``. ``size``: tokens in a range; ``mixed``:
+    ranges that several tasks have rows of. Of the others all rows of a writer are added here, and in order."""
 
     size: int
     after: Mapping[str, int]
     upto: Mapping[str, int]
-    found: dict[Key, list[int]] = attrs.field(factory=dict)
-    outside: int = 0
+    mixed: Spans = ()
+    found: dict[Key, list[int]] = attrs.field(factory=dict, init=False)
+    outside: int = attrs.field(default=0, init=False)
     """Rows that were left out."""
+    _open: dict[str, tuple[int, Any]] = attrs.field(factory=dict, init=False)
+    """By writer the range whose rows come, and their hash so far."""
 
     def add(self, batch: Any) -> None:
         """Add these rows."""
-        rows = zip(batch.column("writer").to_pylist(), batch.column("token").to_pylist(), hashes_of(batch), strict=True)
-        for writer, token, digest in rows:
-            if not self.after.get(writer, 0) < token <= self.upto.get(writer, 0):
-                self.outside += 1
-                continue
-            key = (writer, token // self.size)
-            entry = self.found.get(key)
-            if entry is None:
-                entry = self.found[key] = [0, 0]
-            entry[0] += 1
-            entry[1] += int.from_bytes(digest, "little")
+        wanted = within(batch, self.after, self.upto)
+        self.outside += batch.num_rows - wanted.num_rows
+        for piece in pieces(wanted):
+            if piece.num_rows:
+                self._add(piece)
 
-    def strangers(self, batch: Any) -> list[tuple[str, int]]:
-        """Of each writer that has rows in the batch that would be left out, (writer, token) of one of them."""
-        found = []
-        for writer in pc.unique(batch.column("writer")).to_pylist():
-            tokens = batch.column("token").filter(pc.equal(batch.column("writer"), writer))
-            ends = pc.min_max(tokens).as_py()
-            if ends["max"] > self.upto.get(writer, 0):
-                found.append((writer, ends["max"]))
-            elif ends["min"] <= self.after.get(writer, 0):
-                found.append((writer, ends["min"]))
-        return found
+    def _add(self, batch: Any) -> None:
+        writers, ranges = batch.column("writer"), pc.divide(batch.column("token"), self.size)
+        other = pc.or_(pc.not_equal(writers[1:], writers[:-1]), pc.not_equal(ranges[1:], ranges[:-1]))
+        starts = [0, *pc.add(pc.indices_nonzero(other), 1).to_pylist()]
+        lines = lines_of(batch)
+        # The values of an array of strings lie one behind the other: nothing is copied.
+        _, offsets, values = lines.buffers()
+        at, text = memoryview(offsets).cast("i")[lines.offset :], memoryview(values)
+        names, places = (column.take(pyarrow.array(starts)).to_pylist() for column in (writers, ranges))
+        for writer, place, (start, end) in zip(names, places, pairwise([*starts, batch.num_rows]), strict=True):
+            entry = self.found.setdefault((writer, place), [0, 0])
+            entry[0] += end - start
+            if self._is_mixed(place):
+                entry[1] += sum(
+                    _number(blake2b(text[at[n] : at[n + 1]], digest_size=DIGEST)) for n in range(start, end)
+                )
+                continue
+            if writer not in self._open or self._open[writer][0] != place:
+                self._close(writer)
+                self._open[writer] = place, blake2b(digest_size=DIGEST)
+            self._open[writer][1].update(text[at[start] : at[end]])
+
+    def _is_mixed(self, place: int) -> bool:
+        before = bisect_right(self.mixed, (place, MASK)) - 1
+        return before >= 0 and place <= self.mixed[before][1]
+
+    def _close(self, writer: str) -> None:
+        if writer in self._open:
+            place, hashed = self._open.pop(writer)
+            self.found[writer, place][1] += _number(hashed)
 
     def result(self) -> list[tuple[str, int, int, str]]:
-        """(writer, range, rows, sum in hexadecimal digits)."""
+        """(writer, range, rows, sum in hexadecimal digits), when all rows were added."""
+        for writer in list(self._open):
+            self._close(writer)
         return [(writer, at, count, f"{total & MASK:x}") for (writer, at), (count, total) in self.found.items()]
+
+
+def _number(hashed: Any) -> int:
+    return int.from_bytes(hashed.digest(), "little")
 
 
 def merged(results: Iterable[tuple[str, int, int, str]]) -> dict[Key, Sum]:

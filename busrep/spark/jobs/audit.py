@@ -45,10 +45,14 @@ def describe(report: job.Report) -> str:
         lines.append(f"{name}: {stream['archive_rows']:,} rows in {stream['files']} files")
         for writer, one in stream["writers"].items():
             verdict = "identical" if one["same"] else f"DIFFERS in {one['differing_buckets']} ranges"
+            if one["table_upto"] > one["upto"]:
+                verdict += f"  (the table goes on to {one['table_upto']})"
             lines.append(
                 f"  {writer}: ({one['after']}, {one['upto']}]  archive {one['archive_rows']:,}  table "
                 f"{one['table_rows']:,}  {verdict}"
             )
+        if stream["not_compared"]:
+            lines.append(f"  not compared: {stream['not_compared']:,} rows that the table does not have any more")
         for reader, positions in stream["readers"].items():
             behind = sum(at["behind_archive"] for at in positions.values())
             lines.append(f"  reader {reader}: " + (f"{behind:,} IDs behind the archive" if behind else "not behind"))
@@ -56,6 +60,10 @@ def describe(report: job.Report) -> str:
         lines += [
             f"  WRONG: writer {one['writer']}, token {one['token']}: {one['text']}" for one in stream["differences"]
         ]
+    if report["not_archived"]:
+        lines.append(f"not archived: {', '.join(report['not_archived'])}")
+    if not report["streams"]:
+        lines.append(f"WRONG: there is no archive at {report['archive']}")
     verdict = "identical" if report["ok"] else "NOT IDENTICAL"
     return "\n".join([*lines, f"{verdict}: {report['compared_rows']:,} rows compared"])
 
