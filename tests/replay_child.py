@@ -45,7 +45,7 @@ def replayed(task: Task) -> dict[tuple[str, str], int]:
         task.redis, task.name, streams, dict.fromkeys(streams, EPOCH), store=task.store, prefix="r-", settings=QUICK
     )
     try:
-        marks = target.open((fact.stream, fact.writer) for fact in facts)
+        marks = target.open({(fact.stream, fact.writer): 0 for fact in facts})
         left = [fact for fact in facts if fact.token > marks[fact.stream, fact.writer]]
         for chunk in Chunks(Pace(), lambda: 0.0, never).of(left):
             for at in range(0, len(chunk), 7):

@@ -187,6 +187,45 @@ def test_the_page_is_complete_in_itself(streams: int, latency: bool) -> None:
     assert ("other streams" in text) == (streams > stats_svg.COLOURS)
 
 
+def test_a_thousand_writers_with_names_from_elsewhere() -> None:
+    """The page stays one that can be read: some lines of each table, and where the rest is."""
+    summary, found = tables(8, latency=True)
+    names = [NASTY, "w" * 5000, "\u202ereversed", *(f"writer-{at}" for at in range(997))]
+    stream = summary["streams"][0]
+    huge = {"facts": 10**12, "rows": 10**15, "bytes": 10**18, "first_token": 1, "last_token": 2**63 - 1}
+    found["writers"] += [{"stream": stream, "writer": name, **huge} for name in names]
+    found["readers"] = [{**found["readers"][0], "writer": name} for name in names]
+    found["latencies"] += [{**found["latencies"][1], "writer": name} for name in names]
+    found["top_keys"] += [{"stream": stream, "rank": 4, "key": "k" * 10**6, "rows": 1, "share": 0.1, "keys": 10}]
+    text = page(summary, found)
+    checked(text)
+    assert len(text) < 300_000
+    for name in ("writers", "readers", "latencies"):
+        assert re.search(rf"and [0-9,]+ more, in {name}\.parquet", text), name
+    assert "in top_keys.parquet" in text
+
+
+def test_the_last_time_of_an_axis_is_not_cut_off() -> None:
+    svg = over_time("t", [("one", "c1", [1.0, 2.0, 3.0, 4.0])], START, 1, "rows/s")
+    assert re.search(r'x="1058" y="277" text-anchor="end">12:00:04<', svg)
+
+
+@pytest.mark.parametrize(("ahead", "text"), [(-0.002, "is 2 ms behind this"), (0.002, "is 2 ms ahead of this")])
+def test_whose_clock_is_ahead(ahead: float, text: str) -> None:
+    summary, found = tables(latency=True)
+    assert text in page({**summary, "clock_ahead": ahead}, found)
+
+
+def test_one_fact_alone() -> None:
+    summary, found = tables(1)
+    one = {"facts": 1, "rows": 1, "bytes": 0}
+    summary |= {**one, "last": summary["first"], "span": 0.0, "rows_per_second": None}
+    found["writers"] = [{**found["writers"][0], **one}]
+    text = page(summary, {**found, "rates": found["rates"][:1], "steps": [], "top_keys": found["top_keys"][:1]})
+    checked(text)
+    assert "1 row of 1 stream<" in text
+
+
 def test_rows_without_times_have_no_rates() -> None:
     summary, found = tables()
     summary |= {"first": None, "last": None, "span": 0.0, "rows_per_second": None, "peak_rows_per_second": 0.0}

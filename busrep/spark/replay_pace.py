@@ -16,6 +16,8 @@ from busrep.errors import BusrepError, ConfigError
 # facts of several writers stay near each other.
 CHUNK_ROWS = 1_000
 CHUNK_BYTES = 2**20
+# Seconds of a pause that are waited for at once: no sleep is too long for the system, and who looks on is told.
+SLICE = 60.0
 
 Row = tuple[str, str, int, int | None, str]
 """(stream, writer, token, microseconds since 1970, JSON text)."""
@@ -98,12 +100,14 @@ class Chunks:
     """Facts in the order given, each when it is due; those that are due at once, or late, together.
 
     ``clock`` tells seconds, ``wait`` waits for so many. ``late``: the most seconds by which one came too late.
+    ``told``: called again and again in a pause, with the seconds that are left of it.
     """
 
     pace: Pace
     clock: Callable[[], float]
     wait: Callable[[float], object]
-    late: float = 0.0
+    told: Callable[[float], object] = lambda _: None
+    late: float = attrs.field(default=0.0, init=False)
 
     def of(self, facts: Iterable[Fact]) -> Iterator[list[Fact]]:
         """The chunks, none of them empty. The clock starts with the first fact."""
@@ -118,7 +122,8 @@ class Chunks:
                 yield held
                 held, rows, size = [], 0, 0
             while (rest := due - self.clock()) > 0:
-                self.wait(rest)
+                self.told(rest)
+                self.wait(min(rest, SLICE))
             if self.pace.speed is not None or self.pace.rate is not None:
                 self.late = max(self.late, self.clock() - due)
             held.append(fact)

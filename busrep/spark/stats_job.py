@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import reduce
@@ -23,13 +22,13 @@ from busrep.errors import ConfigError, MissingExtra
 from busrep.spark import job, secrets, stats_tables
 from busrep.spark.archive_store import Root
 from busrep.spark.archiving import streams_in_store
-from busrep.spark.options import LATEST, Positions, declared_stream
-from busrep.spark.replaying import Source, sources_of, table_source, tasks_for
-from busrep.spark.stats_listen import PATIENCE, Handled, Heard, Recorder, ahead_of_us, latencies, readers_of, watch
+from busrep.spark.options import declared_stream
+from busrep.spark.replay_sources import Source, sources_of, tasks_for
+from busrep.spark.stats_listen import readers_of
+from busrep.spark.stats_live import Live, listen, stream_of
 from busrep.spark.stats_page import page
 from busrep.spark.stats_svg import round_time
 from busrep.spark.table import Table
-from busrep.streams import Stream
 
 try:
     import pyarrow
@@ -72,31 +71,20 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-@attrs.frozen
-class Live:
-    """What was measured while listening. ``ahead``, ``exact``: of the database's clock, seconds."""
-
-    samples: list[tuple[str, str, str, str, float]] = attrs.field(factory=list)
-    seconds: float = 0.0
-    heard: int = 0
-    left_out: int = 0
-    cuts: int = 0
-    ahead: float = 0.0
-    exact: float = 0.0
-
-
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
     """See `busrep.spark.jobs.stats.run`."""
     root = Root(options.to)
     _check(options)
     live, readers = Live(), []
+    # Those of an archive are taken now: it says of which log the store has to be.
+    sources = sources_of(spark, options, checked=False) if options.archive is not None else []
     if options.store is not None:
         url = secrets.resolve(options.store, options.password_file)
-        with _tables(url, options) as tables:
+        with _tables(url, options, sources) as tables:
             if options.listen:
                 live = listen(spark, options, url, tables, progress)
             readers = _readers(tables)
-    sources = sources_of(spark, options)
+    sources = sources or sources_of(spark, options, checked=False)
     found = {**counted(spark, options, sources, progress), **_latencies(live), "readers": readers}
     summary = _summary(found, sources, live, options)
     for name, columns in TABLES.items():
@@ -111,21 +99,29 @@ def _check(options: Options) -> None:
         raise ConfigError("--redis and --name go together: the Redis of a bus, and the bus's name there")
     if options.listen and (options.redis is None or options.store is None):
         raise ConfigError("--listen needs the bus to listen to, --redis and --name, and its table, --store")
+    if options.listen < 0:
+        raise ConfigError("--listen is a time from 0 on")
+    if options.window is not None and (options.window < 1 or options.window != int(options.window)):
+        raise ConfigError("--window is whole seconds, 1 at least")
 
 
 @contextlib.contextmanager
-def _tables(url: str, options: Options) -> Iterator[list[Table]]:
-    names = options.stream or tuple(streams_in_store(url))
-    tables = [Table(url, _stream(options, name)) for name in names]
+def _tables(url: str, options: Options, sources: list[Source]) -> Iterator[list[Table]]:
+    """Of the store's streams; ``sources``: those of an archive. Raises ConfigError when it is another log's."""
+    names = [one.stream for one in sources] or options.stream or streams_in_store(url)
+    tables = [Table(url, stream_of(options, name)) for name in names]
     try:
+        for source, table in zip(sources, tables, strict=False):
+            if source.epoch != (found := table.log().epoch):
+                raise ConfigError(
+                    f"the archive of stream {source.stream!r} is of log {source.epoch}, and the store (--store, or "
+                    f"BUSREP_STORE) has log {found}, whose readers have nothing to do with it: pass the store that was "
+                    "archived, or none (env -u BUSREP_STORE)"
+                )
         yield tables
     finally:
         for table in tables:
             table.close()
-
-
-def _stream(options: Options, name: str) -> Stream[Any]:
-    return Stream(name) if options.streams is None else declared_stream(options.streams, name)
 
 
 def _readers(tables: list[Table]) -> list[dict[str, Any]]:
@@ -143,62 +139,7 @@ def _readers(tables: list[Table]) -> list[dict[str, Any]]:
     return found
 
 
-# -- while facts are on their way --------------------------------------------------------------------------------
-
-
-def listen(
-    spark: SparkSession, options: Options, url: str, tables: list[Table], progress: job.Progress
-) -> Live:  # fmt: skip
-    """Measure for ``--listen`` seconds. Raises ConfigError when the bus cannot be heard; Unavailable."""
-    channels = {f"{options.name}/{_stream(options, one.backing.stream).channel}".rstrip("/") for one in tables}
-    heard, handled = Heard([table.backing.stream for table in tables]), Handled()
-    before = {table.backing.stream: table.log().positions for table in tables}
-    ahead, exact = ahead_of_us(tables[0])
-    assert options.redis is not None  # noqa: S101 (_check)
-    recorder = Recorder(
-        secrets.with_redis_password(options.redis, options.redis_password_file), sorted(channels), heard
-    )
-    try:
-        if not recorder.linked.wait(PATIENCE):
-            raise ConfigError("the Redis of --redis does not answer: there is nothing to listen to")
-        began = time.monotonic()
-
-        def until() -> bool:
-            progress("listened seconds", int(time.monotonic() - began), int(options.listen))
-            return time.monotonic() - began >= options.listen
-
-        watch(tables, handled, until, time.sleep)
-    finally:
-        recorder.close()
-    committed = _committed(spark, options, url, tables, before, heard)
-    samples = latencies(heard.times, handled.spans, committed, ahead)
-    return Live(samples, options.listen, len(heard.times), heard.left_out, recorder.cuts, ahead, exact)
-
-
-def _committed(
-    spark: SparkSession, options: Options, url: str, tables: list[Table], before: Mapping[str, Mapping[str, int]],
-    heard: Heard,
-) -> dict[tuple[str, str, int], float]:  # fmt: skip
-    """When the facts that are new since ``before`` were committed, seconds since 1970: those that are proven."""
-    found: dict[tuple[str, str, int], float] = {}
-    for table in tables:
-        name = table.backing.stream
-        _proven(table, max((token for stream, _, token in heard.times if stream == name), default=0))
-        start = Positions("map", map=before[name])
-        source = table_source(spark, options, url, name, start, LATEST)
-        if source.writers:
-            rows = source.rows(source.start, source.end)
-            facts = stats_tables.facts_of(rows).where("time IS NOT NULL").select("writer", "token", "time")
-            for row in facts.limit(heard.bound).toLocalIterator():
-                found[name, row["writer"], row["token"]] = row["time"] / 1e6
-    return found
-
-
-def _proven(table: Table, token: int) -> None:
-    """Wait a little until what was heard is proven in the table, where positions come once a heartbeat."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and max(table.log().positions.values(), default=0) < token:
-        time.sleep(0.2)
+# -- what there is -----------------------------------------------------------------------------------------------
 
 
 def _latencies(live: Live) -> dict[str, list[dict[str, Any]]]:
@@ -207,9 +148,6 @@ def _latencies(live: Live) -> dict[str, list[dict[str, Any]]]:
         "latencies": stats_tables.percentiles(live.samples),
         "latency_samples": [dict(zip(names, sample, strict=True)) for sample in live.samples],
     }
-
-
-# -- what there is -----------------------------------------------------------------------------------------------
 
 
 def counted(
@@ -248,8 +186,10 @@ def counted(
 
 
 def _window(writers: list[dict[str, Any]]) -> int:
+    """Seconds, so that a page shows them well, and the table of rates has a bearable number of rows."""
     times = [one[name] for one in writers for name in ("first_time", "last_time") if one[name] is not None]
-    return round_time((max(times) - min(times)) / 1e6 / WINDOWS) if times else 1
+    count = max(1, min(WINDOWS, stats_tables.MOST_ROWS // len(writers) - 1))
+    return round_time((max(times) - min(times)) / 1e6 / count) if times else 1
 
 
 def _field(options: Options, stream: str) -> str | None:

@@ -8,10 +8,13 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
+from busrep.spark.stats_streams import cell, counted, more
 from busrep.spark.stats_svg import columns, number, seconds
 
 Rows = Sequence[Mapping[str, Any]]
 
+# Lines of a table; the Parquet tables have all.
+MOST_LINES = 25
 # Columns per power of ten, and those of them at 1, 2 and 5.
 FINE, ROUND = 10, {0: 1, 3: 2, 7: 5}
 # (title with p50 and p99, what the axis counts)
@@ -31,15 +34,17 @@ def latencies(summary: Mapping[str, Any], tables: Mapping[str, Rows]) -> str:
     """A plot for each measure."""
     if not summary["listened"]:
         return ""
-    told = f"Listened for {seconds(summary['listened'])}, heard {summary['heard']:,} facts"
-    told += (
-        f"; the database's clock is {seconds(summary['clock_ahead'])} ahead of this machine's, "
-        f"known to ±{seconds(summary['clock_exact'])}, and that is taken off."
+    ahead = summary["clock_ahead"]
+    told = (
+        f"Listened for {seconds(summary['listened'])}, heard {counted(summary['heard'], 'fact')}; the database's clock "
+        f"is {seconds(abs(ahead))} {'ahead of' if ahead >= 0 else 'behind'} this machine's, known to "
+        f"±{seconds(summary['clock_exact'])}, and that is taken into account."
     )
     if summary["heard_left_out"]:
-        told += f" {summary['heard_left_out']:,} facts were too many to keep."
+        told += f" Not counted, for there were too many: {counted(summary['heard_left_out'], 'fact')}."
     if summary["link_cuts"]:
-        told += f" The link to Redis was lost {summary['link_cuts']} times: what was published then is not counted."
+        cuts = counted(summary["link_cuts"], "time")
+        told += f" The link to Redis was lost {cuts}: what was published then is not counted."
     cards = [_card(whole, tables["latency_samples"]) for whole in summary["latencies"]]
     empty = "" if cards else "<p class='note'>Nothing was committed meanwhile.</p>"
     return (
@@ -72,20 +77,24 @@ def _card(whole: Mapping[str, Any], samples: Rows) -> str:
 
 
 def _table(found: Rows) -> str:
-    its = [one for one in found if one["stream"]]
+    its = sorted(
+        (one for one in found if one["stream"]),
+        key=lambda one: (one["measure"], -one["count"], one["stream"], one["writer"], one["reader"]),
+    )
     if not its:
         return ""
     head = "".join(f"<th class=text>{name}</th>" for name in ("", "stream", "writer", "reader"))
     head += "".join(f"<th>{name}</th>" for name in ("facts", "p50", "p90", "p99", "p99.9", "max"))
     body = []
-    for one in its[:60]:
+    for one in its[:MOST_LINES]:
         texts = ({"heard": "heard", "saved": "saved"}[one["measure"]], one["stream"], one["writer"], one["reader"])
         numbers = [number(one["count"]), *(seconds(one[name]) for name in ("p50", "p90", "p99", "p999", "most"))]
         body.append(
-            "<tr>" + "".join(f"<td class=text>{escape(text)}</td>" for text in texts)
+            "<tr>" + "".join(map(cell, texts))
             + "".join(f"<td>{text}</td>" for text in numbers) + "</tr>"
         )  # fmt: skip
-    return f"<div class='card' style='margin-top:14px'><table><tr>{head}</tr>{''.join(body)}</table></div>"
+    rest = more(len(its), MOST_LINES, "latencies")
+    return f"<div class='card' style='margin-top:14px'><table><tr>{head}</tr>{''.join(body)}</table>{rest}</div>"
 
 
 def readers(found: Rows) -> str:
@@ -97,12 +106,13 @@ def readers(found: Rows) -> str:
     head = "".join(f"<th class=text>{name}</th>" for name in ("reader", "stream", "writer"))
     head += "".join(f"<th>{name}</th>" for name in ("position", "behind by tokens", "saved (UTC)"))
     body = []
-    for one in sorted(found, key=lambda one: -int(one["behind"]))[:60]:
+    for one in sorted(found, key=lambda one: -int(one["behind"]))[:MOST_LINES]:
         saved = datetime.fromtimestamp(one["saved"] / 1e6, UTC)
         body.append(
-            "<tr>" + "".join(f"<td class=text>{escape(one[name])}</td>" for name in ("reader", "stream", "writer"))
+            "<tr>" + "".join(cell(one[name]) for name in ("reader", "stream", "writer"))
             + f"<td>{one['position']}</td><td>{one['behind']:,}</td><td>{saved:%-d %b %Y %H:%M:%S}</td></tr>"
         )  # fmt: skip
+    rest = more(len(found), MOST_LINES, "readers")
     return (
-        f"<h2>Readers</h2><div class='card'><h3>{title}</h3><table><tr>{head}</tr>{''.join(body)}</table></div>"
+        f"<h2>Readers</h2><div class='card'><h3>{title}</h3><table><tr>{head}</tr>{''.join(body)}</table>{rest}</div>"
     )  # fmt: skip

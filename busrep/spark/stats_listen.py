@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,6 @@ from busrep.framing import Rows, parse_frame
 from busrep.settings import Settings
 from busrep.spark.table import Table
 from busrep.stores.plans import Plan, Sql
-from busrep.stores.snapshots import in_snapshot
 from busrep.sync.link import redis_pool
 
 log = logging.getLogger("busrep.spark")
@@ -94,14 +94,14 @@ def latencies(
         for (stream, writer, token), at in committed.items()
         if (stream, writer, token) in heard
     ]
-    tokens: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for (stream, writer, token), at in sorted(committed.items()):
-        tokens.setdefault((stream, writer), []).append((token, at))
+    tokens: dict[tuple[str, str], list[int]] = {}
+    for stream, writer, token in sorted(committed):
+        tokens.setdefault((stream, writer), []).append(token)
     for reader, stream, writer, after, upto, saved in handled:
+        its = tokens.get((stream, writer), [])
         found += [
-            ("saved", stream, writer, reader, saved - at)
-            for token, at in tokens.get((stream, writer), ())
-            if after < token <= upto
+            ("saved", stream, writer, reader, saved - committed[stream, writer, token])
+            for token in its[bisect_right(its, after) : bisect_right(its, upto)]
         ]
     return found
 
@@ -122,7 +122,7 @@ def readers_of(table: Table) -> list[Saved]:
         )
         return [(reader, table.backing.stream, writer, at, float(saved)) for reader, writer, at, saved in answers[0]]
 
-    return table._database.ask(lambda: in_snapshot(body()))
+    return table.ask(body)
 
 
 def _now(table: Table) -> str:
@@ -138,7 +138,7 @@ def ahead_of_us(table: Table) -> tuple[float, float]:
     best = (0.0, float("inf"))
     for _ in range(5):
         before = time.time()
-        found = table._database.ask(lambda: in_snapshot(body()))
+        found = table.ask(body)
         after = time.time()
         if after - before < best[1]:
             best = found - (before + after) / 2, after - before
@@ -147,14 +147,14 @@ def ahead_of_us(table: Table) -> tuple[float, float]:
 
 class Recorder:
     """Subscribed to a bus, in a thread, until `close`. ``cuts``: times that the link was lost; what was published
-    meanwhile was not heard."""
+    meanwhile was not heard. ``reason``: of the last one. Raises ConfigError for a URL that is none."""
 
     def __init__(self, url: str, channels: Sequence[str], heard: Heard, settings: Settings | None = None) -> None:
         self._settings = settings or Settings()
         self._pool = redis_pool(url, self._settings)
         self._channels, self._heard = channels, heard
         self._closed, self.linked = threading.Event(), threading.Event()
-        self.cuts = 0
+        self.cuts, self.reason = 0, "no answer"
         self._thread = threading.Thread(target=self._run, name="busrep-spark-recorder", daemon=True)
         self._thread.start()
 
@@ -169,7 +169,7 @@ class Recorder:
             try:
                 self._listen()
             except (RedisError, OSError, EOFError) as error:
-                self.cuts += 1
+                self.cuts, self.reason = self.cuts + 1, f"{type(error).__name__}: {error}"
                 log.warning("the bus's Redis is not heard: %s: %s", type(error).__name__, error)
                 self._closed.wait(self._settings.retry_min)
 

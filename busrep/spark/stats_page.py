@@ -13,14 +13,14 @@ from typing import Any
 from busrep.spark.stats_latency import latencies, readers
 from busrep.spark.stats_meaning import MEANING
 from busrep.spark.stats_shapes import keys, shapes, steps
-from busrep.spark.stats_streams import Rows, Streams, counted, plural, share, streams_of
+from busrep.spark.stats_streams import Rows, Streams, cell, counted, more, plural, share, streams_of
 from busrep.spark.stats_style import STYLE
 from busrep.spark.stats_svg import duration, number, over_time, seconds, size, sparkline
 
 # Windows that a plot can show; of a longer span they are put together.
 MOST_WINDOWS = 320
 # Writers that the page lists; the Parquet table has all.
-MOST_WRITERS = 60
+MOST_WRITERS = 40
 
 
 def page(summary: Mapping[str, Any], tables: Mapping[str, Rows]) -> str:
@@ -118,7 +118,7 @@ def rates(summary: Mapping[str, Any], tables: Mapping[str, Rows], streams: Strea
     series = streams.split(lambda name: by_stream.get(name, none))
     totals = [sum(column) for column in zip(*(one[2] for one in series), strict=True)]
     top = max(range(len(totals)), key=totals.__getitem__)
-    name, _, values = max(series, key=lambda one: one[2][top])
+    name, _, values = max((one for one in series if one[1] != "co"), key=lambda one: one[2][top])
     at = datetime.fromtimestamp(place[0] + top * place[1], UTC)
     title = f"Rows per second: {number(totals[top])} at the peak, at {at:%H:%M:%S}"
     if len(series) > 1:
@@ -158,8 +158,10 @@ def writers(summary: Mapping[str, Any], tables: Mapping[str, Rows], streams: Str
             number(one["bytes"] / one["rows"]), f"{one['first_token']} – {one['last_token']}",
         ]  # fmt: skip
         body.append(
-            f'<tr><td class="text"><i class="{colour}"></i>{escape(key[0])}</td><td class="text">{escape(key[1])}</td>'
-            f'<td class="spark">{line}</td>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+            "<tr>"
+            + cell(key[0], f'<i class="{colour}"></i>')
+            + cell(key[1])
+            + f'<td class="spark">{line}</td>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
         )
-    more = f"<p class='note'>and {len(its) - MOST_WRITERS} more, in writers.parquet</p>" if its[MOST_WRITERS:] else ""
-    return f"<h2>Writers</h2><div class='card'><table><tr>{head}</tr>{''.join(body)}</table>{more}</div>"
+    rest = more(len(its), MOST_WRITERS, "writers")
+    return f"<h2>Writers</h2><div class='card'><table><tr>{head}</tr>{''.join(body)}</table>{rest}</div>"

@@ -7,7 +7,7 @@ from html import escape
 from math import floor, log2
 from typing import Any
 
-from busrep.spark.stats_streams import Rows, Streams, share
+from busrep.spark.stats_streams import Rows, Streams, clipped, share
 from busrep.spark.stats_svg import Series, bars, columns, number, size
 
 # Streams whose keys the page shows; the Parquet table has all.
@@ -98,10 +98,11 @@ def steps(tables: Mapping[str, Rows], streams: Streams) -> str:
 def keys(tables: Mapping[str, Rows], streams: Streams) -> str:
     """The keys with most rows."""
     cards: list[str] = []
-    for name in streams.names:
-        its = [one for one in tables["top_keys"] if one["stream"] == name]
-        if len(its) < 2 or len(cards) == MOST_KEYED:  # nothing to compare
-            continue
+    by_stream: dict[str, list[Mapping[str, Any]]] = {name: [] for name in streams.names}
+    for one in tables["top_keys"]:
+        by_stream[one["stream"]].append(one)
+    found = [(name, its) for name, its in by_stream.items() if len(its) > 1]  # else there is nothing to compare
+    for name, its in found[:MOST_KEYED]:
         shown = its[:12]
         part = sum(one["share"] for one in shown)
         title = f"{name}: {len(shown)} of {number(its[0]['keys'])} keys have {share(part, 1)} of the rows"
@@ -109,7 +110,8 @@ def keys(tables: Mapping[str, Rows], streams: Streams) -> str:
             (_key(one["key"]), one["rows"], f"{number(one['rows'])} ({share(one['share'], 1)})") for one in shown
         ]  # fmt: skip
         cards.append(f"<div class='card'><h3>{escape(title)}</h3>{bars(title, items, streams.colours[name])}</div>")
-    return f"<h2>Keys with most rows</h2><div class='pair'>{''.join(cards)}</div>" if cards else ""
+    rest = "" if len(found) <= MOST_KEYED else "<p class='note'>The keys of the rest are in top_keys.parquet.</p>"
+    return f"<h2>Keys with most rows</h2><div class='pair'>{''.join(cards)}</div>{rest}" if cards else ""
 
 
 def _median(sizes: Rows) -> float:
@@ -123,4 +125,4 @@ def _median(sizes: Rows) -> float:
 
 
 def _key(value: str | None) -> str:
-    return "null" if value is None else value or '""'
+    return "null" if value is None else clipped(value) or '""'

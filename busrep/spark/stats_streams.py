@@ -47,6 +47,21 @@ def streams_of(writers: Rows) -> Streams:
     return Streams(names, colours, shown)
 
 
+def cell(text: str, before: str = "") -> str:
+    """A cell with a name; pointed at, it shows all of one that is too long."""
+    return f'<td class="text" title="{escape(clipped(text))}">{before}{escape(clipped(text))}</td>'
+
+
+def clipped(text: str, most: int = 300) -> str:
+    """A text from elsewhere, of at most so many signs."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def more(count: int, shown: int, where: str) -> str:
+    """What is said below a table that does not show all."""
+    return f"<p class='note'>and {count - shown:,} more, in {where}.parquet</p>" if count > shown else ""
+
+
 def _sums(table: Rows, by: str, of: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for one in table:

@@ -24,7 +24,7 @@ p { margin: 0 0 12px; }
 .tile b { display: block; font-size: 25px; line-height: 1.2; font-weight: 650; letter-spacing: -0.01em; }
 .tile span { color: var(--soft); font-size: 13px; }
 .card { padding: 16px 18px 14px; margin: 0 0 14px; min-width: 0; overflow-x: auto; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 14px; }
+.pair { display: grid; grid-template-columns: repeat(auto-fill, minmax(440px, 1fr)); gap: 14px; }
 .pair .card { margin: 0; }
 .legend { display: flex; flex-wrap: wrap; gap: 3px 16px; margin: 4px 0 8px; font-size: 13px; color: var(--soft); }
 .legend i, td i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 6px; }
@@ -43,9 +43,12 @@ th { text-align: right; font-weight: 600; color: var(--soft); padding: 4px 10px 
   border-bottom: 1px solid var(--line); white-space: nowrap; }
 td { text-align: right; padding: 4px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
-th.text, td.text { text-align: left; } td.spark { width: 190px; padding: 2px 10px; }
+th.text, td.text { text-align: left; }
+td.text { max-width: 250px; overflow: hidden; text-overflow: ellipsis; unicode-bidi: isolate; }
+td.spark { width: 190px; padding: 2px 10px; }
 dl { margin: 0; font-size: 14px; } dt { font-weight: 600; margin-top: 10px; } dd { margin: 0; color: var(--soft); }
 @media (max-width: 620px) { main { padding: 20px 12px; } .pair { grid-template-columns: 1fr; }
-  .card svg { min-width: 460px; } td svg { min-width: 0; } }
+  .card svg { min-width: 460px; } .card svg.wide { min-width: 800px; } .card td svg { min-width: 0; }
+  td.spark { width: 120px; min-width: 120px; } td.text { max-width: 150px; } }
 @media print { body { background: #fff; } .card, .tile { break-inside: avoid; } }
 """

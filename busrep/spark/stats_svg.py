@@ -81,7 +81,7 @@ def round_time(least: float) -> int:
 def time_ticks(start: float, end: float, count: int = 7) -> list[tuple[float, str]]:
     """Round times from ``start`` to ``end``, seconds since 1970, and how they are written (UTC)."""
     step = round_time((end - start) / count)
-    form = "%-d %b" if step >= 86_400 else "%H:%M" if step >= 60 else "%H:%M:%S"
+    form = "%b %Y" if step >= 60 * 86_400 else "%-d %b" if step >= 86_400 else "%H:%M" if step >= 60 else "%H:%M:%S"
     if step < 86_400 <= end - start:
         form = "%-d %b %H:%M"
     first = math.ceil(start / step) * step
@@ -133,15 +133,19 @@ class Frame:
 
     def tick(self, share: float, text: str) -> str:
         """On the horizontal axis."""
+        # One at the right end would be cut off.
+        anchor = "end" if self.x(share) + 4 * len(text) > self.width else "middle"
+        x = self.x(share) if anchor == "middle" else self.width - 2
         return (
-            f'<text class="tick" x="{self.x(share)}" y="{self.height - self.bottom + 17}" '
-            f'text-anchor="middle">{escape(text)}</text>'
+            f'<text class="tick" x="{x}" y="{self.height - self.bottom + 17}" '
+            f'text-anchor="{anchor}">{escape(text)}</text>'
         )
 
     def svg(self, title: str, *parts: str) -> str:
         """The plot; ``title`` is for those who hear it read."""
+        kind = ' class="wide"' if self.width > 1000 else ""
         return (
-            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(title)}">'
+            f'<svg{kind} viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(title)}">'
             f"{''.join(parts)}</svg>"
         )
 
@@ -251,7 +255,7 @@ def bars(title: str, items: Sequence[tuple[str, float, str]], colour: str) -> st
     row, left, width = 21, 190, 520
     most = max((value for _, value, _ in items), default=1.0) or 1.0
     parts = []
-    shorts = shortened([label for label, _, _ in items], 26)
+    shorts = shortened([label for label, _, _ in items], 23)
     for at, ((label, value, text), short) in enumerate(zip(items, shorts, strict=True)):
         y, length = at * row, max(1.5, (width - left - 118) * value / most)
         parts.append(

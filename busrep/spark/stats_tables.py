@@ -29,11 +29,11 @@ BUCKET = 100_000
 MOST_ROWS = 200_000
 
 
-def collected(frame: DataFrame, what: str) -> Table:
+def collected(frame: DataFrame, what: str, advice: str = "take fewer streams (--stream)") -> Table:
     """Its rows. Raises ConfigError for too many."""
     rows = frame.limit(MOST_ROWS + 1).collect()
     if len(rows) > MOST_ROWS:
-        raise ConfigError(f"the table of {what} has more than {MOST_ROWS:,} rows: make the --window longer")
+        raise ConfigError(f"the table of {what} has more than {MOST_ROWS:,} rows: {advice}")
     return [row.asDict() for row in rows]
 
 
@@ -68,7 +68,8 @@ def writers(facts: DataFrame) -> Table:
 
 def rates(facts: DataFrame, window: int) -> Table:
     """Per stream, writer and window of so many seconds in which something was committed: facts, rows, bytes."""
-    start = functions.floor(col("time") / functions.lit(1_000_000 * window)) * window
+    length = functions.lit(1_000_000 * window)
+    start = (col("time") - functions.pmod(col("time"), length)) / 1_000_000  # in whole numbers, up to here
     return collected(
         facts.where(col("time").isNotNull())
         .groupBy("stream", "writer", start.cast("bigint").alias("window"))
@@ -79,6 +80,7 @@ def rates(facts: DataFrame, window: int) -> Table:
         )
         .orderBy("window", "stream", "writer"),
         "rates",
+        "make the --window longer",
     )
 
 
@@ -88,9 +90,15 @@ def rows_per_fact(facts: DataFrame) -> Table:
     return collected(counted.orderBy("stream", "writer", "rows"), "rows per fact")
 
 
+def power_of_two(count: Column | str) -> Column:
+    """The exponent of the highest power of two in a whole number above 0. A logarithm would miss some."""
+    return functions.length(functions.bin(count)) - 1
+
+
 def row_sizes(rows: DataFrame) -> Table:
     """Per stream: how many rows have ``low`` <= bytes < ``high``, which are powers of the square root of 2."""
-    place = functions.floor(2 * functions.log2(functions.greatest(functions.octet_length("row"), functions.lit(1))))
+    size = functions.greatest(functions.octet_length("row").cast("bigint"), functions.lit(1).cast("bigint"))
+    place = power_of_two(size * size)
     counted = rows.groupBy("stream", place.cast("int").alias("place")).agg(functions.count("*").alias("rows"))
     found = collected(counted.orderBy("stream", "place"), "row sizes")
     return [
@@ -151,7 +159,7 @@ def steps(facts: DataFrame) -> Table:
         paired.select("stream", "writer", functions.lit(whose).alias("whose"), count.alias("count"))
         for whose, count in kinds.items()
     ]
-    place = functions.when(col("count") == 0, -1).otherwise(functions.floor(functions.log2("count")))
+    place = functions.when(col("count") == 0, -1).otherwise(power_of_two("count"))
     counted = (
         reduce(lambda one, other: one.union(other), parts)
         .groupBy("stream", "writer", "whose", place.cast("int").alias("place"))
@@ -173,7 +181,7 @@ def key_of(field: str | None) -> Column:
     """A field of the rows, as a text: of an array by its place, of an object by its name. Without: the first field; of
     what is neither, the row itself."""
     if field is not None:
-        path = f"$[{field}]" if field.isdecimal() else f"$.{field}"
+        path = f"$[{field}]" if field.isdecimal() else f"$['{field}']"
         return functions.get_json_object("row", path)
     first = functions.get_json_object("row", "$[0]")
     values = functions.map_values(functions.from_json("row", "map<string,string>"))

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 import busrep
-from busrep.errors import ConfigError
-from busrep.spark import job, replay_pace
+from busrep.errors import ConfigError, EpochChanged
+from busrep.spark import job, replay_pace, replaying
 from busrep.spark.jobs import replay
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
@@ -120,12 +121,25 @@ def test_a_range_of_a_table_at_its_pace(
     common = {**common, "archive": bench.root.url, "store": None}
     replay.run(spark, replay.Options(**common, **times, flat_out=True, to_writer="c-"), job.silent)
     assert facts(target, "c-w1") == expected(bench, "w1", 50, 70)
+    assert facts(target, "c-w2") == expected(bench, "w2", 49, 70)
+    # 7 and 8 were committed before that, and 1 to 6 after it: what follows goes on where it ended, and nothing is left.
+    early = (NOON - timedelta(minutes=5)).isoformat()
+    flat = {**common, "to_writer": "d-", "flat_out": True}
+    replay.run(spark, replay.Options(**flat, to_positions=early), job.silent)
+    replay.run(spark, replay.Options(**flat, from_positions=early), job.silent)
+    replay.run(spark, replay.Options(**flat), job.silent)
+    assert [facts(target, f"d-{writer}") for writer in ("w1", "w2")] == [
+        expected(bench, writer) for writer in ("w1", "w2")
+    ]
     for wrong, text in (
         ({"from_positions": '{"w1": 121}'}, "--from-positions"),
         ({"from_positions": '{"w9": 1}'}, "w9"),
         ({"speed": 1.0, "rate": 1.0}, "three paces"),
         ({"speed": 0.0}, "above 0"),
         ({"archive": None}, "--archive, or --store"),
+        ({"archive": str(tmp_path / "none"), "stream": ()}, "no archive at"),
+        ({"stream": ("orders", "orders")}, "twice"),
+        ({"from_positions": times["to_positions"], "to_positions": times["from_positions"]}, "nothing between"),
         ({"stream": ("nothing",)}, "no archive of stream"),
     ):
         with pytest.raises(ConfigError, match=text):
@@ -145,3 +159,39 @@ def test_what_is_committed_early_waits_for_its_writer(
     assert [facts(target, writer) for writer in ("w1", "w2")] == [
         expected(bench, writer, 0, 12) for writer in ("w1", "w2")
     ]
+
+
+def test_a_table_that_is_replaced_meanwhile_is_not_replayed(
+    spark: SparkSession, tmp_path: Path, target: str, redis_url: str, bus_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = source(spark, tmp_path)
+    real = replaying.ordered
+
+    def ordered(frames: Any) -> Any:
+        bench.sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", [("f" * 32,)])
+        return real(frames)
+
+    monkeypatch.setattr(replaying, "ordered", ordered)
+    options = replay.Options(
+        store=bench.url, stream=("orders",), to_redis=redis_url, to_name=bus_name, to_store=target, flat_out=True
+    )
+    with pytest.raises(EpochChanged):
+        replay.run(spark, options, job.silent)
+    assert facts(target, "replay-w1") == []
+
+
+def test_a_damaged_archive_is_not_replayed(
+    spark: SparkSession, tmp_path: Path, target: str, redis_url: str, bus_name: str
+) -> None:
+    """A file is another one than its manifest says, though Parquet has nothing against it."""
+    bench = source(spark, tmp_path)
+    bench.archived_by_hand()
+    (path,) = bench.files()
+    found = parquet.read_table(path)
+    parquet.write_table(found.slice(0, found.num_rows - 1), path)
+    options = replay.Options(
+        archive=bench.root.url, to_redis=redis_url, to_name=bus_name, to_store=target, flat_out=True
+    )
+    with pytest.raises(Exception, match="the manifest says"):
+        replay.run(spark, options, job.silent)
+    assert facts(target, "replay-w1") == []

@@ -20,8 +20,9 @@ from busrep import sync
 from busrep.errors import ConfigError
 from busrep.spark import job, stats_tables
 from busrep.spark.jobs import stats
-from busrep.spark.stats_job import _field
+from busrep.spark.stats_job import _field, _window
 from tests.shop import QUICK, STREAMS, Order, opened_store, orders
+from tests.spark.archives import Bench
 from tests.spark.test_archive_captures import capture, facts_of_capture
 
 __all__ = ["capture"]  # a fixture
@@ -103,6 +104,56 @@ def test_keys_of_arrays_objects_and_others(spark: SparkSession) -> None:
     ]  # fmt: skip
 
 
+def test_a_key_whose_name_is_a_path_or_quoted(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("one", '{"a.b": "x", "a": {"b": "y"}, "ü": "z"}')], "stream string, row string")
+    assert [stats_tables.top_keys(rows, {"one": key}, 3)[0]["key"] for key in ("a.b", "ü")] == ["x", "z"]
+
+
+def test_ranges_are_exact_at_their_bounds(spark: SparkSession) -> None:
+    """Windows, powers of two, and those of the root of two: logarithms and quotients of floats miss some bounds."""
+    counts = sorted({max(1, 2**at + by) for at in range(62) for by in (-1, 0, 1)})
+    frame = spark.createDataFrame([(one,) for one in counts], "n bigint")
+    found = frame.select("n", stats_tables.power_of_two("n")).collect()
+    assert {one[0]: one[1] for one in found} == {one: one.bit_length() - 1 for one in counts}
+
+    sizes = sorted({2**at + by for at in range(1, 13) for by in (-1, 0, 1)} | {1, 45, 46, 90, 91, 181, 182})
+    rows = spark.createDataFrame([("s", "x" * size) for size in sizes], "stream string, row string")
+    its = stats_tables.row_sizes(rows)
+    for one in its:
+        assert one["rows"] == sum(one["low"] <= size < one["high"] * (1 - 1e-12) for size in sizes), one
+    assert sum(one["rows"] for one in its) == len(sizes)
+
+    times = [at * 7_000_000 + by for at in (-3, 0, 1, 250_000_000, 30_000_000_000) for by in (-1, 0, 1)]
+    facts = spark.createDataFrame(
+        [("s", "w", at, 1, 1) for at in times], "stream string, writer string, time bigint, rows bigint, bytes bigint"
+    )
+    counted = {one["window"]: one["facts"] for one in stats_tables.rates(facts, 7)}
+    assert counted == Counter(at // 7_000_000 * 7 for at in times)
+
+
+def test_the_window_grows_with_the_number_of_writers() -> None:
+    def window(writers: int) -> int:
+        return _window([{"first_time": 0, "last_time": 86_400 * 10**6}] * writers)
+
+    assert [window(1), window(1250)] == [600, 600]
+    assert all(86_400 / window(many) * many < stats_tables.MOST_ROWS for many in (2_000, 10_000, 150_000))
+    assert _window([{"first_time": None, "last_time": None}]) == 1
+
+
+def test_readers_of_another_log_are_not_mixed_in(spark: SparkSession, tmp_path: Path) -> None:
+    """BUSREP_STORE is set, and is not what was archived."""
+    bench, other = Bench(spark, tmp_path), tmp_path / "other"
+    bench.write("w1", [(1, "[1]")], upto=1)
+    bench.archived_by_hand()
+    other.mkdir()
+    told = stats.Options(archive=bench.root.url, store=Bench(spark, other).url, to=str(tmp_path / "stats"))
+    with pytest.raises(ConfigError, match="BUSREP_STORE"):
+        stats.run(spark, told, job.silent)
+    report = stats.run(spark, attrs.evolve(told, store=bench.url), job.silent)
+    assert (report["rows"], report["span"], report["rows_per_second"]) == (1, 0.0, None)
+    assert "1 row of 1 stream<" in (tmp_path / "stats" / "report.html").read_text()
+
+
 def test_a_key_by_the_name_of_a_field() -> None:
     told = stats.Options(archive="a", to="b", key="status", streams="tests.spark.archives:STREAMS")
     assert _field(told, "orders") == "1"
@@ -115,7 +166,14 @@ def test_a_key_by_the_name_of_a_field() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "text"),
-    [({"listen": 1.0}, "--listen needs"), ({"name": "shop"}, "go together"), ({"archive": None}, "--archive")],
+    [
+        ({"listen": 1.0}, "--listen needs"),
+        ({"name": "shop"}, "go together"),
+        ({"archive": None}, "--archive"),
+        ({"listen": -1.0}, "--listen"),
+        ({"window": 1.5}, "whole seconds"),
+        ({"window": 0.0}, "whole seconds"),
+    ],
 )
 def test_what_is_missing_is_said(spark: SparkSession, tmp_path: Path, wrong: dict[str, Any], text: str) -> None:
     told: dict[str, Any] = {"archive": str(tmp_path), "to": str(tmp_path / "stats"), "stream": ("orders",), **wrong}

@@ -1,0 +1,238 @@
+"""What the jobs ``replay`` and ``stats`` read: streams of an archive or a table, between two positions of each writer.
+
+Positions are of tokens, also where a time is told, so that two ranges which meet have each fact once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import orjson
+
+from busrep.errors import ConfigError, MissingExtra
+from busrep.spark import secrets
+from busrep.spark.archive_rows import SCHEMA, DamagedFile, read_file
+from busrep.spark.archive_store import Root, load, streams_of
+from busrep.spark.archive_typed import ROWS, dataframe
+from busrep.spark.archived import Archive, DataFile
+from busrep.spark.archiving import streams_in_store
+from busrep.spark.following import resolved
+from busrep.spark.mapped import map_in_arrow
+from busrep.spark.options import EARLIEST, LATEST, Positions, declared_stream, positions_of
+from busrep.spark.table import Table
+from busrep.streams import Stream
+
+try:
+    import pyarrow
+    import pyarrow.compute as pc
+    from pyspark.sql import functions
+except ImportError:
+    raise MissingExtra("spark", "reading streams on Spark") from None
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from busrep.spark.jobs import replay, stats
+
+# Tokens that a task sorts.
+TASK_IDS = 500_000
+# Files are read by at most so many tasks at a time.
+MOST_TASKS = 1000
+COLUMNS = ("stream", "writer", "token", "index", "row", "committed_at")
+
+
+@attrs.frozen
+class Source:
+    """What there is of a stream: rows of each writer above ``start`` and up to ``end``. ``rows(start, end)``: reads
+    them. ``epoch_now``: asks of which log they are."""
+
+    stream: str
+    epoch: str
+    start: Mapping[str, int]
+    end: Mapping[str, int]
+    rows: Callable[[Mapping[str, int], Mapping[str, int]], DataFrame]
+    epoch_now: Callable[[], str]
+
+    @property
+    def writers(self) -> list[str]:
+        """Those of which there is something to replay."""
+        return sorted(writer for writer, at in self.end.items() if at > self.start.get(writer, 0))
+
+
+def sources_of(
+    spark: SparkSession, options: replay.Options | stats.Options, *, checked: bool
+) -> list[Source]:  # fmt: skip
+    """The streams to read: those of the archive, where one is named, else of the table. ``checked``: an archive's files
+    are compared with their manifests. Raises ConfigError, Unavailable."""
+    start = _given("--from-positions", options.from_positions, EARLIEST)
+    end = _given("--to-positions", options.to_positions, LATEST)
+    if options.archive is None and options.store is None:
+        raise ConfigError("of what? Pass --archive, or --store")
+    if start.kind == end.kind == "time" and start.time >= end.time:
+        raise ConfigError("--to-positions is no later than --from-positions: there is nothing between")
+    if options.archive is not None:
+        root = Root(options.archive)
+        names = options.stream or tuple(streams_of(root))
+        if not names:
+            raise ConfigError(f"there is no archive at {root.shown}")
+    else:
+        url = secrets.resolve(options.store or "", options.password_file)
+        names = options.stream or tuple(streams_in_store(url))
+    if len(set(names)) < len(names):
+        raise ConfigError("a stream is named twice by --stream")
+    if "map" in (start.kind, end.kind) and len(names) != 1:
+        raise ConfigError("a map of positions is of one stream: name it with --stream, and take the others apart")
+    if options.archive is not None:
+        return [archive_source(spark, root, name, start, end, checked=checked) for name in names]
+    return [table_source(spark, options, url, name, start, end) for name in names]
+
+
+def _given(flag: str, value: str, default: Positions) -> Positions:
+    return positions_of({flag: value}, flag, default)
+
+
+def archive_source(
+    spark: SparkSession, root: Root, name: str, start: Positions, end: Positions, *, checked: bool
+) -> Source:  # fmt: skip
+    """An archive's rows. Raises ConfigError for positions that it does not have."""
+    archive = load(root, name).checked()
+    if archive.epoch is None:
+        raise ConfigError(f"{root.shown} has no archive of stream {name!r}")
+    has = {writer: (archive.after.get(writer, 0), at) for writer, at in archive.upto.items()}
+    for flag, given in (("--from-positions", start), ("--to-positions", end)):
+        for writer, at in given.map.items():
+            least, most = has.get(writer, (0, 0))
+            if not least <= at <= most:
+                raise ConfigError(f"{flag}: the archive has writer {writer!r} of {name!r} in ({least}, {most}]")
+    epoch = archive.epoch
+
+    def positions(given: Positions) -> dict[str, int]:
+        if given.kind == "time":
+            return archive_at(dataframe(spark, root, archive), has, given.time)
+        if given.kind == "latest":
+            return {writer: most for writer, (_, most) in has.items()}
+        return {writer: given.map.get(writer, least) for writer, (least, _) in has.items()}
+
+    def rows(low: Mapping[str, int], high: Mapping[str, int]) -> DataFrame:
+        if checked:
+            return checked_rows(spark, root, archive, low, high)
+        frame = dataframe(spark, root, archive).select(*COLUMNS)
+        if dict(high) == dict(archive.upto) and all(low.get(writer, 0) <= has[writer][0] for writer in high):
+            return frame
+        limits = [(writer, low.get(writer, 0), at) for writer, at in high.items()]
+        ranges = spark.createDataFrame(limits, "writer string, low bigint, high bigint")
+        inside = (functions.col("token") > functions.col("low")) & (functions.col("token") <= functions.col("high"))
+        return frame.join(functions.broadcast(ranges), "writer").where(inside).select(*COLUMNS)
+
+    return Source(name, epoch, positions(start), positions(end), rows, lambda: epoch)
+
+
+def checked_rows(
+    spark: SparkSession, root: Root, archive: Archive, low: Mapping[str, int], high: Mapping[str, int]
+) -> DataFrame:  # fmt: skip
+    """Of an archive the rows of these writers above ``low`` and up to ``high``. Each file that may have some is read as
+    a whole: reading fails with ConfigError for one that is not what its manifest says."""
+    least = min(low.get(writer, 0) for writer in high)
+    most = max(high.values())
+    files = [file for _, file in archive.files if file.max_token > least and file.min_token <= most]
+    texts = [(orjson.dumps(attrs.asdict(file)).decode(),) for file in files]
+    if not texts:
+        return spark.createDataFrame([], f"stream string, {ROWS}")
+    entries = spark.createDataFrame(spark.sparkContext.parallelize(texts, min(len(texts), MOST_TASKS)), "file string")
+    frame = map_in_arrow(entries, _reading(root, archive.stream, dict(low), dict(high)), ROWS)
+    return frame.select(functions.lit(archive.stream).alias("stream"), "*")
+
+
+def _reading(
+    root: Root, stream: str, low: Mapping[str, int], high: Mapping[str, int]
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What a task does with the files that it is given. Runs on executors."""
+
+    def read(entries: Iterator[Any]) -> Iterator[Any]:
+        for entry in entries:
+            for text in entry.column(0).to_pylist():
+                file = DataFile(**orjson.loads(text))
+                try:
+                    for batch in read_file(root, stream, file, SCHEMA.names):
+                        yield batch.filter(_inside(batch, low, high))
+                except (DamagedFile, FileNotFoundError) as error:
+                    raise ConfigError(
+                        f"{root.shown}, stream {stream!r}: {file.file}: {error}. 'busrep pipeline audit' says what is "
+                        "wrong with the archive; if it was compacted meanwhile, start again"
+                    ) from None
+
+    return read
+
+
+def _inside(batch: Any, low: Mapping[str, int], high: Mapping[str, int]) -> Any:
+    writers, tokens = batch.column("writer"), batch.column("token")
+    found = pyarrow.array([False] * batch.num_rows, pyarrow.bool_())
+    for writer in pc.unique(writers).to_pylist():
+        if writer in high:
+            within = pc.and_(pc.greater(tokens, low.get(writer, 0)), pc.less_equal(tokens, high[writer]))
+            found = pc.or_(found, pc.and_(pc.equal(writers, writer), within))
+    return found
+
+
+def archive_at(rows: DataFrame, has: Mapping[str, tuple[int, int]], micros: int) -> dict[str, int]:
+    """The positions at a time, microseconds since 1970, of writers that have (least, most]: as `Table.at_time` has
+    them, just below the first row of that time or later. Not each row is on the right side of it, for the order of
+    times is not that of tokens; but two ranges that meet at a time have each row once."""
+    late = rows.where(functions.unix_micros("committed_at") >= micros)
+    first = {
+        row["writer"]: row["first"]
+        for row in late.groupBy("writer").agg(functions.min("token").alias("first")).collect()
+    }
+    return {writer: first.get(writer, most + 1) - 1 for writer, (_, most) in has.items()}
+
+
+def table_source(
+    spark: SparkSession, options: Any, url: str, name: str, start: Positions, end: Positions
+) -> Source:  # fmt: skip
+    """A table's rows, as far as they are proven now. Raises ConfigError, Unavailable, and of a start that was pruned
+    meanwhile RangePruned, when they are read. ``options``: of a job that reads a table."""
+    table = Table(url, Stream(name) if options.streams is None else declared_stream(options.streams, name))
+
+    def epoch_now() -> str:
+        try:
+            return table.log().epoch
+        finally:
+            table.close()
+
+    try:
+        log = table.log()
+        starts = resolved(start, "--from-positions", log, log.positions, table)
+        ends = resolved(end, "--to-positions", log, log.positions, table)
+    finally:
+        table.close()
+
+    def rows(low: Mapping[str, int], high: Mapping[str, int]) -> DataFrame:
+        reader = spark.read.format("busrep").option("store", options.store).option("stream", name)
+        given = {
+            "passwordFile": options.password_file, "streams": options.streams, "typed": "false",
+            "partitions": options.partitions,
+            "startingPositions": orjson.dumps(dict(low)).decode(), "endingPositions": orjson.dumps(dict(high)).decode(),
+            "writers": ",".join(high),
+        }  # fmt: skip
+        for option, value in given.items():
+            if value is not None:
+                reader = reader.option(option, value)
+        return reader.load().select(*COLUMNS)
+
+    return Source(name, log.epoch, starts, ends, rows, epoch_now)
+
+
+@contextlib.contextmanager
+def tasks_for(spark: SparkSession, sources: list[Source]) -> Iterator[None]:
+    """Shuffles in as many tasks as the ranges of tokens call for: Spark's 200 cost seconds where there is little."""
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    ids = sum(max(one.end.values(), default=0) - min(one.start.values(), default=0) for one in sources)
+    spark.conf.set(name, str(max(spark.sparkContext.defaultParallelism, min(200, ids // TASK_IDS))))
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before or "200")
