@@ -64,6 +64,10 @@ SYNC_BUS, SYNC_LINK, SYNC_READING, SYNC_WRITING = (
     "sync/bus.py", "sync/link.py", "sync/reading.py", "sync/writing.py"
 )  # fmt: skip
 
+PLAN, FILLING = "spark/backfill_plan.py", "spark/backfilling.py"
+SNAPSHOT_TASKS, SNAPSHOTTING = "spark/snapshot_tasks.py", "spark/snapshotting.py"
+
+STAGING, SQLITE_DIALECT, SINK_COMMIT = "stores/staging.py", "stores/sqlite_dialect.py", "spark/sink_commit.py"
 # Prefixes of tests.
 KEPT, HELD, FRESH = (f"test_{name}.py::test_" for name in ("caches", "cached", "freshness"))
 R, W, I, B = "test_reader.py::test_", "test_writer.py::test_", "test_ids.py::test_", "test_bus.py::test_"  # noqa: E741
@@ -71,7 +75,15 @@ S, L, F = "test_rules.py::test_", "test_stores.py::TestPostgres::test_", "test_f
 LITE, GAPS = "test_stores.py::TestSqlite::test_", "test_mutants_gaps.py::test_"
 BEGUN, FAULTS, ONCE, TWINS = (f"test_bootstrap{name}.py::test_" for name in ("", "_faults", "_saving", "_twins"))
 PARTS, SHARED = "test_snapshots_store.py::TestSqlite::test_", "test_snapshots_postgres.py::test_"
+FILL, SHOT = "test_spark_backfill.py::test_", "test_spark_snapshot.py::test_"
+FOLLOWED, PLANNED, SPARK_READ, HEARD = (
+    f"test_spark_{name}.py::test_" for name in ("following", "planning", "reading", "listening")
+)
+REPLAY = "test_spark_replay_ranges.py::test_"
+AUDIT = "test_spark_audit.py::test_"
+ARCHIVE, OBJECTS = "test_spark_archiving.py::test_", "test_spark_archive_objects.py::test_"
 THREADS, RACES = "test_sync_writing.py::test_", "test_sync_races.py::test_"
+SINK, AGAIN = "test_spark_sink.py::test_", "test_spark_sink_again.py::test_"
 
 # An emptied queue is still among those to be taken from.
 EMPTIED_STAYS_READY = Edit(
@@ -3350,5 +3362,588 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             ),
         ),
         checks=(FRESH + "announcements_count_as_of_when_they_came_and_the_earliest_writer_s",),
+    ),
+    # --- the jobs snapshot and backfill
+    Mutant(
+        name="backfill-takes-an-archive-that-begins-later",
+        rule="6",
+        harm="Rows before the archive's beginning are read neither there nor in the table: they are never derived.",
+        edits=(Edit(PLAN, "if begins.get(writer, 0) <= one.after", "if 0 <= one.after"),),
+        checks=(FILL + "an_archive_that_begins_later_has_nothing_of_a_batch",),
+    ),
+    Mutant(
+        name="backfill-tells-nobody-of-what-is-written",
+        rule="9.6",
+        harm="Killed between the last COMMIT and its announcement: no start of the job ever shows readers these facts.",
+        edits=(Edit(FILLING, "        work.tell(done)\n", "        pass\n"),),
+        checks=(FILL + "killed_at_each_step[commit-after]",),
+    ),
+    Mutant(
+        name="backfill-believes-sparks-order",
+        rule="6",
+        harm="Facts of one source writer are written out of its order, and nobody hears of it.",
+        edits=(Edit(PLAN, "        if first and first <= last:\n", "        if False:\n"),),
+        checks=(FILL + "rows_in_another_order_are_refused",),
+    ),
+    Mutant(
+        name="backfill-begins-where-nobody-is",
+        rule="6",
+        harm="A misspelt writer in --start is passed over, and all rows of the one that was meant are written again.",
+        edits=(Edit(PLAN, "sorted(found.keys() - positions.keys())", "sorted(set())"),),
+        checks=(FILL + "where_a_table_begins",),
+    ),
+    Mutant(
+        name="snapshots-of-other-rows-are-the-same",
+        rule="6",
+        harm="A reader that is half through a snapshot goes on with one of another key: rows of neither are whole.",
+        edits=(Edit("snapshots.py", "            and self.content == other.content\n", ""),),
+        checks=(SHOT + "snapshots_of_other_keys_are_not_the_same",),
+    ),
+    Mutant(
+        name="snapshot-parts-of-any-size",
+        rule="6",
+        harm="Large rows make a part that no reader takes: the job says that all is well, and nobody can bootstrap.",
+        edits=(Edit(SNAPSHOT_TASKS, " or self._bytes + size > PART_BYTES", ""),),
+        checks=(SHOT + "parts_of_large_rows_are_small_enough_for_readers",),
+    ),
+    Mutant(
+        name="equal-keys-of-two-spellings",
+        rule="6",
+        harm="A key that is gone lives on in the snapshot, because its last row has the names in another order.",
+        edits=(Edit(SNAPSHOT_TASKS, "for name in sorted(value)}", "for name in value}"),),
+        checks=(SHOT + "keys_that_are_json_are_the_same_when_they_are_equal",),
+    ),
+    Mutant(
+        name="two-snapshot-jobs-replace-one-another",
+        rule="6",
+        harm="Of two jobs in a directory the slower one puts its older snapshot in the place of the newer one.",
+        edits=(
+            Edit(
+                SNAPSHOTTING,
+                "        if present(self.target, self.options.stream) != replaced:\n",
+                "        if False:\n",
+            ),
+        ),
+        checks=(SHOT + "two_jobs_in_one_directory",),
+    ),
+    # -- the sink of Spark ---------------------------------------------------------------------------------------------
+    Mutant(
+        name="staged-rows-are-not-counted",
+        rule="9.1",
+        harm="A crash of the server empties the staging table: the batch counts as written, without rows.",
+        edits=(
+            Edit(
+                STAGING,
+                "    if count != batch.rows:\n",
+                "    if False:\n",
+            ),
+        ),
+        checks=(SINK + "missing_rows_are_noticed[sqlite]",),
+    ),
+    Mutant(
+        name="staged-rows-of-any-attempt",
+        rule="4",
+        harm="A task that was killed or ran twice writes its rows beside those of the attempt that counts.",
+        edits=(
+            Edit(
+                SQLITE_DIALECT,
+                'query = ? AND attempt IN (SELECT value FROM json_each(?))"',
+                'query = ? AND ? IS NOT NULL"',
+            ),
+        ),
+        checks=(SINK + "attempts_that_nobody_names_leave_nothing[sqlite]",),
+    ),
+    Mutant(
+        name="a-gap-of-batches",
+        rule="9.2",
+        harm="The database was restored: the batches that it lost are passed over without a word.",
+        edits=(
+            Edit(
+                STAGING,
+                "    if batch.number > found.number + 1:\n",
+                "    if False:\n",
+            ),
+        ),
+        checks=(SINK + "numbers_that_mean_another_batch_are_refused[sqlite]",),
+    ),
+    Mutant(
+        name="a-database-of-no-batches",
+        rule="9.2",
+        harm="The database was restored to before the query, or is another one: what it wrote is missing there.",
+        edits=(
+            Edit(
+                STAGING,
+                "        if batch.number > batch.first:\n",
+                "        if False:\n",
+            ),
+        ),
+        checks=(AGAIN + "a_database_that_knows_nothing_of_the_batches_before[sqlite-named0]",),
+    ),
+    Mutant(
+        name="a-batch-is-its-number",
+        rule="4",
+        harm="The checkpoint is an older copy: what came since into the batch of that number is lost.",
+        edits=(
+            Edit(
+                STAGING,
+                "    if batch.number == found.number and batch.rows != found.rows:\n",
+                "    if False:\n",
+            ),
+        ),
+        checks=(AGAIN + "a_checkpoint_older_than_the_database[sqlite]",),
+    ),
+    Mutant(
+        name="the-next-batch-is-cleared",
+        rule="9.4",
+        harm="A driver that hangs behind its successor takes what that one has staged.",
+        edits=(
+            Edit(
+                STAGING,
+                'WHERE query = ? AND batch <= ?"',
+                'WHERE query = ? AND batch >= coalesce(?, 0)"',
+            ),
+        ),
+        checks=(SINK + "what_is_staged_for_the_next_batch_stays[sqlite]",),
+    ),
+    Mutant(
+        name="a-fenced-query-takes-its-name-back",
+        rule="9.4",
+        harm="Two queries of one writer take the name from each other for ever, and nobody is told.",
+        edits=(
+            Edit(
+                SINK_COMMIT,
+                "            again: int | None = found.incarnation\n",
+                "            again: int | None = None\n",
+            ),
+        ),
+        checks=(SINK + "a_fenced_query_fails_and_loses_nothing[sqlite]",),
+    ),
+    Mutant(
+        name="the-sink-stays-registered",
+        rule="9.7",
+        harm="Between two batches it holds back all linear positions, until somebody may take it for dead.",
+        edits=(
+            Edit(
+                SINK_COMMIT,
+                "                _leave(store, claim, settings)\n",
+                "",
+            ),
+        ),
+        checks=(AGAIN + "between_batches_nobody_waits_for_the_writer[sqlite]",),
+    ),
+    # -- the source of Spark --
+    Mutant(
+        name="a-batch-of-spark-ends-within-a-fact-too-large",
+        rule="9.10",
+        harm="A fact of more rows than a micro-batch may have is never read: the query stands still before it.",
+        edits=(
+            Edit(
+                "spark/planning.py",
+                "    return beyond if beyond == first else beyond - 1\n",
+                "    return beyond - 1\n",
+            ),
+        ),
+        checks=(PLANNED + "the_oldest_facts_are_admitted_and_none_is_cut[1-4]",),
+    ),
+    Mutant(
+        name="executors-do-not-look-at-the-floor",
+        rule="9",
+        harm="Rows that are pruned between planning and reading are missing in a batch that counts as complete.",
+        edits=(
+            Edit(
+                "spark/reading.py",
+                "            if log.floors.get(span[0], 0) > span[1]:\n",
+                "            if False:\n",
+            ),
+        ),
+        checks=(SPARK_READ + "a_floor_that_has_passed_is_seen_in_the_snapshot_of_the_rows[sqlite]",),
+    ),
+    Mutant(
+        name="executors-do-not-look-at-the-epoch",
+        rule="9",
+        harm="A batch that was planned before a restore is read from the restored table, other rows under its tokens.",
+        edits=(
+            Edit(
+                "spark/reading.py",
+                "        if log.epoch != epoch:\n",
+                "        if False:\n",
+            ),
+        ),
+        checks=(SPARK_READ + "another_log_is_not_read[sqlite]",),
+    ),
+    Mutant(
+        name="spark-believes-any-announcement",
+        rule="9.3",
+        harm="What a writer says of a log that is gone moves the query's position over facts of the one that is read.",
+        edits=(
+            Edit(
+                "spark/listening.py",
+                " or not self._speakers.trusted(writer, self._epoch):\n",
+                ":\n",
+            ),
+        ),
+        checks=(HEARD + "what_was_said_of_a_log_that_is_gone_does_not_count",),
+    ),
+    Mutant(
+        name="available-now-runs-on",
+        rule="9",
+        harm="A run that is to end with what there is follows busy writers for ever.",
+        edits=(
+            Edit(
+                "spark/following.py",
+                "{writer: min(position, target.at(writer)) for",
+                "{writer: position for",
+            ),
+        ),
+        checks=(FOLLOWED + "available_now_ends_with_what_was_there",),
+    ),
+    Mutant(
+        name="a-checkpoint-of-another-stream-is-taken",
+        rule="9",
+        harm="A query that is given another stream begins at that one's positions: all rows below are lost.",
+        edits=(
+            Edit(
+                "spark/following.py",
+                "        if offset.stream not in (None, self.options.stream):\n",
+                "        if False:\n",
+            ),
+        ),
+        checks=(FOLLOWED + "a_checkpoint_of_another_stream_is_told",),
+    ),
+    Mutant(
+        name="a-table-that-went-back-is-read-on",
+        rule="9",
+        harm="After a failover that lost transactions tokens come again with other rows, which the query leaves out.",
+        edits=(
+            Edit(
+                "spark/following.py",
+                "                self.losses.older(writer, at, proven)\n",
+                "                pass\n",
+            ),
+        ),
+        checks=(FOLLOWED + "a_table_that_is_older_than_the_query_is_an_error",),
+    ),
+    Mutant(
+        name="what-breaks-off-in-arrow-is-no-error-of-ours",
+        rule="9",
+        harm="A database that goes away within an answer is told as a bare OSError, which nothing knows to try again.",
+        edits=(
+            Edit(
+                "spark/databases.py",
+                "        except (OSError, pyarrow.ArrowException) as error:",
+                "        except ZeroDivisionError as error:",
+            ),
+        ),
+        checks=(SPARK_READ + "a_connection_that_is_lost_between_batches_is_an_error",),
+    ),
+    # -- sessions on Spark, their secrets, and the command ------------------------------------------------------------
+    Mutant(
+        name="a-master-among-the-settings-is-not-taken",
+        rule="9",
+        harm="A job that was to run on a cluster runs on this machine, without a word.",
+        edits=(Edit("spark/session.py", '    master = master or conf.get("spark.master")\n', ""),),
+        checks=("test_spark_session.py::test_where_the_master_comes_from",),
+    ),
+    Mutant(
+        name="a-session-of-the-users-is-stopped-by-a-failure",
+        rule="9",
+        harm="The queries of an application end because a session of its own could not learn the format.",
+        edits=(
+            Edit(
+                "spark/session.py",
+                "    register(found)\n    return found\n\n\ndef _started",
+                "    try:\n        register(found)\n    except BaseException:\n        found.stop()\n        raise\n"
+                "    return found\n\n\ndef _started",
+            ),
+        ),
+        checks=("test_spark_session.py::test_a_session_that_was_there_is_not_ended_by_a_failure",),
+    ),
+    Mutant(
+        name="a-password-parameter-stays-in-the-url",
+        rule="9",
+        harm="Plans, the UI and the log of events show the password of a store's URL.",
+        edits=(Edit("spark/secrets.py", '_SECRET_PARAMETER.sub("", query).rstrip("&")', 'query.rstrip("&")'),),
+        checks=(
+            "test_spark_secrets.py::test_a_url_is_split[postgres://db/shop?password=p%26w&sslmode=require-"
+            "postgres://db/shop?sslmode=require-p&w]",
+        ),
+    ),
+    Mutant(
+        name="a-password-file-that-all-may-read-is-taken",
+        rule="9",
+        harm="A password that others may have changed, or read, is used, where libpq would refuse it.",
+        edits=(Edit("spark/secrets.py", "mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO)", "False"),),
+        checks=(
+            "test_spark_secrets.py::test_a_pgpass_that_others_read_is_ignored[416]",
+            "test_spark_secrets.py::test_a_pgpass_that_others_read_is_ignored[388]",
+        ),
+    ),
+    Mutant(
+        name="a-password-on-spark-submits-command-line",
+        rule="9",
+        harm="The command line of Java has it, and Spark's UI and log of events show that.",
+        edits=(Edit("cli/pipeline.py", "            if submitted():", "            if False:"),),
+        checks=("test_cli_pipeline.py::test_a_password_in_arguments_of_spark_submit_is_refused",),
+    ),
+    Mutant(
+        name="a-report-takes-the-place-of-a-device",
+        rule="9",
+        harm="--report /dev/null, of root, makes a file of it, for the whole machine.",
+        edits=(
+            Edit("cli/pipeline_report.py", "    return file.exists() and not file.is_file()\n", "    return False\n"),
+        ),
+        checks=("test_cli_pipeline.py::test_what_is_no_plain_file_is_written_into[pipe]",),
+    ),
+    Mutant(
+        name="a-report-that-is-not-ok-ends-well",
+        rule="9",
+        harm="An audit that has found a loss exits with 0, and the script that asked for it goes on.",
+        edits=(Edit("cli/pipeline.py", "            raise click.exceptions.Exit(NOT_OK)\n", "            pass\n"),),
+        checks=("test_cli_pipeline.py::test_reports_and_status[False]",),
+    ),
+    # -- the audit of an archive --------------------------------------------------------------------------------
+    Mutant(
+        name="sums-without-the-length-of-a-text",
+        rule="6",
+        harm="Bytes that moved from one row into the next are not found by the audit.",
+        edits=(Edit("spark/audit_sums.py", "        pc.binary_length(row),\n", ""),),
+        checks=(AUDIT + "lines_that_stand_behind_one_another",),
+    ),
+    Mutant(
+        name="sums-without-the-time",
+        rule="6",
+        harm="An archive with other times of commits passes for the same.",
+        edits=(
+            Edit(
+                "spark/audit_sums.py",
+                'batch.column("committed_at").cast(pyarrow.int64()),',
+                'batch.column("token"),',
+            ),
+        ),
+        checks=(AUDIT + "changed_bytes[committed_at]",),
+    ),
+    Mutant(
+        name="a-range-in-two-tasks-is-hashed-as-a-whole",
+        rule="6",
+        harm="The audit calls a sound archive different, because files of a range were read by several tasks.",
+        edits=(
+            Edit(
+                "spark/audit_files.py",
+                "file.min_token <= highest or (holder != len(groups) and first == highest // size)",
+                "file.min_token <= highest",
+            ),
+        ),
+        checks=(AUDIT + "a_range_of_two_tasks_that_is_not_the_first_of_the_second",),
+    ),
+    Mutant(
+        name="the-end-of-spark-s-log-is-not-looked-at",
+        rule="6",
+        harm="A writer that the last manifest has lost is not missed: nobody looks for its rows.",
+        edits=(Edit("spark/audit_notes.py", "    if at != archive.upto:\n", "    if False:\n"),),
+        checks=(AUDIT + "what_the_last_manifest_says_is_held_against_spark_s_log",),
+    ),
+    Mutant(
+        name="a-difference-that-was-pruned-was-none",
+        rule="6",
+        harm="Rows that were lost, and pruned before the audit could name them, are called identical.",
+        edits=(
+            Edit(
+                "spark/auditing.py",
+                "        if wrong and not named and not self.findings:\n",
+                "        wrong = wrong if named else []\n        if wrong and not named and not self.findings:\n",
+            ),
+        ),
+        checks=(AUDIT + "a_difference_that_is_pruned_before_it_can_be_named",),
+    ),
+    Mutant(
+        name="the-audit-does-not-wait-for-heartbeats",
+        rule="6",
+        harm="While writers write, the audit calls readers and archives wrong that have positions from the bus.",
+        edits=(Edit("spark/audit_log.py", "        if time.monotonic() > late:\n", "        if True:\n"),),
+        checks=(AUDIT + "positions_come_to_the_table_later_than_to_who_hears_them",),
+    ),
+    Mutant(
+        name="tokens-in-a-manifest-are-believed",
+        rule="6",
+        harm="A manifest by whose tokens a replay leaves out a file passes the audit.",
+        edits=(
+            Edit("spark/audit_files.py", "if days and (least, most) != (file.min_token, file.max_token):", "if False:"),
+        ),
+        checks=(AUDIT + "tokens_by_which_others_choose_files[change0]",),
+    ),
+    # -- replay and stats -----------------------------------------------------------------------------------------
+    Mutant(
+        name="a-replay-goes-on-behind-a-hole",
+        rule="6",
+        harm="Rows between what a writer has and where the next replay begins are missing, and nobody is told.",
+        edits=(
+            Edit(
+                "spark/replay_target.py",
+                "        if not begun <= self._at[pair] <= found.number:\n",
+                "        if False:\n",
+            ),
+        ),
+        checks=(REPLAY + "a_range_that_is_not_connected_to_what_is_there_is_refused",),
+    ),
+    Mutant(
+        name="a-replay-takes-a-living-writer-s-name",
+        rule="6",
+        harm="A production writer of the target is fenced, and its facts are mixed with old ones.",
+        edits=(
+            Edit(
+                "spark/replay_target.py",
+                "                if self._look(*pair) is None:\n",
+                "                if False:\n",
+            ),
+        ),
+        checks=(REPLAY + "a_writer_of_somebody_else_is_left_alone",),
+    ),
+    Mutant(
+        name="a-replay-that-reconnects-writes-again",
+        rule="6",
+        harm="After a COMMIT without an answer its facts are there twice.",
+        edits=(
+            Edit(
+                "spark/replay_target.py",
+                "                    facts = [fact for fact in facts if fact.token > self._at[pair]]\n",
+                "                    self._at[pair] = 0\n",
+            ),
+        ),
+        checks=("test_spark_replay.py::test_a_commit_without_an_answer_is_looked_up[True]",),
+    ),
+    Mutant(
+        name="a-writer-whose-turn-it-is-again-trusts-its-memory",
+        rule="6",
+        harm="What another replay has written while its bus was closed is written again.",
+        edits=(
+            Edit(
+                "spark/replay_target.py",
+                "                if failures or writer not in self._buses:\n",
+                "                if failures:\n",
+            ),
+        ),
+        checks=(REPLAY + "more_writers_than_can_be_open[sqlite]",),
+    ),
+    Mutant(
+        name="a-replayed-row-is-made-anew",
+        rule="6",
+        harm="A number with more digits than a float has is another one in the target.",
+        edits=(
+            Edit(
+                "spark/replay_target.py",
+                '        if row.isascii() and b"\\n" not in row:\n            return row\n',
+                "        import orjson\n\n        return orjson.dumps(orjson.loads(row))\n",
+            ),
+        ),
+        checks=("test_spark_replay.py::test_rows_stay_as_they_are",),
+    ),
+    Mutant(
+        name="a-saved-position-covers-what-was-saved-before",
+        rule="6",
+        harm="Latencies count facts again and again, and grow with the time that was listened.",
+        edits=(Edit("spark/stats_listen.py", "its[bisect_right(its, after) : bisect", "its[: bisect"),),
+        checks=("test_spark_stats_latency.py::test_a_saved_position_covers_the_facts_up_to_it",),
+    ),
+    Mutant(
+        name="names-of-writers-are-markup",
+        rule="6",
+        harm="A writer's name runs as a script in whose browser the report is opened.",
+        edits=(
+            Edit(
+                "spark/stats_streams.py",
+                "{before}{escape(clipped(text))}</td>",
+                "{before}{clipped(text)}</td>",
+            ),
+        ),
+        checks=("test_spark_stats_page.py::test_a_thousand_writers_with_names_from_elsewhere",),
+    ),
+    # -- the archive and its compaction ---------------------------------------------------------------------------
+    Mutant(
+        name="a-batch-begins-where-its-checkpoint-does",
+        rule="6",
+        harm="A machine that another one stood in for comes back: its batch is archived a second time.",
+        edits=(
+            Edit(
+                "spark/archive_driver.py",
+                "        if _nonzero(begin) != _nonzero(self._upto):\n",
+                "        if False:\n",
+            ),
+        ),
+        checks=(ARCHIVE + "a_checkpoint_that_stands_elsewhere_than_the_archive",),
+    ),
+    Mutant(
+        name="a-batch-that-is-there-is-taken-for-ours",
+        rule="6",
+        harm="Two jobs on one archive: what the second one had in its batch is lost, without a word.",
+        edits=(
+            Edit(
+                "spark/archive_driver.py",
+                "        if same and same[0].upto == _nonzero(end.positions):\n",
+                "        if same:\n",
+            ),
+        ),
+        checks=(ARCHIVE + "two_jobs_with_checkpoints_of_their_own",),
+    ),
+    Mutant(
+        name="a-put-that-was-done-twice-is-another-s",
+        rule="6",
+        harm="The answer to a put is lost, its second try finds our manifest: the files that it names are removed.",
+        edits=(
+            Edit(
+                "spark/archive_store.py",
+                "        return done or self.read(name) == content\n",
+                "        return done\n",
+            ),
+        ),
+        checks=(
+            ARCHIVE + "a_manifest_that_is_there_already_is_ours",
+            OBJECTS + "a_put_whose_answer_is_lost",
+        ),
+    ),
+    Mutant(
+        name="only-the-newest-compaction-has-an-age",
+        rule="6",
+        harm="Compacted more often than the grace period is long, an archive keeps all that was ever replaced.",
+        edits=(
+            Edit(
+                "spark/compacting.py",
+                "        if not any(other.number > one.number for other in newer):\n",
+                "        if not any(other.number == archive.compactions for other in newer):\n",
+            ),
+        ),
+        checks=(ARCHIVE + "what_was_replaced_goes_although_a_newer_compaction_is_there",),
+    ),
+    Mutant(
+        name="what-is-being-written-is-garbage",
+        rule="6",
+        harm="Compaction deletes the files of the batch that an archive job writes meanwhile.",
+        edits=(
+            Edit(
+                "spark/compacting.py",
+                "    return maker is not None and maker[1] <= (",
+                "    return maker is not None and maker[1] <= 1 + (",
+            ),
+        ),
+        checks=(ARCHIVE + "a_compaction_deletes_nothing_that_is_being_written",),
+    ),
+    Mutant(
+        name="a-delta-table-keeps-what-was-merged",
+        rule="6",
+        harm="After a compaction the Delta table has its rows twice.",
+        edits=(
+            Edit(
+                "spark/archive_delta.py",
+                "    added, gone = wanted.keys() - known, known - wanted.keys()\n",
+                "    added, gone = wanted.keys() - known, set[str]()\n",
+            ),
+        ),
+        checks=(OBJECTS + "a_compaction_is_no_change_of_a_delta_table",),
+    ),
+    Mutant(
+        name="a-file-that-did-not-arrive-whole-counts",
+        rule="6",
+        harm="A file of which an object store has a part is named in a manifest, and the batch is done.",
+        edits=(Edit("spark/archive_rows.py", "        if size != written:\n", "        if False:\n"),),
+        checks=(ARCHIVE + "a_file_of_which_a_part_arrived",),
     ),
 )

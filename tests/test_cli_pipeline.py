@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,7 @@ from busrep.cli.pipeline import describe, job_command
 from busrep.cli.pipeline_screen import Screen
 from busrep.errors import ConfigError
 from busrep.spark import job
-from busrep.spark.failures import is_sparks, reason
+from busrep.spark.failures import is_sparks, quiet, reason
 from tests.spark.jobs import counting
 
 SESSION = importlib.import_module("busrep.spark.session")  # `busrep.spark.session` is the function
@@ -74,6 +76,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     monkeypatch.setattr(SESSION, "session", session)
     monkeypatch.setattr(SESSION, "active", lambda: None)
     monkeypatch.setattr(SESSION, "check_extra", lambda: None)
+    monkeypatch.setattr("busrep.spark.failures.quiet", lambda: None)
     for name in ("BUSREP_STORE", "BUSREP_STORE_PASSWORD", "PYSPARK_GATEWAY_PORT"):
         # Set, then removed: so it is removed again after the test, if the command sets it.
         monkeypatch.setenv(name, "")
@@ -268,10 +271,33 @@ def test_a_run_that_fails_is_reported_too(
     assert runs.spark.stopped == 1
 
 
-def test_bugs_keep_their_traceback_and_the_session_ends(runs: Runs) -> None:
-    runs.result = ZeroDivisionError()
-    assert isinstance(runs().exception, ZeroDivisionError)
+def test_bugs_keep_their_traceback_and_the_session_ends(runs: Runs, tmp_path: Path) -> None:
+    runs.result = ZeroDivisionError("no")
+    assert isinstance(runs("--report", str(tmp_path / "r.json")).exception, ZeroDivisionError)
     assert runs.spark.stopped == 1
+    assert json.loads((tmp_path / "r.json").read_text())["error"] == "ZeroDivisionError: no"
+
+
+def test_a_java_that_has_died_is_told_so(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SESSION, "has_died", lambda error: isinstance(error, ConnectionRefusedError))
+    runs.result = ConnectionRefusedError(111, "Connection refused")
+    result = runs()
+    assert (result.exit_code, result.stderr[:29]) == (2, "busrep: Spark's Java has died")
+
+
+def test_sigterm_is_as_ctrl_c(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container is stopped with it: the queries are ended, and the report is written."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(spark: Any, options: Any, progress: Any) -> job.Report:
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError
+
+    monkeypatch.setattr(counting, "run", run)
+    assert runs("--report", str(tmp_path / "r.json")).exit_code == 130
+    assert json.loads((tmp_path / "r.json").read_text())["error"] == "interrupted"
+    assert runs.spark.stopped == 1
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_session_that_was_there_stays(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +310,41 @@ def test_a_report_that_cannot_be_written_is_told_before(runs: Runs, tmp_path: Pa
     result = runs("--report", str(tmp_path / "none" / "report.json"))
     assert (result.exit_code, runs.sessions) == (2, [])
     assert "--report" in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_plain_file_is_written_into(kind: str, runs: Runs, tmp_path: Path) -> None:
+    """And not replaced: /dev/stdout, /dev/null, which root could."""
+    path, target = tmp_path / "report", tmp_path / "target"
+    if kind == "link":
+        path.symlink_to(target)
+        assert runs("--report", str(path)).exit_code == 0
+        assert path.is_symlink()
+        assert json.loads(target.read_text())["ok"]
+        return
+    os.mkfifo(path)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert runs("--report", str(path)).exit_code == 0
+        assert json.loads(os.read(reading, 10_000))["ok"]
+    finally:
+        os.close(reading)
+    assert path.is_fifo()
+
+
+def test_a_report_that_cannot_be_written_is_printed_all_the_same(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    runs.result = {"rows": 7}
+    monkeypatch.setattr(Path, "write_bytes", full)
+    result = runs("--json", "--report", str(tmp_path / "r.json"))
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["rows"] == 7
+    assert "No space left" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- secrets ---------------------------------------------------------------------------------------------------------
@@ -358,6 +419,24 @@ def test_what_spark_raises_ends_in_one_line(runs: Runs) -> None:
     runs.result = kind(TRACE.format(last="busrep.errors.ConfigError: what to do"))
     result = runs()
     assert (result.exit_code, result.stderr) == (2, "busrep: what to do\n")
+
+
+def test_traces_of_sparks_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """py4j writes one for a Ctrl-C, to the root logger."""
+    root, told = logging.getLogger(), logging.getLogger("py4j")
+    before = told.level
+    try:
+        for _ in range(2):
+            quiet()
+        assert len(root.filters) == 1
+        root.handle(root.makeRecord("root", logging.ERROR, "/lib/py4j/java_gateway.py", 1, "interrupted", (), None))
+        logging.getLogger("py4j.clientserver").error("lost")
+        root.error("ours")
+    finally:
+        told.setLevel(before)
+        for one in list(root.filters):
+            root.removeFilter(one)
+    assert caplog.messages == ["ours"]
 
 
 # -- progress --------------------------------------------------------------------------------------------------------

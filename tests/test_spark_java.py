@@ -64,7 +64,7 @@ def test_then_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert java.find_java().program == program
 
 
-@pytest.mark.parametrize("old", ["old", "8", "broken", "none"])
+@pytest.mark.parametrize("old", ["old", "8", "broken", "no text", "none"])
 def test_then_the_wheel(old: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if old == "old":
         on_path(monkeypatch, fake_java(tmp_path / "path", WHOLE, 11))
@@ -73,6 +73,10 @@ def test_then_the_wheel(old: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     elif old == "broken":
         program = fake_java(tmp_path / "path", WHOLE)
         program.write_text("#!/nowhere/sh\n")
+        on_path(monkeypatch, program)
+    elif old == "no text":
+        program = fake_java(tmp_path / "path", WHOLE)
+        program.write_bytes(b"#!/bin/sh\necho \xff\n")
         on_path(monkeypatch, program)
     program = fake_java(tmp_path / "wheel", LACKING, 25)
     in_wheel(monkeypatch, program)
@@ -109,6 +113,9 @@ def test_the_script_is_made_once_and_mended(monkeypatch: pytest.MonkeyPatch, tmp
     assert java.find_java().home == home
     assert script.stat().st_ino == made.st_ino
     script.write_text("#!/bin/sh\n")  # as a machine that lost power leaves it
+    assert java.find_java().home == home
+    assert script.read_text() == text
+    script.write_bytes(b"\xff\0")
     assert java.find_java().home == home
     assert script.read_text() == text
     script.chmod(0o600)

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pkgutil
+import signal
+import threading
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import attrs
 import click
-import orjson
 from click.core import ParameterSource
 
 from busrep.cli.options import DURATION, print_json
+from busrep.cli.pipeline_report import check_report_file, write_report
 from busrep.cli.pipeline_screen import Screen
 from busrep.errors import BusrepError, ConfigError
 
 # Of a job that found what should not be; an error is 2, as with every command.
 NOT_OK = 1
+
+DIED = (
+    "Spark's Java has died: it was killed, or was out of memory (--conf spark.driver.memory=4g). "
+    "Started again, the job goes on"
+)
 
 
 class Jobs(click.Group):
@@ -188,32 +196,42 @@ class Job:
 
     def run(self, told: Any) -> None:
         """Do it, and report. Raises BusrepError, and Exit for a report that is not ok."""
-        if self.report_file is not None and not os.access(self.report_file.absolute().parent, os.W_OK):
-            raise ConfigError(f"--report {self.report_file}: its folder is not there, or cannot be written to")
+        if self.report_file is not None:
+            check_report_file(self.report_file)
         started = time.monotonic()
 
         def report(**found: Any) -> dict[str, Any]:
             return {"job": self.name, "ok": True, "seconds": round(time.monotonic() - started, 3)} | found
 
         try:
-            found = report(**self._work(told))
+            with terminated_as_interrupted():
+                found = report(**self._work(told))
         except BusrepError as error:
-            self._write(report(ok=False, error=str(error)))
+            self._report(report(ok=False, error=str(error)))
             raise
         except KeyboardInterrupt:
-            self._write(report(ok=False, error="interrupted"))
+            self._report(report(ok=False, error="interrupted"))
             raise
-        self._write(found)
-        if self.as_json:
-            print_json(found)
-        else:
-            click.echo(getattr(self.module, "describe", describe)(found))
+        except Exception as error:
+            self._report(report(ok=False, error=f"{type(error).__name__}: {error}"))
+            raise
+        try:
+            self._report(found)
+        finally:  # a disk may be full by now, and the job has run for hours
+            if self.as_json:
+                print_json(found)
+            else:
+                click.echo(getattr(self.module, "describe", describe)(found))
         if not found["ok"]:
             raise click.exceptions.Exit(NOT_OK)
 
+    def _report(self, found: Mapping[str, Any]) -> None:
+        if self.report_file is not None:
+            write_report(self.report_file, found)
+
     def _work(self, told: Any) -> dict[str, Any]:
         from busrep.spark.failures import is_sparks, quiet, reason
-        from busrep.spark.session import active, check_extra, session
+        from busrep.spark.session import active, check_extra, has_died, session, stop
 
         check_extra()
         if self.conf.get("spark.log.level") == "OFF":
@@ -222,27 +240,36 @@ class Job:
         run: Callable[..., dict[str, Any]] = self.module.run
         with Screen(self.name, quiet=self.as_json) as progress:
             progress("starting Spark", 0, None)
-            spark = session(f"busrep {self.name}", master=self.master, conf=self.conf)
             try:
-                return run(spark, told, progress)
+                spark = session(f"busrep {self.name}", master=self.master, conf=self.conf)
+                try:
+                    return run(spark, told, progress)
+                finally:
+                    if ours:
+                        stop(spark)
             except Exception as error:
+                if has_died(error):
+                    raise BusrepError(DIED) from error
                 if not is_sparks(error):
                     raise
                 raise BusrepError(reason(error)) from error
-            finally:
-                if ours:
-                    spark.stop()
 
-    def _write(self, found: Mapping[str, Any]) -> None:
-        if self.report_file is None:
-            return
-        # Whoever waits for the file finds it whole.
-        temporary = self.report_file.with_name(f".{self.report_file.name}.{os.getpid()}")
-        try:
-            temporary.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-            os.replace(temporary, self.report_file)
-        finally:
-            temporary.unlink(missing_ok=True)
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, with which a container is stopped, does as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def describe(report: Mapping[str, Any]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from pathlib import PurePath
 
 # As Python prints an exception of ours at the end of a trace, which Java quotes: on an executor, or in a planner.
 _OURS = re.compile(r"^(?:\S+: )?busrep\.(?:[a-z_]+\.)*[A-Z]\w*: (.+)$", re.MULTILINE)
@@ -29,8 +31,16 @@ def is_sparks(error: BaseException) -> bool:
 
 
 def quiet() -> None:
-    """Keep pyspark from writing each exception to standard error before it raises it. Needs the extra ``spark``."""
+    """Keep pyspark and py4j from writing exceptions to standard error before they raise them, Ctrl-C among them. Needs
+    the extra ``spark``."""
     from pyspark.logger import PySparkLogger
+
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_not_py4js)  # py4j logs some of them there
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
+
+
+def _not_py4js(record: logging.LogRecord) -> bool:
+    return "py4j" not in PurePath(record.pathname).parts

@@ -101,8 +101,9 @@ def _wheel() -> Path | None:
 def _described(program: Path, home: Path | None) -> Java:
     try:
         done = subprocess.run(  # noqa: S603 - what the user has installed
-            [program, "--list-modules"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT
-        )
+            [program, "--list-modules"], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=TIMEOUT,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = error.strerror if isinstance(error, OSError) else f"no answer within {TIMEOUT:g} s"
         raise _Unfit(f"{program} does not run: {reason}") from None
@@ -147,14 +148,14 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def _put(java: Path, script: str) -> None:
-    if java.is_file() and java.read_text() == script and os.access(java, os.X_OK):
+    if java.is_file() and java.read_bytes() == script.encode() and os.access(java, os.X_OK):
         return
     java.parent.mkdir(parents=True, exist_ok=True)
     # Several processes may do this at once: each puts a whole file in place of another's, which is the same.
     handle, name = tempfile.mkstemp(dir=java.parent)
     try:
-        with open(handle, "w") as file:
-            file.write(script)
+        with open(handle, "wb") as file:
+            file.write(script.encode())
         os.chmod(name, 0o755)  # noqa: S103 - a program, without a secret
         os.replace(name, java)
     except BaseException:

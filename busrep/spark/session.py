@@ -6,16 +6,20 @@ import contextlib
 import logging
 import os
 import re
-import socket
+import subprocess
 import sys
 import sysconfig
+import threading
+import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from busrep.errors import ConfigError, MissingExtra, Unavailable
+from busrep.errors import ConfigError, MissingExtra
 
 from .failures import is_sparks, reason
+from .masters import check_master, is_loopback, is_standalone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,8 +28,10 @@ logger = logging.getLogger("busrep.spark")
 
 # The first whose streaming sources in Python can bound a batch, and end with what there is.
 LEAST_SPARK = (4, 2)
-# Seconds for a Spark master to accept a connection; Spark itself would try for a minute.
-CONNECT_TIMEOUT = 5.0
+# Seconds until somebody is told that a cluster has given no executor yet, which takes three.
+EXECUTOR_WAIT = 15.0
+# The thread that waits for them.
+WATCHER = "busrep-spark-executors"
 
 # What `conf` can change.
 DEFAULTS = {
@@ -36,10 +42,10 @@ DEFAULTS = {
     "spark.log.level": "ERROR",
 }
 
-_LOCAL = re.compile(r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.*\]")
-_STANDALONE = re.compile(r"spark://([^/,:]+:\d+(?:,[^/,:]+:\d+)*)")
-_OTHERS = re.compile(r"yarn|k8s://.+")
-_LOOPBACK = re.compile(r"localhost|127(\.\d+){3}")
+# With it there are executors while there is work.
+DYNAMIC = "spark.dynamicAllocation.enabled"
+
+_starting = threading.Lock()
 
 
 def session(app: str, *, master: str | None = None, conf: Mapping[str, str] = {}) -> SparkSession:
@@ -54,17 +60,28 @@ def session(app: str, *, master: str | None = None, conf: Mapping[str, str] = {}
     Unavailable when the master cannot be reached.
     """
     check_extra()
-    found = active()
-    if found is not None:
-        if master is not None and found.sparkContext.master != master:
-            logger.warning("a session on %s exists already: it is not on %s", found.sparkContext.master, master)
-    else:
-        found = _made(app, master, dict(conf))
+    with _starting:
+        found = active()
+        if found is None:
+            return _started(app, master, dict(conf))
+    if master is not None and found.sparkContext.master != master:
+        logger.warning("a session on %s exists already: it is not on %s", found.sparkContext.master, master)
+    register(found)
+    return found
+
+
+def _started(app: str, master: str | None, conf: dict[str, str]) -> SparkSession:
+    found = _made(app, master, conf)
     try:
+        _check_version(found)
         register(found)
     except BaseException:
         found.stop()
         raise
+    if is_standalone(found.sparkContext.master or "") and found.conf.get(DYNAMIC, "false") != "true":
+        threading.Thread(
+            target=_warn_without_executors, args=[found], name="busrep-spark-executors", daemon=True
+        ).start()
     return found
 
 
@@ -127,6 +144,63 @@ def check_extra() -> None:
         raise ConfigError(f"pyspark is {pyspark.__version__}, and {least} is needed: pip install 'busrep[spark]'")
 
 
+def stop(spark: SparkSession) -> None:
+    """End a session, also one whose Java has died."""
+    from py4j.protocol import Py4JError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # that it has died
+        try:
+            spark.stop()
+        except (Py4JError, OSError) as error:
+            logger.debug("Spark did not stop: %s", reason(error))
+
+
+def has_died(error: Exception) -> bool:
+    """Whether ``error`` says that Spark's Java, which this process has started, is no more."""
+    from py4j.protocol import Py4JError, Py4JNetworkError
+    from pyspark import SparkContext
+
+    if type(error) not in (Py4JError, Py4JNetworkError) and not isinstance(error, OSError):
+        return False
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return False
+    try:
+        process.wait(1)  # its connections end a little earlier than it does
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _check_version(spark: SparkSession) -> None:
+    import pyspark
+
+    ours, theirs = (tuple(version.split(".")[:2]) for version in (pyspark.__version__, spark.version))
+    if ours != theirs:
+        home = os.environ.get("SPARK_HOME")
+        raise ConfigError(
+            f"pyspark is {pyspark.__version__}, and its Java part {spark.version}"
+            + (f": SPARK_HOME is {home!r}, unset it, or install the pyspark of that version" if home else "")
+        )
+
+
+def _warn_without_executors(spark: SparkSession) -> None:
+    """A cluster whose workers are gone, or are busy, lets a job wait without a word."""
+    context = spark.sparkContext
+    time.sleep(EXECUTOR_WAIT)
+    # A session that has ended meanwhile, with or without its Java, has nothing to be warned of.
+    with contextlib.suppress(Exception):
+        # The driver is one of them.
+        if context._jsc.sc().getExecutorMemoryStatus().size() < 2:
+            logger.warning(
+                "%s has given no executor in %g s: has it workers, with enough memory and a core that is not in use? "
+                "The job waits until it has",
+                context.master,
+                EXECUTOR_WAIT,
+            )
+
+
 def submitted() -> bool:
     """Whether spark-submit has started this process: its Java, master and settings are given then."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
@@ -141,7 +215,9 @@ def _made(app: str, master: str | None, conf: dict[str, str]) -> SparkSession:
     if "SPARK_REMOTE" in os.environ:
         raise ConfigError("SPARK_REMOTE is set: make the Spark Connect session yourself, then busrep.spark.register it")
     defaults = dict(DEFAULTS)
-    variables = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
+    python = None if submitted() else conf.get("spark.pyspark.python")  # spark-submit has put it into the environment
+    variables = {"PYSPARK_PYTHON": python or os.environ.get("PYSPARK_PYTHON") or sys.executable}
+    master = master or conf.get("spark.master")
     if not submitted():
         master = master or os.environ.get("BUSREP_SPARK_MASTER") or "local[*]"
         if (home := find_java().home) is not None:
@@ -182,35 +258,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def check_master(master: str) -> None:
-    """Raises ConfigError for what Spark cannot run on, Unavailable for a standalone master that does not answer."""
-    if _LOCAL.fullmatch(master) or _OTHERS.fullmatch(master):
-        return
-    found = _STANDALONE.fullmatch(master)
-    if found is None:
-        raise ConfigError(
-            f"the Spark master {master!r} is none: local[*], local[4], spark://host:7077, yarn, k8s://..."
-        )
-    failed: OSError | None = None
-    for place in found[1].split(","):
-        host, _, port = place.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
-        except (OSError, OverflowError) as error:
-            failed = error if isinstance(error, OSError) else OSError(f"{port} is no port")
-        else:
-            return
-    raise Unavailable(f"the Spark master {master}", failed or "nobody listens")
-
-
-def is_loopback(master: str) -> bool:
-    """Whether the driver, the master and so the executors are all on this machine."""
-    found = _STANDALONE.fullmatch(master)
-    if found is None:
-        return master.startswith("local")
-    return all(_LOOPBACK.fullmatch(place.rpartition(":")[0]) for place in found[1].split(","))
 
 
 def modules_path() -> list[str]:

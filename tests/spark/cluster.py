@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
+import pytest
 
 from busrep.spark.java import find_java
 from busrep.testing.processes import POLL, ServerProcess
@@ -22,8 +23,13 @@ from busrep.testing.servers import _start_on_a_port
 
 ROOT = Path(__file__).parent.parent.parent
 
-# One core and so much for each worker: a driver, a master, two workers, two executors and their Pythons fit into 4 GB.
-WORKER_MEMORY = "700m"
+# What sessions run on otherwise.
+LOCAL = "local[2]"
+
+# An application has an executor of one core on each worker: with the driver, the master, the workers and the Pythons it
+# fits into 4 GB. Workers take several applications, for a test's session is there while a process of its own runs.
+WORKER_CORES = 4
+WORKER_MEMORY = "2800m"
 EXECUTOR_MEMORY = "600m"  # Spark takes no less than 450 MB
 DAEMON_MEMORY = "192m"
 DRIVER_MEMORY = "600m"
@@ -95,6 +101,8 @@ class Cluster:
 
     master: str
     """``spark://127.0.0.1:port``."""
+    folder: Path
+    """With all its files."""
     daemon: Daemon
     workers: Sequence[Daemon]
     environment: Mapping[str, str]
@@ -137,6 +145,8 @@ def settings(folder: Path) -> dict[str, str]:
     return {
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.executor.memory": EXECUTOR_MEMORY,
+        "spark.executor.cores": "1",
+        "spark.cores.max": "2",
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",
         "spark.local.dir": str(folder),
@@ -146,9 +156,20 @@ def settings(folder: Path) -> dict[str, str]:
     }
 
 
+def hide_java(patched: pytest.MonkeyPatch, folder: Path) -> None:
+    """Make a PATH of all programs but Java, in that folder, and have no JAVA_HOME."""
+    for place in os.get_exec_path():
+        for program in Path(place).iterdir() if Path(place).is_dir() else ():
+            if program.name != "java" and not (folder / program.name).is_symlink():
+                (folder / program.name).symlink_to(program.absolute())
+    patched.setenv("PATH", str(folder))
+    patched.delenv("JAVA_HOME", raising=False)
+    assert shutil.which("java") is None
+
+
 @contextlib.contextmanager
 def started_cluster(workers: int = 2) -> Iterator[Cluster]:
-    """A cluster with so many workers of one core each; it and its files are gone afterwards."""
+    """A cluster with so many workers; it and its files are gone afterwards."""
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="busrep-spark-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -174,9 +195,10 @@ def started_cluster(workers: int = 2) -> Iterator[Cluster]:
 
         daemon = start("master", "master.Master", "New state: ALIVE")
         master = f"spark://127.0.0.1:{daemon.port}"
-        told = ("--cores", "1", "--memory", WORKER_MEMORY)
+        told = ("--cores", str(WORKER_CORES), "--memory", WORKER_MEMORY)
         yield Cluster(
             master=master,
+            folder=folder,
             daemon=daemon,
             workers=[
                 start(
@@ -201,8 +223,10 @@ def _environment(folder: Path) -> dict[str, str]:
     home = find_java().home
     return {
         "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
-        # A taken port is an error, as with our other servers, and not the next one.
-        "SPARK_DAEMON_JAVA_OPTS": f"-Dspark.port.maxRetries=0 -Djava.io.tmpdir={folder} {JVM}",
+        # A taken port is an error, as with our other servers, and not the next one. Clusters of other test processes
+        # have the port for applications over REST, which is always the same one.
+        "SPARK_DAEMON_JAVA_OPTS": f"-Dspark.port.maxRetries=0 -Dspark.master.rest.enabled=false "
+        f"-Djava.io.tmpdir={folder} {JVM}",
         "SPARK_LAUNCHER_OPTS": JVM,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder),
