@@ -8,15 +8,17 @@ from typing import Any
 
 import attrs
 import pyarrow as pa
+import pytest
 from pyspark.sql.types import StructType
 
 from busrep import Stream
-from busrep.spark import secrets, sink
+from busrep.spark import secrets, sink, sink_commit
 from busrep.spark.sink import Staged, StreamSink, Task
 from busrep.stores.blocking import BlockingStore, complete, open_blocking_store
 from busrep.stores.plans import Plan, Sql
 from busrep.streams import Registry
 from busrep.updates import FetchUpdates
+from tests.shop import QUICK
 
 WRITER = "spark"
 
@@ -25,6 +27,29 @@ WRITER = "spark"
 def without_password(url: str) -> str:
     """The URL as an option of Spark's."""
     return secrets.split(url)[0]
+
+
+orders: Stream[Any] = Stream("orders")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store with the stream orders."""
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    open_blocking_store(found, Registry([orders])).init()
+    monkeypatch.setenv("BUSREP_STORE_PASSWORD", secrets.split(found)[1] or "")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that is tried again does not wait for long."""
+    monkeypatch.setattr(sink_commit, "Settings", lambda: QUICK)
+
+
+def staged(url: str) -> int:
+    found: int = ask(url, "SELECT count(*) FROM busrep_staged")
+    return found
 
 
 ROW = StructType().add("row", "string")

@@ -9,43 +9,20 @@ from typing import Any
 import attrs
 import pytest
 
-import busrep
 from busrep.errors import ConfigError, SchemaError, Unavailable
-from busrep.stores.blocking import open_blocking_store
 from busrep.stores.blocking_staging import StagingStore
-from busrep.streams import Registry
-from tests.shop import QUICK
 
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
-from busrep.spark import secrets, sink, sink_commit
+from busrep.spark import secrets, sink
+from tests import sinks
 from tests.sinks import ROW, WRITER, Query, ask, opened, rows, texts, written
 
 pytestmark = pytest.mark.servers
 
-orders: busrep.Stream[Any] = busrep.Stream("orders")
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A store with the stream orders."""
-    found: str = request.getfixturevalue(f"{request.param}_url")
-    open_blocking_store(found, Registry([orders])).init()
-    monkeypatch.setenv("BUSREP_STORE_PASSWORD", secrets.split(found)[1] or "")
-    return found
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit that is tried again does not wait for long."""
-    monkeypatch.setattr(sink_commit, "Settings", lambda: QUICK)
-
-
-def staged(url: str) -> int:
-    found: int = ask(url, "SELECT count(*) FROM busrep_staged")
-    return found
+orders, url, quick, staged = sinks.orders, sinks.url, sinks.quick, sinks.staged
 
 
 def restored(url: str) -> None:
