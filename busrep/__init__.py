@@ -6,6 +6,7 @@ Start here::
     connect()      a Bus: write facts, subscribe to streams, wait for positions
     errors.py      the tree of everything that is raised
     settings.py    every bound and period, with its reason
+    reports.py     ReaderReport: what a reader has handled, for the audit
 
 and, when you want to know how: commands.py and framing.py (the wire), reader.py and writer.py (the two state
 machines), ids.py (who may say that everything up to 7 is there), stores/ (the table), asyncio/ (the loops).
@@ -32,6 +33,7 @@ from .errors import (
     WaitTimeout,
     WriterFenced,
 )
+from .reports import ReaderReport
 from .settings import Settings
 from .streams import Registry, Stream, Table
 
@@ -54,6 +56,7 @@ __all__ = [
     "LockReleased",
     "PositionTooOld",
     "ReaderMoved",
+    "ReaderReport",
     "RemoteServerUp",
     "RowError",
     "Settings",

@@ -81,6 +81,7 @@ FOLLOWED, PLANNED, SPARK_READ, HEARD = (
 )
 REPLAY = "test_spark_replay_ranges.py::test_"
 AUDIT = "test_spark_audit.py::test_"
+HANDLED = "test_spark_audit_readers.py::test_"
 ARCHIVE, OBJECTS = "test_spark_archiving.py::test_", "test_spark_archive_objects.py::test_"
 THREADS, RACES = "test_sync_writing.py::test_", "test_sync_races.py::test_"
 SINK, AGAIN = "test_spark_sink.py::test_", "test_spark_sink_again.py::test_"
@@ -3945,5 +3946,53 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A file of which an object store has a part is named in a manifest, and the batch is done.",
         edits=(Edit("spark/archive_rows.py", "        if size != written:\n", "        if False:\n"),),
         checks=(ARCHIVE + "a_file_of_which_a_part_arrived",),
+    ),
+    # -- the audit of what readers have handled -----------------------------------------------------------------
+    Mutant(
+        name="a-torn-line-swallows-the-next",
+        rule="6",
+        harm="A reader that is started again after a crash appends to half a line: its first batch is not noted.",
+        edits=(Edit("reports.py", 'self._torn = os.read(self._file, 1) not in (b"", b"\\n")', "self._torn = False"),),
+        checks=(HANDLED + "a_torn_line",),
+    ),
+    Mutant(
+        name="a-row-handled-late-passes-for-one-in-order",
+        rule="6",
+        harm="The audit does not find that a reader handled a span behind a later one.",
+        edits=(Edit("spark/audit_handled.py", "if new and (tokens[0] <= reached or new < len(tokens)):", "if False:"),),
+        checks=(HANDLED + "swapped_spans",),
+    ),
+    Mutant(
+        name="what-a-reader-saved-is-not-asked-for",
+        rule="6",
+        harm="A reader that lost the last rows, and has saved that it handled them, passes the audit.",
+        edits=(
+            Edit(
+                "spark/audit_readers.py",
+                "upto = min(max(one.upto, at.get(key, 0)), log",
+                "upto = min(one.upto, log",
+            ),
+        ),
+        checks=(HANDLED + "the_last_span_is_lost_and_its_position_was_saved",),
+    ),
+    Mutant(
+        name="rows-handled-again-are-not-compared",
+        rule="6",
+        harm="A row that was another one when it was handled again passes the audit.",
+        edits=(
+            Edit(
+                "spark/audit_handled.py",
+                "(truth.tokens[at:end], truth.indexes[at:end], truth.hashes[at:end]) != (tokens, indexes, hashes)",
+                "(truth.tokens[at:end], truth.indexes[at:end]) != (tokens, indexes)",
+            ),
+        ),
+        checks=(HANDLED + "spans_again_after_a_crash",),
+    ),
+    Mutant(
+        name="a-foreign-epoch-is-an-older-one",
+        rule="6",
+        harm="Lines of another log among those of this one pass the audit.",
+        edits=(Edit("spark/audit_readers.py", "one.last > first:", "False:"),),
+        checks=(HANDLED + "a_foreign_epoch",),
     ),
 )

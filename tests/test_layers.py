@@ -23,7 +23,7 @@ CORE_ORDER = (
     ("ids", "reader", "writer", "bootstrap", "cache_keys", "cached", "caches", "freshness"),
 )
 CORE = {name for layer in CORE_ORDER for name in layer}
-EDGES = {"stores", "asyncio", "sync"}
+EDGES = {"stores", "asyncio", "sync", "reports"}
 TOP = {"cli", "testing", "spark", "integrations"}
 
 # What each part of the package may import of the others, beside itself.
@@ -36,13 +36,14 @@ MAY_IMPORT = {
     **UP_TO,
     "stores": CORE - {"reader", "writer", "retained", "delivery", "framing", "speakers"},
     "asyncio": CORE,
+    "reports": CORE,
     # Threads read by running asyncio in a thread, and their stores are of both kinds: one reader, instead of two.
     "sync": CORE | {"asyncio", "stores"},
     "testing": CORE | EDGES,
     "integrations": CORE | EDGES,
     "spark": CORE | EDGES | {"busrep"},
     "cli": CORE | EDGES | {"testing", "busrep", "spark"},
-    "busrep": {"asyncio", "sync", "stores", *CORE},
+    "busrep": {"asyncio", "sync", "stores", "reports", *CORE},
 }  # fmt: skip
 
 # A job that spark-submit runs by its file is the command, with the file's name put before the arguments.
@@ -70,6 +71,7 @@ DEPENDENCIES = {
         "cli",
         "spark",
         "testing",
+        "reports",
         "asyncio/http_pages.py",
         "asyncio/http_source.py",
         "asyncio/parquet_manifest.py",

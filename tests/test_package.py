@@ -120,6 +120,7 @@ ELSEWHERE = {
     "DemoFailed": "of the demo, whose readers are its own processes",
     "RangePruned": "PositionTooOld of a Spark query, which says what to do there",
     "LogReplaced": "EpochChanged of a Spark query",
+    "OlderTable": "PositionsAheadOfTable of a Spark query",
     "WriterGone": "ConfigError of a Spark query",
     "OutOfOrder": "of a replay, whose rows were read wrongly",
 }
@@ -349,7 +350,7 @@ REGISTRY_HOSTS = re.compile(
 )  # fmt: skip
 KNOWN_HOSTS = re.compile(
     r"localhost|test(?:\{prefix\})?|ho(?:st[?#]\S*)?|0\.0\.0\.0|127\.0\.0\.1|\[?::1\]?|redis|postgres|host|h|db|x|server|nowhere|[\w.-]*example(?:\.\w+)?|[\w.-]*\.(?:test|invalid)"
-    r"|www\.apache\.org|[^\w]*|\{.*"
+    r"|(?:www|arrow)\.apache\.org|[^\w]*|\{.*"
 )
 
 

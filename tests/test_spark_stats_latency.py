@@ -65,4 +65,4 @@ def test_a_redis_that_does_not_answer_is_named() -> None:
     assert recorder.cuts
     assert "Connection" in recorder.reason
     with pytest.raises(ConfigError, match="Redis URL"):
-        Recorder("http://there", ["s"], Heard(["s"]), QUICK)
+        Recorder("http://host", ["s"], Heard(["s"]), QUICK)

@@ -54,7 +54,8 @@ class Batch(Generic[RowT]):
     """Rows of one (stream, writer) to handle together: whole facts, tokens ascending.
 
     ``tokens`` and ``rows`` are parallel; rows of one fact repeat its token. When the handler returns, everything
-    of ``writer`` up to ``position`` counts as handled; ``after`` is where the batch before ended.
+    of ``writer`` up to ``position`` counts as handled; ``after`` is where the batch before ended. ``epoch``: of the log
+    that they are of; ``reader``: the name under which positions are saved.
     """
 
     stream: Stream[RowT]
@@ -65,8 +66,15 @@ class Batch(Generic[RowT]):
     rows: Sequence[RowT]
     _save: Callable[[Batch[RowT], Any], Awaitable[None]] = attrs.field(repr=False)
     _raw: RawBatch = attrs.field(repr=False)
+    epoch: str | None = attrs.field(default=None, repr=False)
+    reader: str | None = attrs.field(default=None, repr=False)
     _tried: bool = attrs.field(default=False, init=False, repr=False)
     _saved: bool = attrs.field(default=False, init=False, repr=False)
+
+    @property
+    def payloads(self) -> Sequence[bytes]:
+        """The rows as JSON, as they came."""
+        return self._raw.payloads
 
     def facts(self) -> Iterator[tuple[int, list[RowT]]]:
         """The same, fact by fact: (token, rows)."""
@@ -713,7 +721,8 @@ class Reading:
         if not await self._registered(key, raw):
             return True
         log_read = core.epoch
-        batch = Batch(stream, raw.writer, raw.after, raw.position, raw.tokens, rows, self._save_batch, raw)
+        place = (stream, raw.writer, raw.after, raw.position, raw.tokens)
+        batch = Batch(*place, rows, self._save_batch, raw, log_read, self._name)
         pause = self._settings.retry_min
         for attempt in range(self._settings.handler_retries + 1):
             if not self._in_hand(key, raw):  # while it was registered, or paused for: stopped, or of a log that is gone

@@ -35,8 +35,9 @@ SCHEMA = pyarrow.schema(
 GROUP_ROWS = 50_000
 # Files that a task has open, one a date: a backlog read in order of its tokens has one, and two around midnight.
 OPEN_FILES = 8
-# Of a file, at a time.
+# Of a file, at a time; and so many bytes of text are put together in memory, where an array of strings holds 2 GiB.
 READ_ROWS = 20_000
+READ_BYTES = 2**27
 
 
 class DamagedFile(Exception):
@@ -52,6 +53,11 @@ def text_of(batch: Any) -> Any:
 
 def hash_into(hasher: Any, batch: Any) -> None:
     """Add the lines of a batch. Raises DamagedFile for a null in it."""
+    if batch.nbytes > READ_BYTES and batch.num_rows > 1:
+        half = batch.num_rows // 2
+        hash_into(hasher, batch.slice(0, half))
+        hash_into(hasher, batch.slice(half))
+        return
     lines = text_of(batch)
     if lines.null_count:
         raise DamagedFile("it has nulls")
@@ -66,7 +72,7 @@ def ascending(batch: Any, last: dict[str, tuple[int, int]]) -> int:
     """How many rows at the beginning of the batch follow, per writer, on what was ``last``, which is moved by them."""
     writers, tokens, indexes = (batch.column(name) for name in ("writer", "token", "index"))
     count = batch.num_rows
-    if count > 1 and len(pc.unique(writers)) == 1 and pc.all(pc.less(tokens[:-1], tokens[1:])).as_py():
+    if count > 1 and len(pc.unique(writers)) == 1 and pc.all(_follow(tokens, indexes)).as_py():
         writer, first = writers[0].as_py(), (tokens[0].as_py(), indexes[0].as_py())
         if writer not in last or last[writer] < first:
             last[writer] = (tokens[-1].as_py(), indexes[-1].as_py())
@@ -78,6 +84,12 @@ def ascending(batch: Any, last: dict[str, tuple[int, int]]) -> int:
             return number
         last[writer] = (token, index)
     return int(count)
+
+
+def _follow(tokens: Any, indexes: Any) -> Any:
+    """Of each row but the first, whether its token and index are above those of the row before."""
+    later = pc.and_(pc.equal(tokens[:-1], tokens[1:]), pc.less(indexes[:-1], indexes[1:]))
+    return pc.or_(pc.less(tokens[:-1], tokens[1:]), later)
 
 
 # -- writing --------------------------------------------------------------------------------------------------
@@ -247,7 +259,7 @@ def read_file(root: Root, stream: str, file: DataFile, columns: Sequence[str] | 
         with root.open(path) as source:
             found = parquet.ParquetFile(source, page_checksum_verification=True)
             wanted = None if columns is None else list(dict.fromkeys([*SCHEMA.names, *columns]))
-            for batch in found.iter_batches(READ_ROWS, columns=wanted):
+            for batch in found.iter_batches(_rows_at_a_time(found.metadata), columns=wanted):
                 hash_into(hashed, batch)
                 rows += batch.num_rows
                 ordered = ordered and ascending(batch, last) == batch.num_rows
@@ -264,6 +276,12 @@ def read_file(root: Root, stream: str, file: DataFile, columns: Sequence[str] | 
         raise DamagedFile("its rows do not have the SHA-256 that the manifest says")
     if size != file.bytes:
         raise DamagedFile(f"it is {size} bytes long, the manifest says {file.bytes}")
+
+
+def _rows_at_a_time(metadata: Any) -> int:
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    return max(1, min(READ_ROWS, READ_BYTES // max(1, size)))
 
 
 def read_rows(root: Root, archive: archived.Archive, columns: Sequence[str] | None = None) -> Iterator[Any]:

@@ -99,7 +99,7 @@ def summing(
     return work
 
 
-def _read(root: Root, stream: str, file: DataFile) -> Iterator[Any]:
+def read_typed(root: Root, stream: str, file: DataFile) -> Iterator[Any]:
     """As `read_file`, which takes columns of any type. All of them are read, for the pages of `fields` may be damaged
     as well as others."""
     for batch in read_file(root, stream, file):
@@ -115,7 +115,7 @@ def _added(root: Root, stream: str, entry: Entry, sums: Sums) -> Iterator[Findin
     the manifest tells of the file by which others choose what to read."""
     file, told = entry.file, False
     least, most, days = 2**63, 0, set[str]()
-    for batch in _read(root, stream, file):
+    for batch in read_typed(root, stream, file):
         sums.add(batch)
         found = strangers(batch, entry.after, entry.upto)
         if found and not told:
@@ -151,7 +151,7 @@ def picking(
     def work(entry: Entry) -> tuple[list[Row], str | None]:
         found: list[Row] = []
         try:
-            for batch in _read(root, stream, entry.file):
+            for batch in read_typed(root, stream, entry.file):
                 found += rows_of(within(batch, low, high))
         except FileNotFoundError:
             return found, entry.file.file

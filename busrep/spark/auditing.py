@@ -22,6 +22,8 @@ from busrep.spark.archiving import streams_in_store
 from busrep.spark.audit_files import Finding
 from busrep.spark.audit_log import Saved, ahead, caught_up, log_of, shown
 from busrep.spark.audit_notes import notes_of
+from busrep.spark.audit_readers import HandledAudit
+from busrep.spark.audit_reports import Reports
 from busrep.spark.audit_sums import Key, Row, Sum, differences, differing, merged
 from busrep.spark.options import declared_stream
 from busrep.stores.snapshots import Log
@@ -43,7 +45,15 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
     """See `busrep.spark.jobs.audit.run`."""
     root = Root(options.archive)
     url = secrets.resolve(options.store, options.password_file)
-    names = options.stream or _streams(root)
+    with contextlib.closing(Reports(options.handled)) as handled:
+        handled.scan()
+        return _audited(spark, root, options, url, handled, progress)
+
+
+def _audited(
+    spark: SparkSession, root: Root, options: Options, url: str, handled: Reports, progress: job.Progress
+) -> job.Report:
+    names = options.stream or sorted({*_streams(root), *handled.streams})
     others: Collection[str] = ()
     if not options.stream:
         with contextlib.suppress(ConfigError):  # the store has none
@@ -51,13 +61,14 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
     reports = {}
     for at, name in enumerate(names):
         progress("audited streams", at, len(names))
-        reports[name] = Audit(spark, root, name, options, url).run()
+        reports[name] = Audit(spark, root, name, options, url, handled).run()
     progress("audited streams", len(names), len(names))
     return {
-        "ok": bool(reports) and all(one["ok"] for one in reports.values()),
+        "ok": bool(reports) and not handled.findings and all(one["ok"] for one in reports.values()),
         "archive": root.shown,
         "compared_rows": sum(at["table_rows"] for one in reports.values() for at in one["writers"].values()),
-        "streams": reports, "not_archived": list(others),
+        "streams": reports, "not_archived": list(others), "findings": handled.findings,
+        "torn_lines": handled.unfinished(), "unusable_lines": dict(handled.unusable),
     }  # fmt: skip
 
 
@@ -76,12 +87,13 @@ class Audit:
     stream: str
     options: Options
     url: str
+    handled: Reports
     findings: list[Finding] = attrs.field(factory=list, init=False)
 
     def run(self) -> dict[str, Any]:
         """The report of this stream."""
         for attempt in range(ATTEMPTS):
-            archive, self.findings = notes_of(self.root, self.stream)
+            archive, self.findings = self._notes()
             log, readers = caught_up(self._log, archive)
             # A writer that the archive does not know is shown, too, with nothing to compare.
             start = {
@@ -89,11 +101,30 @@ class Audit:
                 for writer in archive.upto.keys() | log.positions.keys()
             }
             try:
-                return self._compared(archive, log, start, readers)
+                found = self._compared(archive, log, start, readers)
+                return self._with_handled(found, archive)
             except Exception:
                 if attempt == ATTEMPTS - 1 or not self._moved(archive, log, start):
                     raise
         raise AssertionError("unreachable")
+
+    def _notes(self) -> tuple[Archive, list[Finding]]:
+        asked = self.stream in self.options.stream or not self.options.handled
+        if asked or self.stream in _streams(self.root):
+            return notes_of(self.root, self.stream)
+        return Archive(self.stream), []  # a reader reports on it, nobody says that it is archived
+
+    def _with_handled(self, report: dict[str, Any], archive: Archive) -> dict[str, Any]:
+        """The report, with what readers say that they have handled."""
+        if not self.options.handled:
+            return report
+        question = audit_table.question_of(self.url, self._definition(), self.options.streams)
+        handled, findings = HandledAudit(
+            self.root, self.stream, self.handled, question, self._each, self._log, self._check_compaction,
+            self.options.differences, self.options.once,
+        ).run(archive)  # fmt: skip
+        findings = report["findings"] + findings
+        return {**report, "ok": report["ok"] and not findings, "findings": findings, "handled": handled}
 
     def _find(self, kind: str, text: str, **more: Any) -> None:
         self.findings.append({"kind": kind, "text": text, **more})

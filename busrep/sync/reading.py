@@ -57,6 +57,21 @@ class Batch(Generic[RowT]):
     _batch: runtime.Batch[RowT] = attrs.field(repr=False)
     _save: Callable[[runtime.Batch[RowT], Any], None] = attrs.field(repr=False)
 
+    @property
+    def payloads(self) -> Sequence[bytes]:
+        """The rows as JSON, as they came."""
+        return self._batch.payloads
+
+    @property
+    def epoch(self) -> str | None:
+        """Of the log that they are of."""
+        return self._batch.epoch
+
+    @property
+    def reader(self) -> str | None:
+        """The name under which positions are saved."""
+        return self._batch.reader
+
     def facts(self) -> Iterator[tuple[int, list[RowT]]]:
         """The same, fact by fact: (token, rows)."""
         return self._batch.facts()

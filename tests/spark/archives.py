@@ -129,14 +129,15 @@ class Bench:
         with contextlib.closing(sqlite3.connect(self.path)) as connection:
             proven = dict(connection.execute("SELECT writer, position FROM busrep_positions"))
             (epoch,) = connection.execute("SELECT value FROM busrep_meta WHERE key = 'epoch'").fetchone()
-            rows = connection.execute("SELECT writer, id, idx, row, committed_at FROM busrep_facts ORDER BY id, idx")
+            # Rounded as the source does it: SQLite's way, away from zero.
+            committed_at = "CAST(round(committed_at * 1000000) AS INTEGER)"
+            rows = connection.execute(f"SELECT writer, id, idx, row, {committed_at} FROM busrep_facts ORDER BY id, idx")
             new = [row for row in rows if upto.get(row[0], 0) < row[1] <= proven[row[0]]]
         while new or number == before.last:
             part = [row for row in new if row[1] <= new[min(batch_rows, len(new)) - 1][1]]
             new, number = new[len(part) :], number + 1
             files = RowFiles(self.root, "orders", "", number, 0, 10**9)
             columns = list(zip(*part, strict=True)) or [()] * 5
-            columns[4] = tuple(round(time * 1e6) for time in columns[4])
             arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
             files.add(pyarrow.RecordBatch.from_arrays(arrays, schema=SCHEMA))
             end = {writer: min(at, part[-1][1]) for writer, at in proven.items()} if new else proven

@@ -14,9 +14,10 @@ def main(folder: str, options: dict[str, str], files: int = 1) -> None:
     spark = session("sink", conf=settings(Path(folder)))
     numbers = spark.readStream.schema("value string").option("maxFilesPerTrigger", files).text(f"{folder}/input")
     query = (
-        numbers.selectExpr("concat('[', value, ']') AS row")
+        # After a kill at the wrong moment Spark takes two files into one batch, the larger first: the numbers order it.
+        numbers.selectExpr("concat('[', value, ']') AS row", "cast(value AS bigint) AS token")
         .writeStream.format("busrep")
-        .options(**options)
+        .options(**options, orderBy="token")
         .option("checkpointLocation", f"{folder}/checkpoint")
         .trigger(availableNow=True)
         .start()
