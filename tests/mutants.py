@@ -3683,8 +3683,22 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-password-on-spark-submits-command-line",
         rule="9",
         harm="The command line of Java has it, and Spark's UI and log of events show that.",
-        edits=(Edit("cli/pipeline.py", "            if submitted():", "            if False:"),),
+        edits=(Edit("cli/pipeline.py", "        seen = submitted() and ", "        seen = False and "),),
         checks=("test_cli_pipeline.py::test_a_password_in_arguments_of_spark_submit_is_refused",),
+    ),
+    Mutant(
+        name="a-password-becomes-an-option-of-sparks",
+        rule="9",
+        harm="Started with a Redis URL that has one the job goes on until Spark's source refuses it, or shows it.",
+        edits=(Edit("cli/pipeline.py", "(seen or told.shown)", "seen"),),
+        checks=("test_cli_pipeline.py::test_a_password_that_would_become_an_option_of_sparks_is_refused",),
+    ),
+    Mutant(
+        name="ctrl-c-in-a-call-into-java",
+        rule="9",
+        harm="The connection has half an answer in it: stopping Spark fails, with pages of traces and another status.",
+        edits=(Edit("cli/pipeline_signals.py", "if not in_java(frame) or ", "if True or "),),
+        checks=("test_cli_pipeline.py::test_ctrl_c_waits_for_a_call_into_java",),
     ),
     Mutant(
         name="a-report-takes-the-place-of-a-device",

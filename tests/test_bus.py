@@ -185,8 +185,19 @@ def test_facts_arrive_whole_in_order_and_typed(deployment: Deployment) -> None:
             assert facts[0] == (fact.id, [Order(1, "new"), Order(1, "paid")])
             assert facts[1:] == [(id, [Order(n, "bulk")]) for n, id in enumerate(ids, start=2)]
             assert batches[0].stream is orders
+            assert batches[0].payloads[0] == b'[1,"new"]'
             assert reader.positions()["orders"]["w1"] == ids[-1]
             assert writer.positions()["orders"]["w1"] == ids[-1]
+            async with writer.write(orders, count=2) as fact:
+                more = fact.add_each([Order(n, "more") for n in (1, 2)])
+            await reader.wait_for(orders, "w1", more[-1])
+            facts = [one for batch in batches for one in batch.facts()]
+            assert facts[-2:] == [(id, [Order(n, "more")]) for n, id in enumerate(more, start=1)]
+            with pytest.raises(ConfigError, match="count=3"):
+                async with writer.write(orders, count=2) as fact:
+                    fact.add_each([Order(1, "wrong")] * 3)
+            with pytest.raises(ConfigError, match="1 or more"):
+                writer.write(orders, count=0)
 
     run(main())
 

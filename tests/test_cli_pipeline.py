@@ -10,6 +10,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +302,98 @@ def test_sigterm_is_as_ctrl_c(runs: Runs, tmp_path: Path, monkeypatch: pytest.Mo
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+JAVA = """
+def call(send, ended):
+    for _ in range(3):
+        send()
+    ended.append(True)
+    if len(ended) > 1:
+        raise OSError("cancelled")
+"""
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["it ends", "it fails"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_ctrl_c_waits_for_a_call_into_java(
+    number: signal.Signals, cut: bool, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the connection would have half an answer in it. But what the call was for is not waited for."""
+    before = signal.getsignal(number)
+    java: dict[str, Any] = {"__name__": "py4j.java_gateway"}
+    exec(JAVA, java)
+    ended: list[bool] = [False] if cut else []
+
+    def run(spark: Any, options: Any, progress: Any) -> job.Report:
+        java["call"](lambda: signal.raise_signal(number), ended)
+        time.sleep(10)
+        raise AssertionError
+
+    monkeypatch.setattr(counting, "run", run)
+    result = runs("--report", str(tmp_path / "r.json"))
+    assert (result.exit_code, result.stderr) == (130, "busrep: interrupted\n")
+    assert ended[-1]
+    assert json.loads((tmp_path / "r.json").read_text())["error"] == "interrupted"
+    assert runs.spark.stopped == 1
+    assert signal.getsignal(number) is before
+    for thread in threading.enumerate():
+        if thread.name in ("busrep-interrupt", "busrep-cancel"):
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def test_a_call_into_java_that_does_not_end_is_interrupted(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("busrep.cli.pipeline_signals.PATIENCE", 0.3)
+    java: dict[str, Any] = {"__name__": "py4j.java_gateway"}
+    exec("def call(send, wait):\n    send()\n    wait(10)", java)
+    began = time.monotonic()
+
+    def run(*_: Any) -> job.Report:
+        java["call"](lambda: signal.raise_signal(signal.SIGINT), time.sleep)
+        raise AssertionError
+
+    monkeypatch.setattr(counting, "run", run)
+    assert runs().exit_code == 130
+    assert time.monotonic() - began < 5
+
+
+def test_a_call_that_begins_behind_the_cancelled_one_is_cancelled_too(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[float] = []
+    monkeypatch.setattr(SESSION, "cancel", lambda: cancelled.append(time.monotonic()))
+    java: dict[str, Any] = {"__name__": "py4j.java_gateway"}
+    exec("def call(send, wait):\n    send()\n    while not wait():\n        pass", java)
+
+    def run(*_: Any) -> job.Report:
+        java["call"](lambda: signal.raise_signal(signal.SIGINT), lambda: time.sleep(0.01) or len(cancelled) > 2)
+        time.sleep(10)
+        raise AssertionError
+
+    monkeypatch.setattr(counting, "run", run)
+    began = time.monotonic()
+    assert runs().exit_code == 130
+    assert time.monotonic() - began < 5
+    assert len(cancelled) == 3
+
+
+def test_our_handler_takes_the_place_of_pysparks(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which calls into Java, from wherever the signal came."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def session(*_: Any, **__: Any) -> FakeSession:
+        signal.signal(signal.SIGINT, lambda *_: None)
+        return runs.spark
+
+    def run(spark: Any, options: Any, progress: Any) -> job.Report:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError
+
+    monkeypatch.setattr(SESSION, "session", session)
+    monkeypatch.setattr(counting, "run", run)
+    assert runs().exit_code == 130
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_a_session_that_was_there_stays(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SESSION, "active", lambda: runs.spark)
     assert runs().exit_code == 0
@@ -373,6 +467,66 @@ def test_a_password_in_arguments_of_spark_submit_is_refused(runs: Runs, monkeypa
     assert "pw@" not in result.stderr
     assert runs(BUSREP_STORE="postgresql://me:pw@db/shop").exit_code == 0
     assert runs.seen[0].store == STORE
+
+
+PLACES = {
+    "archive": {"archive": "x", "redis": "redis://h"},
+    "backfill": {"stream": "a", "function": "m:f", "into": "b", "writer": "w", "checkpoint": "c", "redis": "redis://h"},
+    "replay": {"to-redis": "redis://h", "to-name": "n"},
+    "stats": {"to": "x", "redis": "redis://h"},
+    "snapshot": {"stream": "a", "to": "x"},
+}
+URLS = [
+    ("archive", "redis", "redis://:se/cret@h", "BUSREP_REDIS_PASSWORD"),
+    ("archive", "archive", "s3://key:se/cret@bucket/a", "the environment"),
+    ("backfill", "redis", "redis://me:secret@h:1/0", "--redis-password-file"),
+    ("backfill", "to-store", "postgresql://me:secret@db/shop", "--to-password-file"),
+    ("replay", "to-redis", "redis://h?password=secret", "--to-redis-password-file"),
+    ("replay", "to-store", "postgresql://me:se/cret@db/shop", "--to-password-file"),
+    ("replay", "store", "postgresql://db/shop?user=me&password=secret", "--password-file"),
+    ("stats", "redis", "redis://:secret@h", "--redis-password-file"),
+    ("snapshot", "to", "s3://bucket?secret_key=secret", "the environment"),
+]
+
+
+def asked(name: str, flag: str, url: str) -> Result:
+    """`busrep pipeline NAME`, as far as options go: to be refused there."""
+    told = {"store": "sqlite:////x.db", **PLACES[name], flag: url}
+    module = importlib.import_module(f"busrep.spark.jobs.{name}")
+    arguments = [part for flag, value in told.items() for part in (f"--{flag}", value)]
+    return CliRunner().invoke(cli, ["pipeline", module.__name__.rpartition(".")[2], *arguments, "--master", "none"])
+
+
+@pytest.mark.parametrize(("name", "flag", "url", "place"), URLS)
+def test_a_password_in_any_url_of_spark_submit_is_refused(
+    name: str, flag: str, url: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    result = asked(name, flag, url)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"busrep: --{flag} holds a password, which Spark's UI shows: put it into ")
+    assert place in result.stderr
+    assert "cret" not in result.stderr.replace("secret_key", "")
+
+
+@pytest.mark.parametrize(("name", "flag", "url", "place"), [URLS[0], URLS[2], URLS[3]])
+def test_a_password_that_would_become_an_option_of_sparks_is_refused(
+    name: str, flag: str, url: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without spark-submit, and before Spark starts."""
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    result = asked(name, flag, url)
+    assert (result.exit_code, place in result.stderr) == (2, True)
+    assert f"--{flag} holds a password" in result.stderr
+
+
+def test_a_password_of_a_url_that_stays_in_this_process_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    assert "the Spark master 'none'" in asked("replay", "to-redis", "redis://:secret@h").stderr
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert "the Spark master 'none'" in asked("replay", "to-redis", "redis://h:6379/0").stderr
+    monkeypatch.setenv("BUSREP_TO_STORE", "postgresql://me:secret@db/shop")  # which nothing shows
+    assert "the Spark master 'none'" in asked("replay", "to-redis", "redis://h:6379/0").stderr
 
 
 # -- errors of Spark's -----------------------------------------------------------------------------------------------

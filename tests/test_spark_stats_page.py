@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from html.parser import HTMLParser
 from typing import Any
 
@@ -14,6 +15,7 @@ from busrep.spark.stats_streams import share, streams_of
 from busrep.spark.stats_svg import columns, duration, number, over_time, seconds, shortened, size, ticks, time_ticks
 
 NASTY = "<script>\"&'"
+SAMPLES = {("heard", NASTY, NASTY, ""): array("d", (-0.001, 0.004, 0.005, 0.02))}
 START = 1_778_500_800  # 11 May 2026 12:00
 
 
@@ -161,13 +163,12 @@ def tables(streams: int = 2, windows_: int = 3, latency: bool = False) -> tuple[
             {"stream": name, "rank": rank, "key": key, "rows": 1, "share": 0.1, "keys": 10}
             for name in names for rank, key in enumerate((NASTY, None, ""), 1)
         ],
-        "readers": [], "latencies": [], "latency_samples": [],
+        "readers": [], "latencies": [],
     }  # fmt: skip
     if latency:
         one = {"measure": "heard", "count": 4, "p50": 0.004, "p90": 0.005, "p99": 0.02, "p999": 0.02, "most": 0.02}
         found["latencies"] = [{**one, "stream": at, "writer": at, "reader": ""} for at in ("", NASTY)]
         summary["latencies"] = found["latencies"][:1]
-        found["latency_samples"] = [{"measure": "heard", "seconds": at} for at in (-0.001, 0.004, 0.005, 0.02)]
         found["readers"] = [
             {"reader": NASTY, "stream": NASTY, "writer": "w", "position": 5, "behind": 3, "saved": START * 10**6}
         ]
@@ -177,7 +178,7 @@ def tables(streams: int = 2, windows_: int = 3, latency: bool = False) -> tuple[
 @pytest.mark.parametrize("streams", [1, 2, 7, 8, 20])
 @pytest.mark.parametrize("latency", [False, True])
 def test_the_page_is_complete_in_itself(streams: int, latency: bool) -> None:
-    text = page(*tables(streams, latency=latency))
+    text = page(*tables(streams, latency=latency), SAMPLES)
     found = checked(text)
     assert "script" not in found.seen
     assert not re.search(r"https?:|@import|url\(", text)
@@ -197,7 +198,7 @@ def test_a_thousand_writers_with_names_from_elsewhere() -> None:
     found["readers"] = [{**found["readers"][0], "writer": name} for name in names]
     found["latencies"] += [{**found["latencies"][1], "writer": name} for name in names]
     found["top_keys"] += [{"stream": stream, "rank": 4, "key": "k" * 10**6, "rows": 1, "share": 0.1, "keys": 10}]
-    text = page(summary, found)
+    text = page(summary, found, SAMPLES)
     checked(text)
     assert len(text) < 300_000
     for name in ("writers", "readers", "latencies"):
@@ -213,7 +214,7 @@ def test_the_last_time_of_an_axis_is_not_cut_off() -> None:
 @pytest.mark.parametrize(("ahead", "text"), [(-0.002, "is 2 ms behind this"), (0.002, "is 2 ms ahead of this")])
 def test_whose_clock_is_ahead(ahead: float, text: str) -> None:
     summary, found = tables(latency=True)
-    assert text in page({**summary, "clock_ahead": ahead}, found)
+    assert text in page({**summary, "clock_ahead": ahead}, found, SAMPLES)
 
 
 def test_one_fact_alone() -> None:
@@ -221,7 +222,9 @@ def test_one_fact_alone() -> None:
     one = {"facts": 1, "rows": 1, "bytes": 0}
     summary |= {**one, "last": summary["first"], "span": 0.0, "rows_per_second": None}
     found["writers"] = [{**found["writers"][0], **one}]
-    text = page(summary, {**found, "rates": found["rates"][:1], "steps": [], "top_keys": found["top_keys"][:1]})
+    text = page(
+        summary, {**found, "rates": found["rates"][:1], "steps": [], "top_keys": found["top_keys"][:1]}, SAMPLES
+    )
     checked(text)
     assert "1 row of 1 stream<" in text
 
@@ -229,7 +232,7 @@ def test_one_fact_alone() -> None:
 def test_rows_without_times_have_no_rates() -> None:
     summary, found = tables()
     summary |= {"first": None, "last": None, "span": 0.0, "rows_per_second": None, "peak_rows_per_second": 0.0}
-    text = page(summary, {**found, "rates": [], "steps": []})
+    text = page(summary, {**found, "rates": [], "steps": []}, SAMPLES)
     checked(text)
     assert "there are no rates" in text
 
@@ -240,7 +243,7 @@ def test_a_long_span_is_put_together() -> None:
     assert (first % window, window) == (0, 40)
     assert count <= 320
     assert first + count * window > START + 10 * 999
-    checked(page(summary, found))
+    checked(page(summary, found, SAMPLES))
 
 
 def test_the_streams_with_most_rows_have_colours() -> None:

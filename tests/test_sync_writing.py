@@ -181,6 +181,20 @@ def test_facts_are_committed_and_published_when_the_block_ends(deployment: Deplo
     assert threads() == set()
 
 
+def test_facts_of_one_row_with_something_else_in_their_transaction(deployment: Deployment, wire: Wire) -> None:
+    with deployment.bus(beats=False) as bus:
+        with bus.write(orders, count=3) as fact:
+            ids = fact.add_each([Order(n, "bulk") for n in range(3)])
+            assert ids == [fact.id, fact.id + 1, fact.id + 2]
+            assert fact.execute("SELECT 1") == [(1,)]
+        for rows in (1, 3):
+            with pytest.raises(ConfigError, match=f"count={rows}"), bus.write(orders, count=2) as fact:
+                fact.add_each([Order(n, "wrong") for n in range(rows)])
+        assert wire.tokens(ids[-1]) == ids
+    assert [deployment.rows()[id] for id in ids] == [[b'[%d,"bulk"]' % n] for n in range(3)]
+    assert len(deployment.rows()) == 3
+
+
 def test_threads_that_use_it_first_at_once_open_it_once(deployment: Deployment, wire: Wire) -> None:
     bus, ready, ids = deployment.bus(), threading.Barrier(4), []
 

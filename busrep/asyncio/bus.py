@@ -274,15 +274,15 @@ class Bus:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def write(self, *streams: Stream[Any], connection: Any = None) -> Fact:
+    def write(self, *streams: Stream[Any], connection: Any = None, count: int = 1) -> Fact:
         """A fact of ``streams`` (usually one) in one transaction: ``async with bus.write(orders) as fact``.
 
         ``connection``: the caller's own (sqlite3, psycopg sync or async), else one of busrep's. If it is in a
-        transaction already, that one is joined (PostgreSQL) and its end is the caller's. On entry raises
-        NotAWriter, WriterFenced, Unavailable, ConfigError; on exit what the database raises, and CommitUnknown
-        when COMMIT got no answer: then busrep finds out by itself what became of it.
+        transaction already, that one is joined (PostgreSQL) and its end is the caller's. ``count``: so many IDs, for
+        `Fact.add_each`. On entry raises NotAWriter, WriterFenced, Unavailable, ConfigError; on exit what the database
+        raises, and CommitUnknown when COMMIT got no answer: then busrep finds out by itself what became of it.
         """
-        return Fact(self._writer_of(streams), streams, connection)
+        return Fact(self._writer_of(streams), streams, connection, count)
 
     async def publish(self, stream: Stream[Any], rows: Sequence[Any], *, connection: Any = None) -> list[int]:
         """Each row a fact of its own, in one transaction, IDs reserved at once. Returns the IDs."""

@@ -113,6 +113,8 @@ class FactBase:
     _how = "async with"
 
     def __init__(self, streams: Sequence[Stream[Any]], count: int) -> None:
+        if count < 1:
+            raise ConfigError(f"write(count={count!r}): a fact has an ID, so 1 or more are needed")
         self._streams, self._count = streams, count
         self._opened: dict[str, OpenFacts] = {}
         self._generators: Mapping[str, IdGenerator] = {}
@@ -138,8 +140,11 @@ class FactBase:
         self._of(stream).add(row, insert=insert)
 
     def add_each(self, rows: Sequence[Any], stream: Stream[Any] | None = None) -> list[int]:
-        """Add each row as a fact of its own, one for each ID reserved; give their IDs."""
+        """Add each row as a fact of its own, one for each ID reserved; give their IDs. Raises ConfigError for more rows
+        or fewer."""
         opened = self._of(stream)
+        if len(rows) != len(opened.ids):
+            raise ConfigError(f"{len(rows)} rows for {len(opened.ids)} IDs: pass count={len(rows)} to write()")
         opened.each = (rows, opened.stream.encode_all(rows))
         table_id = self._generators[opened.stream.name].table_id
         return [table_id(id) for id in opened.ids] if opened.stream.negative else list(opened.ids)

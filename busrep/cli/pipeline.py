@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import pkgutil
-import signal
-import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import attrs
 import click
@@ -21,6 +18,7 @@ from click.core import ParameterSource
 from busrep.cli.options import DURATION, print_json
 from busrep.cli.pipeline_report import check_report_file, write_report
 from busrep.cli.pipeline_screen import Screen
+from busrep.cli.pipeline_signals import Interrupts
 from busrep.errors import BusrepError, ConfigError
 
 # Of a job that found what should not be; an error is 2, as with every command.
@@ -162,22 +160,37 @@ def settings(given: tuple[str, ...]) -> dict[str, str]:
 def options(context: click.Context, module: types.ModuleType, values: dict[str, Any]) -> Any:
     """The job's ``Options``. A password in the store's URL is left out of it: the source will find it elsewhere.
 
-    Raises UsageError, ConfigError.
+    Raises UsageError; ConfigError for a password where others would see it.
     """
     from busrep.spark import secrets
-    from busrep.spark.session import submitted
 
+    check_secrets(context, module, values)
     if values.get("store") is not None:
         values["store"], password = secrets.split(values["store"])
         # That of BUSREP_STORE is found there.
         if password is not None and context.get_parameter_source("store") == ParameterSource.COMMANDLINE:
-            if submitted():  # Java's command line has it, which the UI shows, and its environment has not
-                raise ConfigError(f"--store holds a password, which Spark's UI shows: put it into {secrets.ADVICE}")
             os.environ["BUSREP_STORE_PASSWORD"] = password
     try:
         return module.Options(**values)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+def check_secrets(context: click.Context, module: types.ModuleType, values: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a URL with a password in it that Spark's UI and log of events would show: an option of
+    Spark's, or of spark-submit's command line, which is Java's. The environment is not shown."""
+    from busrep.spark import secrets
+    from busrep.spark.job import OPTION
+    from busrep.spark.session import submitted
+
+    for field in attrs.fields(module.Options):
+        told, value = field.metadata[OPTION], values.get(field.name)
+        seen = submitted() and context.get_parameter_source(field.name) == ParameterSource.COMMANDLINE
+        if isinstance(value, str) and (seen or told.shown) and secrets.has_password(value):
+            raise ConfigError(
+                f"--{field.name.replace('_', '-')} holds a password, which Spark's UI shows: put it into "
+                f"{told.elsewhere}"
+            )
 
 
 # -- running it ------------------------------------------------------------------------------------------------------
@@ -204,13 +217,14 @@ class Job:
             return {"job": self.name, "ok": True, "seconds": round(time.monotonic() - started, 3)} | found
 
         try:
-            with terminated_as_interrupted():
-                found = report(**self._work(told))
+            with Interrupts() as interrupts:
+                found = report(**self._work(told, interrupts))
         except BusrepError as error:
             self._report(report(ok=False, error=str(error)))
             raise
         except KeyboardInterrupt:
             self._report(report(ok=False, error="interrupted"))
+            click.echo("busrep: interrupted", err=True)
             raise
         except Exception as error:
             self._report(report(ok=False, error=f"{type(error).__name__}: {error}"))
@@ -229,7 +243,7 @@ class Job:
         if self.report_file is not None:
             write_report(self.report_file, found)
 
-    def _work(self, told: Any) -> dict[str, Any]:
+    def _work(self, told: Any, interrupts: Interrupts) -> dict[str, Any]:
         from busrep.spark.failures import is_sparks, quiet, reason
         from busrep.spark.session import active, check_extra, has_died, session, stop
 
@@ -242,6 +256,7 @@ class Job:
             progress("starting Spark", 0, None)
             try:
                 spark = session(f"busrep {self.name}", master=self.master, conf=self.conf)
+                interrupts.install()  # pyspark has put its own in its place
                 try:
                     return run(spark, told, progress)
                 finally:
@@ -253,23 +268,6 @@ class Job:
                 if not is_sparks(error):
                     raise
                 raise BusrepError(reason(error)) from error
-
-
-@contextlib.contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, with which a container is stopped, does as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def describe(report: Mapping[str, Any]) -> str:

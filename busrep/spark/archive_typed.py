@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import orjson
 
-from busrep.errors import MissingExtra
+from busrep.errors import ConfigError, MissingExtra
 from busrep.spark.archive_rows import SCHEMA, read_file
 from busrep.spark.archive_store import Root, data_path
 from busrep.spark.archived import NO_DATE, Archive, DataFile, data_folder
@@ -21,11 +21,12 @@ from busrep.streams import Stream
 
 try:
     import pyarrow
+    from pyarrow import parquet
 except ImportError:
     raise MissingExtra("spark", "an archive in Parquet files") from None
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 ROWS = "writer string, token bigint, index int, row string, committed_at timestamp"
 # Tasks that read an archive, at most, where Spark cannot do it by itself.
@@ -65,14 +66,17 @@ class Fields:
         return pyarrow.RecordBatch.from_arrays([*batch.columns, struct], schema=self.schema)
 
 
-def dataframe(spark: SparkSession, root: Root, archive: Archive, streams: str | None = None) -> DataFrame:
+def dataframe(
+    spark: SparkSession, root: Root, archive: Archive, streams: str | None = None, *, fields: bool = True
+) -> DataFrame:
     """The rows of an archive: stream, writer, token, index, row, committed_at, date, and ``fields``.
 
     ``fields`` are those of the files where they were archived with ``--streams``; a field that a file does not have,
     because it was written by an older version of the row class, is null. With ``streams`` (MODULE:NAME) they are made
-    anew of the rows instead, by the class as it is now, with its defaults. Raises ConfigError for a damaged archive.
-    The files are read later; those that a compaction replaces meanwhile stay for its grace period. In an object store
-    that Spark itself cannot read tasks read them by pyarrow, without ``fields``, unless they are made anew.
+    anew of the rows instead, by the class as it is now, with its defaults; without ``fields`` there are none. Raises
+    ConfigError for a damaged archive, and for files in which a field has several types. The files are read later; those
+    that a compaction replaces meanwhile stay for its grace period. In an object store that Spark itself cannot read
+    tasks read them by pyarrow, without ``fields``, unless they are made anew.
     """
     from pyspark.sql import functions
 
@@ -83,11 +87,41 @@ def dataframe(spark: SparkSession, root: Root, archive: Archive, streams: str | 
         frame = _by_tasks(spark, root, archive)
     else:
         reader = spark.read.option("basePath", root.spark_path(data_folder(archive.stream)))
-        frame = reader.option("mergeSchema", "true").parquet(*paths)
+        if fields and streams is None:
+            frame = _merged(reader, paths, root, archive)
+        else:
+            frame = reader.schema(f"{ROWS}, date string").parquet(*paths)
         frame = frame.withColumn("date", functions.col("date").cast("date"))
     if streams is not None:
         frame = _made_anew(frame, archive.stream, streams)
     return frame.select(functions.lit(archive.stream).alias("stream"), "*")
+
+
+def _merged(reader: DataFrameReader, paths: list[str], root: Root, archive: Archive) -> DataFrame:
+    try:
+        return reader.option("mergeSchema", "true").parquet(*paths)
+    except Exception as error:
+        if is_sparks(error) and (found := _two_types(root, archive)):
+            raise ConfigError(
+                f"the archive of stream {archive.stream!r} at {root.shown} cannot be read as one: {found}. With "
+                "streams=MODULE:NAME the fields are made anew, of the rows, by the class as it is now; with "
+                "fields=False there are none"
+            ) from error
+        raise
+
+
+def _two_types(root: Root, archive: Archive) -> str | None:
+    """A field that is of one type in a file, and of another in another."""
+    seen: dict[str, tuple[str, str]] = {}
+    for _, file in archive.files:
+        with root.open(data_path(archive.stream, file.file)) as source:
+            schema = parquet.read_schema(source)
+        for field in schema.field("fields").type if "fields" in schema.names else ():
+            kind = str(field.type).replace(" not null", "")
+            before, where = seen.setdefault(field.name, (kind, file.file))
+            if before != kind:
+                return f"the field {field.name!r} is {before} in {where}, and {kind} in {file.file}"
+    return None
 
 
 def has_file_system(spark: SparkSession, root: Root) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from busrep.errors import ConfigError
 from busrep.spark import job, secrets
-from busrep.spark.archive_driver import StreamArchive, positions_of
+from busrep.spark.archive_driver import StreamArchive
 from busrep.spark.archive_store import Root
 from busrep.spark.archive_typed import has_file_system
 from busrep.spark.failures import is_sparks
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 LOOK = 0.2
 # What Spark says, in one way or another, when two queries write to one checkpoint.
 _CONCURRENT = re.compile(r"CONCURRENT_STREAM_LOG_UPDATE|ConcurrentModification|Multiple streaming (jobs|queries)")
-_map_of = positions_of
 
 
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:

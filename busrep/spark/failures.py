@@ -33,6 +33,7 @@ def is_sparks(error: BaseException) -> bool:
 def quiet() -> None:
     """Keep pyspark and py4j from writing exceptions to standard error before they raise them, Ctrl-C among them. Needs
     the extra ``spark``."""
+    from pyspark import accumulators
     from pyspark.logger import PySparkLogger
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -40,6 +41,11 @@ def quiet() -> None:
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
+    # Their server prints a trace when Java ends its connection first.
+    for name in ("AccumulatorTCPServer", "AccumulatorUnixServer"):
+        server = getattr(accumulators, name, None)
+        if server is not None:
+            server.handle_error = lambda *_: None
 
 
 def _not_py4js(record: logging.LogRecord) -> bool:

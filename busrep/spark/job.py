@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import attrs
 
+from busrep.spark.secrets import ADVICE, REDIS_ADVICE
+
 # JSON-able. "ok": False makes the exit status 1; the runner adds "job", "seconds" and, unless it is there, "ok".
 Report = dict[str, Any]
 
@@ -41,6 +43,8 @@ class Option:
     env: str | None = None
     minimum: int | float | None = None
     duration: bool = False
+    elsewhere: str = "the environment"
+    shown: bool = False
 
 
 def option(
@@ -51,15 +55,20 @@ def option(
     env: str | None = None,
     minimum: int | float | None = None,
     duration: bool = False,
+    elsewhere: str = "the environment",
+    shown: bool = False,
 ) -> Any:
     """A field of ``Options``; without a default the option is required.
 
     The field's annotation says what the command line takes: ``str``, ``int``, ``float``, ``Path``, ``bool`` (a flag),
     ``Literal[...]`` (a choice), ``tuple[...]`` of one of these (may be repeated), and each of them ``| None``.
     ``env`` is an environment variable, ``minimum`` the least number, ``duration`` says that a float is written as
-    ``500ms``, ``10s`` or ``2m`` and is in seconds.
+    ``500ms``, ``10s`` or ``2m`` and is in seconds. ``elsewhere``: where the password of a URL goes, for it is refused
+    in arguments of spark-submit, and always in a URL that is ``shown``: that becomes an option of Spark's.
     """
-    told = Option(help=help, metavar=metavar, env=env, minimum=minimum, duration=duration)
+    told = Option(
+        help=help, metavar=metavar, env=env, minimum=minimum, duration=duration, elsewhere=elsewhere, shown=shown
+    )
     return attrs.field(default=default, metadata={OPTION: told})
 
 
@@ -70,12 +79,19 @@ def store(default: Any = attrs.NOTHING) -> Any:
         help="The table: sqlite:////path/file.db or postgresql://user@host/database.",
         metavar="URL",
         env="BUSREP_STORE",
+        elsewhere=ADVICE,
     )
 
 
 def password_file() -> Any:
     """``--password-file FILE``."""
     return option(None, help="A file whose first line is the store's password.", metavar="FILE")
+
+
+def redis(help: str, *, password_file: bool = True, shown: bool = False) -> Any:  # noqa: A002 - as `option` has it
+    """``--redis URL``; ``password_file``: whether there is --redis-password-file; ``shown``: see `option`."""
+    advice = "the file of --redis-password-file, or " if password_file else ""
+    return option(None, help=help, metavar="URL", elsewhere=advice + REDIS_ADVICE, shown=shown)
 
 
 def stream(default: Any = attrs.NOTHING) -> Any:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import attrs
 import orjson
@@ -124,20 +123,12 @@ def store_of(found: Mapping[str, str]) -> str:
 def redis_of(found: Mapping[str, str]) -> str | None:
     """Option ``redis``, checked: without a password. Raises ConfigError."""
     url = found.get("redis")
-    if url is None or not _has_password(url):
+    if url is None or not secrets.has_password(url):
         return url
     raise ConfigError(
         "option 'redis' holds a password, which plans and the UI of Spark would show: leave it out there, and pass the "
         "option 'redisPasswordFile' (its first line is the password), or set BUSREP_REDIS_PASSWORD for the driver"
     )
-
-
-def _has_password(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.password is not None or any("password" in name.lower() for name in parse_qs(parts.query))
-    except ValueError:  # a bad port or bracket: whoever connects says so
-        return "@" in url
 
 
 def word_of(found: Mapping[str, str], name: str) -> str:

@@ -5,7 +5,7 @@ Both have the columns `ROWS`, and no order. What they give is all that lies betw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -30,8 +30,11 @@ except ImportError:
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+TYPES = {
+    "writer": "string", "token": "bigint", "index": "int", "row": "string", "committed_at": "timestamp",
+}  # fmt: skip
 COLUMNS = ("writer", "token", "index", "row")
-ROWS = "writer string, token bigint, index int, row string"
+ROWS = ", ".join(f"{name} {TYPES[name]}" for name in COLUMNS)
 
 # Files are read by at most so many tasks at a time.
 MOST_TASKS = 1000
@@ -75,24 +78,26 @@ class FromTable:
 
 
 def rows_of_archive(
-    spark: SparkSession, root: Root, archive: Archive, start: Mapping[str, int], end: Mapping[str, int]
-) -> DataFrame:
+    spark: SparkSession, root: Root, archive: Archive, start: Mapping[str, int], end: Mapping[str, int],
+    columns: Sequence[str] = COLUMNS,
+) -> DataFrame:  # fmt: skip
     """The rows of an archive with start < token <= end, per writer of ``end``. Each file that may have some is read as
-    a whole, and checked against its manifest: reading fails with ConfigError for a damaged one. Raises ConfigError for
-    a damaged archive."""
+    a whole, and checked against its manifest: reading fails with ConfigError for a damaged one. ``columns``: some of
+    `TYPES`, writer and token among them. Raises ConfigError for a damaged archive."""
+    schema = ", ".join(f"{name} {TYPES[name]}" for name in columns)
     end = {writer: at for writer, at in end.items() if at > start.get(writer, 0)}
     lowest = min((start.get(writer, 0) for writer in end), default=0)
     highest = max(end.values(), default=0)
     files = [file for _, file in archive.checked().files if file.max_token > lowest and file.min_token <= highest]
     if not end or not files:
-        return spark.createDataFrame([], ROWS)
+        return spark.createDataFrame([], schema)
     texts = [(orjson.dumps(attrs.asdict(file)).decode(),) for file in files]
     entries = spark.createDataFrame(spark.sparkContext.parallelize(texts, min(len(texts), MOST_TASKS)), "file string")
-    return map_in_arrow(entries, _reading(root, archive.stream, dict(start), end), ROWS)
+    return map_in_arrow(entries, _reading(root, archive.stream, dict(start), end, tuple(columns)), schema)
 
 
 def _reading(
-    root: Root, stream: str, start: Mapping[str, int], end: Mapping[str, int]
+    root: Root, stream: str, start: Mapping[str, int], end: Mapping[str, int], columns: tuple[str, ...]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """What a task does with the files that it is given. Runs on executors."""
 
@@ -101,8 +106,8 @@ def _reading(
             for text in entry.column(0).to_pylist():
                 file = DataFile(**orjson.loads(text))
                 try:
-                    for batch in read_file(root, stream, file, COLUMNS):
-                        yield _within(batch, start, end)
+                    for batch in read_file(root, stream, file, columns):
+                        yield _within(batch, columns, start, end)
                 except DamagedFile as error:
                     raise ConfigError(
                         f"the archive at {root.shown} is damaged: {file.file} of stream {stream!r}: {error}. 'busrep "
@@ -118,13 +123,13 @@ def _reading(
     return read
 
 
-def _within(batch: Any, start: Mapping[str, int], end: Mapping[str, int]) -> Any:
-    """The rows of a batch that are wanted, with the columns of `ROWS`."""
-    columns = [batch.column(name) for name in COLUMNS]
-    writers, tokens = columns[0], columns[1]
+def _within(batch: Any, names: Sequence[str], start: Mapping[str, int], end: Mapping[str, int]) -> Any:
+    """The rows of a batch that are wanted, with these columns."""
+    columns = [batch.column(name) for name in names]
+    writers, tokens = batch.column("writer"), batch.column("token")
     wanted = pyarrow.array([False] * batch.num_rows, pyarrow.bool_())
     for writer in pc.unique(writers).to_pylist():
         if writer in end:
             inside = pc.and_(pc.greater(tokens, start.get(writer, 0)), pc.less_equal(tokens, end[writer]))
             wanted = pc.or_(wanted, pc.and_(pc.equal(writers, writer), inside))
-    return pyarrow.RecordBatch.from_arrays(columns, list(COLUMNS)).filter(wanted)
+    return pyarrow.RecordBatch.from_arrays(columns, list(names)).filter(wanted)

@@ -14,20 +14,16 @@ import orjson
 
 from busrep.errors import ConfigError, MissingExtra
 from busrep.spark import secrets
-from busrep.spark.archive_rows import SCHEMA, DamagedFile, read_file
 from busrep.spark.archive_store import Root, load, streams_of
-from busrep.spark.archive_typed import ROWS, dataframe
-from busrep.spark.archived import Archive, DataFile
+from busrep.spark.archive_typed import dataframe
 from busrep.spark.archiving import streams_in_store
 from busrep.spark.following import resolved
-from busrep.spark.mapped import map_in_arrow
 from busrep.spark.options import EARLIEST, LATEST, Positions, declared_stream, positions_of
+from busrep.spark.ranged import rows_of_archive
 from busrep.spark.table import Table
 from busrep.streams import Stream
 
 try:
-    import pyarrow
-    import pyarrow.compute as pc
     from pyspark.sql import functions
 except ImportError:
     raise MissingExtra("spark", "reading streams on Spark") from None
@@ -39,8 +35,6 @@ if TYPE_CHECKING:
 
 # Tokens that a task sorts.
 TASK_IDS = 500_000
-# Files are read by at most so many tasks at a time.
-MOST_TASKS = 1000
 COLUMNS = ("stream", "writer", "token", "index", "row", "committed_at")
 
 
@@ -111,15 +105,16 @@ def archive_source(
 
     def positions(given: Positions) -> dict[str, int]:
         if given.kind == "time":
-            return archive_at(dataframe(spark, root, archive), has, given.time)
+            return archive_at(dataframe(spark, root, archive, fields=False), has, given.time)
         if given.kind == "latest":
             return {writer: most for writer, (_, most) in has.items()}
         return {writer: given.map.get(writer, least) for writer, (least, _) in has.items()}
 
     def rows(low: Mapping[str, int], high: Mapping[str, int]) -> DataFrame:
         if checked:
-            return checked_rows(spark, root, archive, low, high)
-        frame = dataframe(spark, root, archive).select(*COLUMNS)
+            found = rows_of_archive(spark, root, archive, low, high, COLUMNS[1:])
+            return found.select(functions.lit(name).alias("stream"), "*")
+        frame = dataframe(spark, root, archive, fields=False).select(*COLUMNS)
         if dict(high) == dict(archive.upto) and all(low.get(writer, 0) <= has[writer][0] for writer in high):
             return frame
         limits = [(writer, low.get(writer, 0), at) for writer, at in high.items()]
@@ -128,53 +123,6 @@ def archive_source(
         return frame.join(functions.broadcast(ranges), "writer").where(inside).select(*COLUMNS)
 
     return Source(name, epoch, positions(start), positions(end), rows, lambda: epoch)
-
-
-def checked_rows(
-    spark: SparkSession, root: Root, archive: Archive, low: Mapping[str, int], high: Mapping[str, int]
-) -> DataFrame:  # fmt: skip
-    """Of an archive the rows of these writers above ``low`` and up to ``high``. Each file that may have some is read as
-    a whole: reading fails with ConfigError for one that is not what its manifest says."""
-    least = min(low.get(writer, 0) for writer in high)
-    most = max(high.values())
-    files = [file for _, file in archive.files if file.max_token > least and file.min_token <= most]
-    texts = [(orjson.dumps(attrs.asdict(file)).decode(),) for file in files]
-    if not texts:
-        return spark.createDataFrame([], f"stream string, {ROWS}")
-    entries = spark.createDataFrame(spark.sparkContext.parallelize(texts, min(len(texts), MOST_TASKS)), "file string")
-    frame = map_in_arrow(entries, _reading(root, archive.stream, dict(low), dict(high)), ROWS)
-    return frame.select(functions.lit(archive.stream).alias("stream"), "*")
-
-
-def _reading(
-    root: Root, stream: str, low: Mapping[str, int], high: Mapping[str, int]
-) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What a task does with the files that it is given. Runs on executors."""
-
-    def read(entries: Iterator[Any]) -> Iterator[Any]:
-        for entry in entries:
-            for text in entry.column(0).to_pylist():
-                file = DataFile(**orjson.loads(text))
-                try:
-                    for batch in read_file(root, stream, file, SCHEMA.names):
-                        yield batch.filter(_inside(batch, low, high))
-                except (DamagedFile, FileNotFoundError) as error:
-                    raise ConfigError(
-                        f"{root.shown}, stream {stream!r}: {file.file}: {error}. 'busrep pipeline audit' says what is "
-                        "wrong with the archive; if it was compacted meanwhile, start again"
-                    ) from None
-
-    return read
-
-
-def _inside(batch: Any, low: Mapping[str, int], high: Mapping[str, int]) -> Any:
-    writers, tokens = batch.column("writer"), batch.column("token")
-    found = pyarrow.array([False] * batch.num_rows, pyarrow.bool_())
-    for writer in pc.unique(writers).to_pylist():
-        if writer in high:
-            within = pc.and_(pc.greater(tokens, low.get(writer, 0)), pc.less_equal(tokens, high[writer]))
-            found = pc.or_(found, pc.and_(pc.equal(writers, writer), within))
-    return found
 
 
 def archive_at(rows: DataFrame, has: Mapping[str, tuple[int, int]], micros: int) -> dict[str, int]:

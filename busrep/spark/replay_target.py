@@ -32,7 +32,6 @@ from busrep.spark.table import dialect_of
 from busrep.stores.blocking_staging import StagingStore, open_staging_store
 from busrep.stores.staging import FIELDS, Done
 from busrep.streams import Registry, Stream
-from busrep.sync.writing import Fact as OpenFact
 from busrep.updates import FetchUpdates
 
 log = logging.getLogger("busrep.spark")
@@ -231,7 +230,7 @@ class Target:
         bus, target = self._bus(writer), self.streams[stream]
         payloads = [row for fact in facts for row in fact.rows]
         rows = payloads if isinstance(target, Verbatim) else target.decode(payloads)
-        with OpenFact(bus._writer_of((target,)), (target,), None, len(facts) or 1) as made:
+        with bus.write(target, count=len(facts) or 1) as made:
             ids = [made.id]
             if facts and len(facts[0].rows) == 1:
                 ids = made.add_each(rows)

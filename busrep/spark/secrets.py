@@ -10,12 +10,13 @@ import os
 import re
 import stat
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import attrs
 
 from busrep.errors import ConfigError
 
+REDIS_ADVICE = "the environment variable BUSREP_REDIS_PASSWORD of the driver"
 ADVICE = "a file named by passwordFile (--password-file), the environment variable BUSREP_STORE_PASSWORD, or ~/.pgpass"
 
 _URL = re.compile(
@@ -23,6 +24,8 @@ _URL = re.compile(
     r"(?:/(?P<database>[^?@]*))?(?:\?(?P<query>[^@]*))?"
 )
 _SECRET_PARAMETER = re.compile(r"(?:^|(?<=&))password=([^&]*)&?")
+# Also one with signs in it that should have been quoted.
+_SOMEHOW = re.compile(r"://[^@]*:[^@]*@")
 _DEFAULT_PORT = "5432"
 
 
@@ -77,6 +80,19 @@ def check(store: str) -> None:
         raise ConfigError(
             "the option store holds sslpassword=, which plans and the UI of Spark would show: leave it out"
         )
+
+
+def has_password(url: str) -> bool:
+    """Whether a URL of any kind holds a password, or may."""
+    if url.startswith("sqlite:"):
+        return False
+    try:
+        parts = urlsplit(url)
+        names = [name.lower() for name in parse_qs(parts.query)]
+        told = any("password" in name or "secret" in name for name in names)
+        return told or parts.password is not None or _SOMEHOW.search(url) is not None
+    except ValueError:  # a bad port or bracket: whoever connects says so
+        return "@" in url
 
 
 def resolve(store: str, password_file: str | None = None) -> str:

@@ -76,7 +76,7 @@ def _started(app: str, master: str | None, conf: dict[str, str]) -> SparkSession
         _check_version(found)
         register(found)
     except BaseException:
-        found.stop()
+        stop(found)
         raise
     if is_standalone(found.sparkContext.master or "") and found.conf.get(DYNAMIC, "false") != "true":
         threading.Thread(
@@ -154,6 +154,15 @@ def stop(spark: SparkSession) -> None:
             spark.stop()
         except (Py4JError, OSError) as error:
             logger.debug("Spark did not stop: %s", reason(error))
+
+
+def cancel() -> None:
+    """End what the session of this process is doing, from another thread: it fails there."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is not None:
+        context.cancelAllJobs()
 
 
 def has_died(error: Exception) -> bool:

@@ -24,7 +24,7 @@ from busrep.spark.archive_store import Root
 from busrep.spark.archiving import streams_in_store
 from busrep.spark.options import declared_stream
 from busrep.spark.replay_sources import Source, sources_of, tasks_for
-from busrep.spark.stats_listen import readers_of
+from busrep.spark.stats_listen import Samples, readers_of
 from busrep.spark.stats_live import Live, listen, stream_of
 from busrep.spark.stats_page import page
 from busrep.spark.stats_svg import round_time
@@ -66,9 +66,9 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
         "measure": TEXT, "stream": TEXT, "writer": TEXT, "reader": TEXT, "count": WHOLE, "p50": REAL, "p90": REAL,
         "p99": REAL, "p999": REAL, "most": REAL,
     },
-    "latency_samples": {"measure": TEXT, "stream": TEXT, "writer": TEXT, "reader": TEXT, "seconds": REAL},
     "readers": {"reader": TEXT, "stream": TEXT, "writer": TEXT, "position": WHOLE, "behind": WHOLE, "saved": TIME},
 }  # fmt: skip
+SAMPLES = pyarrow.schema({"measure": TEXT, "stream": TEXT, "writer": TEXT, "reader": TEXT, "seconds": REAL})
 
 
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
@@ -85,12 +85,14 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
                 live = listen(spark, options, url, tables, progress)
             readers = _readers(tables)
     sources = sources or sources_of(spark, options, checked=False)
-    found = {**counted(spark, options, sources, progress), **_latencies(live), "readers": readers}
+    found = {**counted(spark, options, sources, progress), "readers": readers}
+    found["latencies"] = stats_tables.percentiles(live.samples)
     summary = _summary(found, sources, live, options)
     for name, columns in TABLES.items():
-        _write_table(root, name, columns, found[name])
+        _write_table(root, name, _table(columns, found[name]))
+    _write_table(root, "latency_samples", sample_table(live.samples))
     root.replace("report.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-    root.replace("report.html", page(summary, found).encode())
+    root.replace("report.html", page(summary, found, live.samples).encode())
     return {**summary, "to": root.shown, "page": f"{root.shown}/report.html"}
 
 
@@ -142,14 +144,6 @@ def _readers(tables: list[Table]) -> list[dict[str, Any]]:
 # -- what there is -----------------------------------------------------------------------------------------------
 
 
-def _latencies(live: Live) -> dict[str, list[dict[str, Any]]]:
-    names = ("measure", "stream", "writer", "reader", "seconds")
-    return {
-        "latencies": stats_tables.percentiles(live.samples),
-        "latency_samples": [dict(zip(names, sample, strict=True)) for sample in live.samples],
-    }
-
-
 def counted(
     spark: SparkSession, options: Options, sources: list[Source], progress: job.Progress
 ) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
@@ -165,6 +159,7 @@ def counted(
         if options.archive is None:  # a database is asked once, and is not to do so much
             rows = rows.persist(StorageLevel.DISK_ONLY)
             stack.callback(rows.unpersist)
+        stats_tables.check_names(rows, fields)
         facts = stats_tables.facts_of(rows).persist()
         stack.callback(facts.unpersist)
         found: dict[str, list[dict[str, Any]]] = {"writers": stats_tables.writers(facts)}
@@ -230,7 +225,7 @@ def _summary(
     }  # fmt: skip
 
 
-def _write_table(root: Root, name: str, columns: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
+def _table(columns: Mapping[str, Any], rows: list[dict[str, Any]]) -> Any:
     schema = pyarrow.schema(list(columns.items()))
     seconds = {"window"}  # the others are microseconds
     arrays = [
@@ -239,6 +234,19 @@ def _write_table(root: Root, name: str, columns: Mapping[str, Any], rows: list[d
         )
         for column, kind in columns.items()
     ]
+    return pyarrow.Table.from_arrays(arrays, schema=schema)
+
+
+def sample_table(samples: Samples) -> Any:
+    """A row for each."""
+    parts = []
+    for key, values in sorted(samples.items()):
+        names = [pyarrow.repeat(name, len(values)) for name in key]
+        parts.append(pyarrow.Table.from_arrays([*names, stats_tables.floats(values)], schema=SAMPLES))
+    return pyarrow.concat_tables(parts) if parts else SAMPLES.empty_table()
+
+
+def _write_table(root: Root, name: str, table: Any) -> None:
     sink = pyarrow.BufferOutputStream()
-    parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema), sink, compression="zstd")
+    parquet.write_table(table, sink, compression="zstd")
     root.replace(f"{name}.parquet", sink.getvalue().to_pybytes())

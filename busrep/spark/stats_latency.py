@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from busrep.spark.stats_streams import cell, counted, more
 from busrep.spark.stats_svg import columns, number, seconds
+
+if TYPE_CHECKING:
+    from busrep.spark.stats_listen import Samples
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -30,7 +34,7 @@ TITLES = {
 }
 
 
-def latencies(summary: Mapping[str, Any], tables: Mapping[str, Rows]) -> str:
+def latencies(summary: Mapping[str, Any], tables: Mapping[str, Rows], samples: Samples) -> str:
     """A plot for each measure."""
     if not summary["listened"]:
         return ""
@@ -45,7 +49,7 @@ def latencies(summary: Mapping[str, Any], tables: Mapping[str, Rows]) -> str:
     if summary["link_cuts"]:
         cuts = counted(summary["link_cuts"], "time")
         told += f" The link to Redis was lost {cuts}: what was published then is not counted."
-    cards = [_card(whole, tables["latency_samples"]) for whole in summary["latencies"]]
+    cards = [_card(whole, samples) for whole in summary["latencies"]]
     empty = "" if cards else "<p class='note'>Nothing was committed meanwhile.</p>"
     return (
         f"<h2>How long facts take</h2><p class='note'>{escape(told)}</p>{empty}<div class='pair'>{''.join(cards)}</div>"
@@ -53,16 +57,15 @@ def latencies(summary: Mapping[str, Any], tables: Mapping[str, Rows]) -> str:
     )
 
 
-def _card(whole: Mapping[str, Any], samples: Rows) -> str:
+def _card(whole: Mapping[str, Any], samples: Samples) -> str:
     form, under = TITLES[whole["measure"]]
     title = form.format(p50=seconds(whole["p50"]), p99=seconds(whole["p99"]))
     # Clocks of two machines may say that it took less than nothing; then the first column has it.
-    values = [max(one["seconds"], 1e-4) for one in samples if one["measure"] == whole["measure"]]
-    least, most = (math.floor(FINE * math.log10(one(values))) for one in (min, max))
+    its = (value for key, values in samples.items() if key[0] == whole["measure"] for value in values)
+    places = Counter(math.floor(FINE * math.log10(max(value, 1e-4))) for value in its)
+    least, most = min(places), max(places)
     count = most - least + 1
-    found = [0.0] * count
-    for value in values:
-        found[math.floor(FINE * math.log10(value)) - least] += 100 / len(values)
+    found = [100 * places[at] / places.total() for at in range(least, most + 1)]
     labels = [seconds(10 ** ((least + at) / FINE)) for at in range(count)]
     axis = [
         seconds(ROUND[at % FINE] * 10.0 ** (at // FINE)) if at % FINE in ROUND else "" for at in range(least, most + 1)

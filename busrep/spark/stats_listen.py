@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 import time
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,8 @@ PATIENCE = 10.0
 
 FactKey = tuple[str, str, int]
 """(stream, writer, token)."""
+Samples = dict[tuple[str, str, str, str], "array[float]"]
+"""{(measure, stream, writer, reader): seconds}: 8 bytes each, for there are as many as facts times readers."""
 Saved = tuple[str, str, str, int, float]
 """(reader, stream, writer, position, seconds since 1970 by the database's clock)."""
 
@@ -86,23 +89,22 @@ class Handled:
 def latencies(
     heard: Mapping[FactKey, float], handled: Iterable[tuple[str, str, str, int, int, float]],
     committed: Mapping[FactKey, float], ahead: float,
-) -> list[tuple[str, str, str, str, float]]:  # fmt: skip
-    """(measure, stream, writer, reader, seconds) of each fact whose time of commit is known. ``ahead``: by how much the
-    database's clock is ahead of the driver's."""
-    found = [
-        ("heard", stream, writer, "", heard[stream, writer, token] + ahead - at)
-        for (stream, writer, token), at in committed.items()
-        if (stream, writer, token) in heard
-    ]
+) -> Samples:  # fmt: skip
+    """How long each fact took whose time of commit is known. ``ahead``: by how much the database's clock is ahead of
+    the driver's."""
+    found: Samples = {}
+    for key, at in committed.items():
+        if key in heard:
+            found.setdefault(("heard", key[0], key[1], ""), array("d")).append(heard[key] + ahead - at)
     tokens: dict[tuple[str, str], list[int]] = {}
     for stream, writer, token in sorted(committed):
         tokens.setdefault((stream, writer), []).append(token)
     for reader, stream, writer, after, upto, saved in handled:
         its = tokens.get((stream, writer), [])
-        found += [
-            ("saved", stream, writer, reader, saved - committed[stream, writer, token])
-            for token in its[bisect_right(its, after) : bisect_right(its, upto)]
-        ]
+        within = its[bisect_right(its, after) : bisect_right(its, upto)]
+        if within:
+            values = found.setdefault(("saved", stream, writer, reader), array("d"))
+            values.extend(saved - committed[stream, writer, token] for token in within)
     return found
 
 

@@ -12,7 +12,7 @@ from busrep.errors import ConfigError
 from busrep.spark import job, secrets, stats_tables
 from busrep.spark.options import LATEST, Positions, declared_stream
 from busrep.spark.replay_sources import table_source, tasks_for
-from busrep.spark.stats_listen import PATIENCE, Handled, Heard, Recorder, ahead_of_us, latencies, watch
+from busrep.spark.stats_listen import PATIENCE, Handled, Heard, Recorder, Samples, ahead_of_us, latencies, watch
 from busrep.spark.table import Table
 from busrep.streams import Stream
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Live:
     """What was measured while listening. ``ahead``, ``exact``: of the database's clock, seconds."""
 
-    samples: list[tuple[str, str, str, str, float]] = attrs.field(factory=list)
+    samples: Samples = attrs.field(factory=dict)
     seconds: float = 0.0
     heard: int = 0
     left_out: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from busrep.spark.stats_latency import latencies, readers
 from busrep.spark.stats_meaning import MEANING
@@ -17,13 +17,16 @@ from busrep.spark.stats_streams import Rows, Streams, cell, counted, more, plura
 from busrep.spark.stats_style import STYLE
 from busrep.spark.stats_svg import duration, number, over_time, seconds, size, sparkline
 
+if TYPE_CHECKING:
+    from busrep.spark.stats_listen import Samples
+
 # Windows that a plot can show; of a longer span they are put together.
 MOST_WINDOWS = 320
 # Writers that the page lists; the Parquet table has all.
 MOST_WRITERS = 40
 
 
-def page(summary: Mapping[str, Any], tables: Mapping[str, Rows]) -> str:
+def page(summary: Mapping[str, Any], tables: Mapping[str, Rows], samples: Samples) -> str:
     """The page."""
     streams = streams_of(tables["writers"])
     title = f"{counted(summary['rows'], 'row')} of {counted(len(streams.names), 'stream')}"
@@ -31,7 +34,7 @@ def page(summary: Mapping[str, Any], tables: Mapping[str, Rows]) -> str:
         title += f" in {duration(summary['span'])}"
     parts = [
         f"<header><h1>{escape(title)}</h1>{_under(summary)}</header>", tiles(summary),
-        rates(summary, tables, streams), latencies(summary, tables), writers(summary, tables, streams),
+        rates(summary, tables, streams), latencies(summary, tables, samples), writers(summary, tables, streams),
         readers(tables["readers"]), shapes(tables, streams), steps(tables, streams), keys(tables, streams),
         f"<h2>What the numbers mean</h2><div class='card'><dl>{_meaning(summary)}</dl></div>",
     ]  # fmt: skip

@@ -6,6 +6,7 @@ that all writers of the stream share.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from busrep.errors import ConfigError, MissingExtra
 
 try:
+    import pyarrow
     from pyspark.sql import Window, functions
     from pyspark.sql.functions import col
 except ImportError:
@@ -20,6 +22,8 @@ except ImportError:
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from busrep.spark.stats_listen import Samples
 
 Table = list[dict[str, Any]]
 
@@ -188,6 +192,19 @@ def key_of(field: str | None) -> Column:
     return functions.coalesce(first, functions.get(values, functions.lit(0)), col("row"))
 
 
+def check_names(rows: DataFrame, fields: Mapping[str, str | None]) -> None:
+    """Raises ConfigError when the key is a field's name, and there are rows without names."""
+    named = [stream for stream, field in fields.items() if field is not None and not field.isdecimal()]
+    if named:
+        arrays = rows.where(col("stream").isin(named) & functions.ltrim("row").startswith("["))
+        for one in arrays.select("stream").limit(1).collect():
+            raise ConfigError(
+                f"--key {fields[one[0]]}: rows of stream {one[0]!r} are arrays, whose fields have no names in them: "
+                "pass --streams MODULE:NAME, where the application declares the stream with its row class, or say "
+                "--key with the field's place, from 0"
+            )
+
+
 def top_keys(rows: DataFrame, fields: Mapping[str, str | None], top: int) -> Table:
     """Per stream: the ``top`` keys that most rows have, and their share of all; ``keys``: how many keys there are."""
     kinds = set(fields.values())
@@ -214,21 +231,25 @@ def top_keys(rows: DataFrame, fields: Mapping[str, str | None], top: int) -> Tab
 # -- what was measured while listening ---------------------------------------------------------------------------
 
 
-def percentiles(samples: list[tuple[str, str, str, str, float]]) -> Table:
+def percentiles(samples: Samples) -> Table:
     """Per measure, stream, writer and reader, and of all together (stream, writer, reader empty): seconds."""
-    groups: dict[tuple[str, str, str, str], list[float]] = {}
-    for measure, stream, writer, reader, value in samples:
-        groups.setdefault((measure, stream, writer, reader), []).append(value)
-        groups.setdefault((measure, "", "", ""), []).append(value)
-    return [
-        {"measure": key[0], "stream": key[1], "writer": key[2], "reader": key[3], "count": len(values), **found}
-        for key, values in sorted(groups.items())
-        for found in [dict(_quantiles(sorted(values)))]
-    ]
+    found = []
+    for measure in sorted({key[0] for key in samples}):
+        its = {key: floats(values) for key, values in sorted(samples.items()) if key[0] == measure}
+        for key, values in [((measure, "", "", ""), pyarrow.concat_arrays(list(its.values()))), *its.items()]:
+            names = dict(zip(("measure", "stream", "writer", "reader"), key, strict=True))
+            found.append({**names, "count": len(values), **dict(_quantiles(values.sort()))})
+    return found
 
 
-def _quantiles(values: list[float]) -> Iterator[tuple[str, float]]:
+def floats(values: array[float]) -> Any:
+    """The same numbers as an Arrow array, not copied."""
+    return pyarrow.Array.from_buffers(pyarrow.float64(), len(values), [None, pyarrow.py_buffer(values)])
+
+
+def _quantiles(values: Any) -> Iterator[tuple[str, float]]:
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)):
         # The nearest rank: a value that was measured.
-        yield name, values[min(len(values) - 1, max(0, -(-int(share * 1000) * len(values) // 1000) - 1))]
-    yield "most", values[-1]
+        place = min(len(values) - 1, max(0, -(-int(share * 1000) * len(values) // 1000) - 1))
+        yield name, values[place].as_py()
+    yield "most", values[-1].as_py()

@@ -251,16 +251,16 @@ class Bus:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def write(self, *streams: Stream[Any], connection: Any = None) -> Fact:
+    def write(self, *streams: Stream[Any], connection: Any = None, count: int = 1) -> Fact:
         """A fact of ``streams`` (usually one) in one transaction: ``with bus.write(orders) as fact``.
 
         ``connection``: the caller's own (a psycopg.Connection, or a sqlite3.Connection of this thread), else one of
         busrep's. If it is in a transaction already, that one is joined and its end is the caller's: `settle`, or
-        `Fact.ended`, looks what became of it. On entry raises NotAWriter, WriterFenced, ClaimBlocked, Unavailable,
-        ConfigError; on exit what the database raises, and CommitUnknown when COMMIT got no answer: then busrep finds
-        out by itself what became of it.
+        `Fact.ended`, looks what became of it. ``count``: so many IDs, for `Fact.add_each`. On entry raises
+        NotAWriter, WriterFenced, ClaimBlocked, Unavailable, ConfigError; on exit what the database raises, and
+        CommitUnknown when COMMIT got no answer: then busrep finds out by itself what became of it.
         """
-        return Fact(self._writer_of(streams), streams, connection)
+        return Fact(self._writer_of(streams), streams, connection, count)
 
     def publish(self, stream: Stream[Any], rows: Sequence[Any], *, connection: Any = None) -> list[int]:
         """Each row a fact of its own, in one transaction, IDs reserved at once. Returns the IDs."""

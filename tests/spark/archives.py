@@ -46,7 +46,33 @@ class LaterOrder:
     weight: float | None = None
 
 
+@attrs.frozen
+class ShortOrder:
+    """The same row class, with a field less."""
+
+    number: int
+
+
+@attrs.frozen
+class OtherOrder:
+    """The same row class, with a field of another type."""
+
+    number: int
+    status: int
+
+
+@attrs.frozen
+class ThirdOrder:
+    """And one that Spark could take for the first one's."""
+
+    number: float
+    status: str
+
+
 STREAMS = [Stream("orders", Order)]
+SHORT = [Stream("orders", ShortOrder)]
+OTHER = [Stream("orders", OtherOrder)]
+THIRD = [Stream("orders", ThirdOrder)]
 LATER = [Stream("orders", LaterOrder)]
 
 Fact = tuple[int, str]

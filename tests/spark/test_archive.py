@@ -15,11 +15,11 @@ from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 from busrep import ConfigError, EpochChanged
-from busrep.spark import archive_driver, archive_rows, archived
+from busrep.spark import archive_driver, archive_rows, archived, job
 from busrep.spark.archive_driver import StreamArchive
 from busrep.spark.archive_store import load
 from busrep.spark.archive_typed import dataframe
-from busrep.spark.jobs import archive
+from busrep.spark.jobs import archive, stats
 from tests.spark.archives import NOON, Bench, orders
 
 
@@ -251,6 +251,56 @@ def test_fields_of_row_classes_that_grow(bench: Bench) -> None:
     assert bench.compact(grace=0.0)["files"] == 2
     merged = dataframe(bench.spark, bench.root, load(bench.root, "orders"))
     assert {row.token: row.fields.asDict() for row in merged.collect()} == found
+
+
+def test_fields_of_a_row_class_that_shrinks(bench: Bench, tmp_path: Path) -> None:
+    bench.write("w1", orders(range(1, 10)), upto=9)
+    bench.driven(0, {"w1": 9}, streams="tests.spark.archives:LATER")
+    bench.write("w1", [(10, "[10]")], upto=10)
+    bench.driven(1, {"w1": 10}, streams="tests.spark.archives:SHORT")
+    bench.write("w1", orders([11]), upto=11)
+    bench.driven(2, {"w1": 11}, streams="tests.spark.archives:STREAMS")
+    found = {
+        row.token: row.fields.asDict()
+        for row in dataframe(bench.spark, bench.root, load(bench.root, "orders")).collect()
+    }
+    assert found[9] == {"number": 9, "status": "new", "note": "none", "weight": None}
+    assert found[10] == {"number": 10, "status": None, "note": None, "weight": None}
+    assert found[11] == {"number": 11, "status": "new", "note": None, "weight": None}
+    assert bench.audit()["ok"]
+
+
+@pytest.mark.parametrize(
+    ("streams", "row", "first", "second", "field"),
+    [("OTHER", "[10,7]", "string", "int64", "status"), ("THIRD", '[10.5,"new"]', "int64", "double", "number")],
+)
+def test_fields_of_another_type_are_not_read_as_one(
+    bench: Bench, tmp_path: Path, streams: str, row: str, first: str, second: str, field: str
+) -> None:
+    """An error that names the field, and no wrong value; what does not ask for fields reads on."""
+    bench.write("w1", orders(range(1, 10)), upto=9)
+    bench.driven(0, {"w1": 9}, streams="tests.spark.archives:STREAMS")
+    bench.write("w1", [(10, row)], upto=10)
+    bench.driven(1, {"w1": 10}, streams=f"tests.spark.archives:{streams}")
+    archive = load(bench.root, "orders")
+    old, new = (file.file for _, file in archive.files)
+    with pytest.raises(ConfigError) as raised:
+        dataframe(bench.spark, bench.root, archive)
+    assert f"the field {field!r} is {first} in {old}, and {second} in {new}. With streams=" in str(raised.value)
+    plain = dataframe(bench.spark, bench.root, archive, fields=False)
+    assert [one.row for one in plain.orderBy("token").collect()] == [one[3] for one in bench.table()]
+    assert bench.audit()["ok"]
+    told = stats.Options(archive=bench.root.url, to=str(tmp_path / "stats"), from_positions="2026-05-11T12:00:05Z")
+    assert stats.run(bench.spark, told, job.silent)["rows"] == 6
+    assert bench.compact(grace=0.0)["files"] == 2
+    with pytest.raises(ConfigError, match=f"the field {field!r}"):
+        dataframe(bench.spark, bench.root, load(bench.root, "orders"))
+    anew = dataframe(bench.spark, bench.root, load(bench.root, "orders"), f"tests.spark.archives:{streams}")
+    if streams == "OTHER":  # the old rows are none of the new class
+        with pytest.raises(Exception, match="field 'status'"):
+            anew.collect()
+    else:
+        assert [one.fields.number for one in anew.orderBy("token").collect()] == [*map(float, range(1, 10)), 10.5]
 
 
 def test_an_archive_of_no_batches_is_an_empty_frame(bench: Bench) -> None:

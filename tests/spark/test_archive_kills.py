@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from busrep import Stream
+from busrep.cli.pipeline_signals import PATIENCE
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from busrep.testing.archive import DRIVER_KILLS, EXECUTOR_KILL, Options, run
-from tests.spark.cluster import LOCAL, Cluster
+from tests.spark.cluster import LOCAL, Cluster, end_session, members
+from tests.spark.jobs import counting
 from tests.spark.long import long
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(480), long]
@@ -50,8 +52,33 @@ def test_killed_and_identical_on_a_cluster(cluster: Cluster, tmp_path: Path, mon
     killed_and_identical(tmp_path, cluster.master)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_ctrl_c_while_java_is_asked(number: signal.Signals, tmp_path: Path) -> None:
+    """What the executors do is cancelled, for the call would take minutes."""
+    with (tmp_path / "log").open("wb") as log:
+        job = subprocess.Popen(
+            [sys.executable, counting.__file__, "--error", "slow", "--master", LOCAL], stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        while b"pyspark.daemon" not in b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in members(job.pid)):
+            assert job.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        time.sleep(1)
+        began = time.monotonic()
+        (os.killpg if number == signal.SIGINT else os.kill)(job.pid, number)
+        assert job.wait(60) == 130
+        assert time.monotonic() - began < PATIENCE
+        said = (tmp_path / "log").read_text()
+        assert said.endswith("\nbusrep: interrupted\n")
+        assert [word for word in ("Traceback", "Exception", "Error", "py4j") if word in said] == []
+    finally:
+        end_session(job.pid)
+        job.wait()
+
+
 def test_ctrl_c(tmp_path: Path) -> None:
-    """Status 130, whatever Spark does at that moment."""
+    """Status 130 and one line, whatever Spark does at that moment."""
     path = tmp_path / "table.db"
     store = open_blocking_store(f"sqlite:///{path}", Registry([Stream("orders")]))
     store.init()
@@ -64,10 +91,12 @@ def test_ctrl_c(tmp_path: Path) -> None:
         while not (tmp_path / "archive/_busrep/orders/checkpoint/metadata").exists():
             assert job.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.1)
-        time.sleep(3)  # any moment of following
+        time.sleep(1 + 4 * random.random())  # any moment of following
         os.killpg(job.pid, signal.SIGINT)  # as a terminal does it
         assert job.wait(60) == 130
+        said = (tmp_path / "log").read_text()
+        assert said.endswith("\nbusrep: interrupted\n")  # Java's own first lines come before it
+        assert [word for word in ("Traceback", "Exception", "Error", "py4j") if word in said] == []
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
+        end_session(job.pid)
         job.wait()

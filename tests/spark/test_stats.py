@@ -109,6 +109,17 @@ def test_a_key_whose_name_is_a_path_or_quoted(spark: SparkSession) -> None:
     assert [stats_tables.top_keys(rows, {"one": key}, 3)[0]["key"] for key in ("a.b", "ü")] == ["x", "z"]
 
 
+def test_a_name_of_rows_that_are_arrays_is_refused(spark: SparkSession) -> None:
+    """There is nothing of that name in them: all keys would be null."""
+    texts = [("objects", '{"id": "["}'), ("arrays", ' ["a", 1]'), ("texts", '"["'), ("texts", "7")]
+    rows = spark.createDataFrame(texts, "stream string, row string")
+    fields: dict[str, str | None] = {"objects": "id", "texts": "id", "arrays": "1"}
+    stats_tables.check_names(rows, fields)
+    stats_tables.check_names(rows, {**fields, "arrays": None})
+    with pytest.raises(ConfigError, match="--key id: rows of stream 'arrays' are arrays.*--streams MODULE:NAME"):
+        stats_tables.check_names(rows, {**fields, "arrays": "id"})
+
+
 def test_ranges_are_exact_at_their_bounds(spark: SparkSession) -> None:
     """Windows, powers of two, and those of the root of two: logarithms and quotients of floats miss some bounds."""
     counts = sorted({max(1, 2**at + by) for at in range(62) for by in (-1, 0, 1)})

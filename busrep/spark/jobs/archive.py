@@ -34,7 +34,9 @@ class Options:
     start: str = job.option("earliest", help='Where a new archive begins: earliest, latest, or {"writer": token}.')
     checkpoint: str | None = job.option(None, help="Spark's checkpoints; by default in the archive.")
     format: Literal["parquet", "delta"] = job.option("parquet", help="Delta: a Delta log beside the files, too.")
-    redis: str | None = job.option(None, help="The bus to hear of new rows from, instead of asking.", metavar="URL")
+    redis: str | None = job.redis(
+        "The bus to hear of new rows from, instead of asking.", password_file=False, shown=True
+    )
     name: str | None = job.option(None, help="The bus's name.")
 
 

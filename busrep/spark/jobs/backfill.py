@@ -37,7 +37,10 @@ class Options:
     )
     table: bool = job.option(True, help="Whether rows come from the table. Without: from the archive alone.")
     start: str = job.option("earliest", help='Where the table\'s rows begin: earliest, or {"writer": token}.')
-    to_store: str | None = job.option(None, help="The store to write to; by default --store.", metavar="URL")
+    to_store: str | None = job.option(
+        None, help="The store to write to; by default --store.", metavar="URL", shown=True,
+        elsewhere="the file of --to-password-file, or ~/.pgpass",
+    )  # fmt: skip
     to_password_file: str | None = job.option(None, help="A file with the password of --to-store.", metavar="FILE")
     batch_ids: int = job.option(
         200_000, minimum=1, help="IDs of the source a batch: its rows become facts in one transaction."
@@ -46,7 +49,7 @@ class Options:
     query: str | None = job.option(
         None, help="Its name in the target, where nothing is written twice under one; by default backfill:INTO:WRITER."
     )
-    redis: str | None = job.option(None, help="The bus to tell of the new rows.", metavar="URL")
+    redis: str | None = job.redis("The bus to tell of the new rows.", shown=True)
     redis_password_file: str | None = job.option(None, help="Its password.", metavar="FILE")
     name: str | None = job.option(None, help="The bus's name.")
 

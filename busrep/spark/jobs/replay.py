@@ -30,12 +30,15 @@ class Options:
         "earliest", help='From here: earliest, {"writer": token}, or a time like 2026-01-31T12:00:00Z.'
     )
     to_positions: str = job.option("latest", help="Up to here: latest (as of the start), a map, or a time.")
-    to_redis: str = job.option(help="The target's Redis.", metavar="URL", env="BUSREP_TO_REDIS")
+    to_redis: str = job.option(
+        help="The target's Redis.", metavar="URL", env="BUSREP_TO_REDIS",
+        elsewhere="the file of --to-redis-password-file, or have the URL in BUSREP_TO_REDIS",
+    )  # fmt: skip
     to_redis_password_file: str | None = job.option(None, help="Its password.", metavar="FILE")
     to_name: str = job.option(help="The target bus's name.", metavar="NAME")
     to_store: str | None = job.option(
         None, help="The target's table. Without, streams are in memory, and are not resumed.", metavar="URL",
-        env="BUSREP_TO_STORE",
+        env="BUSREP_TO_STORE", elsewhere="the file of --to-password-file, or have the URL in BUSREP_TO_STORE",
     )  # fmt: skip
     to_password_file: str | None = job.option(None, help="Its password.", metavar="FILE")
     to_writer: str = job.option("replay-", help="What comes before the writers' names in the target.", metavar="PREFIX")

@@ -38,7 +38,7 @@ class Options:
     )
     top: int = job.option(20, minimum=1, help="So many keys of each stream.")
     listen: float = job.option(0.0, duration=True, help="Listen to the bus for so long, and measure latencies.")
-    redis: str | None = job.option(None, help="The bus's Redis, with --listen.", metavar="URL")
+    redis: str | None = job.redis("The bus's Redis, with --listen.")
     redis_password_file: str | None = job.option(None, help="Its password.", metavar="FILE")
     name: str | None = job.option(None, help="The bus's name.")
     partitions: int | None = job.option(None, minimum=1, help="Tasks that read the table; by default up to 8.")

@@ -6,6 +6,7 @@ A job for the tests of `busrep pipeline`; as the real ones it can be submitted b
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,6 +56,8 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
 
         if error == "executor":
             raise PositionTooOld("orders", f"w{part}", 3, 8)
+        if error == "slow":
+            time.sleep(600)
         return rows, [busrep.__file__, os.environ.get("JAVA_HOME", "")]
 
     progress("counting", 0, rows)
