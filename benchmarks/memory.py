@@ -30,6 +30,8 @@ ROW_BYTES, BULK, PAUSE = 200, 200, 0.02
 SETTINGS = busrep.Settings(receive_queue_bytes=8 * 2**20, held_bytes=2 * 2**20)
 # What a row of a page costs while it is fetched: its text in the driver's rows and once more as payload.
 PAGE_BYTES = SETTINGS.fetches * SETTINGS.page_rows * (3 * ROW_BYTES + 400)
+LEAST = 3 * SETTINGS.receive_queue_bytes // ROW_BYTES // 2
+SETTLE = 2.0  # seconds for the last lines to come in
 BOUND = SETTINGS.receive_queue_bytes + SETTINGS.held_bytes + PAGE_BYTES
 
 rows = busrep.Stream("rows")
@@ -41,38 +43,37 @@ def resident() -> int:
 
 
 async def write(url: str, store: str, seconds: float) -> None:
-    """Writes for so long; prints how many rows."""
+    """Writes for so long, and until the reader's queue must have overflown; prints how many rows."""
     number, text = 0, "x" * (ROW_BYTES - 20)
     async with busrep.connect(url, name="memory", streams=[rows], store=store, writer="w1") as bus:
         ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
+        while time.monotonic() < ends or number < LEAST:
             await bus.publish(rows, [[number + i, text] for i in range(BULK)])
             number += BULK
             await asyncio.sleep(PAUSE)
     print(number)
 
 
-async def read(url: str, store: str, seconds: float) -> None:
-    """Sleeps in the handler for so long, then handles; prints what happened."""
+async def read(url: str, store: str) -> None:
+    """Sleeps in the handler until all is written, then handles; prints what happened."""
     seen: list[int] = []
     peak = 0
     total = asyncio.get_running_loop().create_future()
+    awake = asyncio.Event()
 
     async with busrep.connect(
         url, name="memory", streams=[rows], store=store, settings=SETTINGS, start="earliest"
     ) as bus:
         base = resident()
-        awake = time.monotonic() + seconds
 
         @bus.subscribe(rows)
         async def handle(batch: busrep.Batch[Any]) -> None:
-            if (left := awake - time.monotonic()) > 0:
-                await asyncio.sleep(left)
+            await awake.wait()
             seen.extend(row[0] for row in batch.rows)
 
         async def watch() -> None:
             nonlocal peak
-            while time.monotonic() < awake:
+            while not awake.is_set():
                 peak = max(peak, resident() - base)
                 await asyncio.sleep(0.05)
 
@@ -81,6 +82,8 @@ async def read(url: str, store: str, seconds: float) -> None:
         asyncio.get_running_loop().add_reader(sys.stdin, lambda: total.done() or total.set_result(sys.stdin.readline()))
         expected = int(await total)
         asyncio.get_running_loop().remove_reader(sys.stdin)
+        await asyncio.sleep(SETTLE)
+        awake.set()
         await watching
         woke = time.monotonic()
         while len(seen) < expected and time.monotonic() < woke + 300:
@@ -114,20 +117,21 @@ def main() -> int:
     options = parser.parse_args()
     if options.child:
         role, url, store = options.child
-        asyncio.run((write if role == "write" else read)(url, store, options.seconds))
+        asyncio.run(write(url, store, options.seconds) if role == "write" else read(url, store))
         return 0
     with start_redis() as server, tempfile.TemporaryDirectory() as folder:
         store = f"sqlite:///{folder}/memory.db"
         asyncio.run(make_tables(store))
 
-        def child(role: str, seconds: float) -> subprocess.Popen[str]:
-            arguments = [sys.executable, __file__, "--seconds", str(seconds), "--child", role, server.url, store]
+        def child(role: str) -> subprocess.Popen[str]:
+            seconds = str(options.seconds)
+            arguments = [sys.executable, __file__, "--seconds", seconds, "--child", role, server.url, store]
             return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-        with child("read", options.seconds + 2) as reader:
+        with child("read") as reader:
             assert reader.stdout is not None
             reader.stdout.readline()
-            with child("write", options.seconds) as writer:
+            with child("write") as writer:
                 written = writer.communicate()[0]
             report = json.loads(reader.communicate(written)[0])
     print(json.dumps(report, indent=2))

@@ -7,6 +7,7 @@ its own, and handlers are called in threads, as a program would do with blocking
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import queue
@@ -74,10 +75,24 @@ class AsyncioBus:
             self._thread.join()
 
     def call(self, work: Any) -> Any:
+        """Raises Closed when the loop ends before it is done, or has ended."""
+
         async def wait() -> Any:
             return await work
 
-        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
+        waiting = wait()
+        try:
+            done = asyncio.run_coroutine_threadsafe(waiting, self._loop)
+        except RuntimeError:
+            waiting.close()
+            work.close()
+            raise Closed from None
+        while not concurrent.futures.wait([done], 0.1).done:
+            if not self._thread.is_alive() and not done.done():  # the loop has ended, and will never begin it
+                waiting.close()
+                work.close()
+                raise Closed
+        return done.result()
 
     def do(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         async def do() -> Any:

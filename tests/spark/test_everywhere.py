@@ -60,6 +60,7 @@ def checked(report: dict[str, Any]) -> None:
     assert report["backfill"]["rows"] == sum(number % 3 > 0 for number in range(ROWS)) + 12
 
 
+@long
 def test_all_jobs_on_a_cluster(
     cluster: Cluster, postgres_url: str, redis_url: str, bus_name: str, tmp_path: Path
 ) -> None:

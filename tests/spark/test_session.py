@@ -27,6 +27,7 @@ from busrep.spark.session import DEFAULTS, active, modules_path
 from busrep.testing.servers import free_port
 from tests.spark.archives import Bench
 from tests.spark.cluster import DRIVER_MEMORY, ROOT, Cluster, end_session, settings
+from tests.spark.long import long
 
 COUNTING = ROOT / "tests" / "spark" / "jobs" / "counting.py"
 # What Spark's own scripts run. Java is none of them.
@@ -306,6 +307,7 @@ def test_other_formats_go_on_where_the_extra_is_not_installed(missing: str, buil
     assert "DefaultSource" not in done.stdout
 
 
+@long
 def test_with_no_java_on_the_machine_and_the_built_wheel(machine: Machine, built: Path) -> None:
     bench = Bench(None, machine.folder)  # type: ignore[arg-type]
     bench.write("w1", [(1, "[1]"), (3, "[3]")], upto=3)
