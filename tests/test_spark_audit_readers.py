@@ -537,9 +537,9 @@ def reader(kind: str, bench: Bench, redis_url: str, name: str) -> subprocess.Pop
     return subprocess.Popen([sys.executable, "-c", *told], stdout=subprocess.DEVNULL)
 
 
-def rows_in(path: Path) -> int:
+def handled_upto(path: Path) -> int:
     whole = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return sum(json.loads(line)["rows"] for line in whole if line.endswith(b"}\n"))
+    return max((json.loads(line)["upto"] for line in whole if line.endswith(b"}\n")), default=0)
 
 
 @pytest.mark.servers
@@ -575,19 +575,19 @@ async def written_and_killed(kind: str, bench: Bench, redis_url: str, name: str)
                     for part in range(1 + number % 2):
                         fact.add([number, "Grüße", part])
                 if number % 250 == 249:
-                    await reached(bench, number - 100)
+                    await reached(bench, fact.id - 100)
                     child.kill()
                     child.wait()
                     child = reader(kind, bench, redis_url, name)
-            await reached(bench, 1350)
+            await reached(bench, fact.id)
     finally:
         child.kill()
         child.wait()
 
 
-async def reached(bench: Bench, rows: int) -> None:
+async def reached(bench: Bench, token: int) -> None:
     late = time.monotonic() + 40
-    while rows_in(path_of(bench)) < rows:
+    while handled_upto(path_of(bench)) < token:
         assert time.monotonic() < late
         await asyncio.sleep(0.02)
 

@@ -16,8 +16,10 @@ from busrep.spark.archive_store import Root, load
 from busrep.spark.archive_typed import dataframe
 from tests.objects import object_store
 from tests.spark.archives import Bench, orders
+from tests.spark.long import long
 
 
+@long
 def test_an_archive_and_a_delta_table_in_an_object_store(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

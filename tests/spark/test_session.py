@@ -343,6 +343,7 @@ def test_with_no_java_on_the_machine_and_the_built_wheel(machine: Machine, built
 # -- as spark-submit starts it ---------------------------------------------------------------------------------------
 
 
+@long
 def test_a_job_by_spark_submit(machine: Machine) -> None:
     """Its master and settings are those that spark-submit was told, unless the job is told others."""
     script = machine.folder / "submit.py"

@@ -87,6 +87,7 @@ def start(frame: DataFrame, checkpoint: Path, **options: str) -> StreamingQuery:
     return writer.trigger(availableNow=True).start()
 
 
+@long
 def test_tasks_that_are_killed(spark: SparkSession, retried: bool, sqlite_url: str, tmp_path: Path) -> None:
     """The Python process of a task is killed in the middle of a partition: Spark fails the query, and the next start
     does that batch again. On a cluster Spark does the task again."""

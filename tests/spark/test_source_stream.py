@@ -18,6 +18,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from busrep.spark.failures import reason
 from busrep.testing.servers import start_redis
+from tests.spark.long import long
 from tests.spark.source_facts import Log, trade
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -115,6 +116,7 @@ def test_batches_restarts_and_a_crash_lose_nothing_and_double_nothing(target: Ta
         assert not any(Path(password).read_bytes().strip() in text for text in found)
 
 
+@long
 def test_options_of_a_stream(one_target: Target) -> None:
     log = one_target.log
     log.fill()

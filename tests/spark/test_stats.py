@@ -23,6 +23,7 @@ from busrep.spark.jobs import stats
 from busrep.spark.stats_job import _field, _window
 from tests.shop import QUICK, STREAMS, Order, opened_store, orders
 from tests.spark.archives import Bench
+from tests.spark.long import long
 from tests.spark.test_archive_captures import capture, facts_of_capture
 
 __all__ = ["capture"]  # a fixture
@@ -193,6 +194,7 @@ def test_what_is_missing_is_said(spark: SparkSession, tmp_path: Path, wrong: dic
 
 
 @pytest.mark.servers
+@long
 def test_latencies_while_facts_are_written(
     spark: SparkSession, sqlite_url: str, redis_url: str, bus_name: str, tmp_path: Path
 ) -> None:
