@@ -28,9 +28,8 @@ from busrep.spark.archive_tasks import writing
 from busrep.spark.archived import Archive, DataFile, Manifest
 from busrep.spark.mapped import map_in_arrow
 from busrep.spark.offsets import Offset
-from busrep.spark.options import declared_stream
+from busrep.spark.options import stream_of
 from busrep.spark.table import Table
-from busrep.streams import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -131,10 +130,7 @@ class StreamArchive:
 
     def _begin(self, archive: Archive, before: Start | None, url: str, where: str) -> Start:
         """A new checkpoint: of a new archive, or one that goes on behind the last batch."""
-        definition: Stream[Any] = Stream(self.stream)
-        if self.options.streams is not None:
-            definition = declared_stream(self.options.streams, self.stream)
-        table = Table(url, definition)
+        table = Table(url, stream_of(self.options.streams, self.stream))
         try:
             log = table.log()
         finally:

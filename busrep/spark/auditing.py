@@ -25,9 +25,9 @@ from busrep.spark.audit_notes import notes_of
 from busrep.spark.audit_readers import HandledAudit
 from busrep.spark.audit_reports import Reports
 from busrep.spark.audit_sums import Key, Row, Sum, differences, differing, merged
-from busrep.spark.options import declared_stream
+from busrep.spark.databases import Question
+from busrep.spark.options import stream_of
 from busrep.stores.snapshots import Log
-from busrep.streams import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,7 +118,7 @@ class Audit:
         """The report, with what readers say that they have handled."""
         if not self.options.handled:
             return report
-        question = audit_table.question_of(self.url, self._definition(), self.options.streams)
+        question = self._question()
         handled, findings = HandledAudit(
             self.root, self.stream, self.handled, question, self._each, self._log, self._check_compaction,
             self.options.differences, self.options.once,
@@ -143,12 +143,11 @@ class Audit:
         )
 
     def _log(self) -> tuple[Log, Saved]:
-        return log_of(self.url, self._definition())
+        return log_of(self.url, stream_of(self.options.streams, self.stream))
 
-    def _definition(self) -> Stream[Any]:
-        if self.options.streams is None:
-            return Stream(self.stream)
-        return declared_stream(self.options.streams, self.stream)
+    def _question(self) -> Question:
+        streams = self.options.streams
+        return audit_table.question_of(self.url, stream_of(streams, self.stream), streams)
 
     # -- comparing --------------------------------------------------------------------------------------------
 
@@ -205,7 +204,7 @@ class Audit:
         self, epoch: str, start: Mapping[str, int], end: Mapping[str, int], plan: audit_files.Plan
     ) -> dict[Key, Sum]:
         size = self.options.bucket
-        question = audit_table.question_of(self.url, self._definition(), self.options.streams)
+        question = self._question()
         slices = audit_table.slices(start, end, size, self.options.partitions)
         results = self._each(slices, audit_table.summing(question, epoch, size, start, end, plan.mixed))
         return merged(one for sums in results for one in sums)
@@ -275,6 +274,6 @@ class Audit:
         return differences([row for rows, _ in picked for row in rows], there)
 
     def _rows_of_table(self, epoch: str, low: Mapping[str, int], high: Mapping[str, int]) -> list[Row]:
-        question = audit_table.question_of(self.url, self._definition(), self.options.streams)
+        question = self._question()
         slices = audit_table.slices(low, high, self.options.bucket, 1)
         return [row for rows in self._each(slices, audit_table.picking(question, epoch)) for row in rows]

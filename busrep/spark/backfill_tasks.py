@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from busrep.errors import ConfigError, MissingExtra, RowError
-from busrep.spark.options import declared_stream
+from busrep.spark.options import stream_of
 from busrep.spark.sink_options import SinkOptions
 from busrep.spark.sink_rows import Encoder
 from busrep.stores.backing import backing_of
@@ -79,11 +79,11 @@ class Derived:
 
     def source(self) -> Stream[Any]:
         """Whose rows they are. Raises ConfigError."""
-        return Stream(self.stream) if self.streams is None else declared_stream(self.streams, self.stream)
+        return stream_of(self.streams, self.stream)
 
     def target(self) -> Stream[Any]:
         """Whose rows are made. Raises ConfigError."""
-        return Stream(self.into) if self.streams is None else declared_stream(self.streams, self.into)
+        return stream_of(self.streams, self.into)
 
 
 def function_of(where: str) -> Function:

@@ -16,7 +16,7 @@ import attrs
 from busrep.errors import ConfigError, MissingExtra, Unavailable
 from busrep.spark.applications import ApplicationsSqlite, Numbering
 from busrep.spark.columns import Shape
-from busrep.spark.options import declared_stream
+from busrep.spark.options import stream_of
 from busrep.spark.planning import Span
 from busrep.spark.table import committed, dialect_of, server, sqlite_path
 from busrep.stores.backing import Backing, backing_of
@@ -24,7 +24,6 @@ from busrep.stores.plans import Answers, Control, Row, Signal, Sql, Step, run_sy
 from busrep.stores.snapshots import Log, read_log
 from busrep.stores.sqlite_files import BUSY
 from busrep.stores.transaction import by_state, final
-from busrep.streams import Stream
 
 try:
     import adbc_driver_manager
@@ -60,7 +59,7 @@ class Question:
 
     def backing(self) -> Backing:
         """The stream's table."""
-        return backing_of(Stream(self.stream) if self.streams is None else declared_stream(self.streams, self.stream))
+        return backing_of(stream_of(self.streams, self.stream))
 
 
 def database_of(question: Question) -> Database:

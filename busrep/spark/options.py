@@ -209,6 +209,11 @@ def _bad_positions(name: str, value: str, reason: str) -> ConfigError:
     )
 
 
+def stream_of(where: str | None, name: str) -> Stream[Any]:
+    """The stream of that name: as MODULE:NAME declares it, or of untyped rows without one. Raises ConfigError."""
+    return Stream(name) if where is None else declared_stream(where, name)
+
+
 def declared_stream(where: str, name: str) -> Stream[Any]:
     """The stream of that name among those that MODULE:NAME declares. Raises ConfigError."""
     try:

@@ -17,9 +17,8 @@ from busrep.spark.archive_rows import DamagedFile, read_file
 from busrep.spark.archive_store import Root
 from busrep.spark.archived import Archive, DataFile
 from busrep.spark.mapped import map_in_arrow
-from busrep.spark.options import declared_stream
+from busrep.spark.options import stream_of
 from busrep.spark.table import Table
-from busrep.streams import Stream
 
 try:
     import pyarrow
@@ -51,10 +50,7 @@ class FromTable:
 
     def table(self) -> Table:
         """For the driver's questions. Raises ConfigError."""
-        definition: Stream[Any] = Stream(self.stream)
-        if self.streams is not None:
-            definition = declared_stream(self.streams, self.stream)
-        return Table(secrets.resolve(self.store, self.password_file), definition)
+        return Table(secrets.resolve(self.store, self.password_file), stream_of(self.streams, self.stream))
 
     def rows(
         self, spark: SparkSession, start: Mapping[str, int], end: Mapping[str, int], partitions: int | None = None

@@ -18,10 +18,9 @@ from busrep.spark.archive_store import Root, load, streams_of
 from busrep.spark.archive_typed import dataframe
 from busrep.spark.archiving import streams_in_store
 from busrep.spark.following import resolved
-from busrep.spark.options import EARLIEST, LATEST, Positions, declared_stream, positions_of
+from busrep.spark.options import EARLIEST, LATEST, Positions, positions_of, stream_of
 from busrep.spark.ranged import rows_of_archive
 from busrep.spark.table import Table
-from busrep.streams import Stream
 
 try:
     from pyspark.sql import functions
@@ -142,7 +141,7 @@ def table_source(
 ) -> Source:  # fmt: skip
     """A table's rows, as far as they are proven now. Raises ConfigError, Unavailable, and of a start that was pruned
     meanwhile RangePruned, when they are read. ``options``: of a job that reads a table."""
-    table = Table(url, Stream(name) if options.streams is None else declared_stream(options.streams, name))
+    table = Table(url, stream_of(options.streams, name))
 
     def epoch_now() -> str:
         try:

@@ -13,7 +13,7 @@ import attrs
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.spark import secrets
-from busrep.spark.options import declared_stream, number_of, redis_of, store_of, word_of, words_of
+from busrep.spark.options import number_of, redis_of, store_of, stream_of, word_of, words_of
 from busrep.spark.table import sqlite_path
 from busrep.streams import Stream
 from busrep.sync.link import redis_pool
@@ -53,7 +53,7 @@ class SinkOptions:
 
     def definition(self) -> Stream[Any]:
         """The stream. Raises ConfigError when ``streams`` does not declare it."""
-        return Stream(self.stream) if self.streams is None else declared_stream(self.streams, self.stream)
+        return stream_of(self.streams, self.stream)
 
 
 def read_options(given: Mapping[str, str], *, job: str | None) -> SinkOptions:

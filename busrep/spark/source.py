@@ -26,7 +26,7 @@ from busrep.spark.filters import Pushed
 from busrep.spark.following import Follower, resolved, selected
 from busrep.spark.losses import Losses
 from busrep.spark.offsets import Offset
-from busrep.spark.options import Options, declared_stream, read_options
+from busrep.spark.options import Options, read_options, stream_of
 from busrep.spark.planning import partitions, ranges
 from busrep.spark.reading import read
 from busrep.spark.table import Table, absolute
@@ -93,7 +93,7 @@ def _pushes() -> bool:
 
 
 def _stream(options: Options) -> Stream[Any]:
-    return Stream(options.stream) if options.streams is None else declared_stream(options.streams, options.stream)
+    return stream_of(options.streams, options.stream)
 
 
 def _shape(options: Options) -> Shape:

@@ -22,10 +22,10 @@ from busrep.errors import ConfigError, MissingExtra
 from busrep.spark import job, secrets, stats_tables
 from busrep.spark.archive_store import Root
 from busrep.spark.archiving import streams_in_store
-from busrep.spark.options import declared_stream
+from busrep.spark.options import declared_stream, stream_of
 from busrep.spark.replay_sources import Source, sources_of, tasks_for
 from busrep.spark.stats_listen import Samples, readers_of
-from busrep.spark.stats_live import Live, listen, stream_of
+from busrep.spark.stats_live import Live, listen
 from busrep.spark.stats_page import page
 from busrep.spark.stats_svg import round_time
 from busrep.spark.table import Table
@@ -111,7 +111,7 @@ def _check(options: Options) -> None:
 def _tables(url: str, options: Options, sources: list[Source]) -> Iterator[list[Table]]:
     """Of the store's streams; ``sources``: those of an archive. Raises ConfigError when it is another log's."""
     names = [one.stream for one in sources] or options.stream or streams_in_store(url)
-    tables = [Table(url, stream_of(options, name)) for name in names]
+    tables = [Table(url, stream_of(options.streams, name)) for name in names]
     try:
         for source, table in zip(sources, tables, strict=False):
             if source.epoch != (found := table.log().epoch):

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from busrep.errors import ConfigError
 from busrep.spark import job, secrets, stats_tables
-from busrep.spark.options import LATEST, Positions, declared_stream
+from busrep.spark.options import LATEST, Positions, stream_of
 from busrep.spark.replay_sources import table_source, tasks_for
 from busrep.spark.stats_listen import PATIENCE, Handled, Heard, Recorder, Samples, ahead_of_us, latencies, watch
 from busrep.spark.table import Table
-from busrep.streams import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,16 +34,13 @@ class Live:
     exact: float = 0.0
 
 
-def stream_of(options: Options, name: str) -> Stream[Any]:
-    """As the application declares it. Raises ConfigError."""
-    return Stream(name) if options.streams is None else declared_stream(options.streams, name)
-
-
 def listen(
     spark: SparkSession, options: Options, url: str, tables: list[Table], progress: job.Progress
 ) -> Live:  # fmt: skip
     """Measure for ``--listen`` seconds. Raises ConfigError when the bus cannot be heard; Unavailable."""
-    channels = {f"{options.name}/{stream_of(options, one.backing.stream).channel}".rstrip("/") for one in tables}
+    channels = {
+        f"{options.name}/{stream_of(options.streams, one.backing.stream).channel}".rstrip("/") for one in tables
+    }
     heard, handled = Heard([table.backing.stream for table in tables]), Handled()
     before = {table.backing.stream: table.log().positions for table in tables}
     ahead, exact = ahead_of_us(tables[0])
