@@ -3880,7 +3880,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "spark/archive_driver.py",
-                "        if _nonzero(begin) != _nonzero(self._upto):\n",
+                "        if nonzero(begin) != nonzero(self._upto):\n",
                 "        if False:\n",
             ),
         ),
@@ -3893,7 +3893,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "spark/archive_driver.py",
-                "        if same and same[0].upto == _nonzero(end.positions):\n",
+                "        if same and same[0].upto == nonzero(end.positions):\n",
                 "        if same:\n",
             ),
         ),

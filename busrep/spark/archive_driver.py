@@ -23,11 +23,12 @@ import orjson
 
 from busrep.errors import BusrepError, ConfigError, EpochChanged
 from busrep.spark import archived
+from busrep.spark.archive_start import Start, checkpoint_of, end_of, nonzero, read_start, write_start
 from busrep.spark.archive_store import Root, data_path, load, put_manifest
 from busrep.spark.archive_tasks import writing
 from busrep.spark.archived import Archive, DataFile, Manifest
 from busrep.spark.mapped import map_in_arrow
-from busrep.spark.offsets import Offset
+from busrep.spark.offsets import Offset, positions_in
 from busrep.spark.options import stream_of
 from busrep.spark.table import Table
 
@@ -38,24 +39,6 @@ if TYPE_CHECKING:
     from busrep.spark.jobs.archive import Options
 
 GENERIC = ("writer", "token", "index", "row", "committed_at")
-
-
-@attrs.frozen
-class Start:
-    """What ``archive.json`` says: the batch that the checkpoint's batch 0 is, and the positions where that begins.
-    ``checkpoint``: where it is, "" beside the manifests. ``start``: what --start said."""
-
-    checkpoint: str
-    base: int
-    epoch: str
-    positions: Mapping[str, int]
-    start: str = ""
-
-
-def checkpoint_of(root: Root, stream: str, place: str) -> Root:
-    """Spark's checkpoint of a stream's query; ``place``: as `Start.checkpoint`."""
-    folder = archived.folder_of(stream)
-    return Root(place).below(folder.rpartition("/")[2]) if place else root.below(f"{folder}/checkpoint")
 
 
 @attrs.define(eq=False)
@@ -110,17 +93,15 @@ class StreamArchive:
         else:
             note = self._begin(archive, note, url, where)
         if not archive.manifests:
-            self._upto = _nonzero(note.positions)
+            self._upto = nonzero(note.positions)
         self._start = note
         self._follow()
         return note
 
     def _noted(self) -> Start | None:
         try:
-            return Start(**orjson.loads(self.root.read(f"{self.folder}/{archived.START}")))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError) as error:
+            return read_start(self.root, self.stream)
+        except ValueError as error:
             raise ConfigError(f"{self.root.shown}/{self.folder}/{archived.START} cannot be used: {error}") from None
 
     def start_of(self) -> Start:
@@ -149,7 +130,7 @@ class StreamArchive:
             positions = positions_of(self.options.start)
         sorted_positions = {key: positions[key] for key in sorted(positions)}
         start = Start(where, archive.last + 1, log.epoch, sorted_positions, self.options.start)
-        self.root.replace(f"{self.folder}/{archived.START}", orjson.dumps(attrs.asdict(start)))
+        write_start(self.root, self.stream, start)
         return start
 
     # -- the query --------------------------------------------------------------------------------------------
@@ -176,7 +157,7 @@ class StreamArchive:
     def on_batch(self, frame: DataFrame, batch: int) -> None:
         """Spark's batch, which may have been done before."""
         try:
-            self.write(frame, batch, self._offset(batch), self._query())
+            self.write(frame, batch, end_of(self.checkpoint, batch), self._query())
         except BusrepError as error:
             self.error = error
             raise
@@ -184,10 +165,6 @@ class StreamArchive:
 
     def _query(self) -> str:
         return str(orjson.loads(self.checkpoint.read("metadata"))["id"])
-
-    def _offset(self, batch: int) -> Offset:
-        """Where the batch ends: the last line of its entry in Spark's log, which was there before the batch began."""
-        return Offset.from_dict(orjson.loads(self.checkpoint.read(f"offsets/{batch}").rstrip().rpartition(b"\n")[2]))
 
     # -- a batch ----------------------------------------------------------------------------------------------
 
@@ -207,8 +184,8 @@ class StreamArchive:
                 f"{self.root.shown} ends with {self._last}: manifests are missing. Put them back, or remove the "
                 f"checkpoint at {self.checkpoint.shown} to archive again what is behind the last one"
             )
-        begin = self._offset(batch - 1).positions if batch else start.positions
-        if _nonzero(begin) != _nonzero(self._upto):
+        begin = end_of(self.checkpoint, batch - 1).positions if batch else start.positions
+        if nonzero(begin) != nonzero(self._upto):
             raise self._elsewhere(f"ends elsewhere than where batch {number} of the checkpoint begins")
         manifest = Manifest(
             stream=self.stream, query=query, batch=number, epoch=end.epoch, after=self._upto, upto=end.positions,
@@ -236,7 +213,7 @@ class StreamArchive:
         """That batch is there: is it the same?"""
         archive = load(self.root, self.stream).checked()
         same = [one for one in archive.manifests if one.batch == number]
-        if same and same[0].upto == _nonzero(end.positions):
+        if same and same[0].upto == nonzero(end.positions):
             return
         raise self._elsewhere(f"has a batch {number} already, which ends elsewhere than the checkpoint's")
 
@@ -261,16 +238,9 @@ class StreamArchive:
             self.root.remove([data_path(self.stream, name) for name in others if name not in ours])
 
 
-def _nonzero(positions: Mapping[str, int]) -> dict[str, int]:
-    return {writer: at for writer, at in positions.items() if at}
-
-
 def positions_of(text: str) -> dict[str, int]:
     """A map of positions as JSON. Raises ConfigError."""
     try:
-        found = orjson.loads(text)
+        return positions_in(orjson.loads(text))
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or any(type(at) is not int or at < 0 for at in found.values()):
-        raise ConfigError(f'--start is {text!r}: earliest, latest, or a map like {{"writer": 55}} is needed')
-    return found
+        raise ConfigError(f'--start is {text!r}: earliest, latest, or a map like {{"writer": 55}} is needed') from None

@@ -13,6 +13,7 @@ import attrs
 import orjson
 
 from busrep.errors import ConfigError
+from busrep.spark.offsets import positions_in
 
 # Another one means that this library has to be updated.
 VERSION = 1
@@ -48,11 +49,9 @@ def start_of(text: str, floors: Mapping[str, int], positions: Mapping[str, int])
     if text == "earliest":
         return floors
     try:
-        found = orjson.loads(text)
+        found = positions_in(orjson.loads(text))
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or any(type(at) is not int or at < 0 for at in found.values()):
-        raise ConfigError(f'--start is {text!r}: earliest, or a map like {{"writer": 55}} is needed')
+        raise ConfigError(f'--start is {text!r}: earliest, or a map like {{"writer": 55}} is needed') from None
     if unknown := sorted(found.keys() - positions.keys()):
         raise ConfigError(f"--start names writer {unknown[0]!r}; there are: {', '.join(sorted(positions)) or 'none'}")
     check_floors(found, positions, floors)

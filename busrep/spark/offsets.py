@@ -55,10 +55,9 @@ class Offset:
             if not isinstance(found, Mapping) or not found.keys() <= _KEYS:
                 raise TypeError("an object of epoch and positions is needed")
             epoch, positions, stream = found["epoch"], found["positions"], found.get("stream")
-            if not isinstance(epoch, str) or not isinstance(positions, Mapping) or not isinstance(stream, str | None):
-                raise TypeError("epoch and stream are texts, the positions are an object")
-            tokens = {str(writer): token_of(at) for writer, at in positions.items()}
-            return cls(epoch, tokens, token_of(found.get("skipped", 0)), stream)
+            if not isinstance(epoch, str) or not isinstance(stream, str | None):
+                raise TypeError("epoch and stream are texts")
+            return cls(epoch, positions_in(positions), token_of(found.get("skipped", 0)), stream)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"the checkpoint holds {found!r}, which is no offset of a busrep stream ({error}): is it another "
@@ -68,6 +67,13 @@ class Offset:
     def at(self, writer: str) -> int:
         """The position of a writer."""
         return self.positions.get(writer, 0)
+
+
+def positions_in(found: object) -> dict[str, int]:
+    """A map of positions that was JSON. Raises ValueError."""
+    if not isinstance(found, Mapping):
+        raise ValueError("the positions are no object of tokens by writer")
+    return {str(writer): token_of(at) for writer, at in found.items()}
 
 
 def token_of(value: object) -> int:

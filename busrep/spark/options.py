@@ -16,7 +16,7 @@ import orjson
 
 from busrep.errors import ConfigError
 from busrep.spark import secrets
-from busrep.spark.offsets import token_of
+from busrep.spark.offsets import positions_in
 from busrep.stores.declared import NOT_THERE, named, streams_of
 from busrep.streams import Stream
 
@@ -196,8 +196,7 @@ def positions_of(found: Mapping[str, str], name: str, default: Positions) -> Pos
 
 def _position_map(name: str, value: str) -> dict[str, int]:
     try:
-        found = orjson.loads(value)
-        return {str(writer): token_of(at) for writer, at in found.items()}
+        return positions_in(orjson.loads(value))
     except ValueError as error:
         raise _bad_positions(name, value, str(error)) from None
 
