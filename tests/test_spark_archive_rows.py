@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow
 import pytest
 
-from busrep.spark import archive_rows
+from busrep.spark import archive_rows, batches
 from busrep.spark.archive_rows import SCHEMA, RowFiles, ascending, hash_into, read_file
 from busrep.spark.archive_store import Root
 
@@ -81,7 +81,7 @@ def test_the_hash_is_the_same_however_it_is_cut(monkeypatch: pytest.MonkeyPatch)
     batch = rows([("w", token, 0) for token in range(1, 50)], "x" * 100)
     whole = hashlib.sha256("".join(f"{token} 0 w {'x' * 100}\n" for token in range(1, 50)).encode())
     for limit in (2**27, 3000, 1):
-        monkeypatch.setattr(archive_rows, "READ_BYTES", limit)
+        monkeypatch.setattr(batches, "PIECE_BYTES", limit)
         hashed = hashlib.sha256()
         hash_into(hashed, batch)
         assert hashed.hexdigest() == whole.hexdigest()

@@ -20,7 +20,7 @@ import pytest
 from pyarrow import parquet
 
 from busrep.errors import ConfigError, PositionTooOld, Unavailable
-from busrep.spark import archived, audit_files, audit_log, audit_sums, audit_table, job
+from busrep.spark import archived, audit_files, audit_log, audit_table, batches, job
 from busrep.spark.archive_rows import SCHEMA, RowFiles
 from busrep.spark.archive_store import load
 from busrep.spark.archived import DataFile, Manifest
@@ -508,7 +508,7 @@ def set_raw(token: int, content: bytes) -> Callable[[pyarrow.Table], pyarrow.Tab
 
 def test_large_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than what is hashed at a time."""
-    monkeypatch.setattr(audit_sums, "PIECE_BYTES", 1_000_000)
+    monkeypatch.setattr(batches, "PIECE_BYTES", 1_000_000)
     large = [(token, f'["{chr(token % 26 + 65) * 700_000}"]') for token in (401, 402, 403)]
     bench.write("w1", large, upto=403)
     bench.archived_by_hand()

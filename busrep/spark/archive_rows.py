@@ -14,6 +14,7 @@ from busrep.errors import BusrepError, ConfigError, MissingExtra, Unavailable
 from busrep.spark import archived
 from busrep.spark.archive_store import Root, data_path
 from busrep.spark.archived import DataFile
+from busrep.spark.batches import pieces, text_in
 
 try:
     import pyarrow
@@ -35,7 +36,7 @@ SCHEMA = pyarrow.schema(
 GROUP_ROWS = 50_000
 # Files that a task has open, one a date: a backlog read in order of its tokens has one, and two around midnight.
 OPEN_FILES = 8
-# Of a file, at a time; and so many bytes of text are put together in memory, where an array of strings holds 2 GiB.
+# Of a file, at a time: so many rows, unless they have more than so many bytes.
 READ_ROWS = 20_000
 READ_BYTES = 2**27
 
@@ -53,19 +54,12 @@ def text_of(batch: Any) -> Any:
 
 def hash_into(hasher: Any, batch: Any) -> None:
     """Add the lines of a batch. Raises DamagedFile for a null in it."""
-    if batch.nbytes > READ_BYTES and batch.num_rows > 1:
-        half = batch.num_rows // 2
-        hash_into(hasher, batch.slice(0, half))
-        hash_into(hasher, batch.slice(half))
-        return
-    lines = text_of(batch)
-    if lines.null_count:
-        raise DamagedFile("it has nulls")
-    if len(lines):
-        # The values of an array of strings lie one behind the other: nothing is copied.
-        _, offsets, values = lines.buffers()
-        at = memoryview(offsets).cast("i")
-        hasher.update(memoryview(values)[at[lines.offset] : at[lines.offset + len(lines)]])
+    for lines in map(text_of, pieces(batch)):
+        if lines.null_count:
+            raise DamagedFile("it has nulls")
+        if len(lines):
+            at, text = text_in(lines)
+            hasher.update(text[at[0] : at[len(lines)]])
 
 
 def ascending(batch: Any, last: dict[str, tuple[int, int]]) -> int:

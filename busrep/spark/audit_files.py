@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -11,7 +11,8 @@ from busrep.errors import MissingExtra
 from busrep.spark.archive_rows import SCHEMA, DamagedFile, read_file
 from busrep.spark.archive_store import Root
 from busrep.spark.archived import DataFile, Manifest, date_of
-from busrep.spark.audit_sums import Row, Spans, Sums, hashes_of, strangers, within
+from busrep.spark.audit_sums import Row, Spans, Sums, hashes_of
+from busrep.spark.batches import strangers, within
 
 try:
     import pyarrow
@@ -25,6 +26,7 @@ MOST_ROWS = 2_000_000
 LEAST_RANGES = 20
 
 Finding = dict[str, Any]
+Made = TypeVar("Made")
 
 
 @attrs.frozen
@@ -143,16 +145,16 @@ def _days(batch: Any) -> set[str]:
 
 
 def picking(
-    root: Root, stream: str, low: Mapping[str, int], high: Mapping[str, int]
-) -> Callable[[Entry], tuple[list[Row], str | None]]:
-    """The rows of one file that are of these writers and tokens, what can be read of it; and its name if it is not
-    there."""
+    root: Root, stream: str, low: Mapping[str, int], high: Mapping[str, int], made: Callable[[Any], Iterable[Made]]
+) -> Callable[[Entry], tuple[list[Made], str | None]]:
+    """What ``made`` makes of the rows of one file that are of these writers and tokens, what can be read of it; and its
+    name if it is not there."""
 
-    def work(entry: Entry) -> tuple[list[Row], str | None]:
-        found: list[Row] = []
+    def work(entry: Entry) -> tuple[list[Made], str | None]:
+        found: list[Made] = []
         try:
             for batch in read_typed(root, stream, entry.file):
-                found += rows_of(within(batch, low, high))
+                found += made(within(batch, low, high))
         except FileNotFoundError:
             return found, entry.file.file
         except DamagedFile:

@@ -16,11 +16,11 @@ import attrs
 
 from busrep.errors import MissingExtra
 from busrep.reports import hash_of
-from busrep.spark.archive_rows import SCHEMA, DamagedFile, text_of
+from busrep.spark.archive_rows import SCHEMA, text_of
 from busrep.spark.archive_store import Root
-from busrep.spark.audit_files import Entry, Finding, read_typed
+from busrep.spark.audit_files import Entry, Finding, picking
 from busrep.spark.audit_reports import RANGE, Span
-from busrep.spark.audit_sums import pieces, within
+from busrep.spark.batches import pieces
 from busrep.spark.databases import Question
 from busrep.spark.planning import Span as TableSpan
 from busrep.spark.reading import read
@@ -59,21 +59,8 @@ def hashed(batches: Iterable[Any]) -> Rows:
 def of_archive(
     root: Root, stream: str, low: Mapping[str, int], high: Mapping[str, int]
 ) -> Callable[[Entry], tuple[Rows, str | None]]:
-    """The rows of a file that are between these positions; and its name when it is not there. What is damaged is among
-    the findings of the archive."""
-
-    def work(entry: Entry) -> tuple[Rows, str | None]:
-        found: Rows = []
-        try:
-            for batch in read_typed(root, stream, entry.file):
-                found += hashed([within(batch, low, high)])
-        except FileNotFoundError:
-            return found, entry.file.file
-        except DamagedFile:
-            pass  # it is among the findings
-        return found, None
-
-    return work
+    """As `audit_files.picking`."""
+    return picking(root, stream, low, high, lambda batch: hashed([batch]))
 
 
 def of_table(question: Question, epoch: str) -> Callable[[Sequence[TableSpan]], tuple[Rows, None]]:

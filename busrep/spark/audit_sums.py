@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from busrep.errors import MissingExtra
+from busrep.spark.batches import pieces, text_in, within
 
 try:
     import pyarrow
@@ -26,8 +27,6 @@ except ImportError:
 # Sums are of 128 bits, and wrap around.
 DIGEST = 16
 MASK = 2 ** (8 * DIGEST) - 1
-# Lines of a batch are put together in memory, and an array of strings holds 2 GiB.
-PIECE_BYTES = 2**28
 
 Key = tuple[str, int]
 """(writer, token // size of a range)."""
@@ -37,16 +36,6 @@ Row = tuple[str, int, int, bytes]
 """(writer, token, index, hash)."""
 Spans = Sequence[tuple[int, int]]
 """Ranges (first, last), ascending and apart."""
-
-
-def pieces(batch: Any) -> Iterator[Any]:
-    """The batch, in as many pieces as it takes to keep each small."""
-    if batch.nbytes <= PIECE_BYTES or batch.num_rows < 2:
-        yield batch
-        return
-    half = batch.num_rows // 2
-    yield from pieces(batch.slice(0, half))
-    yield from pieces(batch.slice(half))
 
 
 def lines_of(batch: Any) -> Any:
@@ -66,31 +55,6 @@ def hashes_of(batch: Any) -> list[bytes]:
     """16 bytes a row, of all its columns but the writer."""
     lines = (line for piece in pieces(batch) for line in lines_of(piece).to_pylist())
     return [blake2b(line, digest_size=DIGEST).digest() for line in lines]
-
-
-def strangers(batch: Any, after: Mapping[str, int], upto: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Of each writer that has rows in the batch that are not above ``after`` and up to ``upto``, (writer, token) of
-    one of them."""
-    writers, tokens = batch.column("writer"), batch.column("token")
-    names = pc.unique(writers).to_pylist()
-    found = []
-    for writer in names:
-        ends = pc.min_max(tokens if len(names) == 1 else tokens.filter(pc.equal(writers, writer))).as_py()
-        if ends["max"] > upto.get(writer, 0):
-            found.append((writer, ends["max"]))
-        elif ends["min"] <= after.get(writer, 0):
-            found.append((writer, ends["min"]))
-    return found
-
-
-def within(batch: Any, after: Mapping[str, int], upto: Mapping[str, int]) -> Any:
-    """The rows of a batch that are above ``after`` and up to ``upto``, by writer."""
-    writers, tokens = batch.column("writer"), batch.column("token")
-    out = pyarrow.array([False] * batch.num_rows, pyarrow.bool_())
-    for writer, _ in strangers(batch, after, upto):
-        beyond = pc.or_(pc.greater(tokens, upto.get(writer, 0)), pc.less_equal(tokens, after.get(writer, 0)))
-        out = pc.or_(out, pc.and_(pc.equal(writers, writer), beyond))
-    return batch.filter(pc.invert(out)) if out.true_count else batch
 
 
 @attrs.define
@@ -120,10 +84,7 @@ class Sums:
         writers, ranges = batch.column("writer"), pc.divide(batch.column("token"), self.size)
         other = pc.or_(pc.not_equal(writers[1:], writers[:-1]), pc.not_equal(ranges[1:], ranges[:-1]))
         starts = [0, *pc.add(pc.indices_nonzero(other), 1).to_pylist()]
-        lines = lines_of(batch)
-        # The values of an array of strings lie one behind the other: nothing is copied.
-        _, offsets, values = lines.buffers()
-        at, text = memoryview(offsets).cast("i")[lines.offset :], memoryview(values)
+        at, text = text_in(lines_of(batch))
         names, places = (column.take(pyarrow.array(starts)).to_pylist() for column in (writers, ranges))
         for writer, place, (start, end) in zip(names, places, pairwise([*starts, batch.num_rows]), strict=True):
             entry = self.found.setdefault((writer, place), [0, 0])

@@ -268,7 +268,7 @@ class Audit:
                 low = above
         else:  # not an error, after which they would be compared without these rows, and found to be the same
             return []
-        task = audit_files.picking(self.root, self.stream, low, high)
+        task = audit_files.picking(self.root, self.stream, low, high, audit_files.rows_of)
         picked = self._each(files, task)
         self._check_compaction(name for _, name in picked if name is not None)
         return differences([row for rows, _ in picked for row in rows], there)

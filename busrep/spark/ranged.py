@@ -11,20 +11,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import orjson
 
-from busrep.errors import ConfigError, MissingExtra
+from busrep.errors import ConfigError
 from busrep.spark import secrets
 from busrep.spark.archive_rows import DamagedFile, read_file
 from busrep.spark.archive_store import Root
 from busrep.spark.archived import Archive, DataFile
+from busrep.spark.batches import within
 from busrep.spark.mapped import map_in_arrow
 from busrep.spark.options import stream_of
 from busrep.spark.table import Table
-
-try:
-    import pyarrow
-    import pyarrow.compute as pc
-except ImportError:
-    raise MissingExtra("spark", "the jobs on Spark") from None
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,7 +98,7 @@ def _reading(
                 file = DataFile(**orjson.loads(text))
                 try:
                     for batch in read_file(root, stream, file, columns):
-                        yield _within(batch, columns, start, end)
+                        yield within(batch, start, end).select(columns)
                 except DamagedFile as error:
                     raise ConfigError(
                         f"the archive at {root.shown} is damaged: {file.file} of stream {stream!r}: {error}. 'busrep "
@@ -117,15 +112,3 @@ def _reading(
                     ) from None
 
     return read
-
-
-def _within(batch: Any, names: Sequence[str], start: Mapping[str, int], end: Mapping[str, int]) -> Any:
-    """The rows of a batch that are wanted, with these columns."""
-    columns = [batch.column(name) for name in names]
-    writers, tokens = batch.column("writer"), batch.column("token")
-    wanted = pyarrow.array([False] * batch.num_rows, pyarrow.bool_())
-    for writer in pc.unique(writers).to_pylist():
-        if writer in end:
-            inside = pc.and_(pc.greater(tokens, start.get(writer, 0)), pc.less_equal(tokens, end[writer]))
-            wanted = pc.or_(wanted, pc.and_(pc.equal(writers, writer), inside))
-    return pyarrow.RecordBatch.from_arrays(columns, list(names)).filter(wanted)
