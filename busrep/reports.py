@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import threading
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from types import TracebackType
@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import orjson
 
-__all__ = ["HASH", "VERSION", "HandledBatch", "ReaderReport", "hash_of", "line_of"]
+__all__ = ["HASH", "VERSION", "HandledBatch", "ReaderReport", "hash_of", "indexes_of", "line_of"]
 
 # Another one means that whoever reads it has to be updated.
 VERSION = 1
@@ -74,14 +74,20 @@ def hash_of(line: bytes) -> bytes:
     return sha256(line).digest()[:HASH]
 
 
+def indexes_of(tokens: Iterable[int]) -> Iterator[int]:
+    """The places of rows in their facts, whose rows come together."""
+    last, index = -1, 0
+    for token in tokens:
+        index = index + 1 if token == last else 0
+        last = token
+        yield index
+
+
 def line_of(batch: HandledBatch) -> bytes:
     """The line of a batch. Pure."""
     tokens, writer = list(batch.tokens), batch.writer.encode()
-    hashes, last, index = [], -1, 0
-    for token, payload in zip(tokens, batch.payloads, strict=True):
-        index = index + 1 if token == last else 0
-        last = token
-        hashes.append(hash_of(b"%d %d %b %b\n" % (token, index, writer, payload)))
+    rows = zip(tokens, indexes_of(tokens), batch.payloads, strict=True)
+    hashes = [hash_of(b"%d %d %b %b\n" % (token, index, writer, payload)) for token, index, payload in rows]
     steps = [later - earlier for earlier, later in pairwise([batch.after, *tokens])]
     found = {
         "version": VERSION, "reader": batch.reader, "epoch": batch.epoch, "stream": batch.stream.name,

@@ -20,7 +20,7 @@ import attrs
 import orjson
 
 from busrep.errors import ConfigError
-from busrep.reports import HASH, VERSION
+from busrep.reports import HASH, VERSION, indexes_of
 
 # Tokens in the ranges by which lines are found again.
 RANGE = 20_000
@@ -74,17 +74,9 @@ def read_span(line: bytes) -> Span:
         raise ValueError(f"its {len(tokens)} rows are not those that it counts")
     if tokens and not after < min(tokens) <= max(tokens) <= upto:
         raise ValueError(f"it has tokens that are not in ({after}, {upto}]")
-    return Span(reader or "(unnamed)", epoch, stream, writer, after, upto, tokens, _indexes(tokens), hashes)
-
-
-def _indexes(tokens: Sequence[int]) -> Sequence[int]:
-    """The places of rows in their facts, whose rows come together."""
-    found, last, index = array("i"), -1, 0
-    for token in tokens:
-        index = index + 1 if token == last else 0
-        last = token
-        found.append(index)
-    return found
+    return Span(
+        reader or "(unnamed)", epoch, stream, writer, after, upto, tokens, array("i", indexes_of(tokens)), hashes
+    )
 
 
 @attrs.define
