@@ -29,7 +29,7 @@ from busrep.spark.archive_tasks import writing
 from busrep.spark.archived import Archive, DataFile, Manifest
 from busrep.spark.mapped import map_in_arrow
 from busrep.spark.offsets import Offset, positions_in
-from busrep.spark.options import stream_of
+from busrep.spark.options import given_to, stream_of
 from busrep.spark.table import Table
 
 if TYPE_CHECKING:
@@ -111,11 +111,8 @@ class StreamArchive:
 
     def _begin(self, archive: Archive, before: Start | None, url: str, where: str) -> Start:
         """A new checkpoint: of a new archive, or one that goes on behind the last batch."""
-        table = Table(url, stream_of(self.options.streams, self.stream))
-        try:
+        with Table(url, stream_of(self.options.streams, self.stream)) as table:
             log = table.log()
-        finally:
-            table.close()
         if archive.epoch not in (None, log.epoch):
             raise EpochChanged(str(archive.epoch), log.epoch)
         if archive.manifests:
@@ -144,10 +141,7 @@ class StreamArchive:
             "maxRowsPerTrigger": str(told.batch_rows), "passwordFile": told.password_file, "streams": told.streams,
             "typed": "false", "partitions": told.partitions, "redis": told.redis, "name": told.name,
         }  # fmt: skip
-        reader = spark.readStream.format("busrep")
-        for name, value in given.items():
-            if value is not None:
-                reader = reader.option(name, value)
+        reader = given_to(spark.readStream.format("busrep"), given)
         writer = reader.load().writeStream.queryName(f"archive {self.stream}").foreachBatch(self.on_batch)
         writer = writer.option("checkpointLocation", self.checkpoint.spark_path("").rstrip("/"))
         if told.available_now:

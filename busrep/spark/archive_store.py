@@ -262,6 +262,15 @@ def load(root: Root, stream: str) -> Archive:
     raise Unavailable(root.shown, "manifests vanish while they are read: is something deleting them?")
 
 
+def existing(root: Root, stream: str) -> tuple[Archive, str]:
+    """The archive of a stream, whole, and its epoch. Raises ConfigError when it is damaged, or there is none,
+    Unavailable."""
+    archive = load(root, stream).checked()
+    if archive.epoch is None:
+        raise ConfigError(f"there is no archive of stream {stream!r} at {root.shown}")
+    return archive, archive.epoch
+
+
 def put_manifest(root: Root, manifest: Manifest) -> bool:
     """Make a batch or a compaction exist; False when there is one of that number."""
     return root.put(f"{archived.folder_of(manifest.stream)}/{manifest.name}", archived.write_manifest(manifest))

@@ -24,7 +24,6 @@ Saved = Sequence[tuple[str, str, int, str]]
 
 def log_of(url: str, stream: Stream[Any]) -> tuple[Log, Saved]:
     """The log, and readers' saved positions, not younger than it. Raises as `Table`."""
-    table = Table(url, stream)
 
     def saved() -> Plan[list[tuple[Any, ...]]]:
         answers = yield Sql(
@@ -34,12 +33,10 @@ def log_of(url: str, stream: Stream[Any]) -> tuple[Log, Saved]:
         )
         return list(answers[0])
 
-    try:
+    with Table(url, stream) as table:
         # Readers first: what they have handled was proven before.
         readers = table.ask(saved)
         return table.log(), readers
-    finally:
-        table.close()
 
 
 def caught_up(look: Callable[[], tuple[Log, Saved]], archive: Archive) -> tuple[Log, Saved]:

@@ -17,7 +17,7 @@ import attrs
 
 from busrep.errors import ConfigError, EpochChanged
 from busrep.spark import job
-from busrep.spark.archive_store import Root, load
+from busrep.spark.archive_store import Root, existing
 from busrep.spark.archived import Archive
 from busrep.spark.backfill_plan import (
     Part,
@@ -174,18 +174,11 @@ class Backfill:
     def _archive(self, stream: str) -> Archive | None:
         if self.options.archive is None:
             return None
-        root = Root(self.options.archive)
-        found = load(root, stream).checked()
-        if found.epoch is None:
-            raise ConfigError(f"there is no archive of stream {stream!r} at {root.shown}")
-        return found
+        return existing(Root(self.options.archive), stream)[0]
 
     def _log(self, stream: str) -> Log:
-        table = self._source(stream).table()
-        try:
+        with self._source(stream).table() as table:
             return table.log()
-        finally:
-            table.close()
 
     # -- batches ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import orjson
@@ -25,6 +25,7 @@ STORES = "postgresql://user@host/database or sqlite:////absolute/path.db"
 MOST_PARTITIONS = 10_000
 
 _WORD = re.compile(r"[^ \n,]+")
+Reading = TypeVar("Reading", bound=Any)
 
 
 @attrs.frozen
@@ -206,6 +207,14 @@ def _bad_positions(name: str, value: str, reason: str) -> ConfigError:
         f"option {name!r} is {value[:200]!r}: {reason}. earliest, latest, a map like "
         '{"writer": 55}, or a timestamp like 2026-01-31T12:00:00Z is needed'
     )
+
+
+def given_to(reader: Reading, options: Mapping[str, Any]) -> Reading:
+    """Spark's reader with those options that are something."""
+    for name, value in options.items():
+        if value is not None:
+            reader = reader.option(name, value)
+    return reader
 
 
 def stream_of(where: str | None, name: str) -> Stream[Any]:

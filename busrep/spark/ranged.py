@@ -1,6 +1,6 @@
 """Rows of a stream between two maps of positions, of the table or of an archive, as DataFrames for jobs.
 
-Both have the columns `ROWS`, and no order. What they give is all that lies between, or reading fails.
+Both have the columns `COLUMNS`, and no order. What they give is all that lies between, or reading fails.
 """
 
 from __future__ import annotations
@@ -18,20 +18,25 @@ from busrep.spark.archive_store import Root
 from busrep.spark.archived import Archive, DataFile
 from busrep.spark.batches import within
 from busrep.spark.mapped import map_in_arrow
-from busrep.spark.options import stream_of
+from busrep.spark.options import given_to, stream_of
 from busrep.spark.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TYPES = {
-    "writer": "string", "token": "bigint", "index": "int", "row": "string", "committed_at": "timestamp",
+    "stream": "string", "writer": "string", "token": "bigint", "index": "int", "row": "string",
+    "committed_at": "timestamp",
 }  # fmt: skip
 COLUMNS = ("writer", "token", "index", "row")
-ROWS = ", ".join(f"{name} {TYPES[name]}" for name in COLUMNS)
 
 # Files are read by at most so many tasks at a time.
 MOST_TASKS = 1000
+
+
+def schema_of(columns: Sequence[str]) -> str:
+    """As Spark reads it."""
+    return ", ".join(f"{name} {TYPES[name]}" for name in columns)
 
 
 @attrs.frozen(kw_only=True)
@@ -48,24 +53,21 @@ class FromTable:
         return Table(secrets.resolve(self.store, self.password_file), stream_of(self.streams, self.stream))
 
     def rows(
-        self, spark: SparkSession, start: Mapping[str, int], end: Mapping[str, int], partitions: int | None = None
-    ) -> DataFrame:
+        self, spark: SparkSession, start: Mapping[str, int], end: Mapping[str, int], partitions: int | None = None,
+        columns: Sequence[str] = COLUMNS,
+    ) -> DataFrame:  # fmt: skip
         """The rows with start < token <= end, per writer of ``end``; both are proven. They are read later, and fail
-        then with RangePruned, LogReplaced, Unavailable."""
+        then with RangePruned, LogReplaced, Unavailable. ``columns``: some of `TYPES`."""
         end = {writer: at for writer, at in end.items() if at > start.get(writer, 0)}
         if not end:
-            return spark.createDataFrame([], ROWS)
+            return spark.createDataFrame([], schema_of(columns))
         given = {
             "store": self.store, "stream": self.stream, "passwordFile": self.password_file, "streams": self.streams,
             "typed": "false", "partitions": partitions,
             "startingPositions": orjson.dumps({writer: start.get(writer, 0) for writer in end}).decode(),
             "endingPositions": orjson.dumps(end).decode(),
         }  # fmt: skip
-        reader = spark.read.format("busrep")
-        for name, value in given.items():
-            if value is not None:
-                reader = reader.option(name, value)
-        return reader.load().select(*(f"`{name}`" for name in COLUMNS))
+        return given_to(spark.read.format("busrep"), given).load().select(*(f"`{name}`" for name in columns))
 
 
 def rows_of_archive(
@@ -74,8 +76,8 @@ def rows_of_archive(
 ) -> DataFrame:  # fmt: skip
     """The rows of an archive with start < token <= end, per writer of ``end``. Each file that may have some is read as
     a whole, and checked against its manifest: reading fails with ConfigError for a damaged one. ``columns``: some of
-    `TYPES`, writer and token among them. Raises ConfigError for a damaged archive."""
-    schema = ", ".join(f"{name} {TYPES[name]}" for name in columns)
+    `TYPES` but stream, writer and token among them. Raises ConfigError for a damaged archive."""
+    schema = schema_of(columns)
     end = {writer: at for writer, at in end.items() if at > start.get(writer, 0)}
     lowest = min((start.get(writer, 0) for writer in end), default=0)
     highest = max(end.values(), default=0)

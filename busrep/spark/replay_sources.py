@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import orjson
 
 from busrep.errors import ConfigError, MissingExtra
 from busrep.spark import secrets
-from busrep.spark.archive_store import Root, load, streams_of
+from busrep.spark.archive_store import Root, existing, streams_of
 from busrep.spark.archive_typed import dataframe
 from busrep.spark.archiving import streams_in_store
 from busrep.spark.following import resolved
 from busrep.spark.options import EARLIEST, LATEST, Positions, positions_of, stream_of
-from busrep.spark.ranged import rows_of_archive
+from busrep.spark.ranged import FromTable, rows_of_archive
 from busrep.spark.table import Table
 
 try:
@@ -91,16 +90,13 @@ def archive_source(
     spark: SparkSession, root: Root, name: str, start: Positions, end: Positions, *, checked: bool
 ) -> Source:  # fmt: skip
     """An archive's rows. Raises ConfigError for positions that it does not have."""
-    archive = load(root, name).checked()
-    if archive.epoch is None:
-        raise ConfigError(f"{root.shown} has no archive of stream {name!r}")
+    archive, epoch = existing(root, name)
     has = {writer: (archive.after.get(writer, 0), at) for writer, at in archive.upto.items()}
     for flag, given in (("--from-positions", start), ("--to-positions", end)):
         for writer, at in given.map.items():
             least, most = has.get(writer, (0, 0))
             if not least <= at <= most:
                 raise ConfigError(f"{flag}: the archive has writer {writer!r} of {name!r} in ({least}, {most}]")
-    epoch = archive.epoch
 
     def positions(given: Positions) -> dict[str, int]:
         if given.kind == "time":
@@ -141,33 +137,20 @@ def table_source(
 ) -> Source:  # fmt: skip
     """A table's rows, as far as they are proven now. Raises ConfigError, Unavailable, and of a start that was pruned
     meanwhile RangePruned, when they are read. ``options``: of a job that reads a table."""
+    source = FromTable(store=options.store, password_file=options.password_file, streams=options.streams, stream=name)
     table = Table(url, stream_of(options.streams, name))
 
     def epoch_now() -> str:
-        try:
+        with table:
             return table.log().epoch
-        finally:
-            table.close()
 
-    try:
+    with table:
         log = table.log()
         starts = resolved(start, "--from-positions", log, log.positions, table)
         ends = resolved(end, "--to-positions", log, log.positions, table)
-    finally:
-        table.close()
 
     def rows(low: Mapping[str, int], high: Mapping[str, int]) -> DataFrame:
-        reader = spark.read.format("busrep").option("store", options.store).option("stream", name)
-        given = {
-            "passwordFile": options.password_file, "streams": options.streams, "typed": "false",
-            "partitions": options.partitions,
-            "startingPositions": orjson.dumps(dict(low)).decode(), "endingPositions": orjson.dumps(dict(high)).decode(),
-            "writers": ",".join(high),
-        }  # fmt: skip
-        for option, value in given.items():
-            if value is not None:
-                reader = reader.option(option, value)
-        return reader.load().select(*COLUMNS)
+        return source.rows(spark, low, high, options.partitions, COLUMNS)
 
     return Source(name, log.epoch, starts, ends, rows, epoch_now)
 

@@ -15,7 +15,7 @@ from busrep.snapshots import part_hash
 from busrep.spark.archive_store import Root
 from busrep.spark.columns import Field, Kind, arrow_column, decode, fields_of
 from busrep.spark.options import declared_stream
-from busrep.spark.ranged import ROWS
+from busrep.spark.ranged import COLUMNS, schema_of
 from busrep.stores.snapshots import lines_of
 
 try:
@@ -77,7 +77,7 @@ class Keys:
         """Of what `keyed` gives. Raises ConfigError."""
         known = {field.name: field for field in self.fields()}
         types = [known[name].kind.spark_type().simpleString() for name in self.names]
-        return ", ".join([*map(" ".join, zip(self.columns(), types, strict=True)), "gone boolean", ROWS])
+        return ", ".join([*map(" ".join, zip(self.columns(), types, strict=True)), "gone boolean", schema_of(COLUMNS)])
 
 
 def _has(kind: Kind, name: str) -> bool:

@@ -24,7 +24,7 @@ from busrep.asyncio.parquet_manifest import NAME, Manifest, PartFile, read_manif
 from busrep.errors import BusrepError, ConfigError, EpochChanged
 from busrep.snapshots import Agreement, PartRange
 from busrep.spark import job
-from busrep.spark.archive_store import Root, load
+from busrep.spark.archive_store import Root, existing
 from busrep.spark.mapped import map_in_arrow
 from busrep.spark.ranged import FromTable, rows_of_archive
 from busrep.spark.snapshot_tasks import Keys, Part, PartFiles, keyed, parting, read_keys
@@ -120,8 +120,7 @@ class Writing:
         source = FromTable(
             store=options.store, password_file=options.password_file, streams=options.streams, stream=options.stream
         )
-        table = source.table()
-        try:
+        with source.table() as table:
             for attempt in range(ATTEMPTS):
                 log = table.log()
                 rows = source.rows(self.spark, log.floors, log.positions)
@@ -137,17 +136,13 @@ class Writing:
                     raise EpochChanged(log.epoch, now.epoch)
                 return found
             raise AssertionError("unreachable")
-        finally:
-            table.close()
 
     def of_archive(self, path: str) -> tuple[Agreement, list[Part]]:
         """An archive's rows. Raises ConfigError when it is damaged, or there is none."""
         root = Root(path)
-        archive = load(root, self.options.stream).checked()
-        if archive.epoch is None:
-            raise ConfigError(f"there is no archive of stream {self.options.stream!r} at {root.shown}")
+        archive, epoch = existing(root, self.options.stream)
         rows = rows_of_archive(self.spark, root, archive, archive.after, archive.upto)
-        return self.write(rows, archive.epoch, archive.upto, archive.after)
+        return self.write(rows, epoch, archive.upto, archive.after)
 
     def write(
         self, rows: DataFrame, epoch: str, positions: Mapping[str, int], floors: Mapping[str, int]

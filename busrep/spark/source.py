@@ -149,8 +149,7 @@ class BatchReader(_Reader, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Slices of the range. Raises ConfigError, RangePruned, WriterGone, Unavailable."""
         options = self._options
-        table = Table(self._question.url, _stream(options))
-        try:
+        with Table(self._question.url, _stream(options)) as table:
             log = table.log()
             losses = Losses(options.stream, fail=options.fail_on_data_loss)
             available = selected(log, options, losses)
@@ -159,8 +158,6 @@ class BatchReader(_Reader, DataSourceReader):
             found = ranges(start, end, log.floors)
             if options.starting.kind == "map":
                 losses.pruned(found.lost, dict(log.floors))
-        finally:
-            table.close()
         return self._partitions(log.epoch, self._filtered(found.spans))
 
     def _filtered(self, spans: Sequence[Any]) -> Sequence[Any]:

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
@@ -95,6 +96,12 @@ class Table:
     def close(self) -> None:
         """Close the connection; the next question makes another."""
         self._database.close()
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
     def ask(self, question: Callable[[], Plan[T]]) -> T:
         """The answer to a question that only reads, all of it of one state of the database; asked again if the
