@@ -3,10 +3,10 @@
     BUSREP_JDBC_JAR=postgresql.jar python benchmarks/spark_source.py [--rows 1000000] [--partitions 1,2,4] [--repeat 3]
     python benchmarks/spark_source.py --memory 100000,1000000,10000000
 
-Rows/s (the best of ``--repeat``) to nowhere (Spark's ``noop``) and to Parquet. JDBC reads the source's own partitions,
-as predicates, with the same columns, if BUSREP_JDBC_JAR names PostgreSQL's driver. ``bare`` is ADBC in one process
-without Spark: all batches to nowhere, or into one Parquet file. ``--memory`` instead reads so many rows in one task and
-prints the peak of resident memory (bytes) of the Python worker and of the JVM.
+Rows/s (the best of ``--repeat``, all ways in turns) to nowhere (Spark's ``noop``) and to Parquet. JDBC reads the
+source's own partitions, as predicates, with the same columns, if BUSREP_JDBC_JAR names PostgreSQL's driver. ``bare``
+is ADBC in one process without Spark: all batches to nowhere, or into one Parquet file. ``--memory`` instead reads so
+many rows in one task and prints the peak of resident memory (bytes) of the Python worker and of the JVM.
 
 Needs the extras ``spark`` and ``postgres``, and a PostgreSQL that can be started. Prints JSON.
 """
@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,15 @@ def filled(server: PostgresServer, rows: int) -> int:
     return highest
 
 
-def best(work: Callable[[], object], repeat: int) -> float:
-    """Seconds."""
-    times = []
+def bests(work: Mapping[str, Callable[[], object]], repeat: int) -> dict[str, float]:
+    """Seconds, of each the least; in turns, so that a slow minute of the machine is one for all."""
+    times: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(repeat):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return min(times)
+        for name, one in work.items():
+            began = time.perf_counter()
+            one()
+            times[name].append(time.perf_counter() - began)
+    return {name: min(some) for name, some in times.items()}
 
 
 def to_noop(frame: DataFrame) -> None:
@@ -155,19 +156,19 @@ def peaks(work: Callable[[], object]) -> dict[str, int]:
 def rates(spark: SparkSession, server: PostgresServer, options: dict[str, str], folder: str, args: Any) -> Any:
     highest = filled(server, args.rows)
     rows = source(spark, options, 1).count()
-    found: dict[str, Any] = {"rows": rows, "bare": {}}
-    found["bare"]["noop"] = rows / best(lambda: bare(server.url, None), args.repeat)
-    found["bare"]["parquet"] = rows / best(lambda: bare(server.url, f"{folder}/bare.parquet"), args.repeat)
+    bares = {"noop": lambda: bare(server.url, None), "parquet": lambda: bare(server.url, f"{folder}/bare.parquet")}
+    found: dict[str, Any] = {"rows": rows, "bare": {to: rows / s for to, s in bests(bares, args.repeat).items()}}
     for count in map(int, args.partitions.split(",")):
         slices = partitions([(writer, 0, highest) for writer in WRITERS], count)
         frames = {"source": lambda n=count: source(spark, options, n)}
         if args.jar:
             frames["jdbc"] = lambda some=slices: jdbc(spark, server, some)
-        at = found[f"{count} partitions"] = {}
+        work: dict[str, Callable[[], object]] = {}
         for name, frame in frames.items():
             assert frame().count() == rows
-            at[f"{name} to noop"] = rows / best(lambda of=frame: to_noop(of()), args.repeat)
-            at[f"{name} to parquet"] = rows / best(lambda of=frame: to_parquet(of(), folder), args.repeat)
+            work[f"{name} to noop"] = lambda of=frame: to_noop(of())
+            work[f"{name} to parquet"] = lambda of=frame: to_parquet(of(), folder)
+        at = found[f"{count} partitions"] = {name: rows / s for name, s in bests(work, args.repeat).items()}
         for to in ("noop", "parquet"):
             if args.jar:
                 at[f"ratio to {to}"] = round(at[f"source to {to}"] / at[f"jdbc to {to}"], 3)

@@ -124,6 +124,7 @@ async def test_nobody_takes_part_while_redis_is_away(store: str, monkeypatch: py
         member.subscribe(orders)(lambda batch: got.extend(batch.rows))
         redis.away = True
         redis.cut()
+        await until(lambda: not server.statistics()["redis"]["connected"])
         await until(lambda: not member.statistics()["link"]["connected"])
         with pytest.raises(Unavailable, match="the link to Redis is down"):
             await bus(server, store=store).open()

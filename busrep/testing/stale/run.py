@@ -118,9 +118,10 @@ class Run:
         faults = draws(self.options.seed, self.options.kinds or tuple(FAULTS))
 
         def goes_on() -> bool:
+            ours = self._sums()[BUSREP]
+            short = time.monotonic() - began < self.options.seconds or ours.reads < self.options.reads
             # What comes after a violation would only blur it.
-            short = time.monotonic() - began < self.options.seconds or self._sums()[BUSREP].reads < self.options.reads
-            return short and not self.world.violations
+            return short and not ours.stale and not self.world.violations
 
         async def lane(number: int) -> None:
             pauses = random.Random(f"{self.options.seed} lane {number}")
