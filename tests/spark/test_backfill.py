@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +30,7 @@ from tests.sinks import ask, facts, without_password
 from tests.spark import backfill_functions
 from tests.spark.archives import Bench, orders
 from tests.spark.backfill_functions import STREAMS, Change, changes
-from tests.spark.cluster import end_session
+from tests.spark.drivers import killed_when
 from tests.spark.long import long
 from tests.spark.test_docs_archive import blocks
 
@@ -212,26 +207,9 @@ def test_the_driver_is_killed(bench: Bench) -> None:
     scratch = bench.folder / "scratch"
     scratch.mkdir()
     options = told(bench, function=f"{HERE}:slowly", batch_ids=50)
-    with (
-        (scratch / "stderr").open("w") as stderr,
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.backfill_job"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=stderr, text=True, cwd=Path(__file__).parent.parent.parent, start_new_session=True,
-        ) as process,
-    ):  # fmt: skip
-        try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps({"folder": str(scratch), "options": options}))
-            process.stdin.close()
-            late = time.monotonic() + 200
-            while not ask(bench.url, "SELECT count(*) FROM busrep_sinks WHERE batch >= 3"):
-                assert process.poll() is None, (scratch / "stderr").read_text()
-                assert time.monotonic() < late
-                time.sleep(0.01)
-            os.killpg(process.pid, signal.SIGKILL)
-            assert process.wait(20) == -signal.SIGKILL
-        finally:
-            end_session(process.pid)
+    enough = "SELECT count(*) FROM busrep_sinks WHERE batch >= 3"
+    task = {"folder": str(scratch), "options": options}
+    assert not killed_when("tests.spark.backfill_job", task, lambda: bool(ask(bench.url, enough)), scratch / "stderr")
     before = written(bench)
     bench.write("w2", [(3000, '[1,"later"]')], upto=3000)
     report = run(bench, function=f"{HERE}:slowly", batch_ids=50)

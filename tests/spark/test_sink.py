@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,12 +24,14 @@ from busrep.streams import Registry
 from tests.shop import QUICK
 from tests.sinks import WRITER, ask, facts, opened, rows, without_password
 from tests.spark.cluster import Cluster
+from tests.spark.drivers import killed_when
 from tests.spark.long import long
 
 pytestmark = pytest.mark.servers
 
 orders: busrep.Stream[Any] = busrep.Stream("orders")
 FILES, LINES = 6, 300
+JOB = "tests.spark.sink_job"
 
 
 def made(url: str) -> str:
@@ -146,43 +145,6 @@ def test_a_fenced_query_fails(spark: SparkSession, sqlite_url: str, tmp_path: Pa
     assert rows(url) == list(range(FILES * LINES))
 
 
-def in_session(leader: int) -> list[int]:
-    """The processes of a session: a driver, its JVM, and their Pythons."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == leader and fields[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
-def killed_when(task: bytes, enough: Any, seconds: float = 90) -> bool:
-    """A driver, killed with all that it has started when ``enough()``; whether it came to its end before."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.sink_job"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, cwd=Path(__file__).parent.parent.parent, start_new_session=True,
-    ) as driver:  # fmt: skip
-        try:
-            assert driver.stdin is not None
-            driver.stdin.write(task)
-            driver.stdin.close()
-            late = time.monotonic() + seconds
-            while driver.poll() is None and not enough():
-                assert time.monotonic() < late
-                time.sleep(0.02)
-            return driver.poll() == 0
-        finally:
-            while left := in_session(driver.pid):
-                for process in left:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process, signal.SIGKILL)
-                time.sleep(0.02)
-            driver.wait()
-
-
 @long
 @pytest.mark.slow
 @pytest.mark.timeout(240)  # two more drivers, each with a JVM
@@ -201,7 +163,7 @@ def test_a_driver_that_is_killed(
         "redis": redis_url,
         "name": bus_name,
     }
-    task = json.dumps({"folder": str(tmp_path), "options": options}).encode()
+    task = {"folder": str(tmp_path), "options": options}
     seen: list[int] = []
 
     async def run() -> bool:
@@ -211,8 +173,9 @@ def test_a_driver_that_is_killed(
             async def handle(batch: busrep.Batch[Any]) -> None:
                 seen.extend(row[0] for row in batch.rows)
 
-            killed = not await asyncio.to_thread(killed_when, task, lambda: len(seen) >= 2 * LINES)
-            assert await asyncio.to_thread(killed_when, task, lambda: False)
+            log = tmp_path / "stderr"
+            killed = not await asyncio.to_thread(killed_when, JOB, task, lambda: len(seen) >= 2 * LINES, log, 90)
+            assert await asyncio.to_thread(killed_when, JOB, task, lambda: False, log, 90)
             last = await asyncio.to_thread(ask, url, "SELECT max(id) FROM busrep_facts")
             await bus.wait_for(orders, WRITER, last, timeout=20)
         return killed
@@ -256,9 +219,9 @@ def test_executors_that_are_killed(
     monkeypatch.setenv("BUSREP_STORE_PASSWORD", secrets.split(url)[1] or "")
     numbered_files(tmp_path, files)
     options = {"store": without_password(url), "stream": "orders", "writer": WRITER}
-    task = json.dumps({"folder": str(tmp_path), "options": options, "files": 2}).encode()
+    task = {"folder": str(tmp_path), "options": options, "files": 2}
     killer, starts = Killer(cluster, url, 7), 0
-    while not killed_when(task, killer, 200):
+    while not killed_when(JOB, task, killer, tmp_path / "stderr"):
         starts += 1
         assert starts < 5
     assert killer.kills >= 2

@@ -7,11 +7,7 @@ import contextlib
 import itertools
 import json
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +27,7 @@ from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from tests.shop import QUICK
 from tests.spark.archives import Bench, Order
-from tests.spark.cluster import end_session
+from tests.spark.drivers import killed_when
 from tests.spark.long import long
 from tests.spark.snapshots import DECLARED, Row, filled, latest, orders, read, rows_of, run, text
 
@@ -221,26 +217,11 @@ def killed(bench: Bench, *targets: Path) -> None:
     options = {"store": bench.url, "stream": "orders", "all": True, "part_rows": 1, "partitions": 4}
     told = {"folder": str(scratch), "options": [{**options, "to": str(target)} for target in targets]}
     before = [set(target.glob("*")) for target in targets]
-    with (
-        (scratch / "stderr").open("w") as stderr,
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.snapshot_job"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=stderr, text=True, cwd=Path(__file__).parent.parent.parent, start_new_session=True,
-        ) as process,
-    ):  # fmt: skip
-        try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(told))
-            process.stdin.close()
-            late = time.monotonic() + 200
-            while any(len(set(target.glob("*")) - old) < 20 for target, old in zip(targets, before, strict=True)):
-                assert process.poll() is None, (scratch / "stderr").read_text()
-                assert time.monotonic() < late
-                time.sleep(0.002)
-            os.killpg(process.pid, signal.SIGKILL)
-            assert process.wait(20) == -signal.SIGKILL
-        finally:
-            end_session(process.pid)
+
+    def enough() -> bool:
+        return all(len(set(target.glob("*")) - old) >= 20 for target, old in zip(targets, before, strict=True))
+
+    assert not killed_when("tests.spark.snapshot_job", told, enough, scratch / "stderr")
 
 
 @long
