@@ -12,7 +12,11 @@ from busrep import Settings, Stream
 from busrep.stores.blocking import BlockingStore, open_blocking_store
 from busrep.streams import Registry
 
-QUICK = Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2, save_every=0.05, redis_timeout=2.0, shutdown_timeout=2.0)
+# Beats that may fail to come: on a busy machine, with a disk that others use, half a second is soon gone.
+QUICK = Settings(
+    heartbeat=0.1, silent_after_beats=10, retry_min=0.02, retry_max=0.2, save_every=0.05, redis_timeout=2.0,
+    shutdown_timeout=2.0,
+)  # fmt: skip
 
 
 @attrs.frozen
