@@ -347,6 +347,25 @@ def test_a_joined_transaction_is_seen_to_commit_without_being_told(deployment: D
         assert wire.tokens(joined) == [joined]
 
 
+def test_a_transaction_that_has_ended_is_published_whole(deployment: Deployment, wire: Wire) -> None:
+    """Also when one of its facts has been asked after alone, before the other was noted."""
+    with deployment.bus() as bus, psycopg.connect(deployment.store) as connection:
+        connection.execute("SELECT 1")
+        with bus._writing._settling:  # nobody else asks
+            facts = []
+            for number in (1, 2):
+                with bus.write(orders, connection=connection) as fact:
+                    fact.add(Order(number, "new"))
+                facts.append(fact)
+            connection.commit()
+            session = bus._writing.session
+            bus._writing._settle(session, session._doubts[0])
+            assert len(session._doubts) == 1
+            facts[0].ended()
+            assert bus.positions()["orders"]["w1"] == facts[1].id
+        assert wire.tokens(facts[1].id) == [fact.id for fact in facts]
+
+
 def test_a_joined_transaction_may_commit_though_the_fact_s_block_failed(deployment: Deployment, wire: Wire) -> None:
     """Rule 9.1: rows that the application inserts itself, under the fact's ID."""
     with deployment.bus() as bus, psycopg.connect(deployment.store) as connection:
