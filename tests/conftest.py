@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -29,6 +30,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if LINUX:
         # PR_SET_CHILD_SUBREAPER: what a killed child leaves behind becomes ours, and the leak check sees it.
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    # What was imported and collected stays: no collection of garbage, of which some tests ask for many, looks at it.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
