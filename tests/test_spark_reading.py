@@ -31,6 +31,7 @@ from busrep.spark.reading import read
 from busrep.spark.table import Table, absolute
 from busrep.streams import Registry, Stream
 from busrep.testing.servers import PostgresServer, start_postgres, start_replica
+from tests.bus_conformance import until
 from tests.shop import opened_store
 from tests.spark.source_facts import NOON, STREAMS, Item, Log, items, opened_log, trade, trades
 
@@ -160,6 +161,27 @@ def test_rows_come_in_pieces_and_who_leaves_off_leaves_nothing_open(log: Log, mo
     batches.close()  # type: ignore[attr-defined]
     # Nobody holds the table: it can be dropped.
     log.sql("DROP TABLE busrep_facts")
+
+
+def test_what_is_known_of_a_database_is_asked_once_and_holds_no_connection(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    with opened_log("postgresql", postgres, tmp_path) as log:
+        log.fill()
+        epoch, others = log.store.epoch(), "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        log.store.close()
+        databases._database.cache_clear()
+        found = [rows_of(question(log), epoch, [("w1", 4, 13)])]
+        with psycopg.connect(log.url, autocommit=True) as connection:
+            until(lambda: connection.execute(others).fetchone() == (1,))  # itself
+        postgres.stop()
+        with pytest.raises(Unavailable):
+            rows_of(question(log), epoch, [("w1", 4, 13)])
+        postgres.start()
+        found.append(rows_of(question(log), epoch, [("w1", 4, 13)]))
+        assert found[0] == found[1] != []
+        info = databases._database.cache_info()
+        assert (info.misses, info.hits) == (1, 2)
 
 
 def test_what_the_database_says_has_no_password(postgres: PostgresServer, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Busrep's own table comes through ADBC; of an application's table the store knows
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -111,7 +112,7 @@ class _Adbc:
         self.dialect = dialect_of(question.url)
         self._uri, self._where = self._place(question.url)
         with self._translated():
-            self._connection = self._driver().connect(self._uri, autocommit=True)
+            self._connection = self._connected()
             self._cursor = self._connection.cursor()
 
     def _place(self, url: str) -> tuple[str, str]:
@@ -120,6 +121,9 @@ class _Adbc:
 
     def _driver(self) -> Any:
         raise NotImplementedError
+
+    def _connected(self) -> Any:
+        return self._driver().connect(self._uri, autocommit=True)
 
     def _text(self, sql: Sql) -> str:
         """The statement with its values in it: ADBC streams no answer to a statement with parameters."""
@@ -210,6 +214,22 @@ class _Adbc:
             yield dict(zip(names, batch.columns, strict=True))
 
 
+@functools.lru_cache(maxsize=8)
+def _database(uri: str) -> Any:
+    """What ADBC knows of a database, without a connection to it. To find out what its types are takes 40 ms: longer
+    than a connection, and longer than many a task."""
+    import adbc_driver_postgresql
+
+    return adbc_driver_postgresql.connect(uri)
+
+
+class _Kept:
+    """Stands for a database that its connections do not close."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 class Postgres(_Adbc):
     """PostgreSQL: rows come by COPY, in binary."""
 
@@ -225,6 +245,13 @@ class Postgres(_Adbc):
         except ImportError:
             raise MissingExtra("spark", "reading PostgreSQL in Spark") from None
         return dbapi
+
+    def _connected(self) -> Any:
+        driver = self._driver()
+        if self._backing.own:  # it may have types that were made since
+            return driver.connect(self._uri, autocommit=True)
+        connection = adbc_driver_manager.AdbcConnection(_database(self._uri))
+        return driver.Connection(_Kept(), connection, autocommit=True)
 
     def begin(self) -> Log:
         """See `Database`. Rows are wanted as they come, not when the last one was sorted."""

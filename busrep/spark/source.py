@@ -12,6 +12,8 @@ driver's.
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -115,6 +117,13 @@ def _asked_for(options: Options, schema: StructType) -> Shape:
     return shape
 
 
+@functools.cache
+def _keep_imports() -> None:
+    """Once in a worker: Spark collects garbage behind each task, and looks at all that was ever imported, for 30 ms."""
+    gc.collect()
+    gc.freeze()
+
+
 class _Reader:
     """What both kinds of readers are; the executors' copy has no more than this."""
 
@@ -131,9 +140,10 @@ class _Reader:
         """Arrow record batches of a partition; none of what Spark passes when there is no partition."""
         value = None if partition is None else partition.value
         if value is None:
-            return iter(())
+            return
         epoch, spans = value
-        return read(self._question, to_arrow_schema(self._schema, timezone="UTC"), epoch, spans)
+        yield from read(self._question, to_arrow_schema(self._schema, timezone="UTC"), epoch, spans)
+        _keep_imports()
 
     def _partitions(self, epoch: str, spans: Sequence[Any]) -> list[InputPartition]:
         return [InputPartition((epoch, one)) for one in partitions(spans, self._options.partitions)]
