@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,8 @@ def test_a_manifest_is_put_once_in_an_object_store(objects: Objects) -> None:
         if root.put("x/y.json", b"%d" % number):
             won.append(number)
 
-    threads = [threading.Thread(target=put, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(put, range(6)))
     assert [objects.objects["/lake/one/x/y.json"]] == [b"%d" % number for number in won]
 
 

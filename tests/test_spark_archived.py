@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +129,8 @@ def test_a_file_is_put_once(tmp_path: Path) -> None:
         if root.put("x/y.json", b"%d" % number):
             won.append(number)
 
-    threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(put, range(8)))
     assert [root.read("x/y.json")] == [b"%d" % number for number in won]
     assert root.names("x") == ["y.json"]
     root.replace("x/y.json", b"other")

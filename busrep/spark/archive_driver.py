@@ -28,7 +28,7 @@ from busrep.spark.archive_store import Root, data_path, load, put_manifest
 from busrep.spark.archive_tasks import writing
 from busrep.spark.archived import Archive, DataFile, Manifest
 from busrep.spark.mapped import map_in_arrow
-from busrep.spark.offsets import Offset, positions_in
+from busrep.spark.offsets import Offset, by_writer, positions_in
 from busrep.spark.options import given_to, stream_of
 from busrep.spark.table import Table
 
@@ -125,8 +125,7 @@ class StreamArchive:
             positions = before.positions if before is not None and again else log.positions
         else:
             positions = positions_of(self.options.start)
-        sorted_positions = {key: positions[key] for key in sorted(positions)}
-        start = Start(where, archive.last + 1, log.epoch, sorted_positions, self.options.start)
+        start = Start(where, archive.last + 1, log.epoch, by_writer(positions), self.options.start)
         write_start(self.root, self.stream, start)
         return start
 

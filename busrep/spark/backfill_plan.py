@@ -13,14 +13,10 @@ import attrs
 import orjson
 
 from busrep.errors import ConfigError
-from busrep.spark.offsets import positions_in
+from busrep.spark.offsets import by_writer, positions_in
 
 # Another one means that this library has to be updated.
 VERSION = 1
-
-
-def _sorted(positions: Mapping[str, int]) -> dict[str, int]:
-    return {writer: positions[writer] for writer in sorted(positions)}
 
 
 @attrs.frozen(kw_only=True)
@@ -29,8 +25,8 @@ class Part:
 
     stream: str
     epoch: str
-    after: Mapping[str, int] = attrs.field(converter=_sorted)
-    upto: Mapping[str, int] = attrs.field(converter=_sorted)
+    after: Mapping[str, int] = attrs.field(converter=by_writer)
+    upto: Mapping[str, int] = attrs.field(converter=by_writer)
 
 
 @attrs.frozen

@@ -25,7 +25,8 @@ from busrep.errors import ConfigError
 _KEYS = {"epoch", "positions", "skipped", "stream"}
 
 
-def _sorted(positions: Mapping[str, int]) -> dict[str, int]:
+def by_writer(positions: Mapping[str, int]) -> dict[str, int]:
+    """Positions in the order of the writers' names: equal ones are the same text."""
     return {writer: positions[writer] for writer in sorted(positions)}
 
 
@@ -35,7 +36,7 @@ class Offset:
     checkpoints of before it was noted."""
 
     epoch: str
-    positions: Mapping[str, int] = attrs.field(factory=dict, converter=_sorted)
+    positions: Mapping[str, int] = attrs.field(factory=dict, converter=by_writer)
     skipped: int = 0
     stream: str | None = None
 
