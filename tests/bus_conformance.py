@@ -551,6 +551,8 @@ class BusConformance:
         ):
             follow(one, a)
             follow(two, b)
+            for bus in (one, two):  # both have read where the name was, before it moves
+                bus.linear_position(orders)
             last = write(writer, *range(30))
             one.wait_for(orders, "w1", last)
             two.wait_for(orders, "w1", last)

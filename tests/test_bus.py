@@ -585,6 +585,37 @@ def test_an_idle_writer_follows_so_that_nobody_waits_for_it(deployment: Deployme
     run(main())
 
 
+def test_a_transaction_that_has_ended_is_asked_after_whole(
+    on_postgres: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when one of its facts has been asked after alone, before the other was noted."""
+
+    async def nobody() -> None:
+        pass
+
+    async def main() -> None:
+        async with (
+            on_postgres.bus(writer="w1") as writer,
+            await psycopg.AsyncConnection.connect(on_postgres.store) as connection,
+        ):
+            writing = writer._writing
+            assert writing is not None
+            monkeypatch.setattr(writing, "settle", nobody)
+            facts = []
+            await connection.execute("SELECT 1")
+            for number in (1, 2):
+                async with writer.write(orders, connection=connection) as fact:
+                    fact.add(Order(number, "new"))
+                facts.append(fact)
+            await connection.commit()
+            await writing._settle(writing._doubts[0])
+            assert len(writing._doubts) == 1
+            facts[0].ended()
+            await until(lambda: not writing._doubts)
+
+    run(main())
+
+
 async def until_async(ask: Callable[[], Awaitable[int]], at_least: int) -> None:
     async with asyncio.timeout(10):
         while await ask() < at_least:
@@ -1204,7 +1235,7 @@ def test_the_last_rows_of_a_stream_that_a_writer_gave_up_are_not_lost(
 
 def test_a_writer_cut_off_from_redis_alone_is_followed_not_fenced(deployment: Deployment) -> None:
     # Silence lasts two seconds, not half of one: a disk that is busy with other tests must not pass for a dead writer.
-    deployment = attrs.evolve(deployment, settings=attrs.evolve(QUICK, heartbeat=0.4))
+    deployment = attrs.evolve(deployment, settings=attrs.evolve(QUICK, heartbeat=0.4, silent_after_beats=5))
 
     async def main() -> None:
         seen = Seen()

@@ -357,7 +357,8 @@ def collected(request: pytest.FixtureRequest) -> list[str]:
     """Every test ID of the suite, ``file::name[case]``."""
     config = request.config
     places = [(config.invocation_params.dir / one).resolve() for one in config.args]
-    if places == [ROOT / "tests"] and not config.option.keyword and not config.option.markexpr:
+    less = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise")
+    if places == [ROOT / "tests"] and not any(getattr(config.option, name, None) for name in less):
         return [item.nodeid.removeprefix("tests/") for item in request.session.items]  # all of them were collected
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)

@@ -14,6 +14,7 @@ import pytest
 
 from busrep import ConfigError
 from busrep.spark import archived
+from busrep.spark.archive_start import Start, read_start, write_start
 from busrep.spark.archive_store import Root, load, put_manifest, shown, streams_of
 from busrep.spark.archived import DataFile, Manifest, assemble, read_manifest, wanted, write_manifest
 
@@ -119,6 +120,27 @@ def test_names() -> None:
     assert archived.date_of(1_778_457_600_000_000) == "2026-05-11"
     assert archived.date_of(-1) == "1969-12-31"
     assert archived.date_of(None) == archived.NO_DATE
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"base": "0"}, "'base' must be <class 'int'>"),
+        ({"checkpoint": None}, "'checkpoint' must be <class 'str'>"),
+        ({"positions": {"w": -1}}, "-1 is no position"),
+        ({"positions": [1]}, "no object of tokens"),
+        ({"epoc": "x"}, "unexpected keyword argument 'epoc'"),
+    ],
+)
+def test_a_note_that_cannot_be_used(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
+    root = Root(str(tmp_path))
+    assert read_start(root, "orders") is None
+    start = Start("", 3, "e1", {"w": 1})
+    write_start(root, "orders", start)
+    assert read_start(root, "orders") == start
+    root.replace("_busrep/orders/archive.json", orjson.dumps({**attrs.asdict(start), **changed}))
+    with pytest.raises(ValueError, match=told):
+        read_start(root, "orders")
 
 
 def test_a_file_is_put_once(tmp_path: Path) -> None:

@@ -398,6 +398,7 @@ def test_readers_on_the_bus_see_all_rows_in_order(
             async def handle(batch: busrep.Batch[Any]) -> None:
                 seen.extend(row[0] for row in batch.rows)
 
+            await bus.linear_position(orders)  # it follows from here on
             last = 0
             for number in range(3):
                 if number == 2:

@@ -573,7 +573,9 @@ class Writing(Ledger):
             loop = asyncio.get_running_loop()
         except RuntimeError:  # the garbage collector, after the loop
             return
-        if doubt not in self._doubts or doubt.marker in self._looking:
+        others = doubt.marker is not None and any(one.marker == doubt.marker for one in self._doubts)
+        # The others also when this one has been asked after meanwhile, perhaps before they were noted.
+        if not (doubt in self._doubts or others) or doubt.marker in self._looking:
             return  # one question is enough for all facts of a transaction
         self._looking.add(doubt.marker)
         task = loop.create_task(look())

@@ -35,8 +35,8 @@ def read_start(root: Root, stream: str) -> Start | None:
         return Start(**orjson.loads(root.read(_path(stream))))
     except FileNotFoundError:
         return None
-    except TypeError as error:
-        raise ValueError(str(error)) from None
+    except TypeError as error:  # attrs' has more to say
+        raise ValueError(str(error.args[0])) from None
 
 
 def _path(stream: str) -> str:

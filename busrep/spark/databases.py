@@ -217,7 +217,8 @@ class _Adbc:
 @functools.lru_cache(maxsize=8)
 def _database(uri: str) -> Any:
     """What ADBC knows of a database, without a connection to it. To find out what its types are takes 40 ms: longer
-    than a connection, and longer than many a task."""
+    than a connection, and longer than many a task. A worker reads few databases: one too many is not freed, which ADBC
+    does with `close` alone, and not before its connections are closed."""
     import adbc_driver_postgresql
 
     return adbc_driver_postgresql.connect(uri)

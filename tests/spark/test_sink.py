@@ -221,7 +221,7 @@ def test_executors_that_are_killed(
     options = {"store": without_password(url), "stream": "orders", "writer": WRITER}
     task = {"folder": str(tmp_path), "options": options, "files": 2}
     killer, starts = Killer(cluster, url, 7), 0
-    while not killed_when(JOB, task, killer, tmp_path / "stderr"):
+    while not killed_when(JOB, task, killer, tmp_path / "stderr", may_fail=True):
         starts += 1
         assert starts < 5
     assert killer.kills >= 2
