@@ -509,6 +509,12 @@ def test_an_exception_in_the_function_leaves_nothing_behind(shop: Cached, error:
 @pytest.mark.parametrize("landed", [True, False], ids=["committed", "aborted"])
 def test_a_commit_without_an_answer_is_not_trusted_until_the_table_tells(shop: Cached, landed: bool) -> None:
     """By others neither, if there is a row: they have not got it."""
+    # Now and then it is a beat's COMMIT that is cut.
+    assert any(answer_lost(shop, landed) for _ in range(10))
+
+
+def answer_lost(shop: Cached, landed: bool) -> bool:
+    """The test; False when it was another connection that was cut."""
     patient = attrs.evolve(QUICK, silent_after_beats=10_000)  # or `other` finishes `bus`, and gets the row, and trusts
     here, there = Items(), Items()
     with (
@@ -519,12 +525,15 @@ def test_a_commit_without_an_answer_is_not_trusted_until_the_table_tells(shop: C
         item, theirs = cached(bus, here), cached(other, there)
         trusted(bus, other)
         assert (item(1), theirs(1)) == (0, 0)
-        with pytest.raises(CommitUnknown):
+        try:
             with bus.write(caches) as fact:
                 item.invalidate_in(fact, 1)
                 fact.execute("SELECT 1")  # what is sent next holds COMMIT
                 link.refuse = True
                 link.cut_when(b"COMMIT", "from_server" if landed else "to_server", after=False)
+            return False
+        except CommitUnknown:
+            pass
         here.values[1] = there.values[1] = 1 if landed else 0
         # Not trusted until the table has told what became of it, or, later than it was asked, that it is open still. A
         # connection that was not cut may have told at once.
@@ -537,6 +546,7 @@ def test_a_commit_without_an_answer_is_not_trusted_until_the_table_tells(shop: C
         until(lambda: bus.statistics()["writer"]["in_doubt"] == 0)
         until(lambda: (item(1), theirs(1)) == ((1, 1) if landed else (0, 0)))
         assert item.statistics()["invalidations"] == landed
+        return True
 
 
 def proof_of(bus: Bus) -> float:
