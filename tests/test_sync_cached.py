@@ -377,6 +377,7 @@ def test_a_durable_reader_saves_no_positions_of_invalidations(shop: Cached) -> N
         item = cached(bus, Items())
         seen = Seen()
         bus.subscribe(orders)(seen)
+        trusted(bus)
         with writer.write(orders, caches) as fact:
             fact.add(Order(1, "new"))
             fact.add(Invalidation("item", [1], 0), stream=caches)
