@@ -445,9 +445,8 @@ class BusConformance:
 
             last = write(writer, 1)
             entered.wait()
-            time.sleep(
-                (QUICK.silent_after_beats + 2) * QUICK.heartbeat
-            )  # long enough for a writer, or a link, to count as silent
+            # Long enough for a writer, or a link, to count as silent.
+            time.sleep((QUICK.silent_after_beats + 2) * QUICK.heartbeat)
             with deployment.table() as store:
                 assert all(one.registered for one in store.known() if one.writer == "w2")
             writer.wait_for(orders, "w2", write(reader, 2))

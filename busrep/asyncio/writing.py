@@ -363,6 +363,12 @@ class Ledger:
         """The facts that the table has to tell of."""
         return [(one.stream.name, id) for one in doubt.opened if one.stream.name in self._durable for id in one.ids]
 
+    def ended_with(self, doubt: InDoubt) -> list[InDoubt]:
+        """What is in doubt of a transaction that has ended: all at once, so that the next ones have nothing left to
+        ask. The others also when this one has been asked after meanwhile, perhaps before they were noted."""
+        same = [one for one in self._doubts if one.marker == doubt.marker]
+        return same if doubt.marker is not None or doubt in same else []
+
     def written(self, stream: str) -> tuple[int, bool] | None:
         """Up to where all facts of a stream are finished, and whether others are under way; None if it is not written
         here."""
@@ -561,7 +567,7 @@ class Writing(Ledger):
 
         async def look() -> None:
             try:
-                await self._settle(*[one for one in self._doubts if one.marker == doubt.marker])
+                await self._settle(*self.ended_with(doubt))
             except WriterFenced as error:
                 self.fence(error)
             except Exception as error:  # of whatever kind: `keep_settling` asks again
@@ -573,9 +579,7 @@ class Writing(Ledger):
             loop = asyncio.get_running_loop()
         except RuntimeError:  # the garbage collector, after the loop
             return
-        others = doubt.marker is not None and any(one.marker == doubt.marker for one in self._doubts)
-        # The others also when this one has been asked after meanwhile, perhaps before they were noted.
-        if not (doubt in self._doubts or others) or doubt.marker in self._looking:
+        if not self.ended_with(doubt) or doubt.marker in self._looking:
             return  # one question is enough for all facts of a transaction
         self._looking.add(doubt.marker)
         task = loop.create_task(look())

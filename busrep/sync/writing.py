@@ -736,12 +736,8 @@ class Writing:
             with self._settling:
                 try:
                     self._asker = threading.get_ident()
-                    if doubt is not None and not session.ended:
-                        # All of that transaction's at once: the next ones have nothing left to ask. The others also
-                        # when this one has been asked after meanwhile, perhaps before they were noted.
-                        same = [one for one in session._doubts if one.marker == doubt.marker]
-                        if doubt in same or (same and doubt.marker is not None):
-                            self._settle(session, *same)
+                    if doubt is not None and not session.ended and (same := session.ended_with(doubt)):
+                        self._settle(session, *same)
                 finally:
                     self._asker = 0
             self.publish()

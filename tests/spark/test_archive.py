@@ -273,10 +273,7 @@ def test_fields_of_a_row_class_that_shrinks(bench: Bench, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("streams", "row", "first", "second", "field"),
-    [
-        ("OTHER", "[10,7]", "string", "int64", "status"),
-        ("THIRD", '[10.5,"new"]', "int64", "double", "number"),
-    ],
+    [("OTHER", "[10,7]", "string", "int64", "status"), ("THIRD", '[10.5,"new"]', "int64", "double", "number")],
 )
 @long
 def test_fields_of_another_type_are_not_read_as_one(
