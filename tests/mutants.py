@@ -847,6 +847,32 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         checks=(W + "rules[rule 9.6 a heartbeat is x x, never ahead of the rows that wait]",),
     ),
+    Mutant(
+        name="a-database-that-hangs-keeps-the-announcement-back",
+        rule="2",
+        harm="A writer whose database hangs for some seconds counts as dead.",
+        edits=(
+            Edit(
+                BUS,
+                "                await asyncio.wait({beating}, timeout=heartbeat / 4)\n",
+                "                await asyncio.wait({beating})\n",
+            ),
+        ),
+        checks=(F + "a_database_that_hangs_keeps_no_announcement_back",),
+    ),
+    Mutant(
+        name="a-cancelled-question-cuts-the-pool",
+        rule="9",
+        harm="A connection is lost, and whoever it was promised to waits half a minute: a stream is not followed yet.",
+        edits=(
+            Edit(
+                POSTGRES,
+                "        finally:\n            self._give_back(pool, connection)\n",
+                "        finally:\n            await pool.putconn(connection)\n",
+            ),
+        ),
+        checks=(L + "who_is_cancelled_takes_no_connection_along",),
+    ),
     # --- 9.7: linear position
     Mutant(
         name="persisted-upto-from-positions-heard-after-the-registry",

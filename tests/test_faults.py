@@ -405,6 +405,24 @@ def test_who_waits_when_the_bus_closes_is_told_so(on_postgres: Deployment) -> No
     run(main())
 
 
+def test_a_database_that_hangs_keeps_no_announcement_back(on_postgres: Deployment) -> None:
+    """psycopg lets go of a question that is cancelled after ten seconds: a writer silent for so long counts as dead."""
+
+    async def main() -> None:
+        announced: list[bytes] = []
+        async with FaultyLink(on_postgres.store) as proxy, on_postgres.bus(writer="w1", store=proxy.url) as writer:
+            writer.on_line(lambda way, _, line: announced.append(line) if way == ">" else None)
+            await write(writer, 1)
+            proxy.black_hole()
+            await asyncio.sleep(2 * QUICK.heartbeat)  # a beat is under way, and hangs
+            announced.clear()
+            # As many as there are to be in two seconds; half of what one hanging question takes.
+            await until(lambda: sum(line.startswith(b"POSITION orders w1 ") for line in announced) >= 20, timeout=5)
+            proxy.cut()
+
+    run(main())
+
+
 def test_shutdown_while_redis_and_the_database_are_away_ends_in_time(on_postgres: Deployment) -> None:
     async def main() -> None:
         async with FaultyLink(on_postgres.redis) as redis_proxy, FaultyLink(on_postgres.store) as proxy:

@@ -901,6 +901,42 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             assert (await other.claim("w1", ["orders"], timeout=1)).incarnation > claim.incarnation
 
     @sync
+    async def test_who_is_cancelled_takes_no_connection_along(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """While a connection comes back, psycopg's pool must not be cut: it may be promised to somebody already."""
+        async with self.opened(url) as store:
+            pool, coming_back = store.questions, asyncio.Event()
+            give_back = pool.putconn
+
+            async def slowly(connection: Any) -> None:
+                coming_back.set()
+                await asyncio.sleep(SHORT)
+                await give_back(connection)
+
+            monkeypatch.setattr(pool, "putconn", slowly)
+            asked = asyncio.create_task(store.epoch())
+            await coming_back.wait()
+            asked.cancel()
+            await asyncio.wait([asked])
+            async with asyncio.timeout(PATIENCE):
+                while (found := pool.get_stats())["pool_available"] < found["pool_size"]:
+                    await asyncio.sleep(0.005)
+
+    @sync
+    async def test_a_question_that_is_cancelled_leaves_no_transaction_open(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            with psycopg.connect(url) as connection:
+                connection.execute("SELECT * FROM busrep_writers FOR UPDATE")
+                beat = asyncio.create_task(store.heartbeat(claim, claim.starts))
+                await asyncio.wait([beat], timeout=SHORT)
+                beat.cancel()
+                await asyncio.wait([beat])
+            await store.heartbeat(claim, claim.starts)
+            found = self.sql(url, "SELECT state FROM pg_stat_activity WHERE application_name = 'busrep'")
+            assert found
+            assert set(found) == {("idle",)}
+
+    @sync
     async def test_what_cannot_be_reached_is_told(self, url: str) -> None:
         for bad in ("postgresql://nobody@127.0.0.1:1/none", url + "_missing"):
             with pytest.raises(Unavailable):

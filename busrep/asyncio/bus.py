@@ -675,20 +675,19 @@ class Bus:
     async def _keep_beating(self) -> None:
         loop, heartbeat = asyncio.get_running_loop(), self.settings.heartbeat
         beats = 0
+        beating: asyncio.Task[None] | None = None
         while True:
             pause = heartbeat * (0.9 + 0.2 * random.random())
             if self._writing is not None:  # the core has jittered its beat already
                 pause = max(0.0, min(1.1 * heartbeat, self._writing.core.next_deadline() - loop.time()))
             await asyncio.sleep(pause)
             beats += 1
-            try:
-                # A database that hangs must not keep the announcement back.
-                async with asyncio.timeout(heartbeat):
-                    await self._beat(beats)
-            except (BusrepError, TimeoutError) as error:
-                log.warning("beat: %s: %s", type(error).__name__, error)
-            except Exception:  # a bug, in a store perhaps; without beats this process would count as dead
-                log.exception("beat failed")
+            if self._writing is not None and (beating is None or beating.done()):
+                beating = spawn(self._tasks, self._beat(self._writing), "busrep-beat")
+                # What it finds out is announced at once. But a database that hangs must not keep the announcement
+                # back, nor a driver that takes its time to let go of a question (psycopg: up to ten seconds).
+                await asyncio.wait({beating}, timeout=heartbeat / 4)
+            self._reading.beat(all_known=beats % self.settings.silent_after_beats == 1)
             if self._writing is not None:
                 self._writing.core.tick(loop.time())
                 self._wake.set()
@@ -696,11 +695,14 @@ class Bus:
                     log.warning("fact %(id)s of stream %(stream)s is open for %(age).0f s (%(owner)s)", stuck)
             self._check_link(loop.time())
 
-    async def _beat(self, beats: int) -> None:
-        all_known = beats % self.settings.silent_after_beats == 1
-        if self._writing is not None:
-            await self._writing.beat()
-        self._reading.beat(all_known=all_known)
+    async def _beat(self, writing: Writing) -> None:
+        try:
+            async with asyncio.timeout(self.settings.heartbeat):
+                await writing.beat()
+        except (BusrepError, TimeoutError) as error:
+            log.warning("beat: %s: %s", type(error).__name__, error)
+        except Exception:  # a bug, in a store perhaps; the positions are stored a beat later
+            log.exception("beat failed")
 
     def _check_link(self, now: float) -> None:
         """Hearing nothing for five beats, the own announcements' echo included, means that the link is dead."""

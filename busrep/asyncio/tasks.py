@@ -51,12 +51,13 @@ def log_failure(task: asyncio.Task[Any]) -> None:
         log.error("%s failed", task.get_name(), exc_info=error)
 
 
-def spawn(tasks: dict[asyncio.Task[Any], None], work: Coroutine[Any, Any, Any], name: str) -> None:
+def spawn(tasks: dict[asyncio.Task[Any], None], work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
     """Run ``work`` as a task that is among ``tasks`` until it has ended, and says so if it fails."""
     task = asyncio.create_task(work, name=name)
     tasks[task] = None
     task.add_done_callback(lambda done: tasks.pop(done, None))
     task.add_done_callback(log_failure)
+    return task
 
 
 def pause_after(failures: int, settings: Settings, slowest: float | None = None) -> float:
