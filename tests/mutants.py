@@ -59,7 +59,7 @@ RUN, APPLYING, BOOTSTRAPPING = (f"asyncio/{name}.py" for name in ("bootstrap_run
 CACHED, FRESHNESS, CACHING = "cached.py", "freshness.py", "asyncio/caching.py"
 EXPORTED, COPY = "stores/postgres_snapshots.py", "stores/postgres_copy.py"
 POSTGRES, DIALECT, TRANSACTION = "stores/postgres.py", "stores/postgres_dialect.py", "stores/transaction.py"
-BLOCKING, BLOCKING_SQLITE = "stores/blocking.py", "stores/blocking_sqlite.py"
+BLOCKING, BLOCKING_SQLITE, SQLITE = "stores/blocking.py", "stores/blocking_sqlite.py", "stores/sqlite.py"
 SYNC_BUS, SYNC_LINK, SYNC_READING, SYNC_WRITING = (
     "sync/bus.py", "sync/link.py", "sync/reading.py", "sync/writing.py"
 )  # fmt: skip
@@ -859,6 +859,45 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(F + "a_database_that_hangs_keeps_no_announcement_back",),
+    ),
+    Mutant(
+        name="a-question-waits-for-its-answer-for-ever",
+        rule="9",
+        harm="A save on a link at whose other end is nobody: no handler is called any more, and nobody says so.",
+        edits=(
+            Edit(
+                POSTGRES,
+                "self._run(connection, plan, self.settings.fetch_timeout + wait)\n",
+                "self._run(connection, plan)\n",
+            ),
+        ),
+        checks=(F + "a_save_without_an_answer_does_not_deafen_a_reader",),
+    ),
+    Mutant(
+        name="dead-connections-are-asked-one-by-one",
+        rule="9",
+        harm="One that does not answer keeps all the others out of the pool: the database is away until a restart.",
+        edits=(
+            Edit(
+                POSTGRES,
+                "ensure_future(pool.drain())",
+                "ensure_future(pool.check())",
+            ),
+        ),
+        checks=(L + "connections_without_an_answer_keep_nobody_from_the_others",),
+    ),
+    Mutant(
+        name="a-fact-that-cannot-begin-keeps-the-write-lock",
+        rule="9",
+        harm="BEGIN has succeeded, and what comes behind it has not: no process can write until this one is restarted.",
+        edits=(
+            Edit(
+                SQLITE,
+                "            if ours:  # in",
+                "            if False:  # in",
+            ),
+        ),
+        checks=(LITE + "a_fact_that_cannot_begin_leaves_the_file_to_others",),
     ),
     Mutant(
         name="a-cancelled-question-cuts-the-pool",

@@ -28,10 +28,12 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
+from busrep.settings import Settings
 from busrep.stores import CommitUnknown, open_store
 from busrep.stores.postgres_dialect import sequence_name
 from busrep.stores.schema import VERSION
 from busrep.streams import Registry, Stream, Table
+from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer
 from tests.store_conformance import (
     OWN_TABLES,
@@ -430,6 +432,18 @@ class TestSqlite(SqlConformance, BootstrapConformance):
 
     def set_sequence(self, url: str, stream: str, value: int) -> None:
         self.sql(url, f"UPDATE busrep_sequences SET value = {value} WHERE stream = '{stream}'")
+
+    @sync
+    async def test_a_fact_that_cannot_begin_leaves_the_file_to_others(self, url: str) -> None:
+        """BEGIN has the write lock already when what comes behind it fails."""
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            self.sql(url, "ALTER TABLE busrep_writers RENAME TO elsewhere")
+            for _ in range(2):
+                with pytest.raises(SchemaError):
+                    await store.transaction(claim).begin()
+            self.sql(url, "ALTER TABLE elsewhere RENAME TO busrep_writers")
+            await write(store, claim, 1)
 
     @sync
     async def test_a_fact_inside_a_fact_is_refused_at_once(self, url: str) -> None:
@@ -917,9 +931,40 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             await coming_back.wait()
             asked.cancel()
             await asyncio.wait([asked])
-            async with asyncio.timeout(PATIENCE):
-                while (found := pool.get_stats())["pool_available"] < found["pool_size"]:
-                    await asyncio.sleep(0.005)
+            await self.all_back(pool)
+
+    async def all_back(self, pool: Any) -> None:
+        """Wait until every connection of a pool can be given to somebody."""
+        async with asyncio.timeout(PATIENCE):
+            while (found := pool.get_stats())["pool_available"] < found["pool_size"]:
+                await asyncio.sleep(0.005)
+
+    @sync
+    async def test_questions_one_after_the_other_need_one_connection(self, url: str) -> None:
+        async with self.opened(url) as store:
+            await store.questions.wait()  # else the first one dials, too
+            for _ in range(50):
+                await store.epoch()
+            assert store.questions.get_stats()["pool_size"] == 1
+
+    @sync
+    async def test_connections_without_an_answer_keep_nobody_from_the_others(self, url: str) -> None:
+        """A question that gets none is Unavailable after ``fetch_timeout``, and the pool is as good as new."""
+        registry = generic()
+        async with FaultyLink(url) as proxy:
+            store = open_store(proxy.url, registry, settings=Settings(fetch_timeout=SHORT))
+            await store.init()
+            await store.open()
+            try:
+                await asyncio.gather(*(store.epoch() for _ in range(50)))
+                proxy.abandon("server")
+                with pytest.raises(Unavailable, match="no answer within 0.2 s"):
+                    await store.epoch()
+                async with asyncio.timeout(PATIENCE):
+                    await asyncio.gather(*(store.epoch() for _ in range(50)))
+                await self.all_back(store.questions)
+            finally:
+                await store.close()
 
     @sync
     async def test_a_question_that_is_cancelled_leaves_no_transaction_open(self, url: str) -> None:

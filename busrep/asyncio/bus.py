@@ -27,7 +27,7 @@ from .caching import Caching
 from .link import Link, RedisLink
 from .parts import Applier, ApplyHandler, RowKey
 from .reading import Batch, Handler, NoticeHandler, Reading, Start
-from .tasks import call, log_failure, pause_after, spawn, stop
+from .tasks import call, log_failure, pause_after, spawn, stop, within
 from .tcp import TcpAddress, TcpLink, identity_of
 from .tcp_server import TcpServer
 from .writing import Claimed, Fact, Writing
@@ -248,8 +248,7 @@ class Bus:
         await stop([*self._background, *self._tasks], timeout)
         if self._writing is not None:
             with contextlib.suppress(BusrepError, TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await self._writing.beat()
+                await within(timeout, self._writing.beat())
 
     async def __aenter__(self) -> Bus:
         await self.open()

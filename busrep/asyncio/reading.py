@@ -38,7 +38,7 @@ from busrep.updates import FetchUpdates
 from .bootstrapping import Bootstrapping
 from .parts import Applier
 from .silent import SilentWriters
-from .tasks import being_cancelled, call, spawn, stop
+from .tasks import being_cancelled, call, spawn, stop, within
 
 log = logging.getLogger("busrep.reader")
 
@@ -1153,8 +1153,7 @@ class Reading:
         await stop([*workers, *self._following.values(), *self._tasks], timeout)
         await self.bootstrapping.close(timeout)
         with contextlib.suppress(BusrepError, TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self.save()
+            await within(timeout, self.save())
 
     def statistics(self) -> dict[str, Any]:
         """Counters and states, JSON-able."""

@@ -45,6 +45,22 @@ async def stop(tasks: Iterable[asyncio.Task[Any]], timeout: float) -> None:
             log.error("%s ignores its cancellation", task.get_name())
 
 
+async def within(timeout: float, work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` for at most so many seconds, for a process that ends. Raises TimeoutError, and what ``work`` raises.
+
+    Unlike asyncio.timeout it cancels until the work has ended: psycopg, cancelled once, waits ten seconds for a server
+    that does not answer; cancelled again, it lets go.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=timeout)
+    finally:
+        await stop([task] if not task.done() else [], timeout)
+    if task.cancelled() or not task.done():
+        raise TimeoutError
+    task.result()
+
+
 def log_failure(task: asyncio.Task[Any]) -> None:
     """A done callback: a background task that fails says so."""
     if not task.cancelled() and (error := task.exception()) is not None:

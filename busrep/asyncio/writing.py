@@ -28,6 +28,8 @@ from busrep.storage import AsyncStore, AsyncTransaction, Claim
 from busrep.streams import Registry, Stream
 from busrep.writer import Writer
 
+from .tasks import within
+
 log = logging.getLogger("busrep.writer")
 
 # An unknown COMMIT is asked after at this pace at first, doubling up to the slowest: a held transaction may take long.
@@ -662,5 +664,4 @@ class Writing(Ledger):
         if self._finishing:
             await asyncio.wait(self._finishing, timeout=timeout)
         with contextlib.suppress(BusrepError, TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self.settle()
+            await within(timeout, self.settle())

@@ -170,7 +170,7 @@ class BlockingPostgresStore(PostgresStore):
         finally:
             close(connection)
 
-    async def _read(self, plan: Plan[T]) -> T:
+    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - it blocks
         connection = self.asked.take()
         try:
             return await self._run(connection, plan)

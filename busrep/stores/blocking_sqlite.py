@@ -142,7 +142,7 @@ class BlockingSqliteStore(PlannedStore):
             connection.execute("ROLLBACK")
         return connection
 
-    async def _read(self, plan: Plan[T]) -> T:
+    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - no server
         with self._reading:
             check_file(self.path, self._file)
             return run(plan, executor(self._role(1), self.path), self.path)

@@ -21,6 +21,8 @@ from busrep.updates import FetchUpdates, UpdatesPage
 
 # How long 'db restored' waits for open write transactions, seconds; a person is watching.
 RESTORE_WAIT = 30.0
+# How long 'db status' counts the rows of a table, seconds.
+STATUS_WAIT = 3600.0
 
 
 class Reservations:
@@ -71,8 +73,8 @@ class PlannedStore(abc.ABC):
         self._reservations = Reservations(self._reserve)
 
     @abc.abstractmethod
-    async def _read(self, plan: Plan[T]) -> T:
-        """Run a plan that writes nothing."""
+    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:
+        """Run a plan that writes nothing; ``wait``: seconds for which a step may wait, or work, on a server."""
 
     @abc.abstractmethod
     async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
@@ -250,7 +252,7 @@ class PlannedStore(abc.ABC):
         return await self._write(plan, RESTORE_WAIT)
 
     async def status(self) -> dict[str, Any]:  # noqa: D102
-        return await self._read(schema.status(self.dialect, self.backings))
+        return await self._read(schema.status(self.dialect, self.backings), STATUS_WAIT)
 
 
 def as_tuples(rows: Sequence[Any]) -> list[Row]:

@@ -129,13 +129,20 @@ def _committed(status: str | None) -> None:
         raise psycopg.errors.InFailedSqlTransaction("a statement of this transaction had failed: rolled back")
 
 
-async def on_connection(connection: AnyConnection, plan: Plan[T]) -> T:
-    """Run a plan on a connection of either kind, and turn the signals that are left into errors."""
+async def on_connection(connection: AnyConnection, plan: Plan[T], within: float | None = None) -> T:
+    """Run a plan on a connection of either kind, and turn the signals that are left into errors.
+
+    ``within``: seconds for the answer to a step, on a connection of asyncio's, or Unavailable; None for no deadline.
+    """
 
     async def execute(steps: tuple[Step, ...]) -> Answers:
-        if isinstance(connection, psycopg.AsyncConnection):
-            return await execute_async(connection, steps)
-        return execute_sync(connection, steps)
+        if not isinstance(connection, psycopg.AsyncConnection):
+            return execute_sync(connection, steps)
+        try:
+            async with asyncio.timeout(within):
+                return await execute_async(connection, steps)
+        except TimeoutError as error:
+            raise Unavailable("PostgreSQL", f"no answer within {within:g} s") from error
 
     try:
         return await run_async(plan, execute)
@@ -211,21 +218,24 @@ class PostgresStore(ServerStore):
         """See `AsyncStore`."""
         await self._snapshots.leave_all()
         if self._background:
-            await asyncio.wait(self._background)
+            _, left = await asyncio.wait(self._background, timeout=self.settings.shutdown_timeout)
+            for work in left:
+                work.cancel()
         for pool in (self.transactions, self.questions):
             if pool is not None:
-                await pool.close()
+                await pool.close(self.settings.shutdown_timeout)
         self.transactions = self.questions = None
 
     async def init(self) -> None:
         """See `AsyncStore`."""
         await self._alone(schema.init(self.dialect, self.backings.values()))
 
-    async def _read(self, plan: Plan[T]) -> T:
+    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:
         pool = self.questions
         connection = await self._take(pool)
         try:
-            return await self._run(connection, plan)
+            # A server behind a proxy may say nothing for ever, on a link that stands. Who asks holds locks meanwhile.
+            return await self._run(connection, plan, self.settings.fetch_timeout + wait)
         finally:
             self._give_back(pool, connection)
 
@@ -233,6 +243,8 @@ class PostgresStore(ServerStore):
         """A connection of a pool. Raises Unavailable."""
         if pool is None:
             raise Unavailable(self.where, "the store is not open")
+        if self._background and not pool.get_stats()["pool_available"]:
+            await asyncio.sleep(0)  # one that is on its way back is there then, and no other one is dialled
         try:
             return await pool.getconn()
         except psycopg.Error as error:  # none came in time, or the pool is closed
@@ -248,8 +260,9 @@ class PostgresStore(ServerStore):
 
         async def give_back() -> None:
             if connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-                with contextlib.suppress(psycopg.Error):  # then the pool finds it broken
-                    await connection.rollback()
+                with contextlib.suppress(psycopg.Error, TimeoutError):  # then the pool finds it broken
+                    async with asyncio.timeout(self.settings.fetch_timeout):
+                        await connection.rollback()
             if pool is None:
                 await connection.close()
             else:
@@ -257,8 +270,8 @@ class PostgresStore(ServerStore):
 
         self.in_background(asyncio.ensure_future(give_back()))
 
-    async def _plan(self, connection: AnyConnection, plan: Plan[T]) -> T:
-        return await on_connection(connection, plan)
+    async def _plan(self, connection: AnyConnection, plan: Plan[T], within: float | None = None) -> T:
+        return await on_connection(connection, plan, within)
 
     def _closed(self, connection: AnyConnection) -> bool:
         return connection.closed
@@ -271,10 +284,10 @@ class PostgresStore(ServerStore):
         return final(problem) if isinstance(problem, Signal) else problem
 
     def renew(self) -> None:
-        """Replace the dead connections of both pools."""
+        """Replace the connections of both pools, and ask none of them: one without an answer would keep the others."""
         for pool in (self.transactions, self.questions):
             if pool is not None:
-                self.in_background(asyncio.ensure_future(pool.check()))
+                self.in_background(asyncio.ensure_future(pool.drain()))
 
     async def _on(self, connection: Any, plan: Plan[T]) -> T:
         return await on_connection(checked(connection), plan)

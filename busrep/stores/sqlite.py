@@ -94,7 +94,7 @@ class SqliteStore(PlannedStore):
             raise Unavailable(f"SQLite database {self.path}", "the store is not open")
         return self._threads[role], self._connections[role]
 
-    async def _read(self, plan: Plan[T]) -> T:
+    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - no server
         thread, connection = self._role(1)
         check_file(self.path, self._file)
         work = asyncio.get_running_loop().run_in_executor(thread, run, plan, executor(connection, self.path), self.path)
@@ -257,15 +257,17 @@ class SqliteTransaction:
         """See `AsyncTransaction`. The write lock itself keeps any successor from claiming meanwhile (9.4)."""
         await self.store.acquire()
         self._holds, self.store.holder = True, asyncio.current_task()
+        ours = False
         try:
             if self.connection is None:
                 self.connection = self.store._role(0)[1]
+            ours = not self.connection.in_transaction
             await self._run(self._begin())
-        except asyncio.CancelledError:
-            await self._end(Control.ROLLBACK)  # in the same thread, after the BEGIN that is under way
-            raise
         except BaseException:
-            self._release()
+            if ours:  # in the same thread: BEGIN may be under way still, or done, and what came behind it failed
+                await self._end(Control.ROLLBACK)
+            else:
+                self._release()
             raise
 
     def _begin(self) -> Plan[None]:

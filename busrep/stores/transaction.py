@@ -71,8 +71,8 @@ class ServerStore(PlannedStore):
     _background: set[asyncio.Future[Any]]
 
     @abc.abstractmethod
-    async def _plan(self, connection: Any, plan: Plan[T]) -> T:
-        """Run a plan on a connection; the driver's errors as busrep's."""
+    async def _plan(self, connection: Any, plan: Plan[T], within: float | None = None) -> T:
+        """Run a plan on a connection; the driver's errors as busrep's. ``within``: seconds for the answer to a step."""
 
     @abc.abstractmethod
     def _closed(self, connection: Any) -> bool:
@@ -92,9 +92,9 @@ class ServerStore(PlannedStore):
         if not work.cancelled():
             work.exception()  # looked at: what matters of it was reported elsewhere
 
-    async def _run(self, connection: Any, plan: Plan[T]) -> T:
+    async def _run(self, connection: Any, plan: Plan[T], within: float | None = None) -> T:
         try:
-            return await self._plan(connection, plan)
+            return await self._plan(connection, plan, within)
         except Unavailable as error:
             if self._closed(connection):
                 self.renew()
@@ -103,8 +103,8 @@ class ServerStore(PlannedStore):
             # A replica cancels questions that are in the way of its replay ("conflict with recovery").
             raise Unavailable(self.where, error) from error
 
-    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:  # noqa: ARG002 - the plan sets it
-        return await self._read(plan)
+    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
+        return await self._read(plan, wait or 0.0)
 
     async def _reserve(self, stream: str, count: int) -> list[int]:
         def plan() -> Plan[list[int]]:

@@ -95,6 +95,13 @@ def members(leader: int) -> list[int]:
     return found
 
 
+def command_line(pid: int) -> bytes:
+    """Its command line; nothing of a process that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 @attrs.frozen(kw_only=True)
 class Cluster:
     """A running cluster. One session a process is all that Spark has: what runs on it has a process of its own."""
@@ -131,13 +138,8 @@ class Cluster:
 
     def executors(self) -> list[int]:
         """The process IDs of the executors that run now, to be killed."""
-        found = []
-        for worker in self.workers:
-            for pid in members(worker.process.pid):
-                with contextlib.suppress(OSError):
-                    if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        found.append(pid)
-        return found
+        all_of_them = [pid for worker in self.workers for pid in members(worker.process.pid)]
+        return [pid for pid in all_of_them if b"CoarseGrainedExecutorBackend" in command_line(pid)]
 
 
 def settings(folder: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from busrep.cli.pipeline_signals import PATIENCE
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from busrep.testing.archive import DRIVER_KILLS, EXECUTOR_KILL, Options, run
-from tests.spark.cluster import LOCAL, Cluster, end_session, members
+from tests.spark.cluster import LOCAL, Cluster, command_line, end_session, members
 from tests.spark.jobs import counting
 from tests.spark.long import long
 
@@ -61,7 +61,7 @@ def test_ctrl_c_while_java_is_asked(number: signal.Signals, tmp_path: Path) -> N
             start_new_session=True,
         )  # fmt: skip
     try:
-        while b"pyspark.daemon" not in b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in members(job.pid)):
+        while not any(b"pyspark.daemon" in command_line(pid) for pid in members(job.pid)):
             assert job.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.1)
         time.sleep(1)

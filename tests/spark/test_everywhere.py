@@ -20,7 +20,7 @@ from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from tests.spark.all_jobs import ROWS
 from tests.spark.backfill_functions import STREAMS
-from tests.spark.cluster import LOCAL, ROOT, Cluster, end_session, hide_java, members, settings
+from tests.spark.cluster import LOCAL, ROOT, Cluster, command_line, end_session, hide_java, members, settings
 from tests.spark.long import long
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
@@ -28,14 +28,7 @@ pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
 def commands(leaders: list[int]) -> set[bytes]:
     """What `ps` shows of the processes of these sessions."""
-    found = set()
-    for leader in leaders:
-        for pid in members(leader):
-            try:
-                found.add(Path(f"/proc/{pid}/cmdline").read_bytes())
-            except OSError:
-                continue
-    return found
+    return {command_line(pid) for leader in leaders for pid in members(leader)}
 
 
 def watched(process: subprocess.Popen[str], leaders: list[int]) -> tuple[str, str, set[bytes]]:

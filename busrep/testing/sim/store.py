@@ -112,7 +112,7 @@ class SimStore(ServerStore):
         else:
             self._idle.append(connection)
 
-    async def _read(self, plan: Plan[T]) -> T:
+    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - it always answers
         try:
             connection = await self.take()
         except BaseException:
@@ -123,7 +123,7 @@ class SimStore(ServerStore):
         finally:
             self.put(connection)
 
-    async def _plan(self, connection: SimConnection, plan: Plan[T]) -> T:
+    async def _plan(self, connection: SimConnection, plan: Plan[T], within: float | None = None) -> T:  # noqa: ARG002
         return await on_connection(connection, plan)
 
     def _closed(self, connection: SimConnection) -> bool:
