@@ -65,8 +65,8 @@ class Settings:
     fetch_timeout: float = attrs.field(default=30.0, validator=gt(0))
     """Deadline of one page; then the fetch counts as failed and is tried again.
 
-    Of any other answer of PostgreSQL, too, beside what it may wait for locks: a link may stand, and nobody be at its
-    other end. Not of the statements of a fact."""
+    Of any other answer of PostgreSQL to the asyncio runtime, too, beside what it may wait for locks: a link may stand,
+    and nobody be at its other end. A COMMIT without an answer is a CommitUnknown. Not of the caller's statements."""
 
     retry_min: float = attrs.field(default=0.1, validator=gt(0))
     """First pause after a failed connection or fetch; doubles up to ``retry_max``, jittered."""

@@ -874,6 +874,32 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(F + "a_save_without_an_answer_does_not_deafen_a_reader",),
     ),
     Mutant(
+        name="commit-waits-for-its-answer-for-ever",
+        rule="9.1",
+        harm="A link at whose other end is nobody: the fact never comes into doubt, and its stream stands still.",
+        edits=(
+            Edit(
+                TRANSACTION,
+                "timeout(self.store.settings.fetch_timeout):\n                await asyncio.shield(committing)",
+                "timeout(None):\n                await asyncio.shield(committing)",
+            ),
+        ),
+        checks=(F + "the_end_of_a_fact_without_an_answer_holds_up_no_other[COMMIT does not arrive]",),
+    ),
+    Mutant(
+        name="rollback-waits-for-its-answer-for-ever",
+        rule="9.1",
+        harm="A link at whose other end is nobody: the fact never ends, and its stream stands still.",
+        edits=(
+            Edit(
+                TRANSACTION,
+                "timeout(self.store.settings.fetch_timeout):\n                    await self._run(_rollback())",
+                "timeout(None):\n                    await self._run(_rollback())",
+            ),
+        ),
+        checks=(F + "the_end_of_a_fact_without_an_answer_holds_up_no_other[ROLLBACK does not arrive]",),
+    ),
+    Mutant(
         name="dead-connections-are-asked-one-by-one",
         rule="9",
         harm="One that does not answer keeps all the others out of the pool: the database is away until a restart.",

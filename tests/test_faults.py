@@ -23,7 +23,7 @@ import redis.asyncio
 from busrep import Batch, Bus
 from busrep.asyncio.tasks import stop
 from busrep.commands import RemoteServerUp
-from busrep.errors import BusrepError, Closed, HandlerFailed, WriterFenced
+from busrep.errors import BusrepError, Closed, CommitUnknown, HandlerFailed, Unavailable, WriterFenced
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import RedisServer, start_redis
 
@@ -439,6 +439,41 @@ def test_a_save_without_an_answer_does_not_deafen_a_reader(on_postgres: Deployme
                     await asyncio.sleep(3 * QUICK.save_every)
                 await reader.wait_for(orders, "w1", await write(writer, 6), timeout=25)
                 assert seen.numbers == [1, 2, 3, 4, 5, 6]
+
+    run(main(), timeout=60)
+
+
+@pytest.mark.parametrize("how", ["COMMIT does not arrive", "its answer does not", "ROLLBACK does not arrive"])
+def test_the_end_of_a_fact_without_an_answer_holds_up_no_other(on_postgres: Deployment, how: str) -> None:
+    """The link stands, and nobody is at its other end: what became of the fact the table tells, on another one."""
+
+    async def main() -> None:
+        settings = attrs.evolve(QUICK, fetch_timeout=0.5)
+        expected, text = (KeyError, "") if "ROLLBACK" in how else (CommitUnknown, "no answer within 0.5 s")
+        async with FaultyLink(on_postgres.store) as proxy, on_postgres.bus() as reader:
+            seen = Seen()
+            reader.subscribe(orders)(seen)
+            async with on_postgres.bus(writer="w1", store=proxy.url, settings=settings) as writer:
+                await write(writer, 1)
+                with pytest.raises(expected, match=text):
+                    async with writer.write(orders) as fact:
+                        fact.add(Order(2, "new"))
+                        await fact.execute("SELECT 1")
+                        if "answer" in how:
+                            proxy.black_hole("from_server")
+                        else:
+                            proxy.abandon("server")
+                        if expected is KeyError:
+                            raise KeyError
+                proxy.abandon("server")
+                proxy.heal()
+                last = None
+                while last is None:
+                    with contextlib.suppress(Unavailable):  # the connections that nobody has used since
+                        last = await write(writer, 3)
+                await reader.wait_for(orders, "w1", last, timeout=25)
+                assert seen.numbers == ([1, 2, 3] if "answer" in how else [1, 3])
+                assert writer.statistics()["writer"]["in_doubt"] == 0
 
     run(main(), timeout=60)
 

@@ -233,11 +233,17 @@ class ServerTransaction(abc.ABC):
         connection = self.connection
         committing = asyncio.ensure_future(self._flush(Control.COMMIT))
         try:
-            await asyncio.shield(committing)
+            async with asyncio.timeout(self.store.settings.fetch_timeout):
+                await asyncio.shield(committing)
         except asyncio.CancelledError as cancelled:
             # COMMIT goes on; cancelling it now would leave its outcome just as unknown.
             self.store.in_background(asyncio.ensure_future(self._after(committing)))
             raise CommitUnknown(self.marker, cancelled, cancelled=True) from cancelled
+        except TimeoutError as error:
+            committing.cancel()  # the link may stand for ever with nobody at its other end: the driver gives it up
+            self.store.in_background(asyncio.ensure_future(self._after(committing)))
+            silence = TimeoutError(f"no answer within {self.store.settings.fetch_timeout:g} s")
+            raise CommitUnknown(self.marker, silence) from error
         except Exception as error:
             if not self.store._closed(connection):
                 raise  # the server refused, and said so: nothing was committed
@@ -271,8 +277,9 @@ class ServerTransaction(abc.ABC):
             return
         if not self.store._closed(self.connection) and not self._idle():
             # Whatever goes wrong, the server rolls back when the connection ends.
-            with contextlib.suppress(BusrepError, *self._driver_errors()):
-                await self._run(_rollback())
+            with contextlib.suppress(BusrepError, TimeoutError, *self._driver_errors()):
+                async with asyncio.timeout(self.store.settings.fetch_timeout):
+                    await self._run(_rollback())
         await self._give_back()
 
     @abc.abstractmethod
