@@ -893,8 +893,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 TRANSACTION,
-                "timeout(self.store.settings.fetch_timeout):\n                    await self._run(_rollback())",
-                "timeout(None):\n                    await self._run(_rollback())",
+                "self._run(_rollback(), self.store.settings.fetch_timeout)",
+                "self._run(_rollback())",
             ),
         ),
         checks=(F + "the_end_of_a_fact_without_an_answer_holds_up_no_other[ROLLBACK does not arrive]",),

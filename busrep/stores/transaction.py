@@ -160,9 +160,9 @@ class ServerTransaction(abc.ABC):
     async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """The caller's statement, in the driver's own way."""
 
-    async def _run(self, plan: Plan[T]) -> T:
+    async def _run(self, plan: Plan[T], within: float | None = None) -> T:
         try:
-            return await self.store._plan(self.connection, plan)
+            return await self.store._plan(self.connection, plan, within)
         except Unavailable as error:
             if self._callers:
                 raise
@@ -277,9 +277,8 @@ class ServerTransaction(abc.ABC):
             return
         if not self.store._closed(self.connection) and not self._idle():
             # Whatever goes wrong, the server rolls back when the connection ends.
-            with contextlib.suppress(BusrepError, TimeoutError, *self._driver_errors()):
-                async with asyncio.timeout(self.store.settings.fetch_timeout):
-                    await self._run(_rollback())
+            with contextlib.suppress(BusrepError, *self._driver_errors()):
+                await self._run(_rollback(), self.store.settings.fetch_timeout)
         await self._give_back()
 
     @abc.abstractmethod
