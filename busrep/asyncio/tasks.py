@@ -55,7 +55,7 @@ async def within(timeout: float, work: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.wait([task], timeout=timeout)
     finally:
-        await stop([task] if not task.done() else [], timeout)
+        await stop([task], timeout)
     if task.cancelled() or not task.done():
         raise TimeoutError
     task.result()

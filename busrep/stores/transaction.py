@@ -83,7 +83,7 @@ class ServerStore(PlannedStore):
         """Replace the connections that are not in use: the server went away, they are dead as well."""
 
     def in_background(self, work: asyncio.Future[Any]) -> None:
-        """Let it end by itself; close() waits for it."""
+        """Let it end by itself; close() waits for it, of a real server for ``shutdown_timeout``."""
         self._background.add(work)
         work.add_done_callback(self._ended)
 
