@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .asyncio import Batch, Bus, Fact, SnapshotPart, Start
+from .asyncio.failing import OnFailure
+from .asyncio.reading import OnEpochChange, OnPoison, OnTooOld
 from .commands import LockReleased, RemoteServerUp, UserSync
 from .errors import (
     BusrepError,
@@ -33,6 +35,8 @@ from .errors import (
     WaitTimeout,
     WriterFenced,
 )
+from .failures import Transient
+from .health import Health
 from .reports import ReaderReport
 from .settings import Settings
 from .streams import Registry, Stream, Table
@@ -53,6 +57,7 @@ __all__ = [
     "EpochChanged",
     "Fact",
     "HandlerFailed",
+    "Health",
     "LockReleased",
     "PositionTooOld",
     "ReaderMoved",
@@ -84,13 +89,15 @@ def connect(
     reader_store: Any = None,
     start: Start | None = None,
     settings: Settings | None = None,
-    on_poison: str = "stop",
-    on_epoch_change: str = "rebootstrap",
-    on_too_old: str = "stop",
+    on_poison: OnPoison = "stop",
+    on_epoch_change: OnEpochChange = "rebootstrap",
+    on_too_old: OnTooOld = "stop",
     own: bool = False,
     undeclared: bool = False,
     require_redis: bool = True,
     snapshot_source: Any = None,
+    transient: Transient = None,
+    on_failure: OnFailure | None = None,
 ) -> Bus:
     """A bus for this process: ``async with busrep.connect(...) as bus``.
 
@@ -113,7 +120,11 @@ def connect(
     ``undeclared``: also follow streams that are not in ``streams``, positions only. ``require_redis``: fail
     to start when Redis is not there; False keeps trying while business writes go on. ``snapshot_source``: where
     snapshots for ``bus.snapshot`` come from if not from ``store``, a URL (``http://:secret@host/prefix``,
-    ``file:///directory``, ``s3://bucket/directory``) or a `busrep.snapshots.SnapshotSource`.
+    ``file:///directory``, ``s3://bucket/directory``) or a `busrep.snapshots.SnapshotSource`. ``transient``: which of
+    a handler's errors are an outage beside those of connections (`busrep.failures`): exception classes, or a function
+    of the exception that gives True. In an outage a handler is called again for as long as it lasts. ``on_failure``: a
+    function (async or not) that is called with the error when something stops for good: a (stream, writer), a
+    bootstrap, all reading, or the writer whose name another process has claimed. What it raises is logged.
 
     Raises ConfigError for arguments that cannot work; opening raises Unavailable, SchemaError, ClaimBlocked,
     PositionsAheadOfTable.
@@ -138,6 +149,8 @@ def connect(
         undeclared=undeclared,
         require_redis=require_redis,
         snapshot_source=_source(snapshot_source, registry, settings),
+        transient=transient,
+        on_failure=on_failure,
     )
 
 

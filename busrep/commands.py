@@ -24,9 +24,17 @@ from busrep.errors import ConfigError, ParseError
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 
+NAME_BYTES = 255
+"""The longest name on the wire, of whatever (rule 9.20): as long as a user ID of the reference system may be, and the
+DNS name of a server. Names are remembered and stored, so all bounds that count names count bytes by it."""
+
 _INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
-_POSITION = re.compile(rb"([^ \n]+) ([^ \n]+) (0|[1-9][0-9]{0,17}) (0|[1-9][0-9]{0,17})")
+_POSITION = re.compile(rb"([!-~]{1,255}) ([!-~]{1,255}) (0|[1-9][0-9]{0,17}) (0|[1-9][0-9]{0,17})")
+_USUAL_TEXT = re.compile(r"[ -~]{1,255}")
+_USUAL_NAME = re.compile(r"[!-~]{1,255}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _COMMAND_NAME = re.compile(rb"[A-Z_]+")
+_SPEAKER = re.compile(rb"([!-~]{1,255}) (0|[1-9][0-9]{0,17})")
 _SERVER = re.compile(r"(.+) ([0-9a-f]{32})", re.DOTALL)
 _EPOCH = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"([^ ]+) (0|[1-9][0-9]{0,18})")
@@ -114,12 +122,21 @@ def _refuse_note(value: Any) -> str | None:
 
 
 def _refuse_text(value: Any) -> str | None:
-    return _refuse_note(value) or (None if value else "is empty")
+    if type(value) is str and _USUAL_TEXT.fullmatch(value):
+        return None  # the usual text, without the checks one by one
+    if (reason := _refuse_note(value)) is not None:
+        return reason
+    if not value:
+        return "is empty"
+    if len(value) > NAME_BYTES or len(value.encode()) > NAME_BYTES:
+        return f"is longer than {NAME_BYTES} bytes"
+    return "holds a control character" if _CONTROL.search(value) else None
 
 
-def _refuse_word(value: Any) -> str | None:
-    if type(value) is str and value.isascii() and value and " " not in value and "\n" not in value:
-        return None  # the usual word, without the four checks one by one
+def refuse_name(value: Any) -> str | None:
+    """Why ``value`` cannot be a name of a stream, a writer, a user... (rule 9.20); None if it can."""
+    if type(value) is str and _USUAL_NAME.fullmatch(value):
+        return None  # the usual name, without the checks one by one
     return _refuse_text(value) or ("holds a space" if " " in value else None)
 
 
@@ -132,7 +149,7 @@ def _refuse_integer(value: object) -> str | None:
 def _refuse_device(value: Any) -> str | None:
     if value == "None":
         return "a device cannot be named 'None': on the wire that is no device"
-    return None if value is None else _refuse_word(value)
+    return None if value is None else refuse_name(value)
 
 
 def _refuse_json(value: object) -> str | None:
@@ -170,7 +187,7 @@ def _read_json(data: bytes) -> Any:
 
 _NOTE = _Kind(_refuse_note, bytes.decode, str.encode)
 _TEXT = _Kind(_refuse_text, bytes.decode, str.encode)
-_WORD = _Kind(_refuse_word, bytes.decode, str.encode)
+_WORD = _Kind(refuse_name, bytes.decode, str.encode)
 _INT = _Kind(_refuse_integer, read_integer, b"%d".__mod__)
 _DEVICE = _Kind(
     _refuse_device,
@@ -297,6 +314,12 @@ class Name(_Line):
 
     @classmethod
     def _read(cls, line: bytes, rest: bytes) -> Name:
+        if match := _SPEAKER.fullmatch(rest):
+            # Every frame begins with one: what the pattern has checked is not checked again.
+            name = cls.__new__(cls)
+            object.__setattr__(name, "instance", match[1].decode())
+            object.__setattr__(name, "incarnation", int(match[2]))
+            return name
         text = _read_rest(line, "instance", rest)
         return cls(*(_split_name(text) or (text,)))
 
@@ -358,7 +381,7 @@ class Position(_Line):
         match = _POSITION.fullmatch(rest)
         if match is None or not line.isascii():
             return cast(Position, super()._read(line, rest))
-        # Every frame begins with one: what the pattern has checked is not checked again.
+        # What the pattern has checked is not checked again, as in `Name`.
         stream, writer, prev, new = match.groups()
         position = cls.__new__(cls)
         object.__setattr__(position, "stream", stream.decode())

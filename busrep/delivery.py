@@ -15,6 +15,9 @@ import attrs
 # What one row costs in memory beside its payload: a bytes header, an int and two list slots.
 ROW_OVERHEAD = 100
 
+# Tokens of a foreign writer that are remembered: a row that is late by more counts as a repetition.
+RECENT_TOKENS = 1_000
+
 
 @attrs.frozen
 class RawBatch:
@@ -45,12 +48,44 @@ class Reset:
 
 @attrs.frozen
 class Missed:
-    """Rows in (``after``, ``upto``] are gone: nothing can bring them (no source for the stream, or pruned)."""
+    """Rows in (``after``, ``upto``] cannot be had: there is no source for the stream, or they are pruned.
+
+    ``certain``: whether there were any. A foreign writer's tokens skip, for its sequence numbers others' rows too.
+    """
 
     stream: str
     writer: str
     after: int
     upto: int
+    certain: bool = attrs.field(default=True, eq=False)
+
+
+class RecentTokens:
+    """The tokens last taken in of one foreign writer: they tell a row that comes late from one that is repeated.
+
+    ``floor``: what was taken in up to here is not known.
+    """
+
+    __slots__ = ("_floor", "_tokens")
+
+    def __init__(self, floor: int) -> None:
+        self._floor = floor
+        self._tokens: deque[int] = deque()
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """These were taken in; they ascend."""
+        known = self._tokens
+        if len(tokens) > RECENT_TOKENS:
+            known.clear()
+            self._floor = tokens[-RECENT_TOKENS - 1]
+        known.extend(tokens[-RECENT_TOKENS:])
+        while len(known) > RECENT_TOKENS:
+            self._floor = known.popleft()
+
+    def late(self, tokens: Sequence[int]) -> list[int]:
+        """Those of them that were never taken in, as far as it is known."""
+        known = set(self._tokens)
+        return [token for token in tokens if token > self._floor and token not in known]
 
 
 @attrs.define

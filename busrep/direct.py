@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from busrep.commands import NAME_BYTES
 from busrep.errors import QUOTED_BYTES, ParseError
 from busrep.settings import Settings
 
@@ -20,8 +21,11 @@ _OPENER = re.compile(rb"^(?:SERVER |NAME |\n)", re.MULTILINE)
 _SPEAKER = re.compile(rb"NAME [^ \n]+ [0-9]+(?:\n|\Z)")
 _EPOCH = re.compile(rb"SERVER .+ [0-9a-f]{32}\Z")
 
-# (stream, writer) pairs of which a `PlainView` remembers what was said last. Beyond, it repeats itself: harmless.
-MOST_SAID = 10_000
+# What a `PlainView` remembers, bytes: names, and what Python needs for each pair of them. With a thousand clients that
+# is 256 MiB. Beyond, it repeats itself, which is harmless.
+SAID_BYTES, PAIR_BYTES = 2**18, 300
+# The longest number on the wire.
+NUMBER_BYTES = 20
 
 # What a client says that leaves, where a connection cannot be closed one way (TLS): the server has then taken all that
 # came before it, and closes.
@@ -121,10 +125,23 @@ class PlainView:
 
     def __init__(self) -> None:
         self._said: dict[tuple[bytes, bytes], bytes] = {}
+        self._bytes = 0
 
     def forget(self) -> None:
         """The client asked for all positions (REPLICATE)."""
         self._said.clear()
+        self._bytes = 0
+
+    def _remember(self, key: tuple[bytes, bytes], said: bytes) -> None:
+        """Of names and numbers that are too long nothing: such a line is malformed (9.20)."""
+        if max(map(len, key)) > NAME_BYTES or len(said) > NUMBER_BYTES:
+            return
+        if key not in self._said:
+            size = PAIR_BYTES + len(key[0]) + len(key[1])
+            if self._bytes + size > SAID_BYTES:
+                self.forget()
+            self._bytes += size
+        self._said[key] = said
 
     def show(self, message: bytes) -> bytes:
         """The lines to send, each with its newline; b"" when there is nothing to show."""
@@ -137,17 +154,15 @@ class PlainView:
             fields = line.split(b" ", 4)
             if fields[0] == b"RDATA" and len(fields) == 5:
                 if fields[3] != b"batch":
-                    self._said[fields[1], fields[2]] = fields[3]
+                    self._remember((fields[1], fields[2]), fields[3])
             elif fields[0] == b"POSITION" and len(fields) == 5:
                 key, new = (fields[1], fields[2]), fields[4]
                 if fields[3] == new == self._said.get(key):
                     continue
-                self._said[key] = new
+                self._remember(key, new)
             elif _SPEAKER.match(line) or _EPOCH.match(line) or line.rstrip() in (b"", b"REPLICATE"):
                 continue
             shown.append(line)
-        if len(self._said) > MOST_SAID:
-            self._said.clear()
         return b"\n".join([*shown, b""]) if shown else b""
 
 

@@ -4,13 +4,16 @@
 
     BusrepError
     ├── ConfigError               what the caller configured cannot work; the message says what to change
-    │   └── MissingExtra          an optional dependency is not installed
+    │   ├── MissingExtra          an optional dependency is not installed
+    │   ├── NoSnapshots           the source gives none; a bootstrap then fetches all rows, if none was pruned
+    │   └── RowClassMismatch      a stream's row class has other fields than the stored rows
     ├── ParseError                a line that is not of the protocol (the peer's fault)
     ├── RowError                  a row that does not fit its stream (the row's fault)
     ├── UnknownStream             a stream nobody registered
     ├── NotAWriter                a write on a process that does not write that stream
     ├── SequenceWentBack          the ID sequence gave an ID that was known already
     ├── WriterFenced              another process has claimed this writer's name
+    │   └── CommitsLost           a failover, or a restore, has lost what was committed
     ├── ClaimBlocked              the writer's name cannot be claimed yet: its last transaction is still open
     ├── PositionsAheadOfTable     proven positions are ahead of both the rows and the sequence
     ├── EpochChanged              the fact log is not the one these positions belong to
@@ -21,6 +24,7 @@
     ├── HandlerFailed             a handler kept raising; its (stream, writer) has stopped
     ├── StagedRowsGone            rows that were staged for a batch are not there; nothing of it was written
     ├── SchemaError               the tables are missing, older or newer than this version
+    ├── StatementRefused          the database refuses what busrep asks of it; trying again does not help
     ├── CommitUnknown             COMMIT got no answer; busrep finds out by itself what became of the facts
     ├── Unavailable               Redis or the store cannot be reached now; worth trying again
     │   └── SnapshotBusy          as many snapshots as are allowed are being loaded already
@@ -36,6 +40,9 @@ from typing import Any
 
 # A bad line is quoted up to this many bytes (protocol.md, section 1): enough to find it, not enough to flood a log.
 QUOTED_BYTES = 200
+
+# What makes a stream's tables, and keeps the fields of its rows, where the store and the module are not known.
+INIT_DECLARED = "busrep db init --store URL --streams MODULE:NAME"
 
 
 class BusrepError(Exception):
@@ -63,6 +70,30 @@ class MissingExtra(ConfigError):
     def __init__(self, extra: str, purpose: str) -> None:
         self.extra, self.purpose = extra, purpose
         super().__init__(f"{purpose} needs an extra that is not installed: pip install 'busrep[{extra}]'")
+
+
+class NoSnapshots(ConfigError):
+    """A source that gives pages of rows gives no snapshots. ``source``: which one, as errors name it."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        super().__init__(f"{source} gives no snapshots: pass snapshot_source= to connect()")
+
+
+class RowClassMismatch(ConfigError):
+    """The row class of a stream has other fields than the rows that are stored.
+
+    ``declared`` and ``stored`` show the fields of each, ``reason`` says what does not fit. ``command``: as it is typed.
+    """
+
+    def __init__(self, stream: str, reason: str, declared: str, stored: str, command: str = INIT_DECLARED) -> None:
+        self.stream, self.reason, self.declared, self.stored = stream, reason, declared, stored
+        super().__init__(
+            f"the row class of stream {stream!r} does not fit the rows that are stored: {reason}. Declared: "
+            f"{declared}; stored: {stored}. Add fields at the end, with defaults, or give the new class a stream of "
+            "its own. If no row of the stored kind is left: "
+            f"{command} --redefine {stream}"
+        )
 
 
 class ParseError(BusrepError):
@@ -121,6 +152,22 @@ class WriterFenced(BusrepError):
         super().__init__(
             f"writer {writer!r} (incarnation {incarnation}) was fenced: its name was claimed anew, or the "
             "database restored. Restart this process; give each live process a name of its own"
+        )
+
+
+class CommitsLost(WriterFenced):
+    """Facts that this process committed are not in the table any more: a failover, or a restore, has lost them.
+
+    ``stream``, ``committed``: one of them.
+    """
+
+    def __init__(self, writer: str, incarnation: int, stream: str, committed: int) -> None:
+        super().__init__(writer, incarnation)
+        self.stream, self.committed = stream, committed
+        self.args = (
+            f"writer {writer!r} had committed fact {committed} of stream {stream!r}, and it is not in the table any "
+            "more: the database has lost commits in a failover, or was restored. Run 'busrep db restored', then "
+            "restart this process",
         )
 
 
@@ -220,15 +267,24 @@ class StagedRowsGone(BusrepError):
 class SchemaError(BusrepError):
     """The tables are missing, or of another version than this library."""
 
-    def __init__(self, found: int | None, expected: int) -> None:
+    def __init__(self, found: int | None, expected: int, command: str = "busrep db init") -> None:
         self.found, self.expected = found, expected
         if found is None:
-            what = "the store has no busrep tables: run 'busrep db init'"
+            what = f"the store has no busrep tables: run '{command}'"
         elif found < expected:
-            what = f"the store's schema is version {found}, this busrep needs {expected}: run 'busrep db init'"
+            what = f"the store's schema is version {found}, this busrep needs {expected}: run '{command}'"
         else:
             what = f"the store's schema is version {found}, newer than this busrep ({expected}): upgrade busrep"
         super().__init__(what)
+
+
+class StatementRefused(BusrepError):
+    """The database refuses a statement of busrep's own: a value that it cannot store, a constraint that a row or COMMIT
+    violates, a damaged file. ``reason``: the driver's error."""
+
+    def __init__(self, where: str, reason: BaseException) -> None:
+        self.where, self.reason = where, reason
+        super().__init__(f"{where} refuses a statement: {type(reason).__name__}: {str(reason).strip()}")
 
 
 class CommitUnknown(BusrepError):

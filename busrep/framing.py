@@ -3,18 +3,25 @@
 The usual frame is ``POSITION s w p p`` and then hundreds of RDATA lines of the same stream and writer. They
 are taken as one run: headers are checked for the run as a whole, payloads stay bytes until a reader delivers
 them, and only a run that does not pass as a whole is looked at line by line.
+
+What one message may cost is bounded (rule 9.20): by its bytes, by its items (each is an object, and work for the reader
+and the writer), and by its rows. Behind the bound the message is cut, as it is behind a malformed line.
 """
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Sequence
 from operator import itemgetter
+from typing import cast
 
 import attrs
 import orjson
 
-from busrep.commands import INT64_MAX, Command, is_unknown, parse, read_integer
+from busrep.commands import INT64_MAX, Command, is_unknown, parse, read_integer, refuse_name
 from busrep.errors import QUOTED_BYTES, ParseError
+from busrep.settings import MESSAGE_ITEMS, MESSAGE_ROWS, Settings
 
 # What a row costs in memory beside its payload (two list entries, the number, the head of the bytes object: 77 bytes),
 # and what a run costs (the object, three lists, two names: 378). sys.getsizeof on CPython 3.11, rounded up.
@@ -28,6 +35,19 @@ MOST_ERRORS = 100
 # long. From the next one on lines are taken one by one, so that two streams in turns do not cost the square
 # of the size.
 RUNS_AT_ONCE = 8
+
+# The longest line of any other command than RDATA. A command of busrep has some 100 bytes, and free text some 1,000;
+# but a line of 16 MiB that is JSON would become 37 times as much in memory.
+COMMAND_BYTES = 65_536
+
+# Bytes of a command's line that count as one item: a string may take four times the bytes of its line in memory.
+ITEM_BYTES = 1_024
+
+# Bytes that are decoded at a time where only their validity matters.
+CHUNK_BYTES = 65_536
+
+_BLANK_LINES = re.compile(rb"\n+")
+_RUN_HEAD = re.compile(rb"RDATA ([!-~]{1,255}) ([!-~]{1,255}) ")
 
 
 @attrs.define
@@ -50,22 +70,55 @@ class Rows:
 
 @attrs.define
 class Frame:
-    """One message, parsed: commands and runs of rows in their order, the errors, and how many commands were
-    unknown.
+    """One message, parsed: commands and runs of rows in their order.
+
+    ``errors``: the reasons why lines were dropped; of unknown commands at most `MOST_ERRORS`. ``unknown``: how many
+    commands were unknown. ``malformed``: whether the message, or the rest of it, was dropped for the last of the
+    errors. ``cut``: whether that was for a bound on what a message holds, so that well-formed rows may have been
+    dropped.
     """
 
     items: list[Command | Rows] = attrs.field(factory=list)
     errors: list[ParseError] = attrs.field(factory=list)
     unknown: int = 0
+    malformed: bool = False
+    cut: bool = False
 
 
-def parse_frame(data: bytes, max_bytes: int) -> Frame:
+class _FullError(ParseError):
+    """The message holds more items, or more rows, than are allowed."""
+
+
+@attrs.define
+class _Room:
+    """How many more items and rows the message may hold."""
+
+    most_items: int
+    most_rows: int
+    items: int = 0
+    rows: int = 0
+
+    def take_items(self, line: bytes, count: int = 1) -> None:
+        """Count items of the message; ``line`` is for the error."""
+        items = self.items = self.items + count
+        if items > self.most_items:
+            raise _FullError(line, "message", f"over {self.most_items} commands and runs of rows: the rest is dropped")
+
+    @property
+    def rows_left(self) -> int:
+        return self.most_rows - self.rows
+
+
+def parse_frame(
+    data: bytes, max_bytes: int, *, most_items: int = MESSAGE_ITEMS, most_rows: int = MESSAGE_ROWS
+) -> Frame:
     """The commands and rows of one message. Never raises: what is wrong stands in ``errors``.
 
     From a malformed line on the rest of the message is dropped, as if it had been cut there: the chain (rule
     9.6) then shows the loss, while going on could step over a lost row. An unknown command is counted, and
     parsing goes on. RDATA payloads are not decoded here. A message over ``max_bytes`` bytes, or not UTF-8, is
-    dropped whole.
+    dropped whole; of one that holds more than ``most_items`` items (commands, known or not, and runs of rows) or
+    ``most_rows`` rows the rest is.
     """
     frame = Frame()
     try:
@@ -73,76 +126,112 @@ def parse_frame(data: bytes, max_bytes: int) -> Frame:
             raise ParseError(data, "message", f"{len(data)} bytes, {max_bytes} are allowed")
         if not data.isascii():
             _check_utf8(data)
-        _parse_lines(data, frame)
+        _parse_lines(data, frame, _Room(most_items, most_rows))
     except ParseError as error:
+        frame.malformed, frame.cut = True, isinstance(error, _FullError)
         _note(frame, error)
     return frame
 
 
+def parse_message(data: bytes, settings: Settings) -> Frame:
+    """As ``parse_frame``, with the bounds of the settings."""
+    return parse_frame(data, settings.message_bytes, most_items=settings.message_items, most_rows=settings.message_rows)
+
+
 def _note(frame: Frame, error: ParseError) -> None:
-    if len(frame.errors) < MOST_ERRORS:
-        # Without the traceback and the error before it, which would keep the whole message alive.
-        error.__context__ = None
-        frame.errors.append(error.with_traceback(None))
+    # Without the traceback and the error before it, which would keep the whole message alive.
+    error.__context__ = None
+    frame.errors.append(error.with_traceback(None))
 
 
 def _check_utf8(data: bytes) -> None:
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise ParseError(data[error.start :], "message", "not UTF-8") from None
+    # In pieces: decoded as a whole, one wide character makes a text of four times the size.
+    view, at = memoryview(data), 0
+    while at < len(data):
+        try:
+            _, used = codecs.utf_8_decode(view[at : at + CHUNK_BYTES], "strict", at + CHUNK_BYTES >= len(data))
+        except UnicodeDecodeError as error:
+            bad = at + error.start
+            raise ParseError(data[bad : bad + QUOTED_BYTES], "message", "not UTF-8") from None
+        at += used
 
 
-def _parse_lines(data: bytes, frame: Frame) -> None:
+def _parse_lines(data: bytes, frame: Frame, room: _Room) -> None:
     at, runs = 0, 0
     while at < len(data):
         if data.startswith(b"RDATA ", at):
             runs += 1
-            at = _parse_run(data, at, frame, at_once=runs <= RUNS_AT_ONCE)
+            at = _parse_run(data, at, frame, room, at_once=runs <= RUNS_AT_ONCE)
             continue
         end = data.find(b"\n", at)
-        line = data[at:] if end < 0 else data[at:end]
-        at += len(line) + 1
-        if not line:
+        if end == at:
+            at = cast(re.Match[bytes], _BLANK_LINES.match(data, at)).end()
             continue
+        end = len(data) if end < 0 else end
+        size = end - at
+        line = data[at:end] if size <= COMMAND_BYTES else data[at : at + COMMAND_BYTES]
+        at = end + 1
+        if size < ITEM_BYTES and room.items < room.most_items:
+            room.items += 1  # the usual line
+        else:
+            room.take_items(line, 1 + len(line) // ITEM_BYTES)
         try:
+            if size > COMMAND_BYTES:
+                raise ParseError(line, "line", f"over {COMMAND_BYTES} bytes")
             frame.items.append(parse(line))
         except ParseError as error:
             if not is_unknown(line):
                 raise
             frame.unknown += 1
-            _note(frame, error)
+            if len(frame.errors) < MOST_ERRORS:
+                _note(frame, error)
 
 
-def _parse_run(data: bytes, at: int, frame: Frame, *, at_once: bool) -> int:
-    """Adds the run of rows whose first line begins at ``at``; returns where the line behind it begins."""
-    line_end = data.find(b"\n", at)
-    first = data[at:] if line_end < 0 else data[at:line_end]
-    head = first.split(b" ", 3)
+def _run_head(data: bytes, at: int) -> tuple[bytes, str, str]:
+    """What the lines of a run open with, and the stream and the writer in it."""
+    if match := _RUN_HEAD.match(data, at):
+        return match[0], match[1].decode(), match[2].decode()
+    # Names that are not ASCII, or no names. Two of the largest, and a token, have their place in this piece.
+    piece = data[at : at + ITEM_BYTES].partition(b"\n")[0]
+    head = piece.split(b" ", 3)
     if len(head) != 4 or not head[1] or not head[2]:
-        raise ParseError(first, "line", "RDATA takes a stream, a writer, a token and a row")
-    prefix = b"RDATA %b %b " % (head[1], head[2])
-    pieces: list[bytes] = []
+        raise ParseError(piece, "line", "RDATA takes a stream, a writer, a token and a row")
+    stream, writer = (name.decode("utf-8", "replace") for name in head[1:3])
+    for field, name in (("stream", stream), ("writer", writer)):
+        if reason := refuse_name(name):
+            raise ParseError(piece, field, reason)
+    return b"RDATA %b %b " % (head[1], head[2]), stream, writer
+
+
+def _parse_run(data: bytes, at: int, frame: Frame, room: _Room, *, at_once: bool) -> int:
+    """Adds the run of rows whose first line begins at ``at``; returns where the line behind it begins."""
+    prefix, stream, writer = _run_head(data, at)
+    room.take_items(prefix)
+    most, pieces, end = room.rows_left, [], at
     if at_once:
         # One split finds all rows, if nothing else stands between them and the last line with this prefix.
         last = max(data.rfind(b"\n" + prefix, at) + 1, at)
         end = data.find(b"\n", last)
         end = len(data) if end < 0 else end
-        pieces = data[at + len(prefix) : end].split(b"\n" + prefix)
-    if not pieces or data.count(b"\n", at, end) != len(pieces) - 1:
-        pieces, end = _cut_run(data, at, prefix)
+        pieces = data[at + len(prefix) : end].split(b"\n" + prefix, most)
+    if not pieces or len(pieces) > most or data.count(b"\n", at, end) != len(pieces) - 1:
+        pieces, end = _cut_run(data, at, prefix, most)
     size = RUN_OVERHEAD + ROW_OVERHEAD * len(pieces) + (end - at + 1) - (len(prefix) + 1) * len(pieces)
-    rows = Rows(head[1].decode(), head[2].decode(), [], [], [], size)
+    rows = Rows(stream, writer, [], [], [], size)
     frame.items.append(rows)
-    _add_rows(frame, rows, prefix, pieces)
+    room.rows += len(pieces)
+    if pieces:
+        _add_rows(frame, rows, prefix, pieces, room)
+    if room.rows >= room.most_rows and data.startswith(prefix, end + 1):
+        raise _FullError(prefix, "message", f"over {room.most_rows} rows: the rest is dropped")
     return end + 1
 
 
-def _cut_run(data: bytes, at: int, prefix: bytes) -> tuple[list[bytes], int]:
-    """The lines from ``at`` on that have the prefix, without it, and where the last of them ends."""
-    pieces = []
+def _cut_run(data: bytes, at: int, prefix: bytes, most: int) -> tuple[list[bytes], int]:
+    """The lines from ``at`` on that have the prefix, without it, at most ``most``, and where the last of them ends."""
+    pieces: list[bytes] = []
     end = at - 1
-    while data.startswith(prefix, end + 1):
+    while len(pieces) < most and data.startswith(prefix, end + 1):
         start = end + 1 + len(prefix)
         end = data.find(b"\n", start)
         end = len(data) if end < 0 else end
@@ -150,7 +239,7 @@ def _cut_run(data: bytes, at: int, prefix: bytes) -> tuple[list[bytes], int]:
     return pieces, end
 
 
-def _add_rows(frame: Frame, rows: Rows, prefix: bytes, pieces: list[bytes]) -> None:
+def _add_rows(frame: Frame, rows: Rows, prefix: bytes, pieces: list[bytes], room: _Room) -> None:
     """Adds the rows of ``token payload`` pieces, up to the first malformed one, which raises ParseError."""
     texts, payloads = _cut_evenly(pieces) or _cut_each(pieces)
     numbers = _read_tokens(texts) if all(payloads) else None
@@ -161,11 +250,12 @@ def _add_rows(frame: Frame, rows: Rows, prefix: bytes, pieces: list[bytes]) -> N
         try:
             number = None if text.removesuffix(b" ") == b"batch" else read_integer(text.removesuffix(b" "))
         except ValueError as error:
-            raise ParseError(prefix + piece, "token", str(error)) from None
+            raise ParseError(prefix + piece[:QUOTED_BYTES], "token", str(error)) from None
         if not payload:
             raise ParseError(prefix + piece, "row", "is empty")
         if number is not None and rows.tokens and number <= rows.tokens[-1]:
             # A repeated or older fact: in a run of its own, so that who reads a run need not look for it.
+            room.take_items(prefix)
             following = Rows(rows.stream, rows.writer, [], [], rows.open, RUN_OVERHEAD + ROW_OVERHEAD + len(payload))
             rows.open = []
             rows = following

@@ -251,6 +251,11 @@ class IdGenerator:
         return self._highest
 
     @property
+    def own_highest(self) -> int:
+        """The largest ID that was reserved here; 0 if none was."""
+        return self._own_highest
+
+    @property
     def open(self) -> int:
         """How many reserved IDs are not finished."""
         return self._open
@@ -385,7 +390,9 @@ class IdGenerator:
         if not tokens or (writer == self.writer and self._fenced is None):
             return
         self.announced(writer, tokens[-1])
-        for first, last in [(tokens[0], tokens[0])] if len(tokens) == 1 else _runs_of(tokens):
+        # Of more runs than are remembered the lowest would be forgotten one by one, each at the cost of the whole list.
+        runs = [(tokens[0], tokens[0])] if len(tokens) == 1 else _runs_of(tokens)
+        for first, last in runs[-self._complete.limit :]:
             self._saw(first, last)
 
     def announced(self, writer: str, position: int) -> None:

@@ -41,9 +41,9 @@ from typing import Final
 import attrs
 
 from .commands import Command, Name, Position, Server
-from .delivery import DeliveryQueue, Missed, RawBatch, Reset
+from .delivery import DeliveryQueue, Missed, RawBatch, RecentTokens, Reset
 from .errors import ConfigError, ParseError
-from .framing import Frame, Rows, parse_frame
+from .framing import MOST_ERRORS, Frame, Rows, parse_message
 from .settings import Settings
 from .speakers import Speakers
 from .updates import FetchUpdates, UpdatesPage
@@ -130,14 +130,29 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
 
 Key = tuple[str, str]
 
+# (stream, writer) pairs noted at a time that the registry does not list yet; what is not noted waits for its next line.
+MOST_UNCONFIRMED = 1_000
+
+# Epochs of other deployments that are reported; each is reported once.
+MOST_REFUTED = 16
+
 
 @attrs.frozen
 class Followed:
-    """How one stream is followed. ``fetchable``: a source exists that can answer for it."""
+    """How one stream is followed. ``fetchable``: a source exists that can answer for it. ``from_now``: a writer first
+    heard begins at the position that it tells, not at 0. ``foreign_writers``: it is declared to have writers that no
+    registry lists, and that never say an incarnation (9.18)."""
 
     name: str
     resettable: bool = False
     fetchable: bool = True
+    from_now: bool = False
+    foreign_writers: bool = False
+
+    @property
+    def durable(self) -> bool:
+        """Whether its positions are of a log, and can be saved."""
+        return self.fetchable and not self.resettable
 
 
 @attrs.define(eq=False)
@@ -164,6 +179,10 @@ class Progress:
     retry_at: float = 0.0
     error: BaseException | None = None
     incarnation: int | None = None
+    starts_here: bool = False  # its first POSITION tells where it begins
+    began: int = 0  # the position at which it was taken up
+    lower_since: float | None = None  # lines of lower incarnations alone have come since then
+    recent: RecentTokens | None = None  # of a foreign writer
 
     @property
     def catching_up(self) -> bool:
@@ -187,13 +206,18 @@ class Counters:
     writers_refused: int = 0
     rows_dropped: int = 0
     duplicates_dropped: int = 0
+    late_rows: int = 0
     parse_errors: int = 0
     unknown_lines: int = 0
+    messages_cut: int = 0
     gaps_found: int = 0
     gaps_filled: int = 0
     old_positions: int = 0
     old_incarnations: int = 0
+    incarnations_outlived: int = 0
     other_logs: int = 0
+    unregistered_lines: int = 0
+    unnamed_lines: int = 0
     resets: int = 0
     missed: int = 0
     overflows: int = 0
@@ -243,8 +267,12 @@ class Reader:
         self.commands: list[Command] = []  # other commands, for the runtime to drain after each receive()
         self.errors: list[ParseError] = []  # likewise
         self.ready: dict[Key, None] = {}  # what has something to take()
+        self.asks = False  # somebody has to publish REPLICATE: POSITIONs of foreign writers are due
         self.stepped_back: dict[Key, None] = {}  # whose writer was heard below its position: look at the sequence
         self.new_epoch: str | None = None  # set when the log is proven to be another: see rebase()
+        self.registry: Mapping[Key, int] | None = None  # see `registered`
+        self.registry_doubted = False  # a line was heard that an older state of the registry cannot explain: read it
+        self.other_deployments: list[str] = []  # epochs found to be of other logs, for the runtime to report
         self.queue_bytes = 0
         self.queue_bytes_peak = 0
         self.buffer_bytes = 0  # held by bootstraps, all streams together
@@ -261,6 +289,10 @@ class Reader:
         self._bootstrapping: dict[str, None] = {}
         self._draining: dict[Key, int] = {}  # bootstrapped, and not delivered yet up to here
         self._speakers = Speakers(self.settings.followed)
+        self._claims: dict[str, int] = {}  # writer -> incarnation, of the registry
+        # (stream, writer, incarnation) that the registry did not list so when it was read: how far it said to be.
+        self._unconfirmed: dict[tuple[str, str, int | None], int] = {}
+        self._refuted: dict[str, None] = {}  # epochs announced that are of other logs than the one that is read
         self._doubted: str | None = None
         self._epoch_check: FetchUpdates | None = None
         self._epoch_retry_at = 0.0
@@ -299,6 +331,7 @@ class Reader:
     def _forget(self, progress: Progress) -> None:
         # Held batch rows go on any disconnect (9.14), held lines too: what follows them may be lost.
         progress.heard = False
+        progress.lower_since = None
         self._close_batch(progress)
         waits = progress.state is State.BOOTSTRAPPING
         # What was held of a log is known to be due all the same: its writer may never be heard again.
@@ -332,13 +365,13 @@ class Reader:
 
     def receive(self, data: bytes, now: float) -> None:
         """Take in one message. Then drain ``commands`` and ``errors``, do ``fetches()``, look at ``ready``."""
-        self.receive_frame(parse_frame(data, self.settings.message_bytes), now)
+        self.receive_frame(parse_message(data, self.settings), now)
 
     def receive_frame(self, frame: Frame, now: float) -> None:
         """As ``receive``, of a message that is parsed already."""
         self.counters.frames_received += 1
         if frame.errors:
-            self.counters.parse_errors += len(frame.errors) - frame.unknown
+            self.counters.parse_errors += frame.malformed
             self.counters.unknown_lines += frame.unknown
             self.errors.extend(frame.errors)
         speakers = self._speakers
@@ -349,14 +382,14 @@ class Reader:
                 if progress is None or progress.state is State.STOPPED:
                     continue
                 incarnation = speakers.speaking(item.writer)
-                if self._current(progress, incarnation):
+                if self._current(progress, item, incarnation, now):
                     if item.writer in self.last_heard:
                         self.last_heard[item.writer] = now
                     self._line(progress, item, incarnation)
                 continue
             if isinstance(item, Name):
                 speakers.listen(item)
-                if item.instance not in self._own and speakers.lives(item.instance, self.epoch):
+                if item.instance not in self._own and self._lives(item):
                     self.last_heard.pop(item.instance, None)
                     self.last_heard[item.instance] = now  # the last heard stands last
                     if len(self.last_heard) > self.settings.followed:
@@ -365,6 +398,17 @@ class Reader:
                 speakers.listen(item)
                 self.doubt(item.epoch)
             self.commands.append(item)
+        if frame.cut:
+            self._cut()
+
+    def _cut(self) -> None:
+        """The rest of a message was dropped for its size (9.20). A native writer's next frame shows by its head what
+        was in it. A foreign writer's next row shows nothing: its rows count again from its next POSITION on."""
+        self.counters.messages_cut += 1
+        for progress in self.progress.values():
+            if progress.state is not State.STOPPED and not self._speakers.native(progress.writer):
+                self._lose(progress)
+                self.asks = True
 
     def _progress_of(self, item: Rows | Position) -> Progress | None:
         """The progress a line concerns; None for own echoes and streams nobody registered."""
@@ -376,13 +420,18 @@ class Reader:
                 stream = Followed(item.stream, resettable=True, fetchable=False)
             if stream is None:
                 self.counters.rows_unregistered += len(item.tokens) if isinstance(item, Rows) else 0
+            elif not self._registered(stream, item):
+                pass
             elif len(self.progress) < self.settings.followed:
                 self._streams[item.stream] = stream
-                return self._add(stream, item.writer, 0)
+                progress = self._add(stream, item.writer, 0)
+                progress.starts_here = stream.from_now
+                return progress
             else:
                 self.counters.writers_refused += 1
-                reason = f"{self.settings.followed} (stream, writer) are followed already: raise Settings.followed"
-                self.errors.append(ParseError(f"{item.stream} {item.writer}".encode(), "writer", reason))
+                if len(self.errors) < MOST_ERRORS:
+                    reason = f"{self.settings.followed} (stream, writer) are followed already: raise Settings.followed"
+                    self.errors.append(ParseError(f"{item.stream} {item.writer}".encode(), "writer", reason))
         return progress if item.writer not in self._own else None
 
     def _add(self, stream: Followed, writer: str, position: int) -> Progress:
@@ -392,28 +441,109 @@ class Reader:
             self._begin_bootstrap(progress)
         return progress
 
-    def _current(self, progress: Progress, incarnation: int | None) -> bool:
-        """Rule 9.11: of a resettable stream only the highest incarnation counts, and a higher one is a reset. Of any
-        other it counts what the writer of this very log says."""
-        if not progress.stream.resettable:
-            if self._speakers.trusted(progress.writer, self.epoch):
-                return True
+    def _registered(self, stream: Followed, item: Rows | Position) -> bool:
+        """Rule 9.18: whether the registry lists who says this, or need not."""
+        if stream.resettable or self.registry is None or (stream.name, item.writer) in self.registry:
+            return True
+        speaking = self._speakers.speaking(item.writer)
+        if stream.foreign_writers and speaking is None:
+            return True
+        self.counters.unregistered_lines += 1
+        if speaking is not None and self._speakers.trusted(item.writer, self.epoch):
+            self._doubt_registry(item)
+        return False
+
+    def _doubt_registry(self, item: Rows | Position) -> None:
+        self.registry_doubted = True
+        # Noted for this incarnation alone: what a forged one said of the same writer is no word of its own.
+        said = (item.stream, item.writer, self._speakers.speaking(item.writer))
+        if said in self._unconfirmed or len(self._unconfirmed) < MOST_UNCONFIRMED:
+            self._unconfirmed[said] = max(self._unconfirmed.get(said, 0), _end(item))
+
+    def _current(self, progress: Progress, item: Rows | Position, incarnation: int | None, now: float) -> bool:
+        """Whether what is said of a stream is of this log, and of a writer's present life (9.11, 9.16, 9.19)."""
+        stream, writer, speakers = progress.stream, progress.writer, self._speakers
+        if stream.resettable:
+            return self._present_life(progress, incarnation, now)
+        if not self._registered(stream, item):
+            return False
+        claim = None if self.registry is None else self.registry.get((stream.name, writer))
+        if claim is None and self.registry is not None:
+            return True  # a declared foreign writer: no other passes here
+        if not speakers.trusted(writer, self.epoch):
+            self._uncounted(incarnation)
+            return False
+        if claim is None or incarnation == claim:
+            return True
+        # One that is registered, and has never said an incarnation: its messages are single lines.
+        if incarnation is None and stream.foreign_writers:
+            return True
+        self.counters.old_incarnations += 1
+        if incarnation is not None and incarnation > claim:  # a hint: the claim decides
+            self._doubt_registry(item)
+        return False
+
+    def _uncounted(self, incarnation: int | None) -> None:
+        """A line counts for nothing: of a native writer without its NAME, or of another log."""
+        if incarnation is None:
+            self.counters.unnamed_lines += 1
+        else:
+            self.counters.other_logs += 1
+
+    def _present_life(self, progress: Progress, incarnation: int | None, now: float) -> bool:
+        """Rule 9.11: of a resettable stream only the highest incarnation counts, and a higher one is a reset; so is a
+        lower one that has outlived it (9.24)."""
+        if self._of_another_log(progress.writer):
             self.counters.other_logs += 1
             return False
         if incarnation is None:
+            if self._speakers.native(progress.writer) and not progress.stream.foreign_writers:
+                self._uncounted(None)
+                return False
             return True
         known = progress.incarnation
-        if known is not None and incarnation < known:
+        if known is not None and incarnation < known and not self._outlived(progress, known, incarnation, now):
             self.counters.old_incarnations += 1
             return False
+        progress.lower_since = None
         if known != incarnation:
             if known is not None or progress.position:
                 self._reset(progress, 0)
             progress.incarnation = incarnation
         return True
 
+    def _outlived(self, progress: Progress, known: int, incarnation: int, now: float) -> bool:
+        """Rule 9.24: whether nothing but lower incarnations was heard for as long as makes a writer silent."""
+        if progress.lower_since is None:
+            progress.lower_since = now
+        bound = self.settings.silent_after_beats * self.settings.heartbeat
+        if now - progress.lower_since < bound:
+            return False
+        self.counters.incarnations_outlived += 1
+        reason = (
+            f"is below {known}, of which nothing was heard for {bound:g} s: stream {progress.stream.name!r} is taken "
+            "to have begun anew. If the writer restarted, its clock is behind: set it"
+        )
+        self.errors.append(ParseError(f"NAME {progress.writer} {incarnation}".encode(), "incarnation", reason))
+        return True
+
+    def _of_another_log(self, writer: str) -> bool:
+        """Whether this message is of another log than the one that is read here: of another deployment, or of the time
+        before a restore. Without a log to read nothing tells them apart."""
+        epoch = self._speakers.epoch_of(writer)
+        if epoch is None or self.epoch is None or epoch == self.epoch:
+            return False
+        return any(one.stream.durable for one in self.progress.values())
+
+    def _lives(self, name: Name) -> bool:
+        """Whether a NAME is a sign of life of a writer: of one with a claim, when it is of that claim."""
+        if not self._speakers.lives(name.instance, self.epoch):
+            return False
+        return self._claims.get(name.instance, name.incarnation) == name.incarnation
+
     def _reset(self, progress: Progress, position: int) -> None:
         self.counters.resets += 1
+        progress.began, progress.starts_here = position, False
         self._move(progress, Event.RESET)
         # Rows of the former life that nobody handled yet are void: the handler is told before it gets new ones. And the
         # delivered position is another at once: what was handled was of the former life, and must not be saved, or
@@ -426,6 +556,10 @@ class Reader:
     def _notice(self, progress: Progress, notice: Reset | Missed) -> None:
         progress.queue.notice(notice)
         self.ready[progress.stream.name, progress.writer] = None
+
+    def has_log(self, writer: str, incarnation: int) -> bool:
+        """Whether this incarnation of ``writer`` has announced an epoch, as one that has a claim does."""
+        return self._speakers.has_log(writer, incarnation)
 
     def _line(self, progress: Progress, item: Rows | Position, incarnation: int | None) -> None:
         if progress.holding:
@@ -476,7 +610,7 @@ class Reader:
             return
         if tokens[0] <= progress.position:
             fresh = bisect_right(tokens, progress.position)
-            self.counters.duplicates_dropped += fresh
+            self._below(progress, tokens[:fresh])
             tokens, payloads = tokens[fresh:], payloads[fresh:]
             if not tokens:
                 return
@@ -488,6 +622,17 @@ class Reader:
         self.counters.rows_received += len(tokens)
         self._take_in(progress, tokens, payloads, tokens[-1], fetched=False)
 
+    def _below(self, progress: Progress, tokens: list[int]) -> None:
+        """Rows at or below the position: repeated ones, or late ones of a foreign writer, whose order nothing proves.
+        A late one is not delivered: its place has passed, and the position says that it was handled."""
+        late = [] if progress.recent is None else progress.recent.late(tokens)
+        self.counters.late_rows += len(late)
+        self.counters.duplicates_dropped += len(tokens) - len(late)
+        if late and len(self.errors) < MOST_ERRORS:
+            line = f"RDATA {progress.stream.name} {progress.writer} {late[0]}".encode()
+            reason = "came late, below the position, and is not delivered: see late_rows in statistics()"
+            self.errors.append(ParseError(line, "row", reason))
+
     def _open_batch(self, progress: Progress, rows: list[bytes]) -> None:
         progress.open += rows
         progress.open_size += sum(map(len, rows)) + 100 * len(rows)
@@ -498,6 +643,10 @@ class Reader:
     def _take_in(
         self, progress: Progress, tokens: list[int], payloads: list[bytes], upto: int, *, fetched: bool
     ) -> None:
+        if tokens and not self._speakers.native(progress.writer):
+            if progress.recent is None:
+                progress.recent = RecentTokens(progress.position)
+            progress.recent.add(tokens)
         progress.position = upto
         self.queue_bytes += progress.queue.put(tokens, payloads, upto, fetched=fetched)
         if self.queue_bytes > self.queue_bytes_peak:
@@ -507,6 +656,9 @@ class Reader:
 
     def _position(self, progress: Progress, prev: int, new: int) -> None:
         self._close_batch(progress)  # rule 9.14
+        if progress.starts_here:
+            progress.starts_here, progress.began = False, new
+            self._move_to(progress, new)
         if new < progress.position:
             self._step_back(progress, new)
             return
@@ -530,7 +682,7 @@ class Reader:
                 self._move(progress, Event.UP_TO_DATE)
             return
         self.counters.old_positions += 1
-        if progress.stream.fetchable and not progress.stream.resettable:
+        if progress.stream.durable:
             self.stepped_back[progress.stream.name, progress.writer] = None
         # Each frame of a native writer proves by its head what precedes it, so it can be followed from any head.
         # Of a foreign one it is unknown what was sent between this old line and now: wait for a newer.
@@ -549,8 +701,10 @@ class Reader:
 
     def _miss(self, progress: Progress, upto: int) -> None:
         self.counters.missed += 1
-        self._notice(progress, Missed(progress.stream.name, progress.writer, progress.position, upto))
-        progress.position = upto
+        certain = progress.stream.durable or self._speakers.native(progress.writer)
+        missed = Missed(progress.stream.name, progress.writer, progress.position, upto, certain)
+        self._notice(progress, missed)
+        progress.position, progress.recent = upto, None
 
     # -- catch-up ---------------------------------------------------------------------------------------------
 
@@ -565,7 +719,20 @@ class Reader:
 
     def start_at(self, stream: str, writer: str, position: int) -> None:
         """Positions known at the start: saved ones, or proven ones for a reader that starts from now."""
-        self._add(self._streams[stream], writer, position)
+        self._add(self._streams[stream], writer, position).began = position
+
+    def registered(self, claims: Mapping[Key, int]) -> dict[Key, int]:
+        """The registry: the incarnation of each registered (stream, writer). From then on a line of a stream with a
+        table counts only from one of those (9.18).
+
+        Gives the keys of which lines of that very incarnation were heard before it listed them so, and how far these
+        said that the writer is.
+        """
+        unconfirmed = self._unconfirmed.items()
+        found = {(of, who): end for (of, who, life), end in unconfirmed if claims.get((of, who)) == life}
+        self.registry, self._claims = dict(claims), {writer: claim for (_, writer), claim in claims.items()}
+        self.registry_doubted, self._unconfirmed = False, {}
+        return found
 
     def learned(self, stream: str, writer: str, position: int) -> None:
         """A proven position that was not heard on the wire: from the positions table, or of a finished writer."""
@@ -720,10 +887,11 @@ class Reader:
             # Not only at the next POSITION: its writer may be dead.
             self.learned(stream, writer, progress.target)
 
-    def move_to(self, stream: str, writer: str, position: int) -> None:
-        """The saved position turned out to be this one: go on from there, whatever was taken in already."""
+    def move_to(self, stream: str, writer: str, position: int, most: int | None = None) -> None:
+        """The saved position turned out to be this one: go on from there, whatever was taken in already. ``most``:
+        nothing above it is due, whatever was said."""
         progress = self.progress[stream, writer]
-        target = _due(progress)
+        target = _due(progress) if most is None else min(most, _due(progress))
         self._lose(progress)
         self._move_to(progress, position)
         self.learned(stream, writer, target)
@@ -731,6 +899,7 @@ class Reader:
     def _move_to(self, progress: Progress, position: int) -> None:
         self._forget(progress)
         self._empty(progress)
+        progress.recent = None
         progress.position = progress.queue.delivered = position
 
     def next_retry(self, now: float) -> float | None:
@@ -759,7 +928,7 @@ class Reader:
         stream without a table.
         """
         followed = self._streams[stream]
-        if followed.resettable or not followed.fetchable:
+        if not followed.durable:
             raise ConfigError(f"stream {stream!r} is not kept in a table: there is no snapshot of it")
         if stream not in self._bootstrapping:
             self._bootstrapping[stream] = None
@@ -784,6 +953,7 @@ class Reader:
         del self._bootstrapping[stream]
         for progress in self._all_of(stream):
             progress.position = progress.queue.delivered = positions.get(progress.writer, 0)
+            progress.began = progress.position
             self._draining[stream, progress.writer] = max(progress.later, _end_of_held(progress))
             self._end_bootstrap(progress)
 
@@ -891,7 +1061,7 @@ class Reader:
 
     def _check_epoch(self) -> list[FetchUpdates]:
         for progress in self.progress.values():
-            if progress.stream.fetchable and not progress.stream.resettable:
+            if progress.stream.durable:
                 # Below the floor nothing is answered, and that may be why there is a bootstrap.
                 at = _due(progress) if progress.state is State.BOOTSTRAPPING else progress.position
                 self._epoch_check = FetchUpdates(progress.stream.name, progress.writer, at, at, 1)
@@ -909,6 +1079,7 @@ class Reader:
         if found == self.epoch:
             if asked is self._epoch_check:
                 # It may have been asked of a replica that lags: whoever says so again is believed enough to ask again.
+                self._refute(self._doubted)
                 self._doubted = self._epoch_check = None
                 self._epoch_retry_at = now + self.settings.retry_max
                 return False
@@ -917,6 +1088,11 @@ class Reader:
             self.counters.epoch_changes += 1
         self.new_epoch = found
         return False
+
+    def _refute(self, announced: str | None) -> None:
+        if announced is not None and announced not in self._refuted and len(self._refuted) < MOST_REFUTED:
+            self._refuted[announced] = None
+            self.other_deployments.append(announced)
 
     def keep_epoch(self, now: float) -> None:
         """It turned out to be this log all the same: ask again for what was refused as another's."""
@@ -929,9 +1105,10 @@ class Reader:
         """Another fact log: all positions are void. Those given are where to go on; the rest starts at 0."""
         self.epoch, self.new_epoch = epoch, None
         self._doubted = self._epoch_check = None
+        self._refuted.pop(epoch, None)
         for key in dict.fromkeys((*self.progress, *positions)):
             progress = self.progress.get(key) or self._add(self._streams[key[0]], key[1], 0)
-            if progress.stream.fetchable and not progress.stream.resettable:
+            if progress.stream.durable:
                 self._reset(progress, positions.get(key, 0))
 
     def statistics(self) -> dict[str, object]:

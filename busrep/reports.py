@@ -25,6 +25,8 @@ from typing import Any, Protocol
 
 import orjson
 
+from busrep.private_files import open_file
+
 __all__ = ["HASH", "VERSION", "HandledBatch", "ReaderReport", "hash_of", "indexes_of", "line_of"]
 
 # Another one means that whoever reads it has to be updated.
@@ -106,7 +108,7 @@ class ReaderReport:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._file = open_file(path, os.O_RDWR | os.O_APPEND)
         self._lock = threading.Lock()
         end = os.lseek(self._file, 0, os.SEEK_END)
         os.lseek(self._file, max(0, end - 1), os.SEEK_SET)

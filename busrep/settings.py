@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from attrs.validators import ge, gt, optional
+from attrs.validators import ge, gt, in_, optional
+
+MESSAGE_ITEMS = 10_000
+MESSAGE_ROWS = 100_000
+"""Defaults of ``Settings.message_items`` and ``Settings.message_rows``, see there."""
+
+
+def _holds_a_frame(settings: Any, _attribute: object, rows: int) -> None:
+    if rows < settings.frame_rows:
+        raise ValueError(f"message_rows={rows} is below frame_rows={settings.frame_rows}: own frames would be cut")
 
 
 def _above_ping(settings: Any, _attribute: object, timeout: float) -> None:
@@ -24,6 +33,11 @@ class Settings:
     heartbeat: float = attrs.field(default=2.0, validator=gt(0))
     """Period of a writer's announcements, jittered by ±10 %. The loss of a last frame is found within one beat."""
 
+    answer_interval: float = attrs.field(default=0.1, validator=ge(0))
+    """Seconds between two announcements of one writer, beats aside: a REPLICATE that comes sooner is answered at their
+    end, with all others. The first is answered at once, so a start waits for nothing. However many are published, a
+    writer announces no more than ten times a second."""
+
     silent_after_beats: int = attrs.field(default=5, validator=ge(2))
     """Beats without a sign of life before a writer counts as silent and a link as dead: 10 s by default, so that
     a half-open link is noticed within 15 s."""
@@ -33,6 +47,11 @@ class Settings:
 
     frame_rows: int = attrs.field(default=1_000, validator=ge(1))
     """Most rows of one published message: one page of catch-up."""
+
+    one_line_messages: bool = attrs.field(default=False, validator=in_((True, False)))
+    """Whether a writer publishes each line as a message of its own, without SERVER and NAME, as the reference system
+    does, which reads nothing but the first line of a message. Such a writer is a foreign one to busrep's readers: its
+    streams are declared so, ``Stream(..., foreign_writers=True)``. See protocol.md, section 2, for what that costs."""
 
     publish_queue_bytes: int = attrs.field(default=16 * 2**20, validator=ge(0))
     """Rows waiting for Redis, all streams together; above it a stream's rows are dropped from memory and
@@ -55,6 +74,17 @@ class Settings:
 
     message_bytes: int = attrs.field(default=16 * 2**20, validator=ge(1_024))
     """Largest message that is looked at; a larger one is counted and dropped, and its rows are fetched."""
+
+    message_items: int = attrs.field(default=MESSAGE_ITEMS, validator=ge(100))
+    """Most commands, and runs of rows of one (stream, writer), that are taken from one message; the rest is dropped,
+    and its rows are fetched. A writer's frame of 1,000 rows has at most 2,000 of them, and more streams than fit are
+    announced in several messages. An item costs up to 20 us of processor, all halves of a bus together, and 2 kB of
+    memory: 16 MiB of the shortest lines cost 0.2 s instead of half a minute."""
+
+    message_rows: int = attrs.field(default=MESSAGE_ROWS, validator=_holds_a_frame)
+    """Most rows that are taken from one message; the rest is dropped and fetched. 100 times ``frame_rows``, and 16 MiB
+    of rows of 160 bytes. A short row costs some 300 bytes of memory while it is parsed, so that 16 MiB of them would
+    cost 14 times as much."""
 
     page_rows: int = attrs.field(default=1_000, validator=ge(1))
     """Rows of one page of catch-up (protocol.md, section 3)."""
@@ -87,7 +117,13 @@ class Settings:
     """How long to wait for the predecessor's last transaction when claiming a writer's name."""
 
     handler_retries: int = attrs.field(default=3, validator=ge(0))
-    """Times a failed handler is called again with the same rows before they count as poison."""
+    """Times a failed handler is called again with the same rows before they can count as poison. Errors of connections
+    do not count: they are retried for as long as they last (``transient=`` of connect())."""
+
+    poison_after: float = attrs.field(default=60.0, validator=ge(0))
+    """Seconds for which a handler must have failed on a fact before the fact counts as poison, beside
+    ``handler_retries``. An outage that looks like an error of the rows (a dependency that answers nonsense while it
+    starts) is over in a minute as a rule; a row that is really poison can wait that long."""
 
     handler_batch_rows: int = attrs.field(default=1_000, validator=ge(1))
     """Most rows handed to a handler in one batch (more only when one fact has more)."""

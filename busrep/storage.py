@@ -7,11 +7,12 @@ PostgreSQL); one conformance suite holds them to this file. IDs and positions ar
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
 
+from busrep.shapes import Fields
 from busrep.snapshots import Agreement, BootstrapProgress
 from busrep.updates import FetchUpdates, UpdatesPage
 
@@ -25,7 +26,7 @@ class Claim:
 
     ``starts``: own position per stream, read after the claim was committed (9.4). ``known``: per stream the proven
     positions of all registered writers, the own one included. ``highest``: per stream the highest ID that rows or
-    positions show; never the sequence's value (9.8).
+    positions show; never the sequence's value (9.8). ``claims``, ``sequences``: as `Registered`'s, read after that.
     """
 
     writer: str
@@ -34,6 +35,40 @@ class Claim:
     starts: Mapping[str, int]
     known: Mapping[str, Mapping[str, int]]
     highest: Mapping[str, int]
+    claims: Mapping[tuple[str, str], int] = attrs.field(factory=dict)
+    sequences: Mapping[str, int] = attrs.field(factory=dict)
+
+    def resumed(self, epoch: str | None, announced: Mapping[str, int]) -> Claim:
+        """The claim of a process that wins its name back, and has announced these positions of that epoch's log.
+
+        It starts no lower: a failover may have lost what was stored of them (9.23), but what it said stands, for it has
+        nothing unfinished below, and gets no ID there any more.
+        """
+        if epoch != self.epoch:
+            return self
+        return attrs.evolve(
+            self,
+            starts={
+                stream: max(start, min(announced[stream], self.sequences.get(stream, 0)))
+                for stream, start in self.starts.items()
+            },
+        )
+
+
+class Registered(dict[str, dict[str, int]]):
+    """The registry, {stream: {registered writer: proven position}}, read on the primary under a claim's lock.
+
+    ``claims``: {(stream, writer): incarnation}. ``sequences``: the highest ID given out by then, of each stream whose
+    position was stored: no position of this log lies above it (9.17).
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, str, int, int]], sequences: Mapping[str, int]) -> None:
+        super().__init__()
+        self.claims: dict[tuple[str, str], int] = {}
+        self.sequences = sequences
+        for stream, writer, position, incarnation in rows:
+            self.setdefault(stream, {})[writer] = position
+            self.claims[stream, writer] = incarnation
 
 
 @attrs.frozen
@@ -49,6 +84,11 @@ class KnownWriter:
     registered: bool
     incarnation: int
     silent_for: float
+
+
+def claims_of(known: Iterable[KnownWriter]) -> dict[tuple[str, str], int]:
+    """The registry as lines are judged by it (9.18): the incarnation of each registered (stream, writer)."""
+    return {(one.stream, one.writer): one.incarnation for one in known if one.registered}
 
 
 MIXED = "several"
@@ -124,7 +164,7 @@ class AsyncTransaction(Protocol):
         """Write the rows of these facts. They may be sent as late as with the next ``execute`` or ``commit``."""
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """Run the caller's own statement, in the driver's placeholder style; driver errors pass through."""
+        """Run the caller's own statement, in the driver's placeholder style; the driver's errors of it pass through."""
 
     async def commit(self) -> None:
         """Commit; nothing when joined, but what was inserted has been sent. Raises CommitUnknown (9.1); any other
@@ -135,6 +175,39 @@ class AsyncTransaction(Protocol):
         the server rolls back by itself."""
 
 
+@attrs.frozen
+class StoredStream:
+    """What the store keeps of a stream.
+
+    ``table``: the application's; None: busrep's own. ``fields``: of its rows; None: not known.
+    """
+
+    table: str | None
+    fields: Fields | None
+
+
+class EffectsTransaction(Protocol):
+    """A transaction for the effects of a reader's handler, who works on ``connection`` between `begin` and `commit`."""
+
+    @property
+    def connection(self) -> Any:
+        """The driver's connection, once begun."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the handler has ended the transaction; of a connection that is lost it is not known."""
+
+    async def begin(self) -> None:
+        """Begin. Raises Unavailable."""
+
+    async def commit(self) -> None:
+        """Commit. Raises CommitUnknown (9.1); any other exception means that nothing was committed, and rollback() is
+        still due."""
+
+    async def rollback(self) -> None:
+        """Roll back; nothing when the transaction has ended. Never raises for a lost connection."""
+
+
 class AsyncStore(Protocol):
     """Facts, positions, claims and saved readers. Every method may raise Unavailable; see errors.py for the rest.
 
@@ -142,13 +215,23 @@ class AsyncStore(Protocol):
     """
 
     async def open(self) -> None:
-        """Connect and check the schema version: SchemaError, Unavailable."""
+        """Connect, and check the schema version and the row classes: SchemaError, RowClassMismatch, Unavailable."""
 
     async def close(self) -> None:
         """Close all connections; waits for commits that are under way. May be called twice."""
 
-    async def init(self) -> None:
-        """Create or migrate the tables, and a sequence per stream; idempotent, safe in two processes at once."""
+    async def init(self, redefine: Collection[str] = ()) -> None:
+        """Create or migrate the tables, and a sequence per stream; idempotent, safe in two processes at once.
+
+        The fields of the row classes are kept. ``redefine``: names of streams whose fields are what is declared now,
+        whatever they were. Raises RowClassMismatch, and ConfigError for an application's table without the columns.
+        """
+
+    async def verify(self) -> None:
+        """Raise ConfigError unless each stream has what a writer needs: its sequence, and the declared columns."""
+
+    async def stored_streams(self) -> dict[str, StoredStream]:
+        """What was declared of each stream when it was made, or first written, by name."""
 
     async def epoch(self) -> str:
         """Identity of the fact log: 32 lowercase hex digits."""
@@ -169,6 +252,10 @@ class AsyncStore(Protocol):
     async def reserve(self, stream: str, count: int) -> list[int]:
         """``count`` new IDs, ascending, committed at once."""
 
+    def effects(self) -> EffectsTransaction:
+        """A transaction for the effects of a handler, on a connection of the store's. It holds no claim. Raises
+        ConfigError where the store has no connections to give."""
+
     def transaction(self, claim: Claim, connection: Any = None) -> AsyncTransaction:
         """A transaction on busrep's connection or the caller's. Call it *before* reserving: ConfigError when the
         caller's connection cannot be used (SQLite: it is in a transaction already, and holds the one write lock)."""
@@ -180,11 +267,12 @@ class AsyncStore(Protocol):
         table holds by (stream, id); a fact that is missing was aborted. WriterFenced when the claim does not stand:
         then nothing more is published under it, and the table may be another than the one that was written to."""
 
-    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Mapping[str, Mapping[str, int]]:
+    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Registered:
         """Store proven own positions and a sign of life, only while the claim stands: else WriterFenced.
 
-        Returns the registry, {stream: {registered writer: proven position}}, read on the primary while the claim
-        was locked: what rules 9.2 and 9.7 want read after the highest ID was noted.
+        A position above the stream's sequence is logged, and the sequence's value stored in its place (9.17). Returns
+        the registry, read on the primary while the claim was locked: what rules 9.2 and 9.7 want read after the highest
+        ID was noted.
         """
 
     async def check_claim(self, claim: Claim) -> None:
@@ -231,13 +319,18 @@ class AsyncStore(Protocol):
         *,
         bootstraps: Mapping[str, str] | None = None,
     ) -> None:
-        """Move saved positions, (stream, writer, old, new) each, all or none: ReaderMoved (9.12). With the
+        """Move saved positions, (stream, writer, old, new) each, all or none: ReaderMoved (9.12), and where this store
+        keeps their log, PositionsAheadOfTable for one above its stream's sequence (9.17). With the
         caller's connection in the caller's transaction; on ReaderMoved the caller rolls back.
 
         ReaderMoved also while a bootstrap of one of the streams is unfinished: another process of this name loads a
         snapshot, and what this one handles the target will lose. So it will if that bootstrap is over meanwhile, and
         then perhaps the position is what it was: ``bootstraps`` are those known when the rows were handled, as
         `ReaderState` tells them, and ReaderMoved tells that there has been another since. None: not compared."""
+
+    async def note_stopped(self, reader: str, stream: str, writer: str, reason: str | None) -> None:
+        """Store beside a saved position why the reader stopped there; None: it goes on. Nothing without a position. To
+        save the position clears it, too."""
 
     async def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
         """Begin anew in another epoch: positions of other epochs go, these are registered, all of them as ``oldest``.

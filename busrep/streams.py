@@ -17,7 +17,7 @@ import re
 import secrets
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar, cast, overload
@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import attrs
 import orjson
 
-from busrep.commands import json_bytes
+from busrep.commands import NAME_BYTES, json_bytes, refuse_name
 from busrep.errors import ConfigError, RowError, UnknownStream
 
 RowT = TypeVar("RowT")
@@ -35,7 +35,6 @@ _SQL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
 # ``3]`` are not taken for two rows. A number that no payload can know.
 _MARK = secrets.randbelow(9 * 10**8) + 10**8
 _MARK_BETWEEN = b",%d," % _MARK
-_ONE_WORD = re.compile(r"[^ \n]+")
 
 
 class _MismatchError(ValueError):
@@ -251,10 +250,12 @@ class _Schema(Generic[RowT]):
         self.kinds = _kinds_of_fields(stream, row_type, fields)
         self.usual: list[Any] = [kind.usual for kind in self.kinds]
         self.plain = all(kind.usual in _PLAIN and kind.write.get(kind.usual, _PLAIN) is None for kind in self.kinds)
+        self.needed = {field.name for field in fields if field.default is attrs.NOTHING}
         self.required = max((i + 1 for i, field in enumerate(fields) if field.default is attrs.NOTHING), default=0)
         self.make: Callable[..., RowT] = row_type
+        self.aliases = {field.name: field.alias or field.name for field in fields}
         if any(field.kw_only for field in fields):
-            aliases = [field.alias or field.name for field in fields]
+            aliases = list(self.aliases.values())
             self.make = lambda *values: row_type(**dict(zip(aliases, values, strict=False)))
         self.thawed = _thawed(row_type, self.names)
         getter = operator.attrgetter(*self.names)
@@ -283,6 +284,23 @@ class _Schema(Generic[RowT]):
         except ValueError:
             return self._build_uneven(rows)
         return self._build_columns(columns, len(rows))
+
+    def build_named(self, values: Mapping[str, Any]) -> RowT:
+        """A row object of the JSON values of its fields; whatever is wrong with one of them raises."""
+        if unknown := values.keys() - set(self.names):
+            raise _MismatchError(f"is none of {', '.join(self.names)}", min(unknown))
+        for name in self.names:
+            if name in self.needed and name not in values:
+                raise _MismatchError("is missing", name)
+        kinds = dict(zip(self.names, self.kinds, strict=True))
+        made: Any = self.row_type
+        arguments = {}
+        for name, value in values.items():
+            try:
+                arguments[self.aliases[name]] = kinds[name].column([value])[0]
+            except _MismatchError as error:
+                raise _MismatchError(error.reason, name) from None
+        return cast(RowT, made(**arguments))
 
     def _build_uneven(self, rows: Sequence[Any]) -> list[RowT]:
         """Rows of several lengths, as two versions of a class wrote them."""
@@ -373,33 +391,37 @@ class Stream(Generic[RowT]):
     published on, "" the main one. ``resettable``: kept in the writer's memory only, positions may go back
     (rule 9.11). ``follows``: an idle writer announces the progress of others (W6: False for pure
     invalidations). ``negative``: IDs count down (G17). ``table``: the application's own table instead of the
-    generic one. Errors: `ConfigError`.
+    generic one. ``foreign_writers``: writers of another system write it too, which are in no registry of busrep's
+    and never say an incarnation: their lines are believed (rule 9.18). Errors: `ConfigError`.
     """
 
     @overload
     def __init__(
         self: Stream[Any], name: str, row_type: None = None, *, channel: str = ..., resettable: bool = ...,
-        follows: bool = ..., negative: bool = ..., table: Table | None = ...,
+        follows: bool = ..., negative: bool = ..., table: Table | None = ..., foreign_writers: bool = ...,
     ) -> None: ...  # fmt: skip
 
     @overload
     def __init__(
         self, name: str, row_type: type[RowT], *, channel: str = ..., resettable: bool = ...,
-        follows: bool = ..., negative: bool = ..., table: Table | None = ...,
+        follows: bool = ..., negative: bool = ..., table: Table | None = ..., foreign_writers: bool = ...,
     ) -> None: ...  # fmt: skip
 
     def __init__(
         self, name: str, row_type: type[RowT] | None = None, *, channel: str = "", resettable: bool = False,
-        follows: bool = True, negative: bool = False, table: Table | None = None,
+        follows: bool = True, negative: bool = False, table: Table | None = None, foreign_writers: bool = False,
     ) -> None:  # fmt: skip
-        if not (isinstance(name, str) and _ONE_WORD.fullmatch(name)):
-            raise ConfigError(f"stream name {name!r}: one word is needed, without spaces and newlines")
-        if channel and not _ONE_WORD.fullmatch(channel):
-            raise ConfigError(f"stream {name!r}: channel suffix {channel!r} holds a space or a newline")
+        if (reason := refuse_name(name)) is not None:
+            raise ConfigError(
+                f"stream name {name!r:.300}: one word of at most {NAME_BYTES} bytes is needed; it {reason}"
+            )
+        if channel and (reason := refuse_name(channel)) is not None:
+            raise ConfigError(f"stream {name!r}: channel suffix {channel!r:.300} {reason}")
         if resettable and table is not None:
             raise ConfigError(f"stream {name!r}: a resettable stream lives in memory and has no table")
         self.name, self.row_type, self.channel = name, row_type, channel
         self.resettable, self.follows, self.negative = resettable, follows, negative
+        self.foreign_writers = foreign_writers
         self._schema = None if row_type is None else _Schema(name, row_type)
         self.table = table if table is None else self._with_columns(table)
 
@@ -459,21 +481,43 @@ class Stream(Generic[RowT]):
             pass
         return [self._decode_one(at, payload) for at, payload in enumerate(payloads)]
 
+    def decode_named(self, values: Mapping[str, Any]) -> RowT:
+        """The row of a JSON object with the values by field name. Raises RowError, which names the field; ConfigError
+        for a stream without a row type."""
+        schema = self._schema
+        if schema is None:
+            raise ConfigError(f"stream {self.name!r} has no row type: its rows have no fields by name")
+        return self._built(lambda: schema.build_named(values), "row", values)
+
     def _decode_one(self, at: int, payload: bytes) -> RowT:
         try:
             row = orjson.loads(payload)
         except ValueError as error:
             raise RowError(self.name, f"row {at}", f"not JSON: {error}", payload) from None
-        if self._schema is None:
+        schema = self._schema
+        if schema is None:
             return cast(RowT, row)
+        return self._built(lambda: schema.build([row])[0], f"row {at}", row)
+
+    def _built(self, build: Callable[[], RowT], what: str, row: object) -> RowT:
         try:
-            return self._schema.build([row])[0]
+            return build()
         except _MismatchError as error:
-            where = f"row {at}, field {error.field!r}" if error.field else f"row {at}"
+            where = f"{what}, field {error.field!r}" if error.field else what
             raise RowError(self.name, where, error.reason, row) from None
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            raise RowError(self.name, f"row {at}", reason, row) from error
+            raise RowError(self.name, what, reason, row) from error
+
+
+def checked_stream(stream: Any) -> Stream[Any]:
+    """The stream. Raises ConfigError for what is none: the name of one is easily passed instead."""
+    if not isinstance(stream, Stream):
+        raise ConfigError(
+            f"a busrep.Stream is needed, not {stream!r}: pass the object that is in streams= of connect(), as in "
+            "orders = busrep.Stream('orders', Order) and bus.write(orders)"
+        )
+    return stream
 
 
 class Registry(Iterable[Stream[Any]]):
@@ -494,6 +538,10 @@ class Registry(Iterable[Stream[Any]]):
             return self._streams[name]
         except KeyError:
             raise UnknownStream(name, list(self._streams)) from None
+
+    def of(self, stream: Stream[Any]) -> Stream[Any]:
+        """The registered stream of that one's name. Raises ConfigError for what is no Stream, such as its name."""
+        return self[checked_stream(stream).name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._streams

@@ -37,6 +37,9 @@ FACT_BYTES = 250
 # Digits of the largest 64-bit number: how much a number may take up in a line whose space is set aside.
 DIGITS = 19
 
+# What a message opens with at most: SERVER, NAME.
+OPENING_ITEMS = 2
+
 # token, its RDATA lines joined (None: more than a frame holds), how many rows (0: the fact wrote none).
 _Fact = tuple[int, bytes | None, int]
 
@@ -46,6 +49,7 @@ class OutgoingFrame:
     """One message to PUBLISH on the deployment's channel, or on its sub-channel ``channel_suffix`` unless "".
 
     ``number`` rises by one per frame. ``ends``: stream -> the end of its chain, once this frame is out.
+    ``one_line``: each line is a message by itself; after a PUBLISH with unknown outcome all of them go out again.
     """
 
     channel_suffix: str
@@ -54,6 +58,12 @@ class OutgoingFrame:
     ends: Mapping[str, int] = attrs.field(factory=dict)
     rows: int = 0
     announcement: bool = False
+    one_line: bool = False
+
+    @property
+    def messages(self) -> Sequence[bytes]:
+        """What to PUBLISH, in this order."""
+        return self.data.split(b"\n") if self.one_line else (self.data,)
 
 
 @attrs.define
@@ -62,6 +72,7 @@ class _Draft:
 
     room: int
     rows_left: int
+    heads_left: int
     lines: list[bytes] = attrs.field(factory=list)
     ends: dict[str, int] = attrs.field(factory=dict)
     full: bool = False
@@ -189,7 +200,7 @@ class _Chain:
     def take(self, draft: _Draft) -> int:
         """Move what fits into the draft, each run of rows behind its own head. Gives the bytes set free."""
         room = draft.room - 2 * self.line_bytes  # set aside for the first head and the last line
-        if room < 0:
+        if room < 0 or draft.heads_left <= 0:
             draft.full = True
             return 0
         lines, ready, at, freed, headed = draft.lines, self.ready, self.composed, 0, False
@@ -203,10 +214,11 @@ class _Chain:
                 freed += FACT_BYTES
             else:
                 size = len(rdata) + 1
-                if size > room or rows > draft.rows_left:
+                if size > room or rows > draft.rows_left or (not headed and draft.heads_left <= 0):
                     draft.full = True
                     break
                 if not headed:
+                    draft.heads_left -= 1
                     lines.append(b"%b%d %d" % (self.line, at, at))
                     stepped_over, headed = False, True
                 lines.append(rdata)
@@ -271,6 +283,8 @@ class Writer:
         self._due: dict[_Chain, None] = {}  # in the order in which they get their turn
         self._rolls: list[_Roll] = []
         self._announce = False  # asked for, not begun
+        self._asked, self._answer_from = False, -math.inf  # to announce again, and not before this time
+        self._last = False  # whether the announcement that is due is the last one
         self._to_announce: deque[_Roll] = deque()  # begun
         self._unconfirmed: deque[OutgoingFrame] = deque()
         self._in_flight = 0  # how many of them, from the left, were handed out since the last failure
@@ -286,6 +300,11 @@ class Writer:
         """
         if stream.name in self._chains:
             raise ConfigError(f"stream {stream.name!r} was added to writer {self._name!r} twice")
+        if self._settings.one_line_messages and not stream.foreign_writers:
+            raise ConfigError(
+                f"with one_line_messages writer {self._name!r} does not say its name, and readers of stream "
+                f"{stream.name!r} would not believe it: declare Stream({stream.name!r}, ..., foreign_writers=True)"
+            )
         line = Position(stream.name, self._name, 0, 0).format().removesuffix(b"0 0")
         rdata = Rdata(stream.name, self._name, 0, None).format().removesuffix(b"0 null")
         bound, line_bytes = self._settings.frame_bytes, len(line) + 2 * DIGITS + 2
@@ -296,7 +315,8 @@ class Writer:
         chain = _Chain(stream, line, rdata, largest - 1, most_rows, start, start, start, start, start)
         self._chains[stream.name] = chain
         for roll in self._rolls:
-            if roll.channel == stream.channel and roll.room >= line_bytes:
+            fits = roll.room >= line_bytes and len(roll.chains) < self._settings.message_items - OPENING_ITEMS
+            if roll.channel == stream.channel and fits:
                 break
         else:
             roll = _Roll(stream.channel, bound - len(self._opening))
@@ -352,13 +372,31 @@ class Writer:
             self._queued_bytes -= chain.move(position)
             self._mark(chain)
 
-    def replicate_received(self) -> None:
-        """Somebody asks for the positions. One answer serves all who ask before it is composed."""
-        self._announce = True
+    def replicate_received(self, now: float) -> None:
+        """Somebody asks for the positions. One answer serves all requests that arrive before it is composed.
+
+        A request within ``answer_interval`` of the last announcement is answered at its end: see ``next_deadline``.
+        """
+        if self._announce:
+            return
+        if now >= self._answer_from:
+            self._begin_announcement(now)
+        else:
+            self._asked = True
+
+    def farewell(self) -> None:
+        """Announce the positions for the last time; call when everything else is published (9.21)."""
+        if not self._fenced:
+            self._announce = self._last = True
+
+    def _begin_announcement(self, now: float) -> None:
+        self._announce, self._asked = True, False
+        self._answer_from = now + self._settings.answer_interval
 
     def connected(self, now: float) -> None:
         """A connection was (re-)established and publishing works: announce, others cannot see it."""
-        self._connected = self._announce = True
+        self._connected = True
+        self._begin_announcement(now)
         self._schedule_beat(now)
 
     def disconnected(self, now: float) -> None:  # noqa: ARG002 (all inputs that are about time carry it)
@@ -369,10 +407,13 @@ class Writer:
         self._in_flight = 0
 
     def tick(self, now: float) -> bool:
-        """It is ``now``. True if a beat was due: the announcement, and others' progress, are queued."""
+        """It is ``now``. Queue the answer to a REPLICATE that waited; True if a beat was due: the announcement, and
+        others' progress, are queued."""
+        if now >= self.next_answer:
+            self._begin_announcement(now)
         if now < self._next_beat:
             return False
-        self._announce = True
+        self._begin_announcement(now)
         self._schedule_beat(now)
         for chain in self._chains.values():
             chain.may_follow = True
@@ -381,7 +422,17 @@ class Writer:
 
     def next_deadline(self) -> float:
         """When to call ``tick``; infinity while not connected, or fenced."""
+        return min(self._next_beat, self.next_answer)
+
+    @property
+    def next_beat(self) -> float:
+        """When the next beat is due; infinity while not connected, or fenced."""
         return self._next_beat
+
+    @property
+    def next_answer(self) -> float:
+        """When a REPLICATE that came too soon is answered; infinity when none waits."""
+        return self._answer_from if self._asked and self._connected and not self._fenced else math.inf
 
     def frames_to_publish(self) -> list[OutgoingFrame]:
         """What to PUBLISH now, in this order; in flight from here. Empty while not connected, or fenced."""
@@ -425,7 +476,7 @@ class Writer:
     @property
     def unsent(self) -> bool:
         """Whether something is to be published, or not confirmed yet. What waits for an open fact does not count."""
-        return bool(self._unconfirmed) or any(chain.due() for chain in self._chains.values())
+        return bool(self._unconfirmed) or self._last or any(chain.due() for chain in self._chains.values())
 
     @property
     def queued_bytes(self) -> int:
@@ -483,13 +534,17 @@ class Writer:
             self._to_announce.extend(self._rolls)
         if self._to_announce:
             roll = self._to_announce.popleft()
-            lines = [self._opening]
+            self._last = self._last and (self._announce or bool(self._to_announce))
+            lines = [] if self._settings.one_line_messages else [self._opening]
             lines += [b"%b%d %d" % (chain.line, chain.composed, chain.composed) for chain in roll.chains]
             return self._frame(roll.channel, lines, {}, 0, announcement=True)
         if not self._due:
             return None
         channel = next(iter(self._due)).stream.channel
-        draft = _Draft(self._settings.frame_bytes - len(self._name_line) - 1, self._settings.frame_rows)
+        settings = self._settings
+        # Each head and its run are two items; a stream's part of the frame may end with one more.
+        heads = (settings.message_items - OPENING_ITEMS) // 3
+        draft = _Draft(settings.frame_bytes - len(self._name_line) - 1, settings.frame_rows, heads)
         for chain in [each for each in self._due if each.stream.channel == channel]:
             self._queued_bytes -= chain.take(draft)
             del self._due[chain]
@@ -497,6 +552,8 @@ class Writer:
             if draft.full:
                 break
         lines = [self._name_line, *draft.lines]
+        if self._settings.one_line_messages:
+            lines = draft.lines
         return self._frame(channel, lines, draft.ends, self._settings.frame_rows - draft.rows_left)
 
     def _frame(
@@ -508,4 +565,5 @@ class Writer:
         counts["rows"] += rows
         data = b"\n".join(lines)
         counts["bytes"] += len(data)
-        return OutgoingFrame(channel, data, counts["frames"], ends, rows, announcement)
+        one_line = self._settings.one_line_messages
+        return OutgoingFrame(channel, data, counts["frames"], ends, rows, announcement, one_line)

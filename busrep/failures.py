@@ -1,0 +1,215 @@
+"""What an error of a handler means, and what follows: call again, look for the fact, or give it up. Pure.
+
+Two kinds of errors are told apart:
+
+- an *outage*: a connection failed, or a server said that it cannot work now. The rows are not at fault. The handler is
+  called again, with backoff, for as long as it lasts.
+- a *suspicion*: anything else. The rows may be at fault. A batch of several facts is taken apart, to find the fact that
+  is; a single fact counts as poison only after ``handler_retries`` further calls and ``poison_after`` seconds, for the
+  cause may be an outage that looks like something else.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+import attrs
+
+from busrep.errors import CommitUnknown, ConfigError, Unavailable
+from busrep.settings import Settings
+
+Transient = type[BaseException] | Iterable[type[BaseException]] | Callable[[BaseException], bool] | None
+"""What else is an outage: classes of exceptions, or a predicate. It adds to what busrep knows, and takes nothing away.
+"""
+
+# Errors of connections, (package, class): matched by name in the class's bases, so that no driver has to be installed.
+CONNECTION_ERRORS = frozenset(
+    {
+        ("psycopg", "OperationalError"),
+        ("psycopg", "InterfaceError"),
+        ("psycopg2", "OperationalError"),
+        ("psycopg2", "InterfaceError"),
+        ("redis", "ConnectionError"),
+        ("redis", "TimeoutError"),
+    }
+)
+# SQLSTATEs of other classes of psycopg's that say the same: the session was ended (25P03, 25P04), or the server is a
+# replica by now (25006).
+OUTAGE_STATES = frozenset({"25P03", "25P04", "25006"})
+# And of an OperationalError that is the rows' fault: 54 is "program limit exceeded", a value too large for an index.
+LIMIT_STATES = "54"
+# Of sqlite3.OperationalError: BUSY, LOCKED, IOERR, FULL, CANTOPEN. The others are about the statement.
+SQLITE_OUTAGES = frozenset({5, 6, 10, 13, 14})
+# Errors of the operating system that are an answer about a path, and no outage.
+PATH_ERRORS = (FileExistsError, IsADirectoryError, NotADirectoryError)
+# Statuses below 500 of an HTTP server that is not to be had now.
+BUSY_STATUSES = frozenset({408, 425, 429})
+# An exception wraps another, which wraps another: as deep as this is looked.
+DEPTH = 10
+
+
+def is_outage(error: BaseException, more: Callable[[BaseException], bool] = lambda _: False) -> bool:
+    """Whether an error of a handler, or what it was explicitly raised from, is that of a connection.
+
+    ``more``: see `predicate_of`. Of a group of exceptions all have to be.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_outage(one, more) for one in error.exceptions)
+    return any(more(one) or _is_outage(one) for one in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it wraps: SQLAlchemy and Django keep the driver's error as the cause."""
+    current: BaseException | None = error
+    for _ in range(DEPTH):
+        if current is None:
+            return
+        yield current
+        current = current.__cause__
+
+
+def _is_outage(error: BaseException) -> bool:
+    if isinstance(error, Unavailable | CommitUnknown | TimeoutError):
+        return True
+    if isinstance(error, OSError):
+        return not isinstance(error, PATH_ERRORS) and _is_busy(_http_status(error))
+    if getattr(error, "connection_invalidated", False):  # SQLAlchemy has thrown the connection away
+        return True
+    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
+    if ("sqlite3", "OperationalError") in names:
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF in SQLITE_OUTAGES
+    state = getattr(error, "sqlstate", None) or ""
+    return state in OUTAGE_STATES or (bool(names & CONNECTION_ERRORS) and not state.startswith(LIMIT_STATES))
+
+
+def _http_status(error: OSError) -> int | None:
+    """urllib's HTTPError is an OSError, and so are all of requests': an answer of a server that is there."""
+    status = getattr(error, "code", None) or getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _is_busy(status: int | None) -> bool:
+    return status is None or status >= 500 or status in BUSY_STATUSES
+
+
+def predicate_of(transient: Transient) -> Callable[[BaseException], bool]:
+    """``transient=`` of connect() as a predicate. Raises ConfigError for something else."""
+    if transient is None:
+        return lambda _: False
+    if isinstance(transient, type):
+        transient = (transient,)
+    if isinstance(transient, Iterable):
+        kinds = tuple(transient)
+        for kind in kinds:
+            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                _refuse(kind)
+        return lambda error: isinstance(error, kinds)
+    if not callable(transient):
+        _refuse(transient)
+    ask = transient
+
+    def predicate(error: BaseException) -> bool:
+        try:
+            return bool(ask(error))
+        except Exception:  # it does not know this error; the error itself is logged
+            return False
+
+    return predicate
+
+
+def _refuse(given: object) -> NoReturn:
+    raise ConfigError(f"transient={given!r}: pass exception classes, or a function of an exception that says True")
+
+
+class Verdict(enum.Enum):
+    """What follows a failed call."""
+
+    OUTAGE = "outage"  # call again, for as long as it takes
+    AGAIN = "again"  # call again
+    NARROW = "narrow"  # take the facts one by one, to find the one that is at fault
+    POISON = "poison"  # this fact cannot be handled
+
+
+@attrs.define
+class Trouble:
+    """Calls that fail at one place of a (stream, writer), until one returns.
+
+    ``since``: of the first, ``error``: the last as text, ``calls``: how many failed. ``suspected``: how many in a row
+    were no outage, since ``suspected_since``. ``pauses``: so far at this kind of error. ``logged_at``: the last line.
+    """
+
+    after: int
+    since: float
+    calls: int = 0
+    error: str = ""
+    outage: bool = False
+    suspected: int = 0
+    suspected_since: float = 0.0
+    pauses: int = 0
+    logged_at: float | None = None
+
+
+# A handler that keeps failing is logged once with its traceback, then a line at most so often, in seconds.
+LOG_EVERY = 30.0
+
+
+@attrs.define
+class RetryPolicy:
+    """Decides what follows the failure of a handler, or of the application's function that applies a snapshot.
+
+    ``more``: see `predicate_of`. ``jitter``: gives numbers in [0, 1).
+    """
+
+    settings: Settings
+    more: Callable[[BaseException], bool] = lambda _: False
+    jitter: Callable[[], float] = random.random
+
+    def judge(self, trouble: Trouble, error: BaseException, now: float, *, facts: int, patient: bool = True) -> Verdict:
+        """Note a failed call, and say what follows.
+
+        ``facts``: how many the handler was called with. ``patient``: whether outages last as long as they do, and
+        poison takes ``poison_after`` seconds; else ``handler_retries`` alone counts.
+        """
+        outage = patient and is_outage(error, self.more)
+        if trouble.calls == 0 or outage != trouble.outage:
+            trouble.pauses = trouble.suspected = 0
+        trouble.calls, trouble.pauses, trouble.outage = trouble.calls + 1, trouble.pauses + 1, outage
+        trouble.error = f"{type(error).__name__}: {error}"
+        if outage:
+            return Verdict.OUTAGE
+        if trouble.suspected == 0:
+            trouble.suspected_since = now
+        trouble.suspected += 1
+        if trouble.suspected <= self.settings.handler_retries:
+            return Verdict.AGAIN
+        if facts > 1:
+            trouble.suspected = trouble.pauses = 0  # the fact that is at fault has yet to be called alone
+            return Verdict.NARROW
+        late = now - trouble.suspected_since >= self.settings.poison_after
+        return Verdict.POISON if late or not patient else Verdict.AGAIN
+
+    def pause(self, trouble: Trouble) -> float:
+        """Seconds until the next call: from ``retry_min`` doubling up to ``retry_max``, jittered."""
+        settings = self.settings
+        longest = min(settings.retry_max, settings.retry_min * 2.0 ** min(trouble.pauses - 1, 16))
+        return longest * (0.5 + self.jitter() / 2)
+
+    def to_log(self, trouble: Trouble, now: float) -> bool:
+        """Whether this failure is to be logged; then it counts as logged."""
+        if trouble.logged_at is not None and now - trouble.logged_at < LOG_EVERY:
+            return False
+        trouble.logged_at = now
+        return True
+
+
+def told(trouble: Trouble, now: float) -> dict[str, Any]:
+    """What statistics tell of it, JSON-able."""
+    return {
+        "for": max(0.0, now - trouble.since),
+        "error": trouble.error,
+        "calls": trouble.calls,
+        "outage": trouble.outage,
+    }

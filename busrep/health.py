@@ -1,0 +1,86 @@
+"""Whether a process does its part, and if not, why: read from its statistics. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import attrs
+
+Code = Literal["stopped", "fenced", "link", "stale", "stuck", "retrying", "closed"]
+
+
+@attrs.frozen
+class HealthReason:
+    """One thing that is wrong.
+
+    ``code``:
+
+    - ``stopped``: a (stream, writer), a bootstrap, or all reading stopped for good; a person has to act;
+    - ``fenced``: another process has the writer's name; restart this one;
+    - ``link``: Redis (or the TCP server) is not connected;
+    - ``stale``: a (stream, writer) cannot be caught up, for the table is away;
+    - ``stuck``: a fact has been open for longer than ``Settings.stuck_after``;
+    - ``retrying``: a handler fails, and is called again;
+    - ``closed``: the bus is not open.
+
+    ``about``: the "stream writer", the stream, the writer, or "". ``text``: for a person.
+    """
+
+    code: Code
+    about: str
+    text: str
+
+
+@attrs.frozen
+class Health:
+    """``ok``: nothing is wrong. ``reasons``: what is, the most serious first."""
+
+    ok: bool
+    reasons: tuple[HealthReason, ...] = ()
+
+
+def closed() -> Health:
+    """Of a bus that is not open."""
+    return Health(False, (HealthReason("closed", "", "the bus is not open"),))
+
+
+def health_of(statistics: Mapping[str, Any]) -> Health:
+    """What `statistics` of either runtime's bus say."""
+    reasons = tuple(_reasons(statistics))
+    return Health(not reasons, reasons)
+
+
+def _reasons(statistics: Mapping[str, Any]) -> Iterator[HealthReason]:
+    reader, writer = statistics["reader"] or {}, statistics["writer"]
+    if reader.get("failure"):
+        yield HealthReason("stopped", "", reader["failure"])
+    for about, text in reader.get("stopped", {}).items():
+        yield HealthReason("stopped", about, text)
+    for stream, bootstrap in statistics["bootstrap"].items():
+        if bootstrap["stopped"]:
+            yield HealthReason("stopped", stream, bootstrap["stopped"])
+    if writer is not None and writer["lost"]:
+        yield HealthReason("fenced", "", "another process has claimed the writer's name: restart this one")
+    yield from _links(statistics["link"], writing=writer is not None)
+    for stream, states in reader.get("states", {}).items():
+        for name, state in states.items():
+            if state == "stale":
+                text = reader["trouble"].get(f"{stream} {name}", "it cannot be caught up")
+                yield HealthReason("stale", f"{stream} {name}", text)
+    for fact in statistics["stuck"]:
+        text = f"fact {fact['id']} is open for {fact['age']:.0f} s ({fact['owner']})"
+        yield HealthReason("stuck", fact["stream"], text)
+    for about, trouble in reader.get("retrying", {}).items():
+        text = f"for {trouble['for']:.1f} s, {trouble['calls']} calls: {trouble['error']}"
+        yield HealthReason("retrying", about, text)
+
+
+def _links(link: Mapping[str, Any], *, writing: bool) -> Iterator[HealthReason]:
+    """With threads there are two: one publishes, which a mere reader does not need, and one reads."""
+    if "reading" in link:
+        if writing and not link.get("connected"):
+            yield HealthReason("link", "publishing", link.get("last_error") or "not connected")
+        link = link["reading"] or {"connected": True}
+    if not link.get("connected"):
+        yield HealthReason("link", "", link.get("last_error") or "not connected")
