@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from busrep.errors import CommitUnknown, ConfigError
 from busrep.settings import Settings
 from busrep.storage import AsyncStore, AsyncTransaction, Claim, DeadLetter, FactRows, KnownWriter, ReaderState
 from busrep.streams import Registry
+from busrep.urls import check_url, shown_url
 
 __all__ = [
     "AsyncStore",
@@ -27,6 +28,7 @@ FORMS = "sqlite:///relative.db, sqlite:////absolute.db, postgresql://user@host/d
 def open_store(url: str, streams: Registry, *, settings: Settings | None = None) -> AsyncStore:
     """The store of a URL, not connected yet. Raises ConfigError for a URL of another form, MissingExtra."""
     settings = settings or Settings()
+    check_url(url, "the store URL", FORMS)
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and rest != "/:memory:":
         from busrep.stores.sqlite import SqliteStore
@@ -36,9 +38,8 @@ def open_store(url: str, streams: Registry, *, settings: Settings | None = None)
         from busrep.stores.postgres import PostgresStore
 
         return PostgresStore(url, streams, settings)
-    if scheme == "memory" and rest and "/" not in rest:
+    if scheme == "memory" and rest and not set(rest) & {*"/@?"}:
         from busrep.stores.memory import MemoryStore
 
         return MemoryStore(rest, streams, settings)
-    shown = urlsplit(url)._replace(netloc="...").geturl() if "@" in url else url  # no password in a log
-    raise ConfigError(f"the store URL {shown!r} does not work; these forms do: {FORMS}")
+    raise ConfigError(f"the store URL {shown_url(url)!r} does not work; these forms do: {FORMS}")

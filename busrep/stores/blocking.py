@@ -14,15 +14,28 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError
 from busrep.settings import Settings
-from busrep.storage import AsyncStore, AsyncTransaction, Claim, DeadLetter, FactRows, KnownWriter, Newest, ReaderState
+from busrep.storage import (
+    AsyncStore,
+    AsyncTransaction,
+    Claim,
+    DeadLetter,
+    EffectsTransaction,
+    FactRows,
+    KnownWriter,
+    Newest,
+    ReaderState,
+    Registered,
+    StoredStream,
+)
 from busrep.stores import FORMS
 from busrep.stores.memory import LOOK, MemoryStore, _Name
 from busrep.streams import Registry
 from busrep.updates import FetchUpdates, UpdatesPage
+from busrep.urls import check_url, shown_url
 
 T = TypeVar("T")
 
@@ -42,7 +55,7 @@ class BlockingTransaction:
     """An `AsyncTransaction` for threads; see there for what each method promises.
 
     ``in_doubt``: `commit` was called, and was not refused. So after CommitUnknown; after any exception in `commit` that
-    is neither busrep's nor the driver's: a KeyboardInterrupt, or what another signal handler raised, may have come
+    is neither busrep's: a KeyboardInterrupt, or what another signal handler raised, may have come
     before COMMIT was sent or after; and after `commit` itself, for whoever is interrupted before he has noted that it
     was answered. `BlockingStore.outcome` tells.
     """
@@ -91,19 +104,47 @@ class BlockingTransaction:
 
     def commit(self) -> None:
         """See `AsyncTransaction`."""
-        refusals = (BusrepError, *getattr(self._transaction, "_driver_errors", tuple)())
         self.in_doubt = True
         try:
             complete(self._transaction.commit())
         except CommitUnknown:
             raise
-        except refusals:
+        except BusrepError:
             self.in_doubt = False
             raise
 
     def rollback(self) -> None:
         """See `AsyncTransaction`."""
         complete(self._transaction.rollback())
+
+
+class BlockingEffects:
+    """An `EffectsTransaction` for threads; see there for what each method promises."""
+
+    def __init__(self, effects: EffectsTransaction) -> None:
+        self._effects = effects
+
+    @property
+    def connection(self) -> Any:
+        """See `EffectsTransaction`."""
+        return self._effects.connection
+
+    @property
+    def ended(self) -> bool:
+        """See `EffectsTransaction`."""
+        return self._effects.ended
+
+    def begin(self) -> None:
+        """See `EffectsTransaction`."""
+        complete(self._effects.begin())
+
+    def commit(self) -> None:
+        """See `EffectsTransaction`."""
+        complete(self._effects.commit())
+
+    def rollback(self) -> None:
+        """See `EffectsTransaction`."""
+        complete(self._effects.rollback())
 
 
 class BlockingStore:
@@ -123,9 +164,17 @@ class BlockingStore:
         """See `AsyncStore`."""
         complete(self._store.close())
 
-    def init(self) -> None:
+    def init(self, redefine: Collection[str] = ()) -> None:
         """See `AsyncStore`."""
-        complete(self._store.init())
+        complete(self._store.init(redefine))
+
+    def verify(self) -> None:
+        """See `AsyncStore`."""
+        complete(self._store.verify())
+
+    def stored_streams(self) -> dict[str, StoredStream]:
+        """See `AsyncStore`."""
+        return complete(self._store.stored_streams())
 
     def epoch(self) -> str:
         """See `AsyncStore`."""
@@ -143,6 +192,10 @@ class BlockingStore:
         """See `AsyncStore`."""
         return complete(self._store.reserve(stream, count))
 
+    def effects(self) -> BlockingEffects:
+        """See `AsyncStore`."""
+        return BlockingEffects(self._store.effects())
+
     def transaction(self, claim: Claim, connection: Any = None) -> BlockingTransaction:
         """See `AsyncStore`."""
         return BlockingTransaction(self._store.transaction(claim, connection))
@@ -153,7 +206,7 @@ class BlockingStore:
         """See `AsyncStore`."""
         return complete(self._store.outcome(claim, marker, facts))
 
-    def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Mapping[str, Mapping[str, int]]:
+    def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Registered:
         """See `AsyncStore`."""
         return complete(self._store.heartbeat(claim, positions))
 
@@ -197,6 +250,10 @@ class BlockingStore:
     ) -> None:
         """See `AsyncStore`."""
         complete(self._store.save_reader(reader, changes, epoch, connection))
+
+    def note_stopped(self, reader: str, stream: str, writer: str, reason: str | None) -> None:
+        """See `AsyncStore`."""
+        complete(self._store.note_stopped(reader, stream, writer, reason))
 
     def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
         """See `AsyncStore`."""
@@ -258,6 +315,7 @@ class BlockingMemoryStore(MemoryStore):
 def open_blocking_store(url: str, streams: Registry, *, settings: Settings | None = None) -> BlockingStore:
     """The store of a URL for threads, not connected yet. Raises ConfigError for a URL of another form, MissingExtra."""
     settings = settings or Settings()
+    check_url(url, "the store URL", FORMS)
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and rest != "/:memory:":
         from busrep.stores.blocking_sqlite import BlockingSqliteStore
@@ -267,7 +325,6 @@ def open_blocking_store(url: str, streams: Registry, *, settings: Settings | Non
         from busrep.stores.blocking_postgres import BlockingPostgresStore
 
         return BlockingStore(BlockingPostgresStore(url, streams, settings))
-    if scheme == "memory" and rest and "/" not in rest:
+    if scheme == "memory" and rest and not set(rest) & {*"/@?"}:
         return BlockingStore(BlockingMemoryStore(rest, streams, settings))
-    shown = urlsplit(url)._replace(netloc="...").geturl() if "@" in url else url  # no password in a log
-    raise ConfigError(f"the store URL {shown!r} does not work; these forms do: {FORMS}")
+    raise ConfigError(f"the store URL {shown_url(url)!r} does not work; these forms do: {FORMS}")

@@ -15,10 +15,11 @@ from typing import Any
 
 from busrep.errors import BusrepError, CommitUnknown, ConfigError, Unavailable
 from busrep.settings import Settings
-from busrep.storage import Claim
+from busrep.storage import Claim, EffectsTransaction
 from busrep.stores import schema
 from busrep.stores.plans import Control, Plan, T
 from busrep.stores.postgres import POOL_WAIT, QUESTIONS, TRANSACTIONS, PostgresStore, PostgresTransaction, on_connection
+from busrep.stores.transaction import ServerEffects
 from busrep.streams import Registry
 
 try:
@@ -151,7 +152,7 @@ class BlockingPostgresStore(PostgresStore):
         self.held.open()
         self.asked.open()
         try:
-            await self._read(schema.check(self.dialect))
+            await self._read(schema.check(self.dialect, self.backings.values()))
         except BaseException:
             await self.close()
             raise
@@ -190,6 +191,10 @@ class BlockingPostgresStore(PostgresStore):
     async def _on(self, connection: Any, plan: Plan[T]) -> T:
         return await on_connection(blocking(connection), plan)
 
+    def effects(self) -> EffectsTransaction:
+        """See `AsyncStore`."""
+        return BlockingPostgresEffects(self)
+
     def transaction(self, claim: Claim, connection: Any = None) -> PostgresTransaction:
         """See `AsyncStore`."""
         return BlockingPostgresTransaction(self, claim, None if connection is None else blocking(connection))
@@ -220,9 +225,13 @@ class BlockingPostgresTransaction(PostgresTransaction):
             return
         try:
             await self._flush(Control.COMMIT)
-        except (BusrepError, psycopg.Error) as error:
+        except BusrepError as error:
             if not self.store._closed(self._held):
                 raise  # the server refused, and said so: nothing was committed
             await self.rollback()
             raise CommitUnknown(self.marker, error) from error
         await self._give_back()
+
+
+class BlockingPostgresEffects(ServerEffects, BlockingPostgresTransaction):
+    """An `EffectsTransaction` on a connection of the store's."""

@@ -6,18 +6,30 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, SchemaError, Unavailable, WriterFenced
+from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, Unavailable, WriterFenced
 from busrep.settings import Settings
-from busrep.storage import Claim, FactRows
+from busrep.storage import Claim, EffectsTransaction, FactRows
 from busrep.stores import claims, facts, schema
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import Control, Plan, Sql, T
 from busrep.stores.sqlite_dialect import SqliteDialect
-from busrep.stores.sqlite_files import BUSY, check_file, connect, executor, file_at, run
+from busrep.stores.sqlite_files import (
+    BUSY,
+    callers,
+    check_file,
+    connect,
+    executor,
+    file_at,
+    in_transaction,
+    require_durable,
+    run,
+    translating,
+)
+from busrep.stores.transaction import NO_CLAIM
 from busrep.streams import Registry
 
 # A thread that was interrupted when it let its turn go tells nobody: who waits looks again after so many seconds.
@@ -86,7 +98,7 @@ class BlockingSqliteStore(PlannedStore):
     """An `AsyncStore` that runs in the calling thread: see blocking.py."""
 
     def __init__(self, path: str, streams: Registry, settings: Settings) -> None:
-        super().__init__(streams, settings, SqliteDialect())
+        super().__init__(streams, settings, SqliteDialect(f"sqlite:///{path}"))
         self.path = path
         self.turn = Turn(path)
         self._reading = threading.RLock()
@@ -99,12 +111,12 @@ class BlockingSqliteStore(PlannedStore):
         if self._connections:
             return
         if not Path(self.path).exists():  # noqa: ASYNC240 - no loop is meant to run it
-            raise SchemaError(None, schema.VERSION)
+            raise schema.missing(self.dialect, self.backings.values())
         self._file = file_at(self.path)
         try:
             for _ in ("write", "read"):
                 self._connections.append(connect(self.path, "rw"))
-            await self._read(schema.check(self.dialect))
+            await self._read(schema.check(self.dialect, self.backings.values()))
         except BaseException:
             await self.close()
             raise
@@ -121,11 +133,11 @@ class BlockingSqliteStore(PlannedStore):
                 connection.close()
             self.turn.leave(self._closing)
 
-    async def init(self) -> None:
+    async def init(self, redefine: Collection[str] = ()) -> None:
         """See `AsyncStore`."""
         connection = connect(self.path, "rwc")
         try:
-            run(schema.init(self.dialect, self.backings.values()), executor(connection, self.path), self.path)
+            run(schema.init(self.dialect, self.backings.values(), redefine), executor(connection, self.path), self.path)
         finally:
             connection.close()
 
@@ -138,8 +150,9 @@ class BlockingSqliteStore(PlannedStore):
         """The connection that writes, for whose turn it is. Raises Unavailable."""
         connection = self._role(0)
         check_file(self.path, self._file)
-        if connection.in_transaction:  # of a thread that was interrupted in it
-            connection.execute("ROLLBACK")
+        with translating(self.path):
+            if connection.in_transaction:  # of a thread that was interrupted in it
+                connection.execute("ROLLBACK")
         return connection
 
     async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - no server
@@ -159,11 +172,12 @@ class BlockingSqliteStore(PlannedStore):
             connection = self.writing()
             if wait is None:
                 return run(plan, executor(connection, self.path), self.path)
-            try:
-                connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
-                return run(plan, executor(connection, self.path), self.path)
-            finally:
-                connection.execute(f"PRAGMA busy_timeout = {int(BUSY * 1000)}")
+            with translating(self.path):
+                try:
+                    connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
+                    return run(plan, executor(connection, self.path), self.path)
+                finally:
+                    connection.execute(f"PRAGMA busy_timeout = {int(BUSY * 1000)}")
         finally:
             holder.over = True  # an interrupt may come before `leave` begins
             self.turn.leave(holder)
@@ -188,11 +202,18 @@ class BlockingSqliteStore(PlannedStore):
         self.backing(stream)
         return await self._reserve(stream, count)
 
+    def effects(self) -> EffectsTransaction:
+        """See `AsyncStore`. ConfigError inside an open fact of the same thread."""
+        self.turn.check_not_nested()
+        return BlockingSqliteEffects(self)
+
     def transaction(self, claim: Claim, connection: Any = None) -> BlockingSqliteTransaction:
         """See `AsyncStore`. ConfigError inside an open fact of the same thread."""
         self.turn.check_not_nested()
-        if connection is not None and self._checked(connection).in_transaction:
-            return JoinedSqliteTransaction(self, claim, connection)
+        if connection is not None:
+            require_durable(self._checked(connection), self.path)
+            if in_transaction(connection):
+                return JoinedSqliteTransaction(self, claim, connection)
         return BlockingSqliteTransaction(self, claim, connection)
 
     async def _lock_is_free(self) -> bool:
@@ -267,13 +288,8 @@ class BlockingSqliteTransaction(Holder):
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """See `AsyncTransaction`."""
 
-        def plan() -> Plan[list[tuple[Any, ...]]]:
-            pending, self._pending = self._pending, []
-            # Steps are ours, this text is the caller's: params may be a mapping here.
-            answers = yield (*pending, Sql(sql, params))  # type: ignore[arg-type]
-            return answers[-1]
-
-        return self._run(plan())
+        pending, self._pending = self._pending, []
+        return self._run(callers(sql, params, pending))
 
     async def commit(self) -> None:
         """See `AsyncTransaction`."""
@@ -286,8 +302,8 @@ class BlockingSqliteTransaction(Holder):
 
         try:
             self._run(plan())
-        except (BusrepError, sqlite3.Error) as error:
-            if self.connection is not None and self.connection.in_transaction:
+        except BusrepError as error:
+            if in_transaction(self.connection):
                 raise  # nothing was committed; rollback() is due
             self._end()
             raise CommitUnknown(self, error) from error
@@ -308,13 +324,10 @@ class BlockingSqliteTransaction(Holder):
             return
         try:
             if self.connection is not None and not self.connection_closed():
-                with contextlib.suppress(Unavailable, sqlite3.Error):
+                with contextlib.suppress(BusrepError):
                     self._run(plan())
         finally:
             self.store.turn.leave(self)
-
-    def _driver_errors(self) -> tuple[type[Exception], ...]:
-        return (sqlite3.Error,)
 
     def connection_closed(self) -> bool:
         """Whether the connection was closed, and its transaction rolled back with it."""
@@ -322,6 +335,21 @@ class BlockingSqliteTransaction(Holder):
             return self.connection is None or not isinstance(self.connection.in_transaction, bool)
         except sqlite3.ProgrammingError:
             return True
+
+
+class BlockingSqliteEffects(BlockingSqliteTransaction):
+    """An `EffectsTransaction`: the same, without a claim, on the store's writing connection."""
+
+    def __init__(self, store: BlockingSqliteStore) -> None:
+        super().__init__(store, NO_CLAIM, None)
+
+    def _begin(self) -> Plan[None]:
+        yield Control.BEGIN
+
+    @property
+    def ended(self) -> bool:
+        """See `EffectsTransaction`."""
+        return not self.connection_closed() and not in_transaction(self.connection)
 
 
 class JoinedSqliteTransaction(BlockingSqliteTransaction):
@@ -354,7 +382,7 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
         """
         if threading.get_ident() != self._thread:
             return True
-        return not self.connection_closed() and self.connection is not None and self.connection.in_transaction
+        return in_transaction(self.connection)
 
     def passed(self) -> Plan[bool]:
         """Whether, as others see the sequences, the IDs are given: by the COMMIT of this transaction, or to somebody

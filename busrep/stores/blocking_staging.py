@@ -10,7 +10,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import attrs
 
@@ -22,9 +21,10 @@ from busrep.stores.blocking import BlockingStore, complete, open_blocking_store
 from busrep.stores.blocking_sqlite import BlockingSqliteStore
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import Control, Plan, Sql, T, in_transaction
-from busrep.stores.sqlite_files import connect, executor, run
+from busrep.stores.sqlite_files import connect, executor, run, translating
 from busrep.stores.staging import Batch, Done
 from busrep.streams import Registry
+from busrep.urls import shown_url
 
 Keyed = tuple[str, bytes]
 """A row to stage: its key, "" where nobody sorts by it, and its payload."""
@@ -56,7 +56,8 @@ class SqliteStage:
     def __init__(self, path: str, place: Place) -> None:
         self._path, self._place, self._seq = path, place, 0
         self._connection: sqlite3.Connection = connect(path, "rw")
-        self._connection.execute("PRAGMA synchronous = NORMAL")
+        with translating(path):
+            self._connection.execute("PRAGMA synchronous = NORMAL")
 
     def add(self, rows: Sequence[Keyed]) -> None:
         """See `Stage`."""
@@ -140,5 +141,5 @@ def open_staging_store(url: str, streams: Registry, *, settings: Settings | None
     Raises MissingExtra, and ConfigError for one that other processes cannot reach.
     """
     if url.startswith("memory://"):
-        raise ConfigError(f"the store {urlsplit(url).netloc!r} is in memory, which no other process can write to")
+        raise ConfigError(f"the store {shown_url(url)!r} is in memory, which no other process can write to")
     return StagingStore(open_blocking_store(url, streams, settings=settings)._store)

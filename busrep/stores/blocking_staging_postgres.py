@@ -7,6 +7,7 @@ from typing import Any
 
 from busrep.stores.blocking_postgres import BlockingPostgresStore, close
 from busrep.stores.blocking_staging import Keyed, Place
+from busrep.stores.postgres import DRIVER_ERRORS
 
 try:
     import psycopg
@@ -39,7 +40,7 @@ class PostgresStage:
     def _execute(self, text: bytes) -> None:
         try:
             self._connection.execute(text)
-        except psycopg.Error as error:
+        except DRIVER_ERRORS as error:
             raise self._store.told(error) from error
 
     def add(self, rows: Sequence[Keyed]) -> None:
@@ -50,7 +51,7 @@ class PostgresStage:
                 for key, text in _texts(rows):
                     copy.write_row((at.query, at.attempt, self._seq, at.batch, at.part, key, text))
                     self._seq += 1
-        except psycopg.Error as error:
+        except DRIVER_ERRORS as error:
             raise self._store.told(error) from error
 
     def close(self) -> None:

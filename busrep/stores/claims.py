@@ -9,17 +9,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
+import attrs
 import orjson
 
 from busrep.errors import ClaimBlocked, ConfigError, WriterFenced
 from busrep.ids import Start, plan_start
-from busrep.storage import Claim, KnownWriter, Newest
+from busrep.storage import Claim, KnownWriter, Newest, Registered
 from busrep.stores.backing import Backing
+from busrep.stores.declared import init_command
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, Sql, T, in_transaction
-from busrep.stores.schema import new_epoch
+from busrep.stores.schema import check_columns, new_epoch, record_fields
 
 log = logging.getLogger("busrep.stores")
+
+# After a failover: more IDs than a lagging replica may have missed. Its sequence is behind by no more than that.
+IDS_LEFT_OUT = 100_000
+EMPTY = "''"
+# Most failovers without a claim in between, of which each left out as many.
+FAILOVERS = 100
 
 
 def claim(
@@ -34,6 +42,8 @@ def claim(
     that failed without an answer may have won it, so the row notes for whom: the same may ask again.
     """
     yield from verify(dialect, backings)
+    yield from record_fields(dialect, backings)
+    yield from _or_blocked(dialect, "*", _follow_server(dialect, seconds))
     won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
     incarnation, registered = yield from _or_blocked(dialect, writer, won)
     # In a new snapshot: whatever a predecessor committed is visible now, or was fenced.
@@ -52,8 +62,9 @@ def claim(
         {name: start.positions for name, start in starts.items()},
         {name: start.highest for name, start in starts.items()},
     )
-    yield from heartbeat(dialect, held, held.starts)  # before the first reservation, so that others see it (G11)
-    return held
+    # Before the first reservation, so that others see it (G11).
+    registry = yield from heartbeat(dialect, held, held.starts)
+    return attrs.evolve(held, claims=registry.claims, sequences=registry.sequences)
 
 
 State = tuple[int, int, int, dict[str, tuple[int, bool]]]
@@ -80,13 +91,15 @@ def _start(writer: str, stream: str, was_registered: bool, state: State) -> Star
 
 def verify(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
     """ConfigError unless each stream has a sequence without cache and cycle (9.15) and the declared columns."""
+    backings = list(backings)
     for backing in backings:
         try:
             found = (yield dialect.sequence(backing.stream))[0]
         except NoSuchTable:
             found = []
         if not found:
-            raise ConfigError(f"stream {backing.stream!r} has no sequence yet: run 'busrep db init' with it")
+            command = init_command(dialect.store, [backing.definition for backing in backings])
+            raise ConfigError(f"stream {backing.stream!r} has no sequence yet: run '{command}'")
         _, cache, cycles, increment = found[0]
         if (cache, bool(cycles), increment) != (1, False, 1):
             raise ConfigError(
@@ -94,14 +107,7 @@ def verify(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
                 f"CACHE {cache}, {'CYCLE' if cycles else 'NO CYCLE'}, INCREMENT {increment}"
             )
         if backing.own:
-            columns = [backing.id, backing.writer, *backing.columns, *([backing.index] if backing.index else [])]
-            try:
-                yield Sql(f"SELECT {', '.join(columns)} FROM {backing.table} LIMIT 0")
-            except NoSuchTable as missing:
-                raise ConfigError(
-                    f"stream {backing.stream!r}: its table {backing.table} with the columns "
-                    f"{', '.join(columns)} is needed: {missing.cause}"
-                ) from missing
+            yield from check_columns(dialect, backing)
 
 
 def _or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
@@ -112,12 +118,62 @@ def _or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
         raise ClaimBlocked(writer, blockers) from locked
 
 
+def _follow_server(dialect: Dialect, seconds: float) -> Plan[None]:
+    """Note which server and timeline the log is on (9.23). If they are others than were noted, no ID is given again
+    that was announced before, and all names are to be claimed again."""
+    if dialect.server is None:
+        return
+    here = Sql(f"SELECT value, {dialect.server} FROM busrep_meta WHERE key = 'server'")
+    found = (yield here)[0]
+    if found and found[0][0] != found[0][1]:
+        yield from in_transaction(_change_server(dialect, here, seconds))
+
+
+def _change_server(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
+    answers = yield (
+        Control.BEGIN,
+        Sql(f"SELECT {dialect.durable}"),
+        *dialect.lock_timeout(seconds),
+        # One at a time, and no claim meanwhile.
+        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.exclusive),
+        here,
+        Sql("SELECT stream FROM busrep_streams ORDER BY stream"),
+    )
+    ((noted, now),) = answers[-2]
+    if now not in ("", noted):
+        if noted:
+            # Whoever holds IDs of the new timeline already got them below those that readers may have passed.
+            yield Sql(
+                "UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "
+                "WHERE coalesce(finished, -1) <> incarnation - 1"
+            )
+            failovers = _failovers(noted, now)
+            for (stream,) in answers[-1]:
+                for _ in range(failovers):
+                    yield dialect.next_ids(stream, IDS_LEFT_OUT)
+            log.error(
+                "PostgreSQL's system identifier and timeline were %s and are %s: a failover, or a restore. %d IDs of "
+                "each stream are left out, so that none is given twice. If the new primary lacks commits of the old "
+                "one, run 'busrep db restored'", noted, now, failovers * IDS_LEFT_OUT,
+            )  # fmt: skip
+        yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'server'", (now,))
+    yield Control.COMMIT
+
+
+def _failovers(noted: str, now: str) -> int:
+    """How often IDs were left out since that server and timeline were noted, this time included: one that failed over
+    itself may have given IDs behind those, and a server that lacks its commits has taken its place."""
+    (system, timeline), (same, later) = noted.rsplit("/", 1), now.rsplit("/", 1)
+    return max(1, min(int(later, 16) - int(timeline, 16), FAILOVERS)) if system == same else 1
+
+
 def _win(
     dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float, now: int, again: int | None = None
 ) -> Plan[tuple[int, set[str]]]:
     """The incarnation, and the streams the name was registered for already."""
     begin: tuple[Control | Sql, ...] = (
         Control.BEGIN,
+        Sql(f"SELECT {dialect.durable}"),  # what is won is announced (9.22)
         *dialect.lock_timeout(seconds),
         # Not while 'db restored' is at work, which fences the names that it sees.
         Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.share),
@@ -200,36 +256,58 @@ def highest_row(backing: Backing) -> Sql:
 
 
 def _repair(dialect: Dialect, stream: str, least: int) -> Plan[None]:
-    yield Control.BEGIN
+    yield (Control.BEGIN, Sql(f"SELECT {dialect.durable}"))
     yield from dialect.raise_sequence(stream, least)
     yield Control.COMMIT
 
 
 def lock_claim(dialect: Dialect, held: Claim) -> Sql:
-    """The first statement of a write transaction (9.4): no row, and the writer is fenced. Answers the marker."""
+    """The first statement of a write transaction (9.4): no row, and the writer is fenced. Answers the marker.
+
+    It makes the transaction durable as well (9.22): what it commits is announced. And the server is the one that was
+    noted, on the same timeline (9.23): else the writer counts as fenced, and claims its name again.
+    """
     return Sql(
-        f"SELECT {dialect.marker} FROM busrep_writers WHERE writer = ? AND incarnation = ?{dialect.share}",
+        f"SELECT {dialect.marker}, {dialect.durable} FROM busrep_writers "
+        f"WHERE writer = ? AND incarnation = ? AND {dialect.same_server}{dialect.share}",
         (held.writer, held.incarnation),
     )
 
 
-def check_claim(held: Claim) -> Plan[None]:
+def check_claim(dialect: Dialect, held: Claim) -> Plan[None]:
     """Read the claim (9.2)."""
     answers = yield Sql(
-        "SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ?", (held.writer, held.incarnation)
+        f"SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND {dialect.same_server}",
+        (held.writer, held.incarnation),
     )
     if not answers[0]:
         raise WriterFenced(held.writer, held.incarnation)
 
 
-def heartbeat(dialect: Dialect, held: Claim, positions: Mapping[str, int]) -> Plan[dict[str, dict[str, int]]]:
+def bounded(positions: Mapping[str, int], sequences: Mapping[str, int]) -> dict[str, int]:
+    """The positions, none above its stream's sequence (9.17)."""
+    for stream, position in positions.items():
+        if position > sequences.get(stream, position):
+            log.error(
+                "stream %r: position %d is above its sequence at %d, and is not stored: a forged line was believed, or "
+                "the database is an older state (then run 'busrep db restored')", stream, position, sequences[stream],
+            )  # fmt: skip
+    return {stream: min(position, sequences.get(stream, position)) for stream, position in positions.items()}
+
+
+def heartbeat(dialect: Dialect, held: Claim, positions: Mapping[str, int]) -> Plan[Registered]:
     """Proven positions and a sign of life, while the claim stands; the registry as it is under that lock."""
 
-    def body() -> Plan[dict[str, dict[str, int]]]:
-        answers = yield (Control.BEGIN, lock_claim(dialect, held))
+    def body() -> Plan[Registered]:
+        answers = yield (
+            Control.BEGIN, lock_claim(dialect, held), *(dialect.sequence(stream) for stream in positions)
+        )  # fmt: skip
         if not answers[0]:
             raise WriterFenced(held.writer, held.incarnation)
-        moved = orjson.dumps([[stream, position] for stream, position in positions.items()]).decode()
+        given = zip(positions, answers[1:], strict=False)
+        sequences = {stream: int(rows[0][0]) for stream, rows in given if rows}
+        stored = bounded(positions, sequences)
+        moved = orjson.dumps([[stream, position] for stream, position in stored.items()]).decode()
         answers = yield (
             Sql(
                 f"UPDATE busrep_positions SET seen_at = {dialect.now}, position = {dialect.largest}(position, "
@@ -237,13 +315,13 @@ def heartbeat(dialect: Dialect, held: Claim, positions: Mapping[str, int]) -> Pl
                 "AS v WHERE v.stream = busrep_positions.stream), 0)) WHERE writer = ? AND registered",
                 (moved, held.writer),
             ),
-            Sql("SELECT stream, writer, position FROM busrep_positions WHERE registered"),
+            Sql(
+                "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "
+                "LEFT JOIN busrep_writers w ON w.writer = p.writer WHERE p.registered"
+            ),
             Control.COMMIT,
         )
-        registry: dict[str, dict[str, int]] = {}
-        for stream, writer, position in answers[1]:
-            registry.setdefault(stream, {})[writer] = position
-        return registry
+        return Registered(answers[1], sequences)
 
     return in_transaction(body())
 
@@ -291,6 +369,7 @@ def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> P
     process could not tell that the name is its own if it were fenced twice."""
     answers = yield (
         Control.BEGIN,
+        Sql(f"SELECT {dialect.durable}"),
         *dialect.lock_timeout(seconds),
         Sql(
             "UPDATE busrep_writers SET incarnation = incarnation + 1, finished = incarnation "
@@ -312,6 +391,7 @@ def _finals(
 ) -> Plan[dict[str, int]]:
     answers = yield (
         Control.BEGIN,
+        Sql(f"SELECT {dialect.durable}"),  # readers deliver on the ground of the final positions
         *dialect.lock_timeout(seconds),
         # Holds back a new claim of the name: IDs it reserves would lie below the final positions taken here.
         Sql(
@@ -336,14 +416,16 @@ def _finals(
 
 
 def sequence(dialect: Dialect, backing: Backing) -> Plan[int | None]:
-    """The highest ID the stream's sequence gave; None on a replica."""
-    answers = yield (Sql(f"SELECT {dialect.replica}"), dialect.sequence(backing.stream))
+    """The highest ID the stream's sequence gave; None on a replica, and after a failover until a claim has left out
+    IDs (9.23): before that it may be behind positions that stand."""
+    unsettled = Sql(f"SELECT CASE WHEN {dialect.same_server} THEN {dialect.replica} ELSE TRUE END")
+    answers = yield (unsettled, dialect.sequence(backing.stream))
     return None if answers[0][0][0] or not answers[1] else int(answers[1][0][0])
 
 
 def _final_position(dialect: Dialect, backing: Backing | None, stream: str, writer: str, position: int) -> Plan[int]:
     sequence = (yield dialect.sequence(stream))[0]
-    highest = max(position, sequence[0][0] if sequence else 0)
+    highest = int(sequence[0][0]) if sequence else position  # never above the sequence (9.17)
     if backing is not None:  # a sequence may be behind the table (restored, or rows written past it)
         where, params = backing.of_writer(writer)
         rows = yield Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table} WHERE {where}", params)
@@ -361,11 +443,13 @@ def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, now:
         epoch = new_epoch()
         yield (
             Control.BEGIN,
+            Sql(f"SELECT {dialect.durable}"),
             *dialect.lock_timeout(seconds),
             # First, as a claim does: then the two never wait for each other.
             Sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", (epoch,)),
             Sql(f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),
             Sql("UPDATE busrep_writers SET finished = NULL"),  # nobody wins back a name of the log before
+            Sql(f"UPDATE busrep_meta SET value = {dialect.server or EMPTY} WHERE key = 'server'"),  # the log is its own
         )
         for backing in backings:
             listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]

@@ -1,13 +1,15 @@
-"""What an application declares, by name: MODULE:NAME on a command line, or in an option of Spark's."""
+"""What an application declares, by name: MODULE:NAME or MODULE on a command line, or in an option of Spark's."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Iterable
 from typing import Any
 
+from busrep.errors import ConfigError
 from busrep.streams import Stream
 
 # What `named` raises where nothing is.
@@ -15,16 +17,54 @@ NOT_THERE = (ImportError, AttributeError, ValueError)
 
 
 def named(where: str) -> Any:
-    """What MODULE:NAME names; the application need not be installed. Raises one of NOT_THERE."""
-    module, _, name = where.partition(":")
+    """What MODULE:NAME names, or the module MODULE; the application need not be installed. Raises one of NOT_THERE."""
+    module, colon, name = where.partition(":")
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:
-        return getattr(importlib.import_module(module), name)
+        imported = importlib.import_module(module)
+        return getattr(imported, name) if colon else imported
     finally:
         sys.path.remove(os.getcwd())
 
 
-def streams_of(found: object) -> list[Stream[Any]]:
-    """The stream, or the several, that a declaration is; none for anything else."""
-    streams = [found] if isinstance(found, Stream) else list(found) if isinstance(found, Iterable) else []
+def declared_in(places: str) -> list[Stream[Any]]:
+    """The streams of one place, or of several between commas.
+
+    MODULE:NAME is a stream or several of them; MODULE means all its attributes that are streams. Raises one of
+    NOT_THERE; ConfigError where no streams are, and for two streams of one name.
+    """
+    found: dict[str, Stream[Any]] = {}
+    for where in places.split(","):
+        streams = _streams_of(named(where.strip()), attributes=":" not in where)
+        if not streams:
+            raise ConfigError(f"{where} is no Stream nor several of them")
+        for stream in streams:
+            if found.setdefault(stream.name, stream) is not stream:
+                raise ConfigError(f"two streams of {places} are named {stream.name!r}")
+    return list(found.values())
+
+
+def init_command(store: str, streams: Iterable[Stream[Any]]) -> str:
+    """The command that makes the tables for these streams, as it is typed. ``store``: the URL as it may be shown."""
+    options: dict[str, None] = {}
+    for stream in streams:
+        plain = stream.row_type is None and stream.table is None
+        options[f"--stream {shlex.quote(stream.name)}" if plain else f"--streams {_place_of(stream)}"] = None
+    return " ".join(["busrep db init --store", shlex.quote(store), *options])
+
+
+def _place_of(stream: Stream[Any]) -> str:
+    """Where a stream is an attribute of a module that is imported: MODULE:NAME."""
+    for module, imported in list(sys.modules.items()):
+        if module != "__main__":
+            for name, value in list(getattr(imported, "__dict__", {}).items()):
+                if value is stream:
+                    return f"{module}:{name}"
+    return "MODULE:NAME"
+
+
+def _streams_of(value: object, *, attributes: bool) -> list[Stream[Any]]:
+    if attributes:
+        return [one for one in vars(value).values() if isinstance(one, Stream)]
+    streams = [value] if isinstance(value, Stream) else list(value) if isinstance(value, Iterable) else []
     return streams if all(isinstance(one, Stream) for one in streams) else []

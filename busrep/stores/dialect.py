@@ -19,15 +19,35 @@ NO_BOOTSTRAP = (
 )
 
 
+# The columns of ``v`` in `Dialect.save`.
+MOVES = (
+    ("stream", "text"), ("writer", "text"), ("old", "bigint"), ("new", "bigint"), ("begun", "text"),
+    ("sequence", "text"),
+)  # fmt: skip
+
+
+def no_position_above(given: str) -> str:
+    """Condition on the row ``r`` that ``v`` moves: its new position is not above the sequence (9.17), whose value is
+    ``given``, or NULL. A database that keeps another log than these positions are of has nothing to say."""
+    return (
+        "v.new <= CASE WHEN r.epoch = (SELECT m.value FROM busrep_meta m WHERE m.key = 'epoch') "
+        f"THEN coalesce({given}, v.new) ELSE v.new END"
+    )
+
+
 class Dialect(Protocol):
     """Pieces of SQL of one database. Pure."""
 
     name: str
+    store: str  # its URL for a person, without a password
     now: str  # expression: the database's clock, as a timestamp is stored
     share: str  # suffix that locks a row against updates until the transaction ends
     exclusive: str  # suffix that locks a row against everything
     replica: str  # expression: true on a server that only follows another
     marker: str  # expression: identifies the current transaction for outcome()
+    durable: str  # expression: a COMMIT of this transaction is answered when a crash cannot take it back (9.22)
+    server: str | None  # expression: the server's identity and timeline, '' where it only follows another
+    same_server: str  # condition: they are those that busrep_meta holds (9.23)
     largest: str  # function: the larger of its arguments
 
     def ddl(self, version: int) -> Sequence[Sql]:
@@ -57,6 +77,9 @@ class Dialect(Protocol):
     def create_sequence(self, stream: str) -> Sql:
         """Make the stream's sequence unless it exists."""
 
+    def columns(self, table: str) -> Sql:
+        """The names of a table's columns; none when there is no such table. ``table``: quoted."""
+
     def next_ids(self, stream: str, count: int) -> Sql:
         """Reserve IDs."""
 
@@ -65,6 +88,9 @@ class Dialect(Protocol):
 
     def sequence(self, stream: str) -> Sql:
         """(highest ID given out, cache, cycles, increment); no row when there is no sequence."""
+
+    def sequence_name(self, stream: str) -> str:
+        """What `save` finds the stream's sequence by."""
 
     def raise_sequence(self, stream: str, least: int) -> Plan[None]:
         """Within a transaction: the sequence gives only IDs above ``least``; it never goes back."""
@@ -96,5 +122,5 @@ class Dialect(Protocol):
         """(True,) while that transaction may be open; None when asking is of no use."""
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
-        """Move ``count`` saved positions, all or none; ``moved``: JSON [[stream, writer, old, new, bootstrap], ...].
-        Answers (stream, writer) of those that were where they should be, or none."""
+        """Move ``count`` saved positions, all or none; ``moved``: JSON arrays of what `MOVES` names. Answers (stream,
+        writer) of those that were where they should be and may be moved, or none."""

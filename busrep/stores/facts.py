@@ -52,7 +52,7 @@ def outcome(
         if answers[0][0][0]:
             return None
     found = yield from rows_of(dialect, facts, held.writer)
-    yield from check_claim(held)
+    yield from check_claim(dialect, held)
     return found
 
 
@@ -70,14 +70,17 @@ def fetch(dialect: Dialect, backing: Backing, question: FetchUpdates) -> Plan[Up
                 "WHERE stream = ? AND writer = ?",
                 (stream, writer),
             ),
+            dialect.sequence(stream),
             dialect.page(backing, writer, after, upto, limit),
             Control.COMMIT,
         )
-        ((epoch, replica, floor, position),), rows = answers
+        ((epoch, replica, floor, position),), sequence, rows = answers
         if after < floor and after < upto:
             raise PositionTooOld(stream, writer, after, floor)
-        # A replica may lack rows below ones it has: there only the positions row, in the same snapshot, proves.
-        proven = max(after, min(upto, position)) if replica else upto
+        # A replica may lack rows below ones it has: there only the positions row, in the same snapshot, proves. The
+        # primary has all up to what was announced; nothing above its sequence was (9.17), though it may be behind rows.
+        given = max(sequence[0][0] if sequence else 0, rows[-1][0] if rows else 0)
+        proven = max(after, min(upto, position if replica else given))
         if proven < upto:
             rows = [row for row in rows if row[0] <= proven]
         tokens = [row[0] for row in rows]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -18,6 +18,7 @@ import attrs
 from busrep.errors import (
     ClaimBlocked,
     ConfigError,
+    PositionsAheadOfTable,
     PositionTooOld,
     ReaderMoved,
     SchemaError,
@@ -25,11 +26,24 @@ from busrep.errors import (
 )
 from busrep.ids import Start, plan_start
 from busrep.settings import Settings
+from busrep.shapes import check_fields, fields_to_store, load
 from busrep.snapshots import BootstrapProgress
-from busrep.storage import MIXED, Claim, DeadLetter, FactRows, KnownWriter, Newest, ReaderState
+from busrep.storage import (
+    MIXED,
+    Claim,
+    DeadLetter,
+    EffectsTransaction,
+    FactRows,
+    KnownWriter,
+    Newest,
+    ReaderState,
+    Registered,
+    StoredStream,
+)
+from busrep.stores.claims import bounded
 from busrep.stores.memory_snapshots import MemorySnapshots
 from busrep.stores.schema import VERSION, new_epoch
-from busrep.streams import Registry
+from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates, UpdatesPage
 
 # Between two looks whether a writer's open transactions have ended: they may end in another thread, seconds.
@@ -59,6 +73,7 @@ class _Saved:
     position: int
     epoch: str
     saved_at: float = attrs.field(factory=time.monotonic)
+    stopped: str | None = None
 
 
 @attrs.define
@@ -68,6 +83,7 @@ class _World:
     lock: threading.RLock = attrs.field(factory=threading.RLock)
     epoch: str | None = None
     sequences: dict[str, int] = attrs.field(factory=dict)
+    fields: dict[str, str | None] = attrs.field(factory=dict)
     names: dict[str, _Name] = attrs.field(factory=dict)
     positions: dict[Key, _Position] = attrs.field(factory=dict)
     # (stream, writer) -> ID -> (payloads, committed at)
@@ -99,18 +115,28 @@ class MemoryStore(MemorySnapshots):
         """See `AsyncStore`."""
         if self.world.epoch is None:
             raise SchemaError(None, VERSION)
+        check_fields(self._durable(), self.world.fields)
 
     async def close(self) -> None:
         """See `AsyncStore`; the contents stay as long as the process."""
         self.leave_all()
 
-    async def init(self) -> None:
+    def _durable(self) -> list[Stream[Any]]:
+        return [stream for stream in self.streams if not stream.resettable]
+
+    async def init(self, redefine: Collection[str] = ()) -> None:
         """See `AsyncStore`."""
         with self.world.lock:
+            stored = {stream: fields for stream, fields in self.world.fields.items() if stream not in redefine}
+            self.world.fields.update(fields_to_store(self._durable(), stored))
             self.world.epoch = self.world.epoch or new_epoch()
-            for stream in self.streams:
-                if not stream.resettable:
-                    self.world.sequences.setdefault(stream.name, 0)
+            for stream in self._durable():
+                self.world.sequences.setdefault(stream.name, 0)
+
+    async def verify(self) -> None:
+        """See `AsyncStore`."""
+        for stream in self._durable():
+            self._stream(stream.name)
 
     def _stream(self, stream: str) -> str:
         if self.streams[stream].resettable:
@@ -118,6 +144,11 @@ class MemoryStore(MemorySnapshots):
         if stream not in self.world.sequences:
             raise ConfigError(f"stream {stream!r} has no sequence yet: run 'busrep db init' with it")
         return stream
+
+    async def stored_streams(self) -> dict[str, StoredStream]:
+        """See `AsyncStore`."""
+        world = self.world
+        return {name: StoredStream(None, load(world.fields.get(name))) for name in world.sequences}
 
     async def epoch(self) -> str:
         """See `AsyncStore`."""
@@ -133,6 +164,8 @@ class MemoryStore(MemorySnapshots):
         """See `AsyncStore`."""
         names = [self._stream(stream) for stream in sorted(set(streams))]
         world = self.world
+        with world.lock:
+            world.fields.update(fields_to_store([self.streams[name] for name in names], world.fields))
         name = await self._without_transactions(writer, timeout)
         with world.lock:
             if again is not None and name.incarnation != again:
@@ -152,7 +185,18 @@ class MemoryStore(MemorySnapshots):
                 known[stream], highest[stream] = start.positions, start.highest
                 if start.repair_sequence_to is not None:
                     world.sequences[stream] = start.repair_sequence_to
-            return Claim(writer, name.incarnation, await self.epoch(), starts, known, highest)
+            claims = self._registry(()).claims
+            sequences = {stream: world.sequences[stream] for stream in names}
+            return Claim(writer, name.incarnation, await self.epoch(), starts, known, highest, claims, sequences)
+
+    def _registry(self, streams: Iterable[str]) -> Registered:
+        world = self.world
+        rows = [
+            (stream, writer, at.position, world.names[writer].incarnation)
+            for (stream, writer), at in world.positions.items()
+            if at.registered
+        ]
+        return Registered(rows, {stream: world.sequences[stream] for stream in streams})
 
     def _registered(self, key: Key) -> bool:
         return key in self.world.positions and self.world.positions[key].registered
@@ -195,6 +239,10 @@ class MemoryStore(MemorySnapshots):
             self.world.sequences[stream] = last
             return list(range(last - count + 1, last + 1))
 
+    def effects(self) -> EffectsTransaction:
+        """See `AsyncStore`; there are no connections here."""
+        raise ConfigError("the memory store has no connections: use an SQLite or PostgreSQL store")
+
     def transaction(self, claim: Claim, connection: Any = None) -> MemoryTransaction:
         """See `AsyncStore`."""
         if connection is not None:
@@ -215,17 +263,15 @@ class MemoryStore(MemorySnapshots):
                     found[stream, token] = list(fact[0])
             return found
 
-    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Registered:
         """See `AsyncStore`."""
-        registry: dict[str, dict[str, int]] = {}
         with self.world.lock:
             self._check(claim)
+            stored = bounded(positions, self.world.sequences)
             for (stream, writer), at in self.world.positions.items():
                 if writer == claim.writer and at.registered:
-                    at.position, at.seen_at = max(at.position, positions.get(stream, 0)), time.monotonic()
-                if at.registered:
-                    registry.setdefault(stream, {})[writer] = at.position
-        return registry
+                    at.position, at.seen_at = max(at.position, stored.get(stream, 0)), time.monotonic()
+            return self._registry(positions)
 
     async def check_claim(self, claim: Claim) -> None:
         """See `AsyncStore`."""
@@ -251,7 +297,8 @@ class MemoryStore(MemorySnapshots):
                     break
                 tokens += [token] * len(fact)
                 payloads += fact
-            proven = tokens[-1] if limited else upto
+            given = max(self.world.sequences[stream], tokens[-1] if tokens else 0)  # nothing above it was (9.17)
+            proven = tokens[-1] if limited else max(after, min(upto, given))
             return UpdatesPage(stream, writer, after, proven, tokens, payloads, limited, await self.epoch())
 
     async def known(self) -> list[KnownWriter]:
@@ -294,7 +341,7 @@ class MemoryStore(MemorySnapshots):
             finals = {}
             for (stream, who), at in self.world.positions.items():
                 if who == writer and at.registered:
-                    last = max(at.position, self.world.sequences[stream], self.world.own_row(stream, writer))
+                    last = max(self.world.sequences[stream], self.world.own_row(stream, writer))
                     at.position, at.registered, at.finished = last, False, incarnation
                 if who == writer and at.finished == incarnation:
                     finals[stream] = at.position
@@ -345,13 +392,22 @@ class MemoryStore(MemorySnapshots):
         self._no(connection)
         with self.world.lock:
             saved, loading = self.world.readers.get(reader, {}), self.loading(reader)
-            for stream, writer, old, _ in changes:
+            for stream, writer, old, new in changes:
                 at, (last, _) = saved.get((stream, writer)), self.world.bootstraps.get((reader, stream), (None, 0.0))
                 other = last is not None and bootstraps is not None and bootstraps.get(stream, "") != last.id
                 if at is None or at.position != old or at.epoch != epoch or stream in loading or other:
                     raise ReaderMoved(reader, stream, writer, old)
+                if epoch == self.world.epoch and new > (given := self.world.sequences.get(stream, new)):
+                    raise PositionsAheadOfTable(stream, new, given)
             for stream, writer, _, new in changes:
                 saved[stream, writer] = _Saved(new, epoch)
+
+    async def note_stopped(self, reader: str, stream: str, writer: str, reason: str | None) -> None:
+        """See `AsyncStore`."""
+        with self.world.lock:
+            at = self.world.readers.get(reader, {}).get((stream, writer))
+            if at is not None:
+                at.stopped = reason
 
     async def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
         """See `AsyncStore`."""
@@ -474,6 +530,7 @@ class MemoryStore(MemorySnapshots):
                         "lag": max(0, proven - at.position),
                         "epoch": at.epoch,
                         "saved_ago": time.monotonic() - at.saved_at,
+                        "stopped": at.stopped,
                     }
             return {
                 "schema_version": VERSION,

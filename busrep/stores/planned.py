@@ -11,7 +11,17 @@ from typing import Any
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.snapshots import Agreement, BootstrapProgress
-from busrep.storage import AsyncTransaction, Claim, DeadLetter, KnownWriter, Newest, ReaderState
+from busrep.storage import (
+    AsyncTransaction,
+    Claim,
+    DeadLetter,
+    EffectsTransaction,
+    KnownWriter,
+    Newest,
+    ReaderState,
+    Registered,
+    StoredStream,
+)
 from busrep.stores import bootstraps, claims, facts, readers, schema, snapshots
 from busrep.stores.backing import Backing, backing_of
 from busrep.stores.dialect import Dialect
@@ -88,6 +98,9 @@ class PlannedStore(abc.ABC):
     async def _reserve(self, stream: str, count: int) -> list[int]: ...
 
     @abc.abstractmethod
+    def effects(self) -> EffectsTransaction: ...  # noqa: D102
+
+    @abc.abstractmethod
     def transaction(self, claim: Claim, connection: Any = None) -> AsyncTransaction: ...  # noqa: D102
 
     def backing(self, stream: str) -> Backing:
@@ -95,6 +108,12 @@ class PlannedStore(abc.ABC):
         if self.streams[stream].resettable:
             raise ConfigError(f"stream {stream!r} is resettable: it lives in memory, not in the store")
         return self.backings[stream]
+
+    async def verify(self) -> None:  # noqa: D102
+        await self._read(claims.verify(self.dialect, self.backings.values()))
+
+    async def stored_streams(self) -> dict[str, StoredStream]:  # noqa: D102
+        return await self._read(schema.stored_streams())
 
     async def epoch(self) -> str:  # noqa: D102
         return await self._read(schema.epoch())
@@ -122,11 +141,11 @@ class PlannedStore(abc.ABC):
 
     async def heartbeat(  # noqa: D102
         self, claim: Claim, positions: Mapping[str, int]
-    ) -> Mapping[str, Mapping[str, int]]:
+    ) -> Registered:
         return await self._write(claims.heartbeat(self.dialect, claim, positions))
 
     async def check_claim(self, claim: Claim) -> None:  # noqa: D102
-        await self._read(claims.check_claim(claim))
+        await self._read(claims.check_claim(self.dialect, claim))
 
     async def fetch(self, question: FetchUpdates) -> UpdatesPage:  # noqa: D102
         return await self._read(facts.fetch(self.dialect, self.backing(question.stream), question))
@@ -165,6 +184,11 @@ class PlannedStore(abc.ABC):
         if changes:
             plan = readers.save(self.dialect, reader, changes, epoch, bootstraps)
             await (self._write(plan) if connection is None else self._on(connection, plan))
+
+    async def note_stopped(  # noqa: D102
+        self, reader: str, stream: str, writer: str, reason: str | None
+    ) -> None:
+        await self._write(readers.note_stopped(reader, stream, writer, reason))
 
     async def reset_reader(  # noqa: D102
         self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str

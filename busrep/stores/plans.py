@@ -85,12 +85,16 @@ def run_sync(plan: Plan[T], execute: Callable[[tuple[Step, ...]], Answers]) -> T
     try:
         steps = next(plan)
         while True:
+            problem = None
             try:
                 answers = execute(steps if isinstance(steps, tuple) else (steps,))
             except Exception as error:  # thrown into the plan, which raises it again unless it acts on it
-                steps = plan.throw(error)
-            else:
-                steps = plan.send(answers)
+                problem = error
+            # Not while it is being handled here: it would be the context of all that the plan raises by itself.
+            try:
+                steps = plan.send(answers) if problem is None else plan.throw(problem)
+            finally:
+                problem = None  # its traceback leads to this frame
     except StopIteration as stop:
         result: T = stop.value
         return result
@@ -103,12 +107,15 @@ async def run_async(plan: Plan[T], execute: Callable[[tuple[Step, ...]], Awaitab
     try:
         steps = next(plan)
         while True:
+            problem = None
             try:
                 answers = await execute(steps if isinstance(steps, tuple) else (steps,))
             except Exception as error:
-                steps = plan.throw(error)
-            else:
-                steps = plan.send(answers)
+                problem = error
+            try:
+                steps = plan.send(answers) if problem is None else plan.throw(problem)
+            finally:
+                problem = None
     except StopIteration as stop:
         result: T = stop.value
         return result

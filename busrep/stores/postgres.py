@@ -12,30 +12,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any
 
 from busrep.errors import ConfigError, MissingExtra, Unavailable
+from busrep.failures import LIMIT_STATES
 from busrep.settings import Settings
 from busrep.snapshots import Agreement
-from busrep.storage import Claim
+from busrep.storage import Claim, EffectsTransaction
 from busrep.stores import schema
 from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, run_async
 from busrep.stores.postgres_dialect import PostgresDialect
 from busrep.stores.postgres_snapshots import PostgresSnapshots
-from busrep.stores.transaction import ServerStore, ServerTransaction, by_state, final
+from busrep.stores.transaction import ServerEffects, ServerStore, ServerTransaction, by_state, final
 from busrep.streams import Registry
+from busrep.urls import check_url, shown_url
 
 try:
     import psycopg
     from psycopg.pq import TransactionStatus
     from psycopg.rows import tuple_row
-    from psycopg_pool import AsyncConnectionPool
+    from psycopg_pool import AsyncConnectionPool, PoolTimeout
 except ImportError as missing:
     raise MissingExtra("postgres", "the PostgreSQL store") from missing
 
 ConnectionPool = AsyncConnectionPool[psycopg.AsyncConnection[Any]]
 AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
+
+FORM = "postgresql://user:password@host:port/database?sslmode=..."
 
 # Open facts of one process at a time; more wait for one to end. A server allows 100 connections by default.
 TRANSACTIONS = 10
@@ -43,6 +48,10 @@ TRANSACTIONS = 10
 QUESTIONS = 5
 # How long to wait for a connection from a pool, seconds.
 POOL_WAIT = 30.0
+# While the server is away psycopg_pool doubles its pauses, up to minutes, and would find it back as late. So the pool
+# gives up after RECONNECT seconds, and a waiting caller asks again every ASK_AGAIN seconds: then it tries at once.
+RECONNECT = 2.0
+ASK_AGAIN = 3.0
 # Deadline of a connect, seconds; libpq's own default is for ever.
 CONNECT_TIMEOUT = 10
 # A peer that is gone without a word is noticed within some 20 s: an answer to COMMIT is not waited for for ever.
@@ -61,10 +70,20 @@ CONTROLS = {
 }
 
 
-def translated(error: psycopg.Error) -> Exception:
-    """The signal or error of busrep that this driver error is; itself when it is the statement's fault."""
+# What psycopg raises: of text that has no UTF-8, Python's own.
+DRIVER_ERRORS = (psycopg.Error, UnicodeEncodeError)
+
+
+def translated(error: Exception, *, closed: bool = False) -> Exception:
+    """The signal or error of busrep that this driver error is: StatementRefused when it is the statement's fault.
+
+    ``closed``: whether the connection is closed after it. No fault of a statement closes a connection.
+    """
+    state = getattr(error, "sqlstate", None)
     lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return by_state(error, error.sqlstate, operational=lost)
+    if state is not None and state.startswith(LIMIT_STATES):  # operational to psycopg, and refused each time
+        lost = False
+    return by_state(error, state, operational=closed or lost)
 
 
 def composed(steps: Sequence[Step]) -> tuple[bytes, list[Any] | None]:
@@ -99,8 +118,8 @@ async def execute_async(connection: psycopg.AsyncConnection[Any], steps: tuple[S
             elif step is Control.COMMIT:
                 _committed(cursor.statusmessage)
             cursor.nextset()
-    except psycopg.Error as error:
-        raise translated(error) from error
+    except DRIVER_ERRORS as error:
+        raise translated(error, closed=connection.closed) from error
     return answers
 
 
@@ -118,8 +137,8 @@ def execute_sync(connection: psycopg.Connection[Any], steps: tuple[Step, ...]) -
             elif step is Control.COMMIT:
                 _committed(cursor.statusmessage)
             cursor.nextset()
-    except psycopg.Error as error:
-        raise translated(error) from error
+    except DRIVER_ERRORS as error:
+        raise translated(error, closed=connection.closed) from error
     return answers
 
 
@@ -157,6 +176,17 @@ def checked(connection: Any) -> AnyConnection:
     return connection
 
 
+def _parameters(url: str) -> dict[str, Any]:
+    """What libpq reads in a URL. Raises ConfigError, which shows no secret, nor does its context."""
+    check_url(url, "the PostgreSQL URL", FORM)
+    try:
+        return dict(psycopg.conninfo.conninfo_to_dict(url))
+    except psycopg.Error as error:
+        # Of what libpq says only this is quoted: the rest may quote a password.
+        found = re.search(r'invalid URI query parameter: "[a-z_]+"', str(error))
+    raise ConfigError(f"the PostgreSQL URL does not work: {found[0] if found else f'libpq takes {FORM}'}")
+
+
 class PostgresStore(ServerStore):
     """An `AsyncStore` on a PostgreSQL database."""
 
@@ -164,11 +194,8 @@ class PostgresStore(ServerStore):
     unknown_marker = psycopg.errors.InvalidParameterValue
 
     def __init__(self, url: str, streams: Registry, settings: Settings) -> None:
-        super().__init__(streams, settings, PostgresDialect())
-        try:
-            parts = psycopg.conninfo.conninfo_to_dict(url)
-        except psycopg.Error as error:
-            raise ConfigError(f"the PostgreSQL URL does not work: {error}".replace(url, "...")) from error
+        super().__init__(streams, settings, PostgresDialect(shown_url(url)))
+        parts = _parameters(url)
         parts.setdefault("connect_timeout", CONNECT_TIMEOUT)
         parts.setdefault("fallback_application_name", "busrep")
         for name, value in KEEPALIVE.items():
@@ -177,6 +204,7 @@ class PostgresStore(ServerStore):
         self.where = f"PostgreSQL at {parts.get('host', 'the default host')}:{parts.get('port', 5432)}"
         self.transactions: ConnectionPool | None = None
         self.questions: ConnectionPool | None = None
+        self.handlers: ConnectionPool | None = None
         self._background: set[asyncio.Future[Any]] = set()
         self._snapshots = PostgresSnapshots(self)
 
@@ -185,15 +213,22 @@ class PostgresStore(ServerStore):
         if self.questions is not None:
             return
         # On a connection of its own first: a pool would only say that none came in time, not why.
-        await self._alone(schema.check(self.dialect))
+        await self._alone(schema.check(self.dialect, self.backings.values()))
         self.transactions = self._pool("transactions", TRANSACTIONS)
         self.questions = self._pool("questions", max(QUESTIONS, self.settings.fetches + 1))
-        await self.transactions.open()
-        await self.questions.open()
+        # Of its own: a handler that writes facts as well must not wait for a connection that other handlers hold, who
+        # wait for the same. Nothing is connected before a handler asks.
+        self.handlers = self._pool("handlers", TRANSACTIONS, least=0)
+        for pool in self._pools:
+            await pool.open()
 
-    def _pool(self, name: str, most: int) -> ConnectionPool:
+    @property
+    def _pools(self) -> list[ConnectionPool]:
+        return [pool for pool in (self.transactions, self.questions, self.handlers) if pool is not None]
+
+    def _pool(self, name: str, most: int, least: int = 1) -> ConnectionPool:
         return AsyncConnectionPool(
-            self.url, min_size=1, max_size=most, open=False, name=f"busrep-{name}", timeout=POOL_WAIT,
+            self.url, min_size=least, max_size=most, open=False, name=f"busrep-{name}", reconnect_timeout=RECONNECT,
             kwargs={"autocommit": True},
         )  # fmt: skip
 
@@ -221,14 +256,13 @@ class PostgresStore(ServerStore):
             _, left = await asyncio.wait(self._background, timeout=self.settings.shutdown_timeout)
             for work in left:
                 work.cancel()
-        for pool in (self.transactions, self.questions):
-            if pool is not None:
-                await pool.close(self.settings.shutdown_timeout)
-        self.transactions = self.questions = None
+        for pool in self._pools:
+            await pool.close(self.settings.shutdown_timeout)
+        self.transactions = self.questions = self.handlers = None
 
-    async def init(self) -> None:
+    async def init(self, redefine: Collection[str] = ()) -> None:
         """See `AsyncStore`."""
-        await self._alone(schema.init(self.dialect, self.backings.values()))
+        await self._alone(schema.init(self.dialect, self.backings.values(), redefine))
 
     async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:
         pool = self.questions
@@ -245,10 +279,14 @@ class PostgresStore(ServerStore):
             raise Unavailable(self.where, "the store is not open")
         if self._background and not pool.get_stats()["pool_available"]:
             await asyncio.sleep(0)  # one that is on its way back is there then, and no other one is dialled
-        try:
-            return await pool.getconn()
-        except psycopg.Error as error:  # none came in time, or the pool is closed
-            raise Unavailable(self.where, error) from error
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + POOL_WAIT
+        while True:
+            try:
+                return await pool.getconn(min(ASK_AGAIN, max(0.1, deadline - clock())))
+            except psycopg.Error as error:  # none came in time, or the pool is closed
+                if clock() >= deadline or not isinstance(error, PoolTimeout):
+                    raise Unavailable(self.where, error) from error
 
     def _give_back(self, pool: ConnectionPool | None, connection: psycopg.AsyncConnection[Any]) -> None:
         """Give a connection back to its pool.
@@ -276,21 +314,22 @@ class PostgresStore(ServerStore):
     def _closed(self, connection: AnyConnection) -> bool:
         return connection.closed
 
-    def told(self, error: psycopg.Error) -> Exception:
+    def told(self, error: Exception) -> Exception:
         """What a driver's error outside of a plan is to the caller."""
         problem = translated(error)
-        if isinstance(problem, Unavailable) or isinstance(error, self.serialization_failure):
-            return Unavailable(self.where, error)
-        return final(problem) if isinstance(problem, Signal) else problem
+        return self.located(final(problem) if isinstance(problem, Signal) else problem)
 
     def renew(self) -> None:
-        """Replace the connections of both pools, and ask none of them: one without an answer would keep the others."""
-        for pool in (self.transactions, self.questions):
-            if pool is not None:
-                self.in_background(asyncio.ensure_future(pool.drain()))
+        """Replace the connections of all pools, and ask none of them: one without an answer would keep the others."""
+        for pool in self._pools:
+            self.in_background(asyncio.ensure_future(pool.drain()))
 
     async def _on(self, connection: Any, plan: Plan[T]) -> T:
         return await on_connection(checked(connection), plan)
+
+    def effects(self) -> EffectsTransaction:
+        """See `AsyncStore`."""
+        return PostgresEffects(self)
 
     def transaction(self, claim: Claim, connection: Any = None) -> PostgresTransaction:
         """See `AsyncStore`."""
@@ -342,9 +381,6 @@ class PostgresTransaction(ServerTransaction):
     def _begins_itself(self) -> bool:
         return not self._held.autocommit
 
-    def _driver_errors(self) -> tuple[type[Exception], ...]:
-        return (psycopg.Error,)
-
     async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
         connection = self._held
         if isinstance(connection, psycopg.AsyncConnection):
@@ -359,3 +395,13 @@ class PostgresTransaction(ServerTransaction):
     def _held(self) -> AnyConnection:
         assert self.connection is not None  # noqa: S101 - set by begin()
         return self.connection
+
+
+class PostgresEffects(ServerEffects, PostgresTransaction):
+    """An `EffectsTransaction` on a connection of the store's."""
+
+    async def _take(self) -> AnyConnection:
+        return await self.store._take(self.store.handlers)
+
+    async def _put(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self.store._give_back(self.store.handlers, connection)

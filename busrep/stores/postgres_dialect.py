@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from busrep.stores.backing import Backing, Span, columns_of, union
-from busrep.stores.dialect import NO_BOOTSTRAP
+from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, no_position_above
 from busrep.stores.plans import Plan, Sql
 
 TABLES = (
@@ -54,6 +54,11 @@ TABLES_3 = (
     "WITH (fillfactor = 50)",
 )
 
+TABLES_4 = (
+    "ALTER TABLE busrep_streams ADD COLUMN fields text",
+    "ALTER TABLE busrep_readers ADD COLUMN stopped text",
+)
+
 # Key of the advisory lock that keeps two processes from migrating at once: any constant, "busrep" in hex.
 INIT_LOCK = 0x627573726570
 
@@ -66,6 +71,14 @@ def sequence_name(stream: str) -> str:
     return f"busrep_seq_{plain}_{hashlib.blake2b(stream.encode(), digest_size=6).hexdigest()}"
 
 
+# The timeline is another one after each promotion, and after a restore to a point in time. Both functions are
+# everybody's to call; on a standby the second is an error.
+SERVER = (
+    "CASE WHEN pg_is_in_recovery() THEN '' ELSE (SELECT c.system_identifier::text FROM pg_control_system() c) "
+    "|| '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
+)
+
+
 class PostgresDialect:
     """A `Dialect`."""
 
@@ -75,11 +88,24 @@ class PostgresDialect:
     exclusive: str = " FOR UPDATE"
     replica: str = "pg_is_in_recovery()"
     marker: str = "pg_current_xact_id()::text"
+    # Until the end of the transaction; the stricter settings are left alone.
+    server: str | None = SERVER
+    same_server: str = (
+        "(pg_is_in_recovery() OR coalesce(nullif((SELECT m.value FROM busrep_meta m WHERE m.key = 'server'), ''), "
+        f"{SERVER}) = {SERVER})"
+    )
+    durable: str = (
+        "CASE WHEN current_setting('synchronous_commit') = 'off' "
+        "THEN set_config('synchronous_commit', 'local', true) ELSE '' END"
+    )
     largest: str = "greatest"
+
+    def __init__(self, store: str = "URL") -> None:
+        self.store = store
 
     def ddl(self, version: int) -> Sequence[Sql]:
         """See `Dialect`."""
-        return [Sql(text) for text in {1: TABLES, 2: TABLES_2, 3: TABLES_3}[version]]
+        return [Sql(text) for text in {1: TABLES, 2: TABLES_2, 3: TABLES_3, 4: TABLES_4}[version]]
 
     def init_lock(self) -> Sequence[Sql]:
         """See `Dialect`."""
@@ -141,6 +167,14 @@ class PostgresDialect:
             for pid, name, state, age, quiet in found
         ]
 
+    def columns(self, table: str) -> Sql:
+        """See `Dialect`."""
+        return Sql(
+            "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(?::text) AND attnum > 0 "
+            "AND NOT attisdropped ORDER BY attnum",
+            (table,),
+        )
+
     def create_sequence(self, stream: str) -> Sql:
         """See `Dialect`."""
         return Sql(f'CREATE SEQUENCE IF NOT EXISTS "{sequence_name(stream)}" CACHE 1 NO CYCLE')
@@ -148,7 +182,8 @@ class PostgresDialect:
     def next_ids(self, stream: str, count: int) -> Sql:
         """See `Dialect`."""
         each = f" FROM generate_series(1, {count})" if count > 1 else ""
-        return Sql(f"SELECT nextval('\"{sequence_name(stream)}\"'){each}")
+        # Durable: of IDs that no row holds the sequence alone tells that they were given.
+        return Sql(f"SELECT nextval('\"{sequence_name(stream)}\"'), {self.durable}{each}")
 
     def ids(self, answer: Sequence[tuple[Any, ...]], count: int) -> list[int]:
         """See `Dialect`."""
@@ -161,6 +196,10 @@ class PostgresDialect:
             "SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, p.seqcache, p.seqcycle, "
             f'p.seqincrement FROM "{name}" s, pg_sequence p WHERE p.seqrelid = \'"{name}"\'::regclass'
         )
+
+    def sequence_name(self, stream: str) -> str:
+        """See `Dialect`."""
+        return f'"{sequence_name(stream)}"'
 
     def raise_sequence(self, stream: str, least: int) -> Plan[None]:
         """See `Dialect`. ALTER takes the lock that nextval waits for, so that setval cannot undo one."""
@@ -284,16 +323,23 @@ class PostgresDialect:
         return Sql("SELECT coalesce(pg_xact_status(?::xid8) = 'in progress', FALSE)", (str(marker),))
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
-        """See `Dialect`. Locked first, so that what was counted is what is updated."""
-        values = self.values(
-            ("stream", "text"), ("writer", "text"), ("old", "bigint"), ("new", "bigint"), ("begun", "text")
+        """See `Dialect`. Locked first, so that what was counted is what is updated. Durable: `wait_for` returned for
+        what is saved, and an exactly-once handler's effects are committed with it (9.22)."""
+        values = self.values(*MOVES)
+        # Without a sequence of that name NULL; of one that gave nothing yet the function gives NULL, too.
+        bound = no_position_above(
+            "CASE WHEN to_regclass(v.sequence) IS NULL THEN NULL "
+            "ELSE coalesce(pg_sequence_last_value(to_regclass(v.sequence)), 0) END"
         )
         return Sql(
             f"WITH v AS (SELECT * FROM {values} AS j), hit AS (SELECT r.stream, r.writer, v.new "
             "FROM busrep_readers r JOIN v ON r.stream = v.stream AND r.writer = v.writer AND r.position = v.old "
-            f"WHERE r.reader = ? AND r.epoch = ? AND {NO_BOOTSTRAP} ORDER BY r.stream, r.writer FOR UPDATE OF r), "
-            "moved AS (UPDATE busrep_readers r SET position = hit.new, saved_at = clock_timestamp() FROM hit "
+            f"WHERE r.reader = ? AND r.epoch = ? AND {NO_BOOTSTRAP} AND {bound} "
+            "ORDER BY r.stream, r.writer FOR UPDATE OF r), "
+            "moved AS (UPDATE busrep_readers r SET position = hit.new, saved_at = clock_timestamp(), "
+            "stopped = NULL FROM hit "
             "WHERE r.reader = ? AND r.stream = hit.stream AND r.writer = hit.writer "
-            "AND (SELECT count(*) FROM hit) = ? RETURNING r.stream) SELECT stream, writer FROM hit",
+            "AND (SELECT count(*) FROM hit) = ? RETURNING r.stream) "
+            f"SELECT stream, writer, {self.durable} FROM hit",
             (moved, reader, epoch, reader, count),
         )

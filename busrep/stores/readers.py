@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import orjson
 
-from busrep.errors import ReaderMoved
+from busrep.errors import PositionsAheadOfTable, ReaderMoved, Unavailable
 from busrep.snapshots import LOADED
 from busrep.storage import MIXED, DeadLetter, ReaderState
 from busrep.stores.dialect import Dialect
@@ -114,16 +114,42 @@ def save(
 ) -> Plan[None]:
     """One statement that moves all of these positions, or none (9.12). It needs no transaction of its own."""
     known = [None if bootstraps is None else bootstraps.get(stream, "") for stream, *_ in changes]
-    moves = [[*change, begun] for change, begun in zip(changes, known, strict=True)]
+    names = [dialect.sequence_name(stream) for stream, *_ in changes]
+    moves = [[*change, begun, name] for change, begun, name in zip(changes, known, names, strict=True)]
     moved = orjson.dumps(sorted(moves, key=lambda move: move[:2])).decode()  # two savers must not lock crosswise
     try:
         answers = yield dialect.save(reader, epoch, moved, len(changes))
     except SerializationFailed as failed:  # under REPEATABLE READ: another saver moved one of them
         raise ReaderMoved(reader, *changes[0][:3]) from failed
-    hit = {(stream, writer) for stream, writer in answers[0]}
-    for stream, writer, old, _ in changes:
-        if (stream, writer) not in hit:
-            raise ReaderMoved(reader, stream, writer, old)
+    hit = {(stream, writer) for stream, writer, *_ in answers[0]}
+    missed = [change for change in changes if change[:2] not in hit]
+    for stream, _, _, new in missed:
+        yield from _refuse_above(dialect, stream, new, epoch)
+    for stream, writer, old, _ in missed:
+        raise ReaderMoved(reader, stream, writer, old)
+
+
+def _refuse_above(dialect: Dialect, stream: str, position: int, epoch: str) -> Plan[None]:
+    """PositionsAheadOfTable for a position above the sequence, where this database keeps the log of ``epoch``.
+
+    Unavailable after a failover until a claim has left out IDs (9.23): before that the sequence may be behind.
+    """
+    settled = f"CASE WHEN {dialect.same_server} THEN 1 ELSE 0 END"
+    here = (yield Sql(f"SELECT value, {settled} FROM busrep_meta WHERE key = 'epoch'"))[0]
+    if here and here[0][0] == epoch:
+        if not here[0][1]:
+            raise Unavailable("PostgreSQL", "it has failed over, and no writer has claimed its name since")
+        given = (yield dialect.sequence(stream))[0]
+        if given and position > given[0][0]:
+            raise PositionsAheadOfTable(stream, position, int(given[0][0]))
+
+
+def note_stopped(reader: str, stream: str, writer: str, reason: str | None) -> Plan[None]:
+    """Why the reader stopped there, for a person."""
+    yield Sql(
+        "UPDATE busrep_readers SET stopped = ? WHERE reader = ? AND stream = ? AND writer = ?",
+        (None if reason is None else reason.replace("\0", "\\0"), reader, stream, writer),
+    )
 
 
 def reset(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> Plan[None]:

@@ -9,21 +9,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from busrep.errors import ClaimBlocked, CommitUnknown, ConfigError, SchemaError, Unavailable, WriterFenced
+from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, Unavailable, WriterFenced
 from busrep.settings import Settings
 from busrep.snapshots import Agreement
-from busrep.storage import Claim, FactRows
+from busrep.storage import Claim, EffectsTransaction, FactRows
 from busrep.stores import claims, facts, schema
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import Control, Plan, Sql, T
 from busrep.stores.sqlite_dialect import SqliteDialect
-from busrep.stores.sqlite_files import BUSY, check_file, connect, executor, file_at, run
+from busrep.stores.sqlite_files import (
+    BUSY,
+    callers,
+    check_file,
+    connect,
+    executor,
+    file_at,
+    in_transaction,
+    require_durable,
+    run,
+    translating,
+)
 from busrep.stores.sqlite_snapshots import SqliteSnapshots
+from busrep.stores.transaction import NO_CLAIM
 from busrep.streams import Registry
 
 IN_TRANSACTION = (
@@ -36,7 +48,7 @@ class SqliteStore(PlannedStore):
     """An `AsyncStore` on an SQLite file."""
 
     def __init__(self, path: str, streams: Registry, settings: Settings) -> None:
-        super().__init__(streams, settings, SqliteDialect())
+        super().__init__(streams, settings, SqliteDialect(f"sqlite:///{path}"))
         self.path = path
         self.lock = asyncio.Lock()
         self.holder: asyncio.Task[Any] | None = None
@@ -50,14 +62,14 @@ class SqliteStore(PlannedStore):
         if self._threads:
             return
         if not Path(self.path).exists():  # noqa: ASYNC240 - one stat, at the start
-            raise SchemaError(None, schema.VERSION)
+            raise schema.missing(self.dialect, self.backings.values())
         self._file = file_at(self.path)
         self._threads = [ThreadPoolExecutor(1, f"busrep-sqlite-{role}") for role in ("write", "read")]
         try:
             loop = asyncio.get_running_loop()
             for thread in self._threads:
                 self._connections.append(await loop.run_in_executor(thread, connect, self.path, "rw"))
-            await self._read(schema.check(self.dialect))
+            await self._read(schema.check(self.dialect, self.backings.values()))
         except BaseException:
             await self.close()
             raise
@@ -73,14 +85,14 @@ class SqliteStore(PlannedStore):
         for thread in threads:
             thread.shutdown()
 
-    async def init(self) -> None:
+    async def init(self, redefine: Collection[str] = ()) -> None:
         """See `AsyncStore`."""
 
         def work() -> None:
             connection = connect(self.path, "rwc")
             try:
                 run(
-                    schema.init(self.dialect, self.backings.values()),
+                    schema.init(self.dialect, self.backings.values(), redefine),
                     executor(connection, self.path),
                     self.path,
                 )
@@ -126,7 +138,7 @@ class SqliteStore(PlannedStore):
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(thread, work))
 
     async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
-        thread, connection = self._role(0)
+        self._role(0)
         try:
             await self.acquire(BUSY if wait is None else wait)
         except Unavailable as late:
@@ -135,15 +147,17 @@ class SqliteStore(PlannedStore):
             raise ClaimBlocked("*", [late.reason if isinstance(late.reason, str) else "a fact"]) from late
 
         def work() -> T:
-            try:
-                if wait is not None:
-                    connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
-                return run(plan, executor(connection, self.path), self.path)
-            finally:
-                if wait is not None:
-                    connection.execute(f"PRAGMA busy_timeout = {int(BUSY * 1000)}")
+            with translating(self.path):
+                try:
+                    if wait is not None:
+                        connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
+                    return run(plan, executor(connection, self.path), self.path)
+                finally:
+                    if wait is not None:
+                        connection.execute(f"PRAGMA busy_timeout = {int(BUSY * 1000)}")
 
         try:
+            thread, connection = self._role(0)  # only now: it may have been closed meanwhile
             future = asyncio.get_running_loop().run_in_executor(thread, work)
         except BaseException:
             self.lock.release()
@@ -174,14 +188,20 @@ class SqliteStore(PlannedStore):
         self.check_not_nested()
         return await super().reserve(stream, count)
 
+    def effects(self) -> EffectsTransaction:
+        """See `AsyncStore`. ConfigError inside an open fact of the same task."""
+        self.check_not_nested()
+        return SqliteEffects(self)
+
     def transaction(self, claim: Claim, connection: Any = None) -> SqliteTransaction:
         """See `AsyncStore`. ConfigError inside an open fact of the same task."""
         self.check_not_nested()
         if connection is not None:
             if not isinstance(connection, sqlite3.Connection):
                 raise ConfigError(f"a sqlite3.Connection is needed, not {type(connection).__name__}")
-            if connection.in_transaction:
+            if in_transaction(connection):
                 raise ConfigError(IN_TRANSACTION)
+            require_durable(connection, self.path)
         return SqliteTransaction(self, claim, connection)
 
     async def outcome(
@@ -243,7 +263,7 @@ class SqliteTransaction:
         """Whether the transaction may still become committed."""
         if self._holds:
             return True
-        return self._callers and self.connection is not None and self.connection.in_transaction
+        return self._callers and in_transaction(self.connection)
 
     async def _run(self, plan: Plan[T]) -> T:
         connection = self.connection
@@ -261,7 +281,7 @@ class SqliteTransaction:
         try:
             if self.connection is None:
                 self.connection = self.store._role(0)[1]
-            ours = not self.connection.in_transaction
+            ours = not in_transaction(self.connection)
             await self._run(self._begin())
         except BaseException:
             if ours:  # in the same thread: BEGIN may be under way still, or done, and what came behind it failed
@@ -283,13 +303,8 @@ class SqliteTransaction:
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """See `AsyncTransaction`."""
 
-        def plan() -> Plan[list[tuple[Any, ...]]]:
-            pending, self._pending = self._pending, []
-            # Steps are ours, this text is the caller's: params may be a mapping here.
-            answers = yield (*pending, Sql(sql, params))  # type: ignore[arg-type]
-            return answers[-1]
-
-        return await self._run(plan())
+        pending, self._pending = self._pending, []
+        return await self._run(callers(sql, params, pending))
 
     async def commit(self) -> None:
         """See `AsyncTransaction`."""
@@ -307,7 +322,7 @@ class SqliteTransaction:
             self._committing.add_done_callback(self._committed)
             raise CommitUnknown(self, cancelled, cancelled=True) from cancelled
         except Exception as error:
-            if self.connection is not None and self.connection.in_transaction:
+            if in_transaction(self.connection):
                 raise  # nothing was committed; rollback() is due
             self._release()
             raise CommitUnknown(self, error) from error
@@ -332,10 +347,26 @@ class SqliteTransaction:
 
         ending = asyncio.ensure_future(self._run(plan()))
         ending.add_done_callback(lambda _: self._release())
-        with contextlib.suppress(Unavailable, sqlite3.Error):
+        with contextlib.suppress(BusrepError):
             await asyncio.shield(ending)
 
     def _release(self) -> None:
         if self._holds:
             self._holds, self.store.holder = False, None
             self.store.lock.release()
+
+
+class SqliteEffects(SqliteTransaction):
+    """An `EffectsTransaction`: the same, without a claim, on the store's writing connection, which no other thread uses
+    meanwhile."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        super().__init__(store, NO_CLAIM, None)
+
+    def _begin(self) -> Plan[None]:
+        yield Control.BEGIN
+
+    @property
+    def ended(self) -> bool:
+        """See `EffectsTransaction`."""
+        return not in_transaction(self.connection)

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from busrep.stores.backing import Backing, Span, columns_of, field_types, union
-from busrep.stores.dialect import NO_BOOTSTRAP
+from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, no_position_above
 from busrep.stores.plans import NoSuchTable, Plan, Sql
 
 # Timestamps are Unix seconds: a number that compares and subtracts without parsing.
@@ -50,6 +50,11 @@ TABLES_3 = (
     "done_at REAL NOT NULL) WITHOUT ROWID",
 )
 
+TABLES_4 = (
+    "ALTER TABLE busrep_streams ADD COLUMN fields TEXT",
+    "ALTER TABLE busrep_readers ADD COLUMN stopped TEXT",
+)
+
 
 class SqliteDialect:
     """A `Dialect`. Rows need no locks: BEGIN IMMEDIATE is the lock."""
@@ -60,11 +65,17 @@ class SqliteDialect:
     exclusive: str = ""
     replica: str = "0"
     marker: str = "1"
+    server: str | None = None
+    same_server: str = "1 = 1"
+    durable: str = "''"  # each connection is: sqlite_files.py
     largest: str = "max"
+
+    def __init__(self, store: str = "URL") -> None:
+        self.store = store
 
     def ddl(self, version: int) -> Sequence[Sql]:
         """See `Dialect`."""
-        return [Sql(text) for text in {1: TABLES, 2: TABLES_2, 3: TABLES_3}[version]]
+        return [Sql(text) for text in {1: TABLES, 2: TABLES_2, 3: TABLES_3, 4: TABLES_4}[version]]
 
     def init_lock(self) -> Sequence[Sql]:
         """See `Dialect`; the write lock is enough."""
@@ -100,6 +111,11 @@ class SqliteDialect:
         yield ()
         return ["another process's write transaction (SQLite does not tell whose)"]
 
+    def columns(self, table: str) -> Sql:
+        """See `Dialect`."""
+        *schema, name = table.replace('"', "").split(".")
+        return Sql("SELECT name FROM pragma_table_xinfo(?, ?)", (name, schema[0] if schema else "main"))
+
     def create_sequence(self, stream: str) -> Sql:
         """See `Dialect`."""
         return Sql("INSERT INTO busrep_sequences (stream, value) VALUES (?, 0) ON CONFLICT DO NOTHING", (stream,))
@@ -116,6 +132,10 @@ class SqliteDialect:
     def sequence(self, stream: str) -> Sql:
         """See `Dialect`."""
         return Sql("SELECT value, 1, 0, 1 FROM busrep_sequences WHERE stream = ?", (stream,))
+
+    def sequence_name(self, stream: str) -> str:
+        """See `Dialect`."""
+        return stream
 
     def raise_sequence(self, stream: str, least: int) -> Plan[None]:
         """See `Dialect`."""
@@ -214,15 +234,15 @@ class SqliteDialect:
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         """See `Dialect`."""
-        values = self.values(
-            ("stream", "text"), ("writer", "text"), ("old", "bigint"), ("new", "bigint"), ("begun", "text")
-        )
+        values = self.values(*MOVES)
+        bound = no_position_above("(SELECT q.value FROM busrep_sequences q WHERE q.stream = v.sequence)")
         match = (
             "r.reader = ? AND r.epoch = ? AND r.stream = v.stream AND r.writer = v.writer AND r.position = v.old "
-            f"AND {NO_BOOTSTRAP}"
+            f"AND {NO_BOOTSTRAP} AND {bound}"
         )
         return Sql(
-            f"UPDATE busrep_readers AS r SET position = v.new, saved_at = {NOW} FROM {values} AS v WHERE {match} "
+            f"UPDATE busrep_readers AS r SET position = v.new, saved_at = {NOW}, stopped = NULL "
+            f"FROM {values} AS v WHERE {match} "
             f"AND ? = (SELECT count(*) FROM busrep_readers AS r JOIN {values} AS v ON {match}) "
             "RETURNING stream, writer",
             (moved, reader, epoch, count, moved, reader, epoch),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from busrep.errors import ConfigError, SchemaError, Unavailable
+from busrep.errors import ConfigError, SchemaError, StatementRefused, Unavailable
+from busrep.private_files import create_file
 from busrep.stores import schema
-from busrep.stores.plans import Answers, Control, Locked, NoSuchTable, Plan, Signal, Step, T, run_sync
+from busrep.stores.plans import Answers, Control, Locked, NoSuchTable, Plan, Row, Signal, Sql, Step, T, run_sync
 
 # How long a write waits for another process's transaction, seconds; then Unavailable, and it may be tried again.
 BUSY = 30.0
@@ -24,9 +27,21 @@ CONTROLS = {
 
 Execute = Callable[[tuple[Step, ...]], Answers]
 
+# What sqlite3 raises: of an integer beyond 64 bits, and of text that has no UTF-8, Python's own.
+DRIVER_ERRORS = (sqlite3.Error, OverflowError, UnicodeEncodeError)
 
-def translated(error: sqlite3.Error, path: str) -> Exception:
-    """The signal or error of busrep that this driver error is; itself when it is the statement's fault."""
+# A file system, a disk or a memory that does not do it now, or another connection that is in the way.
+OUTAGES = frozenset(
+    {
+        sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_READONLY,
+    }
+)  # fmt: skip
+
+
+def translated(error: Exception, path: str) -> Exception:
+    """The signal or error of busrep that this driver error is: StatementRefused when it is the statement's fault."""
+    where = f"SQLite database {path}"
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Locked(error)
@@ -34,35 +49,55 @@ def translated(error: sqlite3.Error, path: str) -> Exception:
         return NoSuchTable(error)
     if code == sqlite3.SQLITE_NOTADB:
         return ConfigError(f"{path} is not an SQLite database")
-    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY):
-        return Unavailable(f"SQLite database {path}", error)
-    return error
+    # Of a closed connection sqlite3 says "Cannot operate on a closed database", without a code.
+    if code in OUTAGES or (isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error)):
+        return Unavailable(where, error)
+    return StatementRefused(where, error)
+
+
+@contextlib.contextmanager
+def translating(path: str) -> Iterator[None]:
+    """Raise the driver's errors as busrep's."""
+    try:
+        yield
+    except DRIVER_ERRORS as error:
+        problem = translated(error, path)
+        raise (final(problem, path) if isinstance(problem, Signal) else problem) from error
+
+
+def in_transaction(connection: sqlite3.Connection | None) -> bool:
+    """Whether a transaction is open on the connection; of one that is closed, none is."""
+    with contextlib.suppress(sqlite3.ProgrammingError):
+        return connection is not None and connection.in_transaction
+    return False
 
 
 def executor(connection: sqlite3.Connection, path: str) -> Execute:
     """Runs steps on a connection; must be called in the connection's thread."""
 
     def execute(steps: tuple[Step, ...]) -> Answers:
-        answers: Answers = []
-        cursor = connection.cursor()
-        cursor.row_factory = None  # plain tuples, also on the caller's connection
         try:
-            for step in steps:
-                if isinstance(step, Control):
-                    if step is not Control.ROLLBACK or connection.in_transaction:
-                        cursor.execute(CONTROLS[step])
-                elif step.many:
-                    cursor.executemany(step.text, step.params)
-                    answers.append([])
-                else:
-                    answers.append(cursor.execute(step.text, step.params).fetchall())
-        except sqlite3.Error as error:
+            with contextlib.closing(connection.cursor()) as cursor:
+                cursor.row_factory = None  # plain tuples, also on the caller's connection
+                return _run_steps(cursor, steps)
+        except DRIVER_ERRORS as error:
             raise translated(error, path) from error
-        finally:
-            cursor.close()
-        return answers
 
     return execute
+
+
+def _run_steps(cursor: sqlite3.Cursor, steps: tuple[Step, ...]) -> Answers:
+    answers: Answers = []
+    for step in steps:
+        if isinstance(step, Control):
+            if step is not Control.ROLLBACK or cursor.connection.in_transaction:
+                cursor.execute(CONTROLS[step])
+        elif step.many:
+            cursor.executemany(step.text, step.params)
+            answers.append([])
+        else:
+            answers.append(cursor.execute(step.text, step.params).fetchall())
+    return answers
 
 
 def final(error: Signal, path: str) -> Exception:
@@ -71,7 +106,7 @@ def final(error: Signal, path: str) -> Exception:
         return Unavailable(f"SQLite database {path}", "another process holds its write lock")
     if isinstance(error, NoSuchTable) and "busrep_" in str(error.cause):
         return SchemaError(None, schema.VERSION)
-    return error.cause if isinstance(error.cause, Exception) else error
+    return StatementRefused(f"SQLite database {path}", error.cause)
 
 
 def run(plan: Plan[T], execute: Execute, path: str) -> T:
@@ -80,6 +115,18 @@ def run(plan: Plan[T], execute: Execute, path: str) -> T:
         return run_sync(plan, execute)
     except Signal as signal:
         raise final(signal, path) from signal.cause
+
+
+def callers(sql: str, params: Sequence[Any] | Mapping[str, Any], pending: Sequence[Sql]) -> Plan[list[Row]]:
+    """A plan of the caller's own statement, behind those of ``pending``: its fault is told by the driver's error."""
+    if pending:
+        yield tuple(pending)
+    try:
+        # Steps are ours, this text is the caller's: params may be a mapping here.
+        answers = yield Sql(sql, params)  # type: ignore[arg-type]
+    except (StatementRefused, NoSuchTable) as refused:
+        raise (refused.reason if isinstance(refused, StatementRefused) else refused.cause) from None
+    return answers[0]
 
 
 def file_at(path: str) -> tuple[int, int] | None:
@@ -112,9 +159,33 @@ def _use_wal(connection: sqlite3.Connection, path: str) -> None:
             time.sleep(0.01)
 
 
+FULL = 2  # of PRAGMA synchronous: each commit is on the disk when it is answered
+
+
+def require_durable(connection: sqlite3.Connection, path: str) -> None:
+    """See to it that what is committed on the caller's connection survives a power cut (9.22).
+
+    Sets PRAGMA synchronous on it; ConfigError in a transaction, where SQLite does not let it be set.
+    """
+    with translating(path), contextlib.closing(connection.cursor()) as cursor:
+        cursor.row_factory = None
+        (level,) = cursor.execute("PRAGMA synchronous").fetchone()
+        if level >= FULL:
+            return
+        if connection.in_transaction:
+            raise ConfigError(
+                f"connection= runs with PRAGMA synchronous = {level}, under which a power cut takes back facts that "
+                "were published: execute 'PRAGMA synchronous = FULL' on it before its transaction begins"
+            )
+        cursor.execute(f"PRAGMA synchronous = {FULL}")
+
+
 def connect(path: str, mode: str) -> sqlite3.Connection:
     """A connection to that file, which any one thread at a time may use. ``mode``: "rwc" makes the file, "rw" not."""
-    try:
+    if mode == "rwc":
+        with contextlib.suppress(OSError):  # SQLite says what is wrong
+            create_file(path)  # SQLite gives its mode to the files beside it, -wal and -shm
+    with translating(path):
         connection = sqlite3.connect(
             f"{Path(path).absolute().as_uri()}?mode={mode}",
             uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY,
@@ -127,7 +198,4 @@ def connect(path: str, mode: str) -> sqlite3.Connection:
         except BaseException:
             connection.close()
             raise
-    except sqlite3.Error as error:
-        problem = translated(error, path)
-        raise (final(problem, path) if isinstance(problem, Signal) else problem) from error
     return connection

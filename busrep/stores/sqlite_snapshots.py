@@ -17,8 +17,8 @@ from busrep.snapshots import Agreement
 from busrep.stores import snapshots
 from busrep.stores.backing import Backing
 from busrep.stores.dialect import Dialect
-from busrep.stores.plans import Control, Plan, Row, Signal
-from busrep.stores.sqlite_files import connect, executor, final, run, translated
+from busrep.stores.plans import Control, Plan, Row
+from busrep.stores.sqlite_files import connect, executor, run, translating
 
 T = TypeVar("T")
 
@@ -112,13 +112,10 @@ class _Thread:
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, self._translating, work))
 
     def _translating(self, work: Callable[[], T]) -> T:
-        try:
+        with translating(self.path):
             if self._connection is None:
                 self._connection = connect(self.path, "rw")
             return work()
-        except sqlite3.Error as error:
-            problem = translated(error, self.path)
-            raise (final(problem, self.path) if isinstance(problem, Signal) else problem) from error
 
     @property
     def _open(self) -> sqlite3.Connection:

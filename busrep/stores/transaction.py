@@ -12,7 +12,15 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from busrep.errors import BusrepError, CommitUnknown, ConfigError, SchemaError, Unavailable, WriterFenced
+from busrep.errors import (
+    BusrepError,
+    CommitUnknown,
+    ConfigError,
+    SchemaError,
+    StatementRefused,
+    Unavailable,
+    WriterFenced,
+)
 from busrep.storage import Claim, FactRows
 from busrep.stores import claims, facts, schema
 from busrep.stores.planned import PlannedStore
@@ -28,11 +36,16 @@ from busrep.stores.plans import (
     T,
 )
 
+# The server ends the session with these: idle_in_transaction_session_timeout, transaction_timeout, shutdowns, crashes,
+# a dropped database, idle_session_timeout. Drivers do not count all of them as operational.
+SESSION_ENDED = frozenset({"25P03", "25P04", "57P01", "57P02", "57P03", "57P04", "57P05"})
+
 
 def by_state(error: Exception, state: str | None, *, operational: bool) -> Exception:
-    """The signal or error of busrep that this driver error is; itself when it is the statement's fault.
+    """The signal or error of busrep that this driver error is: StatementRefused when it is the statement's fault.
 
-    ``state``: its SQLSTATE; ``operational``: whether the driver says that it is not the statement's fault.
+    ``state``: its SQLSTATE; ``operational``: whether the driver says that it is not the statement's fault, or closed
+    the connection after it.
     """
     if state == "55P03":
         return Locked(error)
@@ -45,18 +58,19 @@ def by_state(error: Exception, state: str | None, *, operational: bool) -> Excep
             "PostgreSQL", f"{str(error).strip()}; the README's 'Rights in PostgreSQL' lists what is needed"
         )
     # 25006: a write on a replica (after a failover that went elsewhere).
-    if operational or state == "25006":
+    if operational or state == "25006" or state in SESSION_ENDED:
         return Unavailable("PostgreSQL", error)
-    return error
+    return StatementRefused("PostgreSQL", error)
 
 
 def final(error: Signal) -> Exception:
     """What a signal that no plan wanted is to the caller."""
     if isinstance(error, NoSuchTable) and "busrep_" in str(error.cause):
         return SchemaError(None, schema.VERSION)
-    if isinstance(error, Locked):
-        return Unavailable("PostgreSQL", error.cause)
-    return error.cause if isinstance(error.cause, Exception) else error
+    if isinstance(error, NoSuchTable):
+        return StatementRefused("PostgreSQL", error.cause)
+    # A lock; or a conflict: with another transaction, or of a question to a replica with what that replays.
+    return Unavailable("PostgreSQL", error.cause)
 
 
 class ServerStore(PlannedStore):
@@ -95,13 +109,16 @@ class ServerStore(PlannedStore):
     async def _run(self, connection: Any, plan: Plan[T], within: float | None = None) -> T:
         try:
             return await self._plan(connection, plan, within)
-        except Unavailable as error:
+        except (Unavailable, StatementRefused) as error:
             if self._closed(connection):
                 self.renew()
-            raise Unavailable(self.where, error.reason) from error
-        except self.serialization_failure as error:
-            # A replica cancels questions that are in the way of its replay ("conflict with recovery").
-            raise Unavailable(self.where, error) from error
+            raise self.located(error) from error
+
+    def located(self, error: Exception) -> Exception:
+        """The error as it is told: which server it is of."""
+        if isinstance(error, Unavailable):
+            return Unavailable(self.where, error.reason)
+        return StatementRefused(self.where, error.reason) if isinstance(error, StatementRefused) else error
 
     async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
         return await self._read(plan, wait or 0.0)
@@ -119,7 +136,9 @@ class ServerStore(PlannedStore):
         """See `AsyncStore`."""
         try:
             return await super().outcome(claim, marker, facts_)
-        except self.unknown_marker:
+        except StatementRefused as refused:
+            if not isinstance(refused.reason, self.unknown_marker):
+                raise
             # "in the future": the server crashed before it had written that transaction ID. It is gone.
             return await super().outcome(claim, None, facts_)
 
@@ -161,14 +180,9 @@ class ServerTransaction(abc.ABC):
         """The caller's statement, in the driver's own way."""
 
     async def _run(self, plan: Plan[T], within: float | None = None) -> T:
-        try:
+        if self._callers:
             return await self.store._plan(self.connection, plan, within)
-        except Unavailable as error:
-            if self._callers:
-                raise
-            if self.store._closed(self.connection):
-                self.store.renew()
-            raise Unavailable(self.store.where, error.reason) from error
+        return await self.store._run(self.connection, plan, within)
 
     async def begin(self) -> None:
         """See `AsyncTransaction`."""
@@ -177,14 +191,12 @@ class ServerTransaction(abc.ABC):
         begin = () if self.joined or self._begins_itself() else (Control.BEGIN,)
         try:
             self.marker = await self._lock(*begin)
-        except self.store.serialization_failure:
-            # The claim was moved (9.4); unless, in the caller's SERIALIZABLE transaction, the failure came from
-            # elsewhere: the claim as it is now tells.
+        except BaseException as error:
             await self.rollback()
-            await self.store.check_claim(self.claim)
-            raise
-        except BaseException:
-            await self.rollback()
+            if isinstance(error, Unavailable) and isinstance(error.reason, self.store.serialization_failure):
+                # The claim was moved (9.4); unless, in the caller's SERIALIZABLE transaction, the failure came from
+                # elsewhere: the claim as it is now tells.
+                await self.store.check_claim(self.claim)
             raise
 
     async def _lock(self, *begin: Control) -> object:
@@ -277,18 +289,39 @@ class ServerTransaction(abc.ABC):
             return
         if not self.store._closed(self.connection) and not self._idle():
             # Whatever goes wrong, the server rolls back when the connection ends.
-            with contextlib.suppress(BusrepError, *self._driver_errors()):
+            with contextlib.suppress(BusrepError):
                 await self._run(_rollback(), self.store.settings.fetch_timeout)
         await self._give_back()
-
-    @abc.abstractmethod
-    def _driver_errors(self) -> tuple[type[Exception], ...]:
-        """What the driver raises."""
 
     async def _give_back(self) -> None:
         if not self._callers and self.connection is not None:
             connection, self.connection = self.connection, None
             await self._put(connection)
+
+
+# Of a transaction that is no writer's.
+NO_CLAIM = Claim("", 0, "", {}, {}, {})
+
+
+class ServerEffects(ServerTransaction):
+    """An `EffectsTransaction`: the same, without a claim to hold, on a connection of the store's."""
+
+    def __init__(self, store: ServerStore) -> None:
+        super().__init__(store, NO_CLAIM, None)
+
+    async def _lock(self, *begin: Control) -> object:
+        """Begin; there is nothing to hold. The deadline is that of a question."""
+
+        def plan() -> Plan[None]:
+            yield begin
+
+        await self._run(plan(), self.store.settings.fetch_timeout)
+        return None
+
+    @property
+    def ended(self) -> bool:
+        """See `EffectsTransaction`."""
+        return not self.store._closed(self.connection) and self._idle()
 
 
 def _rollback() -> Plan[None]:
