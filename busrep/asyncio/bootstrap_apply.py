@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from typing import TYPE_CHECKING, Any
 
 from busrep.bootstrap import State, unfinished
 from busrep.bootstrap_work import Apply
 from busrep.errors import BusrepError, ConfigError, HandlerFailed, ReaderMoved, RowError
+from busrep.failures import Verdict
 from busrep.snapshots import BootstrapProgress
 
 from .parts import Rows, SnapshotPart, decode_rows
@@ -44,6 +44,7 @@ class Applying:
             self._poison(work, error)
         finally:
             self.busy = False
+            self.reading.retrying.over((self.name, ""))
         if applied:
             machine.applied(work, len(work.part.tokens), self.run.now())
         elif machine.stopped_by is None:  # not by this process, or not any more: what is saved has been looked up
@@ -52,8 +53,8 @@ class Applying:
 
     async def _hand_out(self, work: Apply, rows: Rows) -> bool:
         """Call the application's function with a part, and save that. False: this was not the one to do it."""
-        settings, pause = self.owner.settings, self.owner.settings.retry_min
-        for attempt in range(settings.handler_retries + 1):
+        retrying, key = self.reading.retrying, (self.name, "")
+        while True:
             part = self._part(work, rows)
             try:
                 if self.applier.key is not None:
@@ -64,16 +65,16 @@ class Applying:
                 if being_cancelled():  # close() lost its patience
                     raise
                 self.reading.handler_failures += 1
+                verdict = retrying.failed(key, work.number, error, facts=1)
                 decided = await self._decided(work) if part._tried or isinstance(error, ReaderMoved) else None
                 if decided is not None or self.owner.closed:
                     return bool(decided)
-                if attempt == settings.handler_retries:
+                if verdict is Verdict.POISON:
                     self._poison(work, error)
                     return False
-                log.warning("applying part %d of %s failed, trying again", work.number, self.name, exc_info=True)
-                await asyncio.sleep(pause * (0.5 + random.random() / 2))
-                pause = min(2 * pause, settings.retry_max)
-        raise AssertionError("the last attempt returns")
+                await retrying.pause(key)
+                if self._void(work) or self.owner.closed:
+                    return False
 
     async def _quiet(self) -> None:
         """Wait for the handlers that are at work, and the notices of a reset: the fresh target is no place for them."""

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from busrep.bootstrap import Bootstrap, State, unfinished
 from busrep.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
-from busrep.errors import BusrepError, Closed, ConfigError, Unavailable
+from busrep.errors import BusrepError, Closed, ConfigError, NoSnapshots, Unavailable
 from busrep.snapshots import Agreement, BootstrapProgress
 
 from .bootstrap_apply import Applying
+from .bootstrap_paging import fetch_instead
 from .parts import Applier, read_part
 from .snapshot_sources import check_log, checked_part
 from .tasks import being_cancelled, log_failure
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from .bootstrapping import Bootstrapping
 
 log = logging.getLogger("busrep.reader")
+
+# The reason of a bootstrap that the application asked for.
+ASKED_FOR = "asked for"
 
 # A source may have to count all rows before it can say where the parts end, and shows no progress meanwhile.
 AGREE_TIMEOUTS = 20
@@ -51,6 +55,7 @@ class Run:
         self.new_log = False  # it was asked for because the log is another one: so may another process have done
         self._before: str | None = None  # the id of the one that was over before
         self._looked = False  # for that
+        self._partly = False  # the target may have a part of a snapshot
 
     def now(self) -> float:
         """The loop's time."""
@@ -164,6 +169,10 @@ class Run:
                 )
         except TimeoutError:
             raise Unavailable("the snapshot source", f"it agreed on nothing within {longest:g} s") from None
+        except NoSnapshots as error:
+            if not await self._fetch_instead(error):
+                raise
+            return
         self._held.append(found)
         try:
             await self._check(found)
@@ -171,6 +180,18 @@ class Run:
             await self._leave(found)
             raise
         self.machine.agreed(work, found, self.now())
+
+    async def _fetch_instead(self, error: NoSnapshots) -> bool:
+        """Whether catch-up takes the snapshot's place: it brings the same rows to a target that is as this reader left
+        it, and to no other."""
+        if self._partly or self.new_log or self.machine.reason == ASKED_FOR:
+            return False
+        if not await fetch_instead(self.owner, self.name, error):
+            return False
+        self.machine.stopped_by = error
+        self.owner.give_up(self.name, error)
+        self.refuse(error)
+        return True
 
     async def _check(self, found: Agreement) -> None:
         """Whether rows can go on behind this snapshot: it is of the log that is read, and none of them was pruned."""
@@ -197,6 +218,7 @@ class Run:
 
     async def _begin(self, work: Begin) -> None:
         reading, owner, id = self.reading, self.owner, ""
+        self._partly = True
         if owner.reader is not None and owner.reader_store is not None:
             async with owner.saving:
                 if await self._follow_twin():
@@ -243,7 +265,7 @@ class Run:
         """Go on with what is saved."""
         if unfinished(saved):
             log.info("bootstrap of %s: goes on with what is saved, %d parts", self.name, saved.parts)
-        self.ours, self.restored = saved.id, True
+        self.ours, self.restored, self._partly = saved.id, True, unfinished(saved)
         self.machine.restore(saved, self.now())
 
     async def _load(self, work: Load) -> None:
@@ -314,6 +336,7 @@ class Run:
         """Something was received or handled: perhaps that was all there was."""
         self.turn.set()
         if self.machine.state is State.DRAINING and self._drain_begun and self.reading.core.drained(self.name):
+            self._partly = False
             self.machine.drained(self.now())
             self.advance()
             self.owner.finished(self)

@@ -13,13 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from busrep.bootstrap import State, unfinished
-from busrep.errors import BusrepError, ConfigError, SnapshotGone, Unavailable
-from busrep.reader import Followed
+from busrep.errors import BusrepError, ConfigError, NoSnapshots, SnapshotGone, Unavailable
 from busrep.settings import Settings
 from busrep.snapshots import Agreement, BootstrapProgress, SnapshotSource
 from busrep.storage import AsyncStore, KnownWriter, ReaderState
 
-from .bootstrap_run import Run
+from .bootstrap_run import ASKED_FOR, Run
 from .parts import Applier
 from .tasks import stop
 
@@ -60,6 +59,7 @@ class Bootstrapping:
         self.known: dict[str, str] = {}  # of which bootstrap positions in memory are, by its id
         self._finishing: dict[asyncio.Task[None], None] = {}
         self.stopped: dict[str, BusrepError] = {}
+        self._given_up: dict[str, NoSnapshots] = {}  # streams that are fetched page by page
         self.closed = False
 
     # -- the source -------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Bootstrapping:
         """Where snapshots come from."""
         source: Any = self._given if self._given is not None else self.store
         if not all(hasattr(source, name) for name in ("agree", "load", "leave")):
-            raise ConfigError(f"{source!r} gives no snapshots: pass snapshot_source= to connect()")
+            raise NoSnapshots(repr(source))
         return source  # type: ignore[no-any-return]
 
     async def open_source(self) -> None:
@@ -165,7 +165,7 @@ class Bootstrapping:
         ``state`` was read.
         """
         core = self.reading.core
-        begun = [name for name, how in core.followed.items() if how.fetchable and name in state.loading]
+        begun = [name for name, how in core.followed.items() if how.durable and name in state.loading]
         for name in [name for name in begun if not self.holds(name)]:
             log.warning("another process under the name %r loads a snapshot of stream %s", self.reader, name)
             self._hold(name, ())
@@ -249,6 +249,7 @@ class Bootstrapping:
     def log_changed(self, streams: Collection[str]) -> set[str]:
         """Positions in these streams are of another log; give those that begin with a snapshot in this one."""
         for name in streams:
+            self._given_up.pop(name, None)
             self._due[name] = "the log is another one"
         return self._appliers.keys() & set(streams)
 
@@ -272,19 +273,26 @@ class Bootstrapping:
 
     def begin(self, name: str, reason: str, *, new_log: bool = False) -> bool:
         """Take a snapshot, unless one is being loaded. False: it is not known how to apply it."""
-        if name not in self._appliers or self.closed or self.reading.failure is not None:
+        if name not in self._appliers or name in self._given_up or self.closed or self.reading.failure is not None:
             return False
         self._hold(name, ())
         self._twins.pop(name, None)
         self._run(name).request(reason, new_log=new_log)
         return True
 
+    def give_up(self, name: str, error: NoSnapshots) -> None:
+        """No snapshot of a stream is taken any more, for there is none; its rows are fetched."""
+        self._given_up[name] = error
+        self._runs.pop(name, None)
+
     async def bootstrap(self, name: str) -> None:
         """Take a snapshot now, or wait for the one that is being taken, until the stream is online again."""
         if name not in self._appliers:
             raise ConfigError(f"it is not known how to apply a snapshot of stream {name!r}: decorate with bus.snapshot")
         run = self._run(name)
-        self.begin(name, "asked for")
+        if (error := self._given_up.get(name)) is not None:
+            raise error.with_traceback(None)
+        self.begin(name, ASKED_FOR)
         await run.online()
 
     def _run(self, name: str) -> Run:
@@ -296,7 +304,7 @@ class Bootstrapping:
         """From now on lines of the stream are held, until the snapshot is applied."""
         core = self.reading.core
         if name not in core.followed:
-            core.follow(Followed(name))
+            core.follow(self.reading.followed_as(name))
         for one in known:
             if (name, one.writer) not in core.progress:
                 core.start_at(name, one.writer, 0)
@@ -339,6 +347,8 @@ class Bootstrapping:
 
     def stop(self, name: str, error: BusrepError) -> None:
         """A bootstrap stops loudly; other streams flow."""
+        if name not in self.stopped:
+            self.reading.on_stop(error)
         self.stopped[name] = error
         self.reading.interrupt(name, error)
 

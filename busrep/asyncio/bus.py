@@ -5,42 +5,57 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args, overload
 
 import redis.asyncio as aioredis
 
-from busrep.commands import Command, Name, Replicate, UserIp
-from busrep.errors import BusrepError, Closed, ConfigError, NotAWriter, ParseError, Unavailable, WriterFenced
-from busrep.framing import parse_frame
+from busrep.commands import NAME_BYTES, Command, Name, Replicate, Server, UserIp, refuse_name
+from busrep.errors import (
+    BusrepError,
+    Closed,
+    CommitsLost,
+    ConfigError,
+    NotAWriter,
+    ParseError,
+    Unavailable,
+    WriterFenced,
+)
+from busrep.failures import Transient
+from busrep.framing import COMMAND_BYTES, parse_message
+from busrep.health import Health, closed, health_of
 from busrep.settings import Settings
 from busrep.snapshots import SnapshotSource
 from busrep.storage import AsyncStore
-from busrep.streams import Registry, Stream
+from busrep.streams import Registry, Stream, checked_stream
 
 from .cached import CachedFunction, unix_ms
 from .caching import Caching
+from .failing import OnFailure, checked_callback, tell
 from .link import Link, RedisLink
-from .parts import Applier, ApplyHandler, RowKey
-from .reading import Batch, Handler, NoticeHandler, Reading, Start
+from .parts import Applier, ApplyHandler
+from .reading import Batch, Handler, NoticeHandler, OnEpochChange, OnPoison, OnTooOld, Reading, Start
 from .tasks import call, log_failure, pause_after, spawn, stop, within
 from .tcp import TcpAddress, TcpLink, identity_of
 from .tcp_server import TcpServer
-from .writing import Claimed, Fact, Writing
+from .writing import Claimed, Fact, WinningBack, Writing
 
 log = logging.getLogger("busrep")
 
 CommandT = TypeVar("CommandT", bound=Command)
 P = ParamSpec("P")
 R = TypeVar("R")
+RowT = TypeVar("RowT")
 LineSeen = Callable[[str, str, bytes], None]
 
-# Other commands (presence, locks...) waiting for Redis. They are news, not facts: beyond this, send() says no.
-COMMAND_QUEUE = 10_000
+# Other commands (presence, locks...) waiting for Redis, and their bytes. They are news, not facts: beyond this, send()
+# says no.
+COMMAND_QUEUE, COMMAND_QUEUE_BYTES = 10_000, 16 * 2**20
 
 # Calls of command handlers under way. Handlers may be slower than commands come: beyond this they are dropped, counted.
 COMMAND_CALLS = 10_000
@@ -64,17 +79,21 @@ class Bus:
         reader: str | None = None,
         start: Start | None = None,
         settings: Settings | None = None,
-        on_poison: str = "stop",
-        on_epoch_change: str = "rebootstrap",
-        on_too_old: str = "stop",
+        on_poison: OnPoison = "stop",
+        on_epoch_change: OnEpochChange = "rebootstrap",
+        on_too_old: OnTooOld = "stop",
         own: bool = False,
         undeclared: bool = False,
         require_redis: bool = True,
         snapshot_source: SnapshotSource | None = None,
+        transient: Transient = None,
+        on_failure: OnFailure | None = None,
     ) -> None:
-        _one_of("on_poison", on_poison, ("stop", "dead_letter"))
-        _one_of("on_epoch_change", on_epoch_change, ("rebootstrap", "stop"))
-        _one_of("on_too_old", on_too_old, ("stop", "skip"))
+        checked_callback(on_failure)
+        self._on_failure = on_failure
+        _one_of("on_poison", on_poison, get_args(OnPoison))
+        _one_of("on_epoch_change", on_epoch_change, get_args(OnEpochChange))
+        _one_of("on_too_old", on_too_old, get_args(OnTooOld))
         _check_name("name", name)
         for what, value in (("writer", writer), ("reader", reader)):
             if value is not None:
@@ -85,6 +104,7 @@ class Bus:
         self._store = store
         self._own, self._require_redis = own, require_redis
         self._commands: deque[tuple[str, bytes]] = deque()
+        self._commands_bytes = 0
         self._command_handlers: dict[type[Any], list[Callable[[Any], Awaitable[None] | None]]] = {}
         self._line_handlers: list[LineSeen] = []
         self._connect_handlers: list[Callable[[], Any]] = []
@@ -95,10 +115,15 @@ class Bus:
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._background: list[asyncio.Task[None]] = []
         self._logged: dict[str, float] = {}
-        self._echo_at = 0.0
+        self._claim_asked_at = -math.inf
+        self._echo_at = self._heard_at = 0.0
+        self._answering: asyncio.TimerHandle | None = None
+        self._asked_at = 0.0  # when REPLICATE was published last
         self._reconnected_at = 0.0
         self._state = "new"
         self._closing: asyncio.Task[None] | None = None
+        self._winning: asyncio.Task[None] | None = None
+        self._named_at = 0.0  # when the writer's first incarnation began
         self._commands_dropped = 0
         self._writing: Writing | None = None
         self._reading = Reading(
@@ -118,6 +143,8 @@ class Bus:
             own_written=self._own_written,
             on_epoch=self._epoch_changed,
             snapshot_source=snapshot_source,
+            transient=transient,
+            on_stop=self._tell_failure,
         )
         self._caching = Caching(self)
         self._stores = [one for one in dict.fromkeys((store, reader_store)) if one is not None]
@@ -132,6 +159,8 @@ class Bus:
         channels = [self._channel(stream.channel) for stream in self.streams]
         if writer is not None or undeclared or not channels:
             channels.insert(0, name)
+        # Writers hear the first; this process hears itself on the last.
+        self._asking_channels = tuple(dict.fromkeys((name, name if name in channels else channels[0])))
         self._link = self._make_link(redis, channels)
 
     def _make_link(self, redis: str | aioredis.Redis | TcpAddress | TcpServer, channels: Sequence[str]) -> Link:
@@ -161,6 +190,7 @@ class Bus:
                 await store.open()
             if self.writer is not None:
                 self._writing = await self._begin_writing(self.writer)
+                self._named_at = asyncio.get_running_loop().time()
                 self._writing.on_invalidations = self._caching.committed
             await self._link.start(required=self._require_redis)
         except BaseException:
@@ -178,16 +208,21 @@ class Bus:
         task.add_done_callback(log_failure)
         return task
 
-    async def _begin_writing(self, writer: str) -> Writing:
+    async def _begin_writing(self, writer: str, again: int | None = None, former: Writing | None = None) -> Writing:
+        """Claim the name, and make what writes under it. ``again``: it is won back, from this incarnation on, for
+        what goes on in place of ``former``."""
         durable = [stream.name for stream in self.streams if not stream.resettable]
         # Without a table the clock makes incarnations that rise (9.11).
-        claimed, incarnation, epoch = None, int(time.time() * 1000), None
-        if self._store is not None:
+        claimed, incarnation, epoch = None, max(int(time.time() * 1000), (again or 0) + 1), None
+        if self._store is not None and again is None:
             await self._give_up_streams(self._store, writer, durable)
         if durable and self._store is not None:
-            claim = await self._store.claim(writer, durable, timeout=self.settings.claim_timeout)
+            claim = await self._store.claim(writer, durable, timeout=self.settings.claim_timeout, again=again)
+            if former is not None:
+                claim = claim.resumed(former.epoch, former.core.positions())
             claimed, incarnation, epoch = Claimed(self._store, claim), claim.incarnation, claim.epoch
-            self._reading.own_starts = claim.starts
+            if again is None:  # where the facts of this process begin, however often its name is won back
+                self._reading.own_starts = claim.starts
         return Writing(
             writer,
             self.name,
@@ -197,8 +232,67 @@ class Bus:
             incarnation=incarnation,
             epoch=epoch,
             wake=self._wake.set,
-            on_fence=self._reading.disown,
+            renew=self._renew_writing,
+            on_loss=self._lost,
         )
+
+    async def _renew_writing(self, former: Writing) -> Writing:
+        """What goes on in place of one that was fenced, if that was for its silence alone.
+
+        Raises WriterFenced when another process has the name, ClaimBlocked, Unavailable.
+        """
+        if self._writing is former:
+            if self._winning is None or self._winning.done():
+                self._winning = asyncio.create_task(self._win_back(former), name="busrep-win-back")
+                self._tasks[self._winning] = None
+                self._winning.add_done_callback(lambda done: self._tasks.pop(done, None))
+            # Not given up with the caller: a claim that is committed and not noted would pass for another process's.
+            await asyncio.shield(self._winning)
+        assert self._writing is not None  # noqa: S101 (there was one)
+        if self._writing is former:
+            raise former.fenced or WriterFenced(former.name, former.incarnation)
+        return self._writing
+
+    async def _win_back(self, former: Writing) -> None:
+        winning = WinningBack(max(former.incarnation, former.outdone))
+        session: Writing | None = None
+        # Rows that are kept for consumers are of the incarnation that wrote them.
+        while session is None and not former.kept:
+            try:
+                won = await self._begin_writing(former.name, winning.again, former)
+                await self._check_committed(former, won)
+            except CommitsLost as error:
+                log.error("%s", error)
+                former.lose(error)
+                return
+            except (WriterFenced, Unavailable) as error:
+                try:
+                    winning.failed(error)
+                except WriterFenced:
+                    break
+            else:
+                session = won
+        if session is None:
+            former.lose(WriterFenced(former.name, former.incarnation))
+            return
+        session.committed = former.committed
+        log.warning("writer %s was fenced; it goes on as incarnation %d", former.name, session.incarnation)
+        session.facts, session.rows = former.facts, former.rows
+        session.on_invalidations = self._caching.committed
+        self._caching.drop_all()  # what was in doubt is in the table; before this one is trusted
+        self._writing = session
+        self._background.append(self._start(session.keep_settling(), "settle"))
+        if self._link.connected:
+            session.core.connected(asyncio.get_running_loop().time())
+        self._wake.set()
+
+    async def _check_committed(self, former: Writing, won: Writing) -> None:
+        """Whether what was committed is still there: PostgreSQL may have failed over (9.23). Raises CommitsLost, and
+        WriterFenced when what was won is fenced already."""
+        if won.claimed is not None and (noted := former.noted_commits()):
+            store = won.claimed.store
+            found = await store.outcome(won.claimed.claim, None, noted)
+            former.check_committed(found, await store.known())
 
     async def _give_up_streams(self, store: AsyncStore, writer: str, durable: Sequence[str]) -> None:
         """A predecessor wrote streams that this process does not: finish it (9.5), or their last rows would wait for a
@@ -235,6 +329,9 @@ class Bus:
             if self._writing is not None:
                 await self._writing.close(timeout)
             await self._flush(timeout)
+            if self._writing is not None:
+                self._writing.core.farewell()
+                await self._flush(timeout)
             await self._reading.close(timeout)
 
     async def _before_close(self, handler: Callable[[], Any], timeout: float) -> None:
@@ -245,10 +342,14 @@ class Bus:
             log.exception("a handler of before_close failed")
 
     async def _stop_tasks(self, timeout: float) -> None:
+        if self._answering is not None:
+            self._answering.cancel()
+        await stop([*self._background, *self._tasks], timeout)
+        # A name that was won back meanwhile has started another.
         await stop([*self._background, *self._tasks], timeout)
         if self._writing is not None:
             with contextlib.suppress(BusrepError, TimeoutError):
-                await within(timeout, self._writing.beat())
+                await within(timeout, self._writing.leave())
 
     async def __aenter__(self) -> Bus:
         await self.open()
@@ -273,7 +374,13 @@ class Bus:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def write(self, *streams: Stream[Any], connection: Any = None, count: int = 1) -> Fact:
+    @overload
+    def write(
+        self, stream: Stream[RowT], /, *streams: Stream[Any], connection: Any = None, count: int = 1
+    ) -> Fact[RowT]: ...
+    @overload
+    def write(self, *streams: Stream[Any], connection: Any = None, count: int = 1) -> Fact[Any]: ...
+    def write(self, *streams: Stream[Any], connection: Any = None, count: int = 1) -> Fact[Any]:
         """A fact of ``streams`` (usually one) in one transaction: ``async with bus.write(orders) as fact``.
 
         ``connection``: the caller's own (sqlite3, psycopg sync or async), else one of busrep's. If it is in a
@@ -283,51 +390,67 @@ class Bus:
         """
         return Fact(self._writer_of(streams), streams, connection, count)
 
-    async def publish(self, stream: Stream[Any], rows: Sequence[Any], *, connection: Any = None) -> list[int]:
+    async def publish(self, stream: Stream[RowT], rows: Sequence[RowT], *, connection: Any = None) -> list[int]:
         """Each row a fact of its own, in one transaction, IDs reserved at once. Returns the IDs."""
         if not rows:
             return []
         writing = self._writer_of((stream,))
-        async with Fact(writing, (stream,), connection, len(rows)) as fact:
+        fact: Fact[RowT] = Fact(writing, (stream,), connection, len(rows))
+        async with fact:
             return fact.add_each(rows)
 
     async def settle(self) -> None:
         """Look now whether transactions of the caller's own have committed, and publish their facts: WriterFenced,
         Unavailable."""
-        if self._writing is not None:
-            await self._writing.settle()
+        writing = self._writing
+        if writing is not None:
+            try:
+                await writing.settle()
+            except WriterFenced as error:
+                writing.fence(error)
+                await writing.live()  # perhaps it was finished for its silence: then what was committed is in the table
 
     def _writer_of(self, streams: Sequence[Stream[Any]]) -> Writing:
         self._check_open()
         if not streams:
-            raise ConfigError("write() needs a stream")
+            raise ConfigError("write() needs a stream: bus.write(orders)")
         for stream in streams:
-            if stream.name not in self.streams or self._writing is None:
+            if checked_stream(stream).name not in self.streams or self._writing is None:
                 raise NotAWriter(stream.name, self.writer)
         assert self._writing is not None  # noqa: S101 (just looked)
         return self._writing
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def subscribe(self, *streams: Stream[Any]) -> Callable[[Handler], Handler]:
+    @overload
+    def subscribe(self, *streams: Stream[RowT]) -> Callable[[Handler[RowT]], Handler[RowT]]: ...
+    @overload
+    def subscribe(self, *streams: Stream[Any]) -> Callable[[Handler[Any]], Handler[Any]]: ...
+    def subscribe(self, *streams: Stream[Any]) -> Callable[[Handler[Any]], Handler[Any]]:
         """Decorate a function (async or not) that is called with each ``Batch`` of ``streams``.
 
         Per (stream, writer) calls are in order and one at a time; different writers' may interleave at awaits.
-        A handler that raises is called again with the same rows, then ``on_poison`` applies.
+        A handler that raises is called again with the same rows: in an outage for as long as it lasts, else until
+        ``handler_retries`` and ``poison_after`` are over; then ``on_poison`` applies.
         """
         self._check_open()
+        found = [self.streams.of(stream) for stream in streams]
 
-        def register(handler: Handler) -> Handler:
-            for stream in streams:
-                self._reading.subscribe(self.streams[stream.name], handler)
+        def register(handler: Handler[Any]) -> Handler[Any]:
+            for stream in found:
+                self._reading.subscribe(stream, handler)
             return handler
 
         return register
 
+    @overload
+    def follow(self, *streams: Stream[RowT]) -> AsyncIterator[Batch[RowT]]: ...
+    @overload
+    def follow(self, *streams: Stream[Any]) -> AsyncIterator[Batch[Any]]: ...
     def follow(self, *streams: Stream[Any]) -> AsyncIterator[Batch[Any]]:
         """Iterate over the batches of ``streams``; a batch counts as handled when the next one is asked for."""
         self._check_open()
-        return self._reading.follow(*[self.streams[stream.name] for stream in streams])
+        return self._reading.follow(*[self.streams.of(stream) for stream in streams])
 
     async def wait_for(self, stream: Stream[Any], writer: str, token: int, timeout: float = 5.0) -> None:
         """Return once everything that ``writer`` wrote to ``stream`` up to ``token`` has been handled here.
@@ -337,24 +460,29 @@ class Bus:
         can never be.
         """
         self._check_open()
-        if writer != self.writer or self._own or self._fenced:
+        if writer != self.writer or self._own or self._is_successors(stream, token):
             # IDs of a negative stream are below zero in the table, above it everywhere else.
-            await self._reading.wait_for(self.streams[stream.name], writer, abs(token), timeout)
+            await self._reading.wait_for(self.streams.of(stream), writer, abs(token), timeout)
+
+    def _is_successors(self, stream: Stream[Any], token: int) -> bool:
+        writing = self._writing
+        return writing is not None and (writing.lost or writing.is_successors(stream.name, abs(token)))
 
     def on_reset(self, stream: Stream[Any] | None = None) -> Callable[[NoticeHandler], NoticeHandler]:
         """Decorate a function called with (stream name, writer, position) when that stream begins anew."""
 
         def register(handler: NoticeHandler) -> NoticeHandler:
-            self._reading.on_reset(None if stream is None else stream.name, handler)
+            self._reading.on_reset(None if stream is None else checked_stream(stream).name, handler)
             return handler
 
         return register
 
     def on_missed(self, stream: Stream[Any] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorate a function called with (stream name, writer, after, upto) when those rows are gone for good."""
+        """Decorate a function called with (stream name, writer, after, upto) when those rows are gone for good, or, of
+        a foreign writer, may have been missed: its tokens skip."""
 
         def register(handler: Callable[..., Any]) -> Callable[..., Any]:
-            self._reading.on_missed(None if stream is None else stream.name, handler)
+            self._reading.on_missed(None if stream is None else checked_stream(stream).name, handler)
             return handler
 
         return register
@@ -364,7 +492,8 @@ class Bus:
         found = self._reading.core.positions()
         for stream in self._reading.core.bootstrapping:  # what is there of it is no position
             found.pop(stream, None)
-        if self._writing is not None and not self._own and not self._fenced:
+        # Fenced, it may yet win its name back; once it is lost, reading goes on from these positions.
+        if self._writing is not None and not self._own and not self._name_lost:
             for stream, position in self._writing.core.positions().items():
                 if self._reading.own_counts(stream):
                     found.setdefault(stream, {})[self._writing.name] = position
@@ -376,9 +505,9 @@ class Bus:
         For consumers that need one order over all writers. Raises ConfigError for a stream that does not
         follow or has no table.
         """
-        if self._store is None or stream.resettable or not stream.follows:
+        if self._store is None or checked_stream(stream).resettable or not stream.follows:
             raise ConfigError(f"stream {stream.name!r} has no linear position")
-        await self._reading.followed(self.streams[stream.name])
+        await self._reading.followed(self.streams.of(stream))
         handled = self.positions().get(stream.name, {})
         known = await self._store.known()
         # A replica's registry may be older than what was handled: a writer may have joined since, and reserved an ID
@@ -400,9 +529,11 @@ class Bus:
     def resume(self, stream: Stream[Any], writer: str) -> None:
         """Go on with a (stream, writer) that stopped on a poison row, at that row; with a bootstrap of the stream that
         stopped, at the part that it stopped at."""
-        self._reading.resume(stream.name, writer)
+        self._reading.resume(checked_stream(stream).name, writer)
 
-    def snapshot(self, stream: Stream[Any], *, key: RowKey | None = None) -> Callable[[ApplyHandler], ApplyHandler]:
+    def snapshot(
+        self, stream: Stream[RowT], *, key: Callable[[RowT], Hashable] | None = None
+    ) -> Callable[[ApplyHandler[RowT]], ApplyHandler[RowT]]:
         """Decorate a function (async or not) that applies a snapshot of ``stream``, called with each `SnapshotPart`.
 
         From then on a bootstrap begins when this reader is new (no saved positions, no ``start=``), more than
@@ -416,8 +547,8 @@ class Bus:
         """
         self._check_open()
 
-        def register(handler: ApplyHandler) -> ApplyHandler:
-            self._reading.snapshot(Applier(self.streams[stream.name], handler, key))
+        def register(handler: ApplyHandler[RowT]) -> ApplyHandler[RowT]:
+            self._reading.snapshot(Applier(self.streams.of(stream), handler, key))
             return handler
 
         return register
@@ -429,13 +560,13 @@ class Bus:
         from inside a handler of the stream, which it would wait for; HandlerFailed when the function keeps failing.
         """
         self._check_open()
-        await self._reading.bootstrap(self.streams[stream.name])
+        await self._reading.bootstrap(self.streams.of(stream))
 
     def _epoch_changed(self, epoch: str) -> None:
         """The log is another one: its writers have been fenced, and what was written here is of the one before."""
         writing = self._writing
         if writing is not None and writing.epoch not in (None, epoch):
-            writing.fence(WriterFenced(writing.name, writing.incarnation))
+            writing.lose(WriterFenced(writing.name, writing.incarnation))
 
     # -- caches -----------------------------------------------------------------------------------------------
 
@@ -492,12 +623,12 @@ class Bus:
         """
         if self._state != "closing":  # a handler of before_close may
             self._check_open()
-        if not isinstance(command, Command):
-            raise ConfigError(f"send() takes a command of busrep.commands, not {command!r}")
-        if len(self._commands) >= COMMAND_QUEUE:
-            raise Unavailable("Redis", f"{COMMAND_QUEUE} commands are waiting for it")
+        line = format_command(command)
+        if len(self._commands) >= COMMAND_QUEUE or self._commands_bytes + len(line) > COMMAND_QUEUE_BYTES:
+            raise Unavailable("Redis", f"{len(self._commands)} commands are waiting for it")
         channel = self._channel("USER_IP" if isinstance(command, UserIp) else "")
-        self._commands.append((channel, command.format()))
+        self._commands.append((channel, line))
+        self._commands_bytes += len(line)
         self._wake.set()
 
     def on(self, kind: type[CommandT]) -> Callable[[Callable[[CommandT], Any]], Callable[[CommandT], Any]]:
@@ -531,7 +662,7 @@ class Bus:
 
     def _up(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._echo_at = self._reconnected_at = now
+        self._echo_at = self._heard_at = self._reconnected_at = now
         self._reading.connected(now)
         self._caching.up()
         if self._writing is not None:
@@ -549,18 +680,22 @@ class Bus:
         self._wake.set()
 
     def _message(self, channel: str, data: bytes) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._heard_at = asyncio.get_running_loop().time()
         if self._line_handlers:
             self._show("<", channel, data)
-        if self._writing is not None and not self._own and not self._fenced and self._writing.is_echo(data):
+        if self._writing is not None and not self._name_lost and self._writing.is_echo(data):
             self._echo_at = now
-            return
-        frame = parse_frame(data, self.settings.message_bytes)
+            if not self._own:
+                return
+        frame = parse_message(data, self.settings)
         if self._writing is not None:
             self._writing.heard(frame)
         self._reading.receive(frame, now)
         self._caching.heard(frame)
         core = self._reading.core
+        if core.asks:
+            core.asks = False
+            self._ask_for_positions()
         if core.errors:
             for error in core.errors:
                 self._log_error(error, now)
@@ -582,19 +717,72 @@ class Bus:
         writing = self._writing
         if isinstance(command, Replicate):
             if writing is not None:
-                writing.core.replicate_received()
-                self._wake.set()
+                self._answer(writing, now)
         elif isinstance(command, Name) and writing is not None and command.instance == writing.name:
             if command.incarnation == writing.incarnation:
                 self._echo_at = now
             elif command.incarnation is not None and command.incarnation > writing.incarnation:
-                writing.fence(WriterFenced(writing.name, writing.incarnation))
+                if writing.claimed is not None:  # a hint: the claim decides (9.19)
+                    self._doubt_claim(writing, now)
+                else:
+                    self._outdone(writing, command.incarnation, now)
+        elif isinstance(command, Server) and writing is not None and command.epoch not in (None, writing.epoch):
+            self._other_epoch(writing, command.epoch or "", now)
         for handler in self._command_handlers.get(type(command), ()):
             if len(self._tasks) < COMMAND_CALLS:
                 spawn(self._tasks, call(handler, command), "busrep-command")
                 continue
             self._commands_dropped += 1
             self._log_error(ParseError(command.format(), type(command).__name__, "handlers are too slow: dropped"), now)
+
+    def _answer(self, writing: Writing, now: float) -> None:
+        writing.core.replicate_received(now)
+        self._wake.set()
+        if self._answering is None and (due := writing.core.next_answer) < math.inf:
+
+            def answer() -> None:
+                self._answering = None
+                writing.core.tick(max(due, asyncio.get_running_loop().time()))
+                self._wake.set()
+
+            self._answering = asyncio.get_running_loop().call_at(due, answer)
+
+    def _outdone(self, writing: Writing, incarnation: int, now: float) -> None:
+        """A higher incarnation of the own name is heard: of a successor, or, just after the start, of a predecessor.
+
+        Where no stream has a table no claim tells which. Above a predecessor, whose clock was ahead, it goes on (9.24).
+        One that writes to a log has a claim, and so the name.
+        """
+        bound = self.settings.heartbeat * self.settings.silent_after_beats
+        if not writing.kept and now - self._named_at <= bound and not writing.has_log(incarnation):
+            log.warning(
+                "writer %s is heard under a higher incarnation, %d: a clock is behind", writing.name, incarnation
+            )
+            writing.outdone = incarnation
+            writing.fence(WriterFenced(writing.name, writing.incarnation))
+        else:
+            writing.lose(WriterFenced(writing.name, writing.incarnation))
+
+    def _doubt_claim(self, writing: Writing, now: float, epoch: str | None = None) -> None:
+        """Ask the database whether the claim stands. Once a beat at most, whatever is said: the beat looks, too."""
+        if writing.fenced is None and now - self._claim_asked_at >= self.settings.heartbeat:
+            self._claim_asked_at = now
+            spawn(self._tasks, self._check_claim(writing, epoch), "busrep-claim")
+
+    async def _check_claim(self, writing: Writing, epoch: str | None) -> None:
+        try:
+            async with asyncio.timeout(self.settings.heartbeat):
+                stands = await writing.check_claim()
+        except (BusrepError, TimeoutError) as error:
+            log.warning("the claim of %s cannot be read yet: %s", writing.name, error)
+        else:
+            if stands and epoch is not None:
+                self._reading.report_deployment(epoch, writing.epoch)
+
+    def _other_epoch(self, writing: Writing, epoch: str, now: float) -> None:
+        """Either the database was restored, which takes the claim away, or another deployment uses the channel."""
+        if writing.claimed is not None and not self._reading.is_reported(epoch):
+            self._doubt_claim(writing, now, epoch)
 
     def _log_error(self, error: ParseError, now: float) -> None:
         reason = f"{error.field} {error.reason}"
@@ -635,9 +823,10 @@ class Bus:
             frames = writing.core.frames_to_publish() if writing is not None else []
             asked, self._ask = self._ask, False
             commands = list(self._commands)[: settings_in_flight(self.settings)]
-            messages = [(self.name, Replicate().format())] if asked else []
+            messages = [(channel, Replicate().format()) for channel in self._asking_channels] if asked else []
             messages += commands
-            messages += [(self._channel(frame.channel_suffix), frame.data) for frame in frames]
+            for frame in frames:
+                messages += [(self._channel(frame.channel_suffix), data) for data in frame.messages]
             if not messages:
                 return
             try:
@@ -648,8 +837,10 @@ class Bus:
                 if writing is not None:
                     writing.core.publish_failed()
                 raise
+            if asked:
+                self._asked_at = asyncio.get_running_loop().time()
             for _ in commands:
-                self._commands.popleft()
+                self._commands_bytes -= len(self._commands.popleft()[1])
             if writing is not None:
                 for frame in frames:
                     writing.core.published(frame)
@@ -678,7 +869,7 @@ class Bus:
         while True:
             pause = heartbeat * (0.9 + 0.2 * random.random())
             if self._writing is not None:  # the core has jittered its beat already
-                pause = max(0.0, min(1.1 * heartbeat, self._writing.core.next_deadline() - loop.time()))
+                pause = max(0.0, min(1.1 * heartbeat, self._writing.core.next_beat - loop.time()))
             await asyncio.sleep(pause)
             beats += 1
             if self._writing is not None and (beating is None or beating.done()):
@@ -697,6 +888,8 @@ class Bus:
     async def _beat(self, writing: Writing) -> None:
         try:
             async with asyncio.timeout(self.settings.heartbeat):
+                if writing.fenced is not None and not writing.lost:
+                    writing = await writing.live()
                 await writing.beat()
         except (BusrepError, TimeoutError) as error:
             log.warning("beat: %s: %s", type(error).__name__, error)
@@ -704,28 +897,48 @@ class Bus:
             log.exception("beat failed")
 
     def _check_link(self, now: float) -> None:
-        """Hearing nothing for five beats, the own announcements' echo included, means that the link is dead."""
+        """Give up a link that carries no messages (rule 9.21): five beats without an echo of what was published.
+
+        The echo of its own announcements is what a writer goes by. A process without a writer goes by any message; when
+        there is none for a beat it publishes REPLICATE, which comes back.
+        """
         bound = self.settings.heartbeat * self.settings.silent_after_beats
-        if not self._link.connected or now - self._reconnected_at <= bound:
+        if not self._link.connected:
             return
-        if self._writing is not None and self._writing.fenced is None and now - self._echo_at > bound:
-            self._link.reconnect("own announcements are not heard back")
+        if self._writing is not None and self._writing.fenced is None:
+            if now - self._reconnected_at > bound and now - self._echo_at > bound:
+                self._link.reconnect("own announcements are not heard back")
             return
-        core = self._reading.core
-        if core.last_heard and len(core.silent(now)) == len(core.last_heard):
-            self._link.reconnect("no writer is heard any more")
+        if now - self._heard_at > bound and self._asked_at > self._heard_at:
+            self._link.reconnect("nothing is heard, not even what is published")
+        elif now - self._heard_at > self.settings.heartbeat:
+            self._ask_for_positions()
 
     # -- the rest ---------------------------------------------------------------------------------------------
 
     @property
-    def _fenced(self) -> bool:
-        return self._writing is not None and self._writing.fenced is not None
+    def _name_lost(self) -> bool:
+        """Whether the name is another process's for good. A name that may be won back is followed as the own one."""
+        return self._writing is not None and self._writing.lost
 
     def _check_open(self) -> None:
         if self._state in ("closing", "closed"):
             raise Closed
         if self._state == "new":
             raise ConfigError("the bus is not open yet: use 'async with busrep.connect(...) as bus'")
+
+    def _lost(self) -> None:
+        self._reading.disown()
+        if self._writing is not None and self._writing.fenced is not None:
+            self._tell_failure(self._writing.fenced)
+
+    def _tell_failure(self, error: BusrepError) -> None:
+        if self._on_failure is not None:
+            spawn(self._tasks, tell(self._on_failure, error), "busrep-failure")
+
+    def health(self) -> Health:
+        """Whether this process does its part, and the reasons why not. Reads what is in memory; asks no server."""
+        return health_of(self.statistics()) if self._state == "open" else closed()
 
     def statistics(self) -> dict[str, Any]:
         """Counters, levels and states of this process, JSON-able."""
@@ -742,6 +955,16 @@ class Bus:
             "bootstrap": self._reading.bootstrapping.statistics(),
             "caches": self._caching.statistics(),
         }
+
+
+def format_command(command: Any) -> bytes:
+    """The line of what ``send()`` was given. Raises ConfigError for what is no command, or longer than readers take."""
+    if not isinstance(command, Command):
+        raise ConfigError(f"send() takes a command of busrep.commands, not {command!r}")
+    line = command.format()
+    if len(line) > COMMAND_BYTES:
+        raise ConfigError(f"a {type(command).__name__} of {len(line)} bytes: {COMMAND_BYTES} are taken by readers")
+    return line
 
 
 def settings_in_flight(settings: Settings) -> int:
@@ -763,3 +986,5 @@ def _check_stores(stores: Iterable[Any]) -> None:
 def _check_name(what: str, value: str) -> None:
     if not value or any(character.isspace() for character in value):
         raise ConfigError(f"{what}={value!r}: a name holds at least one character and no white space")
+    if (reason := refuse_name(value)) is not None:
+        raise ConfigError(f"{what}={value[:NAME_BYTES]!r}: a name that {reason}")

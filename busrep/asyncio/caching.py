@@ -158,6 +158,11 @@ class Caching:
         """Own facts, before whoever committed them goes on. From any thread."""
         self._take(stream, self.caches.feeds[stream].stream.decode(payloads))
 
+    def drop_all(self) -> None:
+        """Own facts may have been committed that were not applied here: drop all, and what is being loaded."""
+        for cache in list(self.caches.caches.values()):
+            cache.clear()
+
     def _reset(self, stream: str, writer: str, _position: int) -> None:
         watched = self._watched[stream]
         if watched.heard is not None:
@@ -318,7 +323,8 @@ class Caching:
                 log.exception("caches: the newest rows are not known now")
             for watched in self._watched.values():
                 for writer in () if watched.heard is None else watched.heard.gone(clock()):
-                    self._warn("gone", "caches: %s is silent, and what it wrote last may be lost", writer)
+                    # No warning: without a table, one that closed in order and one that crashed look the same.
+                    log.info("caches: %s is silent; all is dropped, for what it wrote last may be lost", writer)
                     watched.feed.clear()
             self._prove()
             await asyncio.sleep(max(0.0, asked + heartbeat * (0.8 + 0.2 * random.random()) - clock()))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeGuard
@@ -85,35 +85,57 @@ def _question(asked: FetchUpdates | UpdatesPage) -> dict[str, Any]:
     return {"stream": asked.stream, "instance_name": asked.writer, "from_token": asked.after}
 
 
-def read_page(body: bytes, asked: FetchUpdates, *, reference_epoch: str | None = None) -> UpdatesPage:
-    """The page that answers ``asked``. Raises ValueError for whatever cannot be an honest answer to it.
-
-    ``reference_epoch``: of a reference system's answer, which names none and may cut a fact in two.
-    """
+def read_page(body: bytes, asked: FetchUpdates) -> UpdatesPage:
+    """The page that answers ``asked``. Raises ValueError for whatever cannot be an honest answer to it."""
     tokens, payloads, rest = _cut_out(body) or _decoded(body)
-    upto, limited = rest.get("upto_token"), rest.get("limited")
-    if type(upto) is not int or type(limited) is not bool:
-        raise ValueError("upto_token is no integer, or limited no boolean")
+    upto, limited = _end_of(tokens, rest)
     if not asked.after <= upto <= asked.upto:
         raise ValueError(f"upto_token {upto} is not within [{asked.after}, {asked.upto}]")
-    if set(map(type, tokens)) - {int}:
-        raise ValueError("a token is no integer")
-    if tokens != sorted(tokens):
-        raise ValueError("tokens do not ascend")
     if tokens and not asked.after < tokens[0] <= tokens[-1] <= upto:
         raise ValueError(f"tokens {tokens[0]} to {tokens[-1]} are not within ({asked.after}, {upto}]")
     if limited and (not tokens or tokens[-1] != upto):
         raise ValueError("the page is limited, and does not end with its last row")
-    if reference_epoch is not None:
-        epoch = reference_epoch
-        if limited:
-            tokens, payloads = _without_last_fact(tokens, payloads)
-            upto = tokens[-1]
-    else:
-        epoch = _epoch_of(rest, asked)
-        if len(tokens) > max(1, asked.limit) and tokens[0] != tokens[-1]:
-            raise ValueError(f"{len(tokens)} rows, {asked.limit} were asked for")
+    epoch = _epoch_of(rest, asked)
+    if len(tokens) > max(1, asked.limit) and tokens[0] != tokens[-1]:
+        raise ValueError(f"{len(tokens)} rows, {asked.limit} were asked for")
     return UpdatesPage(asked.stream, asked.writer, asked.after, upto, tokens, payloads, limited, epoch)
+
+
+def read_reference_page(body: bytes, asked: FetchUpdates, epoch: str) -> UpdatesPage:
+    """The same of the reference system's answer, which names neither its epoch nor the question (9.25).
+
+    Its writer has written no other row up to ``upto_token``. That may lie above the last row of a limited page, and
+    above what was asked for: then rows above that are cut off. A limited page that ends with its last row may be cut
+    within that fact: the fact is left out, and comes whole with the next page, unless it is the only one.
+    """
+    tokens, payloads, rest = _cut_out(body) or _decoded(body)
+    upto, limited = _end_of(tokens, rest)
+    cut = bisect_right(tokens, asked.upto)
+    beyond = cut < len(tokens) or upto > asked.upto
+    if tokens and not asked.after < tokens[0]:
+        raise ValueError(f"token {tokens[0]} is not above {asked.after}, where the question begins")
+    if tokens and tokens[-1] > upto < asked.upto:
+        raise ValueError(f"upto_token {upto} is below the last row, {tokens[-1]}")
+    if upto < asked.after or (limited and upto == asked.after):
+        raise ValueError(f"upto_token {upto} does not lead on from {asked.after}")
+    tokens, payloads, upto = tokens[:cut], payloads[:cut], min(upto, asked.upto)
+    limited = limited and not beyond  # all that was asked for is there, what follows was not asked for
+    if limited and tokens and tokens[0] != tokens[-1] == upto:
+        whole = bisect_left(tokens, upto)
+        tokens, payloads, upto = tokens[:whole], payloads[:whole], tokens[whole - 1]
+    return UpdatesPage(asked.stream, asked.writer, asked.after, upto, tokens, payloads, limited, epoch)
+
+
+def _end_of(tokens: list[Any], rest: Mapping[str, Any]) -> tuple[int, bool]:
+    """``upto_token`` and ``limited`` of an answer with these tokens, which are integers and ascend."""
+    upto, limited = rest.get("upto_token"), rest.get("limited")
+    if type(upto) is not int or type(limited) is not bool:
+        raise ValueError("upto_token is no integer, or limited no boolean")
+    if set(map(type, tokens)) - {int}:
+        raise ValueError("a token is no integer")
+    if tokens != sorted(tokens):
+        raise ValueError("tokens do not ascend")
+    return upto, limited
 
 
 def is_epoch(value: Any) -> TypeGuard[str]:
@@ -122,7 +144,7 @@ def is_epoch(value: Any) -> TypeGuard[str]:
 
 
 def _epoch_of(rest: Mapping[str, Any], asked: FetchUpdates) -> str:
-    """The epoch of an answer to this question; the reference system's say nothing of either."""
+    """The epoch of an answer to this question."""
     epoch = rest.get("epoch")
     if not is_epoch(epoch):
         raise ValueError("epoch is not 32 hexadecimal digits")
@@ -165,15 +187,6 @@ def _decoded(body: bytes) -> _Updates:
     if any(not isinstance(update, list) or len(update) != 2 for update in updates):
         raise ValueError("an update is not [token, row]")
     return [update[0] for update in updates], [json_bytes(update[1]) for update in updates], document
-
-
-def _without_last_fact(tokens: list[int], payloads: Sequence[bytes]) -> tuple[list[int], Sequence[bytes]]:
-    """The reference system counts rows and may stop within a fact: what its limited page ends with comes again, whole,
-    with the next one."""
-    whole = tokens.index(tokens[-1])
-    if whole == 0:
-        raise ValueError(f"all {len(tokens)} rows of a limited page are of {tokens[0]}: there may be more of that fact")
-    return tokens[:whole], payloads[:whole]
 
 
 # -- what is known of writers ---------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Runs the catch-up application by itself: uvicorn, bounded against clients that are slow, or mean to be.
 
 uvicorn bounds requests, and the time between two of them. It does not bound the time that a client takes to send the
-head of its first request, nor to read an answer; both are bounded here, on the connection, and so is the number of
-connections, without harm to those that came before. All that is refused is counted. A service that mounts the
+head of its first request, nor to read an answer; both are bounded here, on the connection. So is the number of
+connections: of those that have asked for nothing the oldest is cut for a new one, so that silent connections keep no
+reader out, and those that got an answer are not touched. All that is refused is counted. A service that mounts the
 application in its own should have something in front of it that does the same.
 """
 
@@ -48,9 +49,9 @@ class ServeLimits:
     """Bounds of one listening server. Bytes are bytes, times are seconds."""
 
     connections: int = attrs.field(default=200, validator=ge(1))
-    """Connections that get answers. Further ones are told to come back (503), so that strangers do not take the places
-    of readers that have one; beyond twice as many they are cut, for each costs a file descriptor that the store may
-    need."""
+    """Connections that get answers; a request on a further one is told to come back (503). Beside them there may be as
+    many strangers: connections without a whole request, or whose last one was refused (a status from 400 on). Of more
+    the oldest is cut, for each costs a file descriptor that the store may need; a reader asks within milliseconds."""
 
     head_timeout: float = attrs.field(default=10.0, validator=gt(0))
     """For a TLS handshake, and for the head of a request, from the connection's first moment or the request's first
@@ -85,6 +86,37 @@ class _Counts:
             log.warning("HTTP server: a connection is refused: %s (%d so far)", reason, self.refused[reason])
 
 
+class _Places:
+    """Which connections have shown that they ask for something, and which have not."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._strangers: dict[_BoundedProtocol, None] = {}  # the oldest first
+        self._members: set[_BoundedProtocol] = set()
+
+    def add_stranger(self, connection: _BoundedProtocol) -> _BoundedProtocol | None:
+        """Note a connection that has shown nothing; return the one that has to go for it."""
+        self._members.discard(connection)
+        self._strangers[connection] = None
+        return next(iter(self._strangers)) if len(self._strangers) > self._most else None
+
+    def remove_stranger(self, connection: _BoundedProtocol) -> None:
+        """A request of it has come whole."""
+        self._strangers.pop(connection, None)
+
+    def admit(self, connection: _BoundedProtocol) -> bool:
+        """Whether the connection's request gets an answer: it has a place, or there is a free one."""
+        if connection not in self._members and len(self._members) >= self._most:
+            return False
+        self._members.add(connection)
+        return True
+
+    def remove(self, connection: _BoundedProtocol) -> None:
+        """The connection is closed."""
+        self._strangers.pop(connection, None)
+        self._members.discard(connection)
+
+
 class Serving:
     """A running server. ``port`` and ``url`` are where it listens."""
 
@@ -103,7 +135,7 @@ class Serving:
 
     def statistics(self) -> dict[str, Any]:
         """Counters, JSON-able: connections that are open, were accepted, and were refused or cut, by reason: ``busy``
-        and ``too many`` (`ServeLimits.connections`), ``slow`` (``head_timeout``), ``deaf`` (``write_timeout``),
+        and ``stranger`` (`ServeLimits.connections`), ``slow`` (``head_timeout``), ``deaf`` (``write_timeout``),
         ``not HTTP``."""
         return {
             "connections": self.connections,
@@ -230,7 +262,8 @@ class _Server(uvicorn.Server):
 
 
 def _bounded_protocol(limits: ServeLimits, counts: _Counts) -> type[asyncio.Protocol]:
-    return type("BoundedProtocol", (_BoundedProtocol,), {"limits": limits, "counts": counts})
+    members = {"limits": limits, "counts": counts, "places": _Places(limits.connections)}
+    return type("BoundedProtocol", (_BoundedProtocol,), members)
 
 
 class _BoundedProtocol(H11Protocol):
@@ -238,6 +271,8 @@ class _BoundedProtocol(H11Protocol):
 
     limits: ServeLimits
     counts: _Counts
+    places: _Places
+    _refused = False  # the application did so with its last answer
     _head: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
 
@@ -247,22 +282,39 @@ class _BoundedProtocol(H11Protocol):
         self.access_log = False
         self.logger = _uvicorn_log
         self.counts.accepted += 1
-        if len(self.connections) > 2 * self.limits.connections:
-            self._cut("too many")
-            return
-        if len(self.connections) > self.limits.connections:
-            self.app = self._busy
+        self._application, self.app = self.app, self._answer
+        self._make_stranger()
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.places.remove(self)
         self._stop_waiting()
         self._unset_keepalive_if_required()  # uvicorn leaves it running when the connection broke
         self._stop_watching()
         super().connection_lost(exc)
 
+    def _make_stranger(self) -> None:
+        if (oldest := self.places.add_stranger(self)) is not None:
+            oldest._cut("stranger")
+
     def _cut(self, reason: str) -> None:
         self.counts.refuse(reason)
+        self.places.remove(self)
         self.transport.abort()
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Let the application answer, if there is a place."""
+        # A closed connection must not take a place: nothing would free it.
+        if not self.transport.is_closing() and not self.places.admit(self):
+            await self._busy(scope, receive, send)
+            return
+
+        async def noted(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self._refused = message["status"] >= 400
+            await send(message)
+
+        await self._application(scope, receive, noted)
 
     async def _busy(self, _scope: Any, _receive: Any, send: Any) -> None:
         """Instead of the application, for a connection that came after too many others."""
@@ -280,6 +332,8 @@ class _BoundedProtocol(H11Protocol):
         self._look()
 
     def on_response_complete(self) -> None:
+        if self._refused and not self.transport.is_closing():
+            self._make_stranger()
         super().on_response_complete()
         self._look()
         self._watch_writing()
@@ -299,6 +353,7 @@ class _BoundedProtocol(H11Protocol):
         # h11: IDLE until the head is there; DONE: the answer is not, and more has come.
         if self.conn.their_state is not h11.IDLE:
             self._stop_waiting()
+            self.places.remove_stranger(self)
         elif self._head is None and self.conn.trailing_data[0]:
             self._expect_head()
 

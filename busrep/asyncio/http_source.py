@@ -1,17 +1,15 @@
 """The reading half of catch-up over HTTP: what a reader without a database uses as its store.
 
-It asks a `catch_up_app`, or the reference system's own endpoint, and gives a reader what a store would: pages, known
-writers, the epoch. It cannot write: positions are saved elsewhere (``reader_store=``), writers need the database.
+It asks a `catch_up_app` and gives a reader what a store would: pages, known writers, the epoch. It cannot write:
+positions are saved elsewhere (``reader_store=``), writers need the database.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import random
 import re
-import secrets
 import ssl
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
@@ -22,16 +20,24 @@ import attrs
 import orjson
 
 from busrep.commands import INT64_MAX
-from busrep.errors import ConfigError, MissingExtra, PositionTooOld, SnapshotBusy, SnapshotGone, Unavailable
+from busrep.errors import (
+    ConfigError,
+    MissingExtra,
+    NoSnapshots,
+    PositionTooOld,
+    SnapshotBusy,
+    SnapshotGone,
+    Unavailable,
+)
 from busrep.settings import Settings
 from busrep.snapshots import Agreement
 from busrep.storage import KnownWriter, Newest
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates, UpdatesPage
+from busrep.urls import check_url
 
 from .http_pages import (
     PART_PATH,
-    REFERENCE_PATH,
     SNAPSHOTS_PATH,
     STATE_PATH,
     UPDATES_PATH,
@@ -41,6 +47,7 @@ from .http_pages import (
     read_state,
 )
 from .http_snapshots_client import LONGEST_PAUSE, Ask, Misfit, PartDownload, Take, TryAgain, Unknown, load_part
+from .read_only import ReadOnlyStore
 from .snapshot_sources import check_agreement
 
 try:
@@ -81,7 +88,7 @@ class _AnotherLog(Exception):
         super().__init__(epoch)
 
 
-class HttpSource:
+class HttpSource(ReadOnlyStore):
     """An `AsyncStore` that reads over HTTP: ``connect(store=HttpSource("https://facts.example/busrep", [orders]))``.
 
     A `SnapshotSource` as well.
@@ -89,14 +96,12 @@ class HttpSource:
     ``url``: of a `catch_up_app`, its prefix included; the secret stands in it or in ``secret``. ``streams``: those
     that will be read. ``headers`` are sent along. ``verify``: the certificates that vouch for the server, a file's
     path or an `ssl.SSLContext` (with a client's certificate in it, if need be); default: the system's.
-    ``compress``: ask for gzip, for links slower than some 100 Mbit/s. ``reference``: ``url`` is of the reference
-    system: one writer's process, which tells no epoch and no writers. ``max_bytes``: the largest answer read, and the
-    largest part of a snapshot. ``some``: the server need not serve all of ``streams``.
+    ``compress``: ask for gzip, for links slower than some 100 Mbit/s. ``max_bytes``: the largest answer read, and the
+    largest part of a snapshot. ``some``: the server need not serve all of ``streams``. ``reference``: refused, for the
+    reference system a `ReferenceSource` knows which writer each address is of.
 
     Raises ConfigError for a URL or a secret of another form; MissingExtra.
     """
-
-    read_only = True
 
     def __init__(
         self,
@@ -112,6 +117,11 @@ class HttpSource:
         max_bytes: int = MAX_BYTES,
         some: bool = False,
     ) -> None:
+        if reference:
+            raise ConfigError(
+                "one address of the reference system is one writer's, and which one it does not tell: in place of "
+                "HttpSource(..., reference=True) pass busrep.asyncio.ReferenceSource({writer: url, ...}, streams)"
+            )
         self.url, given = _parts(url)
         if given is not None and secret is not None:
             raise ConfigError("the secret is in the URL and in secret=: once is enough")
@@ -120,7 +130,7 @@ class HttpSource:
             raise ConfigError("the secret of an HTTP source holds visible ASCII characters only, and at least one")
         self.streams = streams if isinstance(streams, Registry) else Registry(streams)
         self.settings = settings or Settings()
-        self.reference, self._max_bytes, self._some = reference, max_bytes, some
+        self._max_bytes, self._some = max_bytes, some
         # Packed answers only if they are wanted: on a fast link packing costs more time than it saves.
         self._headers = {
             "user-agent": "busrep",
@@ -134,10 +144,8 @@ class HttpSource:
         self._verify = verify
         self._transport: httpx.AsyncHTTPTransport | None = None
         self._parts: httpx.AsyncHTTPTransport | None = None  # so that long downloads take no connection from pages
-        self._where = f"catch-up at {self.url}"
+        self.where = f"catch-up at {self.url}"
         self._told: str | None = None  # the last epoch that epoch() gave
-        # The reference system names no epoch: its log is taken for the same as long as its address is.
-        self._reference_epoch = hashlib.blake2b(self.url.encode(), digest_size=16).hexdigest()
 
     def __repr__(self) -> str:
         return f"HttpSource({self.url!r})"
@@ -152,16 +160,18 @@ class HttpSource:
         self._transport = _transport(context, self.settings.fetches + 1)  # pages, and one question about writers
         self._parts = _transport(context, self.settings.snapshots * self.settings.snapshot_connections)
         try:
-            if not self.reference:
-                served = (await self._state()).streams
-                missing = {stream.name for stream in self.streams if not stream.resettable} - set(served)
-                if missing and not self._some:
-                    raise ConfigError(
-                        f"{self._where} does not serve {', '.join(sorted(missing))}: pass them to its catch_up_app()"
-                    )
+            await self._check_server()
         except BaseException:
             await self.close()
             raise
+
+    async def _check_server(self) -> None:
+        served = (await self._state()).streams
+        missing = {stream.name for stream in self.streams if not stream.resettable} - set(served)
+        if missing and not self._some:
+            raise ConfigError(
+                f"{self.where} does not serve {', '.join(sorted(missing))}: pass them to its catch_up_app()"
+            )
 
     async def close(self) -> None:
         """See `AsyncStore`."""
@@ -173,64 +183,48 @@ class HttpSource:
 
     async def epoch(self) -> str:
         """See `AsyncStore`."""
-        if self.reference:
-            return self._reference_epoch
         self._told = (await self._state()).epoch
         return self._told
 
     async def sequence(self, stream: str) -> int | None:
         """See `AsyncStore`: as the server's store knows it."""
         self._check(stream)
-        return None if self.reference else (await self._state_told(stream)).sequence
+        return (await self._state_told(stream)).sequence
 
     async def known(self) -> list[KnownWriter]:
-        """See `AsyncStore`: the writers of the streams that the server serves, none of the reference system's."""
-        return [] if self.reference else list((await self._state_told()).writers)
+        """See `AsyncStore`: the writers of the streams that the server serves."""
+        return list((await self._state_told()).writers)
 
     async def newest(self, stream: str) -> Newest | None:
-        """See `AsyncStore`: as the server's store knows it; None of an older server, and of the reference system."""
+        """See `AsyncStore`: as the server's store knows it; None of an older server."""
         self._check(stream)
-        if self.reference:
-            return None
         state = await self._state(newest=stream)
         return None if state.newest is None else Newest(state.epoch, state.newest)
 
     async def fetch(self, question: FetchUpdates) -> UpdatesPage:
         """See `AsyncStore`: what the page proves is what the server's store has proven (9.9)."""
         self._check(question.stream)
-        if self.reference and question.after == question.upto:  # asks for an epoch, which it would not tell
-            return _nothing_of(question, self._reference_epoch)
         params: dict[str, str | int] = {
             "instance_name": question.writer,
             "from_token": question.after,
             "upto_token": question.upto,
+            "limit": question.limit,
         }
-        if self.reference:
-            path = f"{REFERENCE_PATH}{_segment(question.stream)}/{secrets.token_hex(8)}"
-        else:
-            path = UPDATES_PATH + _segment(question.stream)
-            params["limit"] = question.limit
         try:
-            body = await self._ask(path, params, question)
+            body = await self._ask(UPDATES_PATH + segment(question.stream), params, question)
         except _AnotherLog as found:  # a page of that log which proves nothing: the reader knows what to do with those
-            return _nothing_of(question, found.epoch)
+            return nothing_of(question, found.epoch)
         try:
-            return read_page(body, question, reference_epoch=self._reference_epoch if self.reference else None)
+            return read_page(body, question)
         except ValueError as error:
             raise self._distrust(error) from None
-
-    async def finish(self, *_: Any, **__: Any) -> NoReturn:
-        """See `AsyncStore`; a process with the database has to do that. Raises Unavailable, as a replica does."""
-        raise Unavailable(self._where, "it cannot write: a silent writer is finished by a process with the database")
 
     # -- snapshots --------------------------------------------------------------------------------------------
 
     async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
         """See `SnapshotSource`: what the server agrees on with its store, for all readers at about this time."""
         self._check(stream)
-        if self.reference:
-            raise ConfigError(f"{self._where} is of the reference system, which gives no snapshots")
-        path, params = SNAPSHOTS_PATH + _segment(stream), {"part_rows": part_rows}
+        path, params = SNAPSHOTS_PATH + segment(stream), {"part_rows": part_rows}
         body = await self._ask(path, params, None, b"" if again is None else again.to_json())
         try:
             agreement = Agreement.from_json(body)
@@ -275,7 +269,7 @@ class HttpSource:
                     raise Unknown
                 if code == "snapshot_gone":
                     why = str(_said(body).get("error"))[:QUOTED]
-                    raise SnapshotGone(agreement.stream, f"{self._where} says {why!r}")
+                    raise SnapshotGone(agreement.stream, f"{self.where} says {why!r}")
                 if response.status_code == 416:
                     raise Misfit("the server's text of it is shorter than what has come")
                 self._refused(response, body, None)
@@ -302,7 +296,7 @@ class HttpSource:
         state = await self._state(sequence=sequence)
         if self._told not in (None, state.epoch):
             self._told = None  # the next time it is taken as it comes
-            raise Unavailable(self._where, "it was restored, or servers behind this address are not of one database")
+            raise Unavailable(self.where, "it was restored, or servers behind this address are not of one database")
         return state
 
     async def _state(self, **wanted: str | None) -> CatchUpState:
@@ -314,7 +308,7 @@ class HttpSource:
             raise self._distrust(error) from None
 
     def _distrust(self, reason: object) -> Unavailable:
-        return Unavailable(self._where, f"its answer is refused: {reason}")
+        return Unavailable(self.where, f"its answer is refused: {reason}")
 
     # -- requests ---------------------------------------------------------------------------------------------
 
@@ -336,7 +330,7 @@ class HttpSource:
                             await asyncio.sleep(max(asked_for, pause) * (1 + random.random() / 2))
         except TimeoutError:
             pass
-        raise Unavailable(self._where, reason)
+        raise Unavailable(self.where, reason)
 
     async def _ask_once(
         self, path: str, params: Mapping[str, Any], question: FetchUpdates | None, content: bytes
@@ -359,7 +353,7 @@ class HttpSource:
     ) -> T:
         """Do one request: the one place where the driver's errors become ours."""
         if transport is None:
-            raise Unavailable(self._where, "the source is not open")
+            raise Unavailable(self.where, "the source is not open")
         timeout = httpx.Timeout(self.settings.fetch_timeout, connect=CONNECT_TIMEOUT).as_dict()
         try:
             request = httpx.Request(
@@ -374,7 +368,7 @@ class HttpSource:
         except httpx.TransportError as error:
             if isinstance(cause := _tls_trouble(error), ssl.SSLCertVerificationError):
                 raise ConfigError(
-                    f"{self._where}: its certificate is not trusted ({cause.verify_message}): pass verify="
+                    f"{self.where}: its certificate is not trusted ({cause.verify_message}): pass verify="
                 ) from None
             raise TryAgain(f"{type(error).__name__}: {error}") from None
         except (httpx.HTTPError, httpx.InvalidURL, zlib.error) as error:
@@ -410,13 +404,15 @@ class HttpSource:
         status = response.status_code
         said = _said(body)
         what = f"{status} {str(said.get('error', ''))[:QUOTED]!r}"
+        if said.get("code") == "no_snapshots":
+            raise NoSnapshots(self.where)
         if said.get("code") == "snapshot_busy" and type(limit := said.get("limit")) is int:
-            raise SnapshotBusy(self._where, limit)
+            raise SnapshotBusy(self.where, limit)
         if status in _AGAIN:
             pause = response.headers.get("retry-after", "")
             raise TryAgain(what, float(pause) if re.fullmatch(r"[0-9]{1,9}", pause) else 0.0)
         if status >= 500:
-            raise Unavailable(self._where, what)
+            raise Unavailable(self.where, what)
         if status == 410 and question is not None:
             floor, asked = said.get("floor"), [said.get(name) for name in ("stream", "writer", "position")]
             if asked != [question.stream, question.writer, question.after]:
@@ -429,26 +425,8 @@ class HttpSource:
             raise self._distrust(f"{what} without an epoch and a floor above {question.after}")
         if status in _MOVED:  # not followed: the secret is for this address
             to = re.sub(r"//[^/]*@", "//", response.headers.get("location", "")).partition("?")[0][:QUOTED]
-            raise ConfigError(f"{self._where} answers {status}, go to {to!r}: put the right address into the URL")
-        raise ConfigError(f"{self._where} answers {what}: {_ADVICE.get(status, 'is that the address of a bus?')}")
-
-    # -- what takes a database --------------------------------------------------------------------------------
-
-    async def _cannot_write(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused: ConfigError."""
-        raise ConfigError(f"{self._where} can only be read: writers need the database itself, pass its URL as store=")
-
-    async def _cannot_save(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused: ConfigError."""
-        raise ConfigError(f"{self._where} can only be read: say with reader_store= where positions are saved")
-
-    def transaction(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused: ConfigError."""
-        raise ConfigError(f"{self._where} can only be read: writers need the database itself, pass its URL as store=")
-
-    init = claim = reserve = outcome = heartbeat = check_claim = prune = restored = status = _cannot_write
-    register_reader = load_reader = save_reader = reset_reader = dead_letter = dead_letters = _cannot_save
-    begin_bootstrap = save_bootstrap = bootstraps = _cannot_save
+            raise ConfigError(f"{self.where} answers {status}, go to {to!r}: put the right address into the URL")
+        raise ConfigError(f"{self.where} answers {what}: {_ADVICE.get(status, 'is that the address of a bus?')}")
 
 
 _ADVICE = {
@@ -462,6 +440,7 @@ _ADVICE = {
 def _parts(url: str) -> tuple[str, str | None]:
     """The URL without its secret and without a slash at its end, and the secret. Raises ConfigError without showing
     it."""
+    check_url(url, "the URL of an HTTP source", FORM)
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -486,12 +465,13 @@ def _transport(context: ssl.SSLContext, connections: int) -> httpx.AsyncHTTPTran
     return httpx.AsyncHTTPTransport(verify=context, limits=limits, trust_env=False)
 
 
-def _nothing_of(question: FetchUpdates, epoch: str) -> UpdatesPage:
+def nothing_of(question: FetchUpdates, epoch: str) -> UpdatesPage:
     """An empty page, which proves no more than the reader has."""
     return UpdatesPage(question.stream, question.writer, question.after, question.after, (), (), False, epoch)
 
 
-def _segment(stream: str) -> str:
+def segment(stream: str) -> str:
+    """A stream's name as a part of a path."""
     # Names of dots alone would be taken for steps up the path.
     return quote(stream, safe="") if stream.strip(".") else stream.replace(".", "%2E")
 

@@ -21,12 +21,37 @@ from redis.exceptions import AuthenticationError, AuthorizationError, InvalidRes
 
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
+from busrep.urls import check_url, shown_url
 
-from .tasks import pause_after
+from .tasks import pause_after, stop
 
 log = logging.getLogger("busrep.redis")
 
+FORMS = "redis://[user:password@]host:port/db, rediss://... or unix:///path?db=0"
+
 _TROUBLE = (RedisError, OSError, TimeoutError, EOFError)
+
+
+def redis_settings(url: str, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """Read what a Redis URL says, with the ``parse_url`` of one of the driver's runtimes. Raises ConfigError.
+
+    ``rediss://`` checks the certificate and the host's name in it, unless the URL says ``ssl_cert_reqs=none`` or
+    ``ssl_check_hostname=false``.
+    """
+    check_url(url, "the Redis URL", FORMS)
+    try:
+        return {**tls_defaults(url), **parse(url)}
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"the Redis URL {shown_url(url)!r} does not work: {error}; use {FORMS}") from None
+
+
+def tls_defaults(url: str) -> dict[str, Any]:
+    """The driver's arguments for ``rediss://``, as far as the URL does not say otherwise: before redis-py 6 the name in
+    a certificate was not compared with the host, so that any certificate of the authority would do."""
+    if not url.startswith("rediss://"):
+        return {}
+    unchecked = re.search(r"[?&]ssl_cert_reqs=none(?:&|$)", url, re.IGNORECASE)
+    return {"ssl_cert_reqs": "required", "ssl_check_hostname": unchecked is None}
 
 
 def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
@@ -37,13 +62,7 @@ def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
     kwargs: dict[str, Any]
     kind: Any
     if isinstance(redis, str):
-        try:
-            kwargs = dict(parse_url(redis))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(
-                f"bad Redis URL {without_password(redis)!r}: {error}; use redis://[user:password@]host:port/db, "
-                "rediss://... or unix:///path?db=0"
-            ) from None
+        kwargs = redis_settings(redis, parse_url)
         kind = kwargs.pop("connection_class", aioredis.Connection)
     else:
         # What the driver keeps there for maintenance notifications of RESP3 has no place in RESP2.
@@ -63,14 +82,6 @@ def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
         return aioredis.ConnectionPool(connection_class=kind, **kwargs)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"Redis settings that do not go together: {error}") from None
-
-
-def without_password(url: str) -> str:
-    """The URL as it may be shown, three stars for each password. Masks too much rather than too little."""
-    url = re.sub(r"(?<=password=)[^&]*", "***", url)
-    head, at, host = url.rpartition("@")
-    scheme, slashes, user = head.partition("://")
-    return f"{scheme}{slashes}{user.partition(':')[0]}:***@{host}" if at and ":" in user else url
 
 
 class Link(Protocol):
@@ -144,9 +155,7 @@ class RedisLink:
     async def close(self) -> None:
         """Close both connections."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await stop([self._task], self._settings.shutdown_timeout)
             self._task = None
         await self._drop_publisher()
 

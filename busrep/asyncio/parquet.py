@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import re
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -18,8 +19,10 @@ from urllib.parse import urlsplit
 import attrs
 
 from busrep.errors import ConfigError, MissingExtra, RowError, SnapshotGone, Unavailable
+from busrep.private_files import create_file, make_folders, open_successor
 from busrep.settings import Settings
 from busrep.snapshots import Agreement, PartRange, PartRows, SnapshotSource, decode_part, encode_rows
+from busrep.urls import check_url
 
 from .parquet_manifest import NAME, Manifest, PartFile, read_manifest, write_manifest
 from .snapshot_sources import check_rows
@@ -237,7 +240,9 @@ class Place:
         """Make the directory, where there is such a thing."""
 
         def work(fs: Any, path: str) -> None:
-            if fs.type_name not in OBJECT_STORES:
+            if fs.type_name == "local":
+                make_folders(path)
+            elif fs.type_name not in OBJECT_STORES:
                 fs.create_dir(path, recursive=True)
 
         await self._written(work)
@@ -268,6 +273,8 @@ class Place:
         """Write a file. Raises Unavailable, ConfigError."""
 
         def work(fs: Any, path: str) -> None:
+            if fs.type_name == "local":
+                create_file(f"{path}/{name}")
             with fs.open_output_stream(f"{path}/{name}", compression=None) as file:
                 file.write(content)
 
@@ -280,6 +287,8 @@ class Place:
             target = f"{path}/{name}"
             beside = target if fs.type_name in OBJECT_STORES else f"{target}.{secrets.token_hex(4)}.tmp"
             try:
+                if fs.type_name == "local":
+                    os.close(open_successor(beside, target))
                 with fs.open_output_stream(beside, compression=None) as file:
                     file.write(content)
                 if beside != target:
@@ -348,6 +357,7 @@ def _opened(url: str, shown: str) -> tuple[Any, str]:
 
 def _shown(url: str) -> str:
     """The URL without a key, a secret, or parameters. Raises ConfigError without showing it."""
+    check_url(url, "the URL of a snapshot in Parquet files", FORM)
     parts = urlsplit(url)
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*", parts.scheme) or not (parts.netloc or parts.path.strip("/")):
         raise ConfigError(f"the URL of a snapshot in Parquet files does not work, these forms do: {FORM}")

@@ -60,7 +60,7 @@ class SnapshotPart(Generic[RowT]):
         self.rows = [self.rows[at] for at in kept]
 
 
-ApplyHandler = Callable[[SnapshotPart[Any]], Awaitable[None] | None]
+ApplyHandler = Callable[[SnapshotPart[RowT]], Awaitable[None] | None]
 
 
 @attrs.frozen
@@ -68,7 +68,7 @@ class Applier:
     """What the application does with the snapshot of one stream. ``key``: of a row; only the latest of each counts."""
 
     stream: Stream[Any]
-    handler: ApplyHandler
+    handler: ApplyHandler[Any]
     key: RowKey | None = None
 
 

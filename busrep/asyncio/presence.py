@@ -31,11 +31,12 @@ log = logging.getLogger("busrep.presence")
 # cost 17 lines a second.
 REFRESH, TIMEOUT = 60.0, 300.0
 
-# Devices syncing per process, and processes: some 200 MB when all are full, so that nothing on the wire fills memory.
-USERS, INSTANCES = 10_000, 100
+# Devices syncing per process, and processes; and bytes of all that others tell, so that nothing on the wire fills
+# memory: names may have 255 bytes. They are for some 600,000 devices with names of usual length.
+USERS, INSTANCES, MAX_BYTES = 10_000, 100, 256 * 2**20
 
-# Characters of a user, a device or an instance, for the same reason; a Matrix user has at most 255.
-NAME_LENGTH = 1_000
+# What a device costs beside the characters of its names, measured: strings, numbers, its places in two dicts.
+DEVICE_BYTES = 430
 
 # Lines told again in one go, and the pause behind them (seconds): 5,000/s, and about a twentieth of what may wait on a
 # bus: it goes on when Redis has taken them.
@@ -67,28 +68,37 @@ class _Device:
     """A user's device that syncs. ``count``: how many times at once, here. ``heard``: when it was told, elsewhere."""
 
     last_sync_ms: int
+    size: int
     count: int = 0
     heard: float = 0.0
 
 
+def _size(user: str, device: str | None) -> int:
+    """Bytes that a device costs. Of a text with one wide character each takes four."""
+    text = user if device is None else user + device
+    return DEVICE_BYTES + len(text) * (1 if text.isascii() else 4)
+
+
 @attrs.define(eq=False)
 class _Process:
-    """Who syncs on one process: {user: {device: ...}}, no user without a device."""
+    """Who syncs on one process: {user: {device: ...}}, no user without a device. ``bytes``: what they cost."""
 
     users: dict[str, dict[str | None, _Device]] = attrs.field(factory=dict)
     count: int = 0
+    bytes: int = 0
 
     def get(self, user: str, device: str | None) -> _Device | None:
         return self.users.get(user, {}).get(device)
 
     def add(self, user: str, device: str | None, last_sync_ms: int) -> _Device:
         self.count += 1
-        added = self.users.setdefault(user, {})[device] = _Device(last_sync_ms)
+        added = self.users.setdefault(user, {})[device] = _Device(last_sync_ms, _size(user, device))
+        self.bytes += added.size
         return added
 
     def remove(self, user: str, device: str | None) -> None:
         devices = self.users[user]
-        del devices[device]
+        self.bytes -= devices.pop(device).size
         self.count -= 1
         if not devices:
             del self.users[user]
@@ -102,8 +112,9 @@ class Presence:
 
     ``instance_id``: this process's name, unlike any other live one's. Every ``refresh`` seconds (jittered by ±10 %) the
     own users are told again; what another process did not tell for ``timeout`` seconds is forgotten. All processes
-    need the same two. ``users``: most devices per process, ``instances``: most other processes; what goes beyond, or
-    has a name longer than NAME_LENGTH, is counted and logged. Raises ConfigError.
+    need the same two. ``users``: most devices per process, ``instances``: most other processes, ``max_bytes``: of what
+    all of them tell; what goes beyond is counted and logged. Names have at most 255 bytes, as all on the wire. Raises
+    ConfigError.
     """
 
     def __init__(
@@ -115,13 +126,14 @@ class Presence:
         timeout: float = TIMEOUT,
         users: int = USERS,
         instances: int = INSTANCES,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         if not 0 < 2 * refresh <= timeout:
             raise ConfigError(f"timeout={timeout!r} is to be twice refresh={refresh!r} or more: one line may be lost")
         self._clear = ClearUserSync(instance_id)
-        _check_length(instance_id)
         self._bus, self.instance_id = bus, instance_id
         self._refresh, self._timeout, self._most_users, self._most_instances = refresh, timeout, users, instances
+        self._max_bytes = max_bytes
         self._own = _Process()
         self._others: dict[str, _Process] = {}
         self._handlers: list[ChangeHandler] = []
@@ -150,7 +162,6 @@ class Presence:
         self._check_open()
         now = int(time.time() * 1000)
         command = UserSync(self.instance_id, user, device, True, now)
-        _check_length(user, device or "")
         own = self._own.get(user, device)
         if own is not None:
             own.count, own.last_sync_ms = own.count + 1, now
@@ -227,7 +238,7 @@ class Presence:
         seen = process.get(user, device) if process is not None else None
         begins = process is None or user not in process.users
         if seen is None:
-            if max(map(len, (instance, user, device or ""))) > NAME_LENGTH or not self._has_room(process):
+            if not self._has_room(process, _size(user, device)):
                 self._refuse(command)
                 return
             process = self._others.setdefault(instance, process or _Process())
@@ -247,12 +258,16 @@ class Presence:
             gone = [(user, device) for user, device, _ in self._others[instance].devices()]
             await self._changed(self._forget(instance, gone))
 
-    def _has_room(self, process: _Process | None) -> bool:
+    def _has_room(self, process: _Process | None, size: int) -> bool:
+        if sum(other.bytes for other in self._others.values()) + size > self._max_bytes:
+            return False
         return len(self._others) < self._most_instances if process is None else process.count < self._most_users
 
     def _refuse(self, command: UserSync) -> None:
         if not self.refused:
-            log.warning("no room for presence on %.100s: raise Presence(users=, instances=)", command.instance_id)
+            log.warning(
+                "no room for presence on %.100s: raise Presence(users=, instances=, max_bytes=)", command.instance_id
+            )
         self.refused += 1
 
     def _forget(self, instance: str, gone: Iterable[tuple[str, str | None]]) -> list[PresenceChange]:
@@ -366,9 +381,3 @@ class Presence:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed
-
-
-def _check_length(*names: str) -> None:
-    for name in names:
-        if len(name) > NAME_LENGTH:
-            raise ConfigError(f"{name:.20}...: a name longer than {NAME_LENGTH} characters")

@@ -7,13 +7,26 @@ import contextlib
 import heapq
 import itertools
 import logging
+import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 
 from busrep.caches import is_invalidations
+from busrep.commands import Position
 from busrep.delivery import Missed, RawBatch, Reset
 from busrep.errors import (
     BusrepError,
@@ -21,23 +34,29 @@ from busrep.errors import (
     ConfigError,
     EpochChanged,
     HandlerFailed,
+    PositionsAheadOfTable,
     PositionTooOld,
     ReaderMoved,
     RowError,
+    StatementRefused,
     Unavailable,
     WaitTimeout,
 )
+from busrep.failures import Transient, Verdict
 from busrep.framing import Frame
 from busrep.reader import Followed, Key, Reader
 from busrep.settings import Settings
 from busrep.snapshots import SnapshotSource
-from busrep.storage import AsyncStore, KnownWriter, ReaderState
+from busrep.storage import AsyncStore, KnownWriter, ReaderState, claims_of
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates
 
 from .bootstrapping import Bootstrapping
+from .effects import effects_of, exactly_once
 from .parts import Applier
+from .retrying import Retrying
 from .silent import SilentWriters
+from .stop_notes import StopNotes
 from .tasks import being_cancelled, call, spawn, stop, within
 
 log = logging.getLogger("busrep.reader")
@@ -47,6 +66,10 @@ RowT = TypeVar("RowT")
 Start = Literal["now", "earliest"] | Mapping[str, Mapping[str, int]]
 """Where a reader without saved positions begins: behind what is proven now, at the oldest row there is, or at given
 positions {stream: {writer: position}} (writers not named there: at their oldest row)."""
+
+OnPoison = Literal["stop", "dead_letter"]
+OnEpochChange = Literal["rebootstrap", "stop"]
+OnTooOld = Literal["stop", "skip"]
 
 
 @attrs.define(eq=False)
@@ -66,6 +89,7 @@ class Batch(Generic[RowT]):
     rows: Sequence[RowT]
     _save: Callable[[Batch[RowT], Any], Awaitable[None]] = attrs.field(repr=False)
     _raw: RawBatch = attrs.field(repr=False)
+    _begin: Callable[[Batch[RowT]], AbstractAsyncContextManager[Any]] = attrs.field(repr=False)
     epoch: str | None = attrs.field(default=None, repr=False)
     reader: str | None = attrs.field(default=None, repr=False)
     _tried: bool = attrs.field(default=False, init=False, repr=False)
@@ -92,10 +116,27 @@ class Batch(Generic[RowT]):
         await self._save(self, connection)
         self._saved = True
 
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """``async with batch.transaction() as db``: a connection in a transaction, at whose end the position is saved.
 
-Handler = Callable[[Batch[Any]], Awaitable[None] | None]
+        So the effects of the block count exactly once. The connection is of the bus's own pool, to the database of the
+        reader's store: a psycopg.AsyncConnection, or an sqlite3.Connection, which blocks the event loop while it works.
+        When the block ends the position is saved, and the transaction committed; when it raises, rolled back. One block
+        a batch. Where the server went away, or COMMIT got no answer, let the error out: the handler is called again
+        unless the position shows that it was committed.
+
+        Raises ConfigError when the bus has no ``reader`` name, and for a store without connections (memory, HTTP);
+        ReaderMoved when these rows were handled before, or elsewhere; Unavailable, CommitUnknown.
+        """
+        return self._begin(self)
+
+
+Handler = Callable[[Batch[RowT]], Awaitable[None] | None]
 NoticeHandler = Callable[[str, str, int], Awaitable[None] | None]
 
+
+# Epochs of other deployments that are told of, each once.
+MOST_REPORTED = 16
 
 _Waiter = tuple[int, int, "asyncio.Future[None]"]  # token, a number that makes it unique, what to wake
 
@@ -107,6 +148,16 @@ class _DetachedError(Exception):
 def _refuse(future: asyncio.Future[None], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+def _check_start(start: Start | None) -> None:
+    """Raise ConfigError for a position, or a name, that no line can say and no store keep."""
+    for stream, writers in start.items() if isinstance(start, Mapping) else ():
+        for writer, position in writers.items():
+            try:
+                Position(stream, writer, 0, position)
+            except ConfigError as error:
+                raise ConfigError(f"start= for {writer!r} of {stream!r} is {position!r}: {error}") from None
 
 
 def _check_saving(store: AsyncStore | None, reader: str | None, on_poison: str) -> None:
@@ -136,17 +187,20 @@ class Reading:
         reader: str | None,
         start: Start | None,
         own: str | None,
-        on_poison: str,
-        on_epoch_change: str,
-        on_too_old: str,
+        on_poison: OnPoison,
+        on_epoch_change: OnEpochChange,
+        on_too_old: OnTooOld,
         undeclared: bool,
         ask: Callable[[], None],
         own_positions: Callable[[], Mapping[str, int]],
         own_written: Callable[[str], tuple[int, bool] | None],
         on_epoch: Callable[[str], None],
         snapshot_source: SnapshotSource | None = None,
+        transient: Transient = None,
+        on_stop: Callable[[BusrepError], None] = lambda _: None,
     ) -> None:
         _check_saving(reader_store, reader, on_poison)
+        _check_start(start)
         self.core = Reader((), settings=settings, own=[own] if own else (), undeclared=undeclared)
         self._registry, self._settings = registry, settings
         # A cache is empty at the start: of invalidations nothing is read but what is new, and no position is saved.
@@ -161,8 +215,11 @@ class Reading:
         self._on_poison, self._on_epoch_change, self._on_too_old = on_poison, on_epoch_change, on_too_old
         self._ask, self._own_positions, self._on_epoch = ask, own_positions, on_epoch
         self._own_written = own_written
+        self.retrying = Retrying(settings, transient)
+        self.on_stop = on_stop
+        self.notes = StopNotes(reader_store, reader, settings)
         self._following: dict[str, asyncio.Task[None]] = {}
-        self._handlers: dict[str, list[Handler]] = {}
+        self._handlers: dict[str, list[Handler[Any]]] = {}
         self._reset_handlers: list[tuple[str | None, NoticeHandler]] = []
         self._missed_handlers: list[tuple[str | None, Callable[..., Awaitable[None] | None]]] = []
         self._workers: dict[Key, asyncio.Task[None]] = {}
@@ -172,6 +229,7 @@ class Reading:
         # row)}, until one is handed out.
         self._oldest: dict[Key, tuple[int, int]] = {}
         self._saved: dict[Key, int] = {}
+        self.unsavable: dict[Key, StatementRefused] = {}  # why a position could not be saved
         self._paused: dict[Key, None] = {}
         self._saving = asyncio.Lock()
         self.bootstrapping = Bootstrapping(
@@ -188,6 +246,8 @@ class Reading:
         self._waiters: dict[Key, list[_Waiter]] = {}
         self._waiting = 0
         self._look_at_all = False  # a look is due that asks for all writers
+        self._registry_read_at = -math.inf
+        self._reported: set[str] = set()  # epochs of other deployments
         self._numbers = itertools.count()
         self._offers: dict[asyncio.Queue[Any], frozenset[str]] = {}  # of which streams
         self._offered: dict[asyncio.Future[None], None] = {}
@@ -196,20 +256,22 @@ class Reading:
         self._closed = False
         self.stopped: dict[Key, BusrepError] = {}
         self.failure: BusrepError | None = None
+        self.not_begun: dict[str, str] = {}  # stream -> why it is not followed yet; tried again
         self.poison_rows = 0
         self.rows_delivered = 0
+        self.positions_refused = 0  # by the store, for they were above the sequence
         self.handler_failures = 0
 
     # -- following --------------------------------------------------------------------------------------------
 
-    def subscribe(self, stream: Stream[Any], handler: Handler) -> None:
+    def subscribe(self, stream: Stream[Any], handler: Handler[Any]) -> None:
         """Call ``handler`` with the stream's batches from now on."""
         if stream.name not in self._handlers and self._name is not None and stream.name not in self.unsaved:
             # What passed while nobody handled it (somebody waited, perhaps) was not saved, and is due to this one.
             for key, progress in self.core.progress.items():
                 held = key in self.stopped or self.bootstrapping.holds(key[0])
-                if key[0] == stream.name and progress.stream.fetchable and not held:
-                    self.core.move_to(*key, self._saved.get(key, 0))
+                if key[0] == stream.name and progress.stream.durable and not held:
+                    self.core.move_to(*key, self._saved.get(key, progress.began))
         handlers = self._handlers.setdefault(stream.name, [])
         handlers.append(handler)
         if len(handlers) == 1:
@@ -220,7 +282,7 @@ class Reading:
         self.follow_stream(stream)
         self.pump()
 
-    def unsubscribe(self, stream: Stream[Any], handler: Handler) -> None:
+    def unsubscribe(self, stream: Stream[Any], handler: Handler[Any]) -> None:
         """Stop calling ``handler``; without another one the stream's rows wait in the table."""
         handlers = self._handlers[stream.name]
         handlers.remove(handler)
@@ -258,19 +320,20 @@ class Reading:
                 await self._load(stream)
             except Unavailable as error:
                 log.warning("cannot begin to follow %s yet: %s", stream.name, error)
-                await asyncio.sleep(pause * (0.5 + random.random() / 2))
-                pause = min(2 * pause, self._settings.retry_max)
+                self.not_begun[stream.name] = str(error)
             except BusrepError as error:
                 self._fail(error)
                 return
-            except Exception as error:
-                log.exception("cannot begin to follow %s", stream.name)
-                self._fail(Unavailable("the store", error))
-                return
+            except Exception as error:  # an error that no store should let out must not end a reader for good
+                log.exception("cannot begin to follow %s yet", stream.name)
+                self.not_begun[stream.name] = f"{type(error).__name__}: {error}"
             else:
+                self.not_begun.pop(stream.name, None)
                 self._ask()
                 self.pump()
                 return
+            await asyncio.sleep(pause * (0.5 + random.random() / 2))
+            pause = min(2 * pause, self._settings.retry_max)
 
     async def followed(self, stream: Stream[Any]) -> None:
         """Wait until a stream's positions are known. Raises what keeps them from it."""
@@ -282,10 +345,27 @@ class Reading:
 
     async def _load(self, stream: Stream[Any]) -> None:
         if stream.resettable or self._store is None:
-            self.core.follow(Followed(stream.name, resettable=True, fetchable=False))
+            # The store keeps none of them; a source that asks the writer itself may.
+            served = getattr(self._store, "serves_resettable", False)
+            self.core.follow(
+                Followed(
+                    stream.name,
+                    resettable=True,
+                    fetchable=served,
+                    from_now=served and self._start == "now",
+                    foreign_writers=stream.foreign_writers,
+                )
+            )
+            for writer, position in self._given_starts(stream.name).items() if served else ():
+                self.core.start_at(stream.name, writer, position)
             return
         async with self._saving:  # two streams that find a new epoch must not both throw out what was saved
             await self._load_durable(stream.name, self._store)
+
+    def followed_as(self, name: str, *, from_now: bool = False) -> Followed:
+        """How a stream with a table is followed."""
+        foreign = self._registry[name].foreign_writers or bool(getattr(self._store, "foreign_writers", False))
+        return Followed(name, from_now=from_now, foreign_writers=foreign)
 
     async def _load_durable(self, name: str, store: AsyncStore) -> None:
         core = self.core
@@ -293,6 +373,7 @@ class Reading:
         if core.epoch is None:
             core.epoch = epoch
         everything = await store.known()
+        core.registered(claims_of(everything))
         known = {(name, writer.writer): writer for writer in everything if writer.stream == name}
         positions: dict[Key, int] = {}
         before = False
@@ -314,6 +395,11 @@ class Reading:
         # One that joined after those that were saved: this reader owes its handler all of its rows.
         starts = {key: 0 if before else self._start_position(name, known[key]) for key in known if key not in positions}
         oldest = {key: known[key] for key, at in starts.items() if at == known[key].floor and not before}
+        foreign = getattr(store, "foreign_writers", False)
+        if foreign:  # such a source knows no writers: where they are is heard from them, or given
+            starts |= {
+                (name, writer): at for writer, at in self._given_starts(name).items() if (name, writer) not in positions
+            }
         positions |= starts
         if reader is not None and self._reader_store is not None:
             # At once: who finds the stream registered, and a writer not, takes it for one that joined since.
@@ -327,7 +413,7 @@ class Reading:
             self._oldest |= {key: (writer.floor, writer.position) for key, writer in oldest.items()}
         if name not in self.unsaved:
             self._saved |= positions
-        core.follow(Followed(name))
+        core.follow(self.followed_as(name, from_now=foreign and self._start == "now" and not before))
         for key, position in positions.items():
             core.start_at(*key, position)
         self._learn(list(known.values()))
@@ -453,6 +539,9 @@ class Reading:
             return int(writer.floor)
         return self._start.get(stream, {}).get(writer.writer, int(writer.floor))
 
+    def _given_starts(self, stream: str) -> Mapping[str, int]:
+        return {} if isinstance(self._start, str) else self._start.get(stream, {})
+
     # -- what comes over the link -----------------------------------------------------------------------------
 
     def connected(self, now: float) -> None:
@@ -487,6 +576,12 @@ class Reading:
         if core.new_epoch is not None and self.failure is None:
             self.spawn(self._change_epoch(), "epoch", once=True)
         self._learn_own_due()
+        if core.registry_doubted and now - self._registry_read_at >= self._settings.heartbeat:
+            self._registry_read_at = now  # whatever is said on the channel: the table is asked once a beat at most
+            self.beat(all_known=True)
+        for epoch in core.other_deployments:
+            self.report_deployment(epoch, core.epoch)
+        core.other_deployments.clear()
         for asked in core.fetches(now):
             self.spawn(self._fetch(asked), "fetch")
         for key in list(core.ready):
@@ -505,6 +600,25 @@ class Reading:
         if due is not None:
             self._retry = asyncio.get_running_loop().call_at(due, self.pump)
         self.after_pump()
+
+    def ask_for_positions(self) -> None:
+        """Have REPLICATE published."""
+        self._ask()
+
+    def report_deployment(self, epoch: str, own: str | None) -> None:
+        """Say once that lines of another log are heard."""
+        if self.is_reported(epoch) or len(self._reported) >= MOST_REPORTED:
+            return
+        self._reported.add(epoch)
+        log.error(
+            "another deployment uses this channel: lines of epoch %s are heard and ignored, the log here is of epoch "
+            "%s. Give each deployment a name of its own (name=). If this one's database was restored just now, its new "
+            "epoch is not known here yet", epoch, own,
+        )  # fmt: skip
+
+    def is_reported(self, epoch: str) -> bool:
+        """Whether `report_deployment` has told of this epoch."""
+        return epoch in self._reported
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str, *, once: bool = False) -> None:
         """Run ``work`` until it ends, or the bus closes; with ``once`` not beside another of that name."""
@@ -586,7 +700,11 @@ class Reading:
 
     def stop(self, key: Key, error: BusrepError) -> None:
         """Stop one (stream, writer) loudly; the others flow."""
+        if key not in self.stopped:
+            self.on_stop(error)
         self.stopped[key] = error
+        self._note(error, key)
+        self.retrying.over(key)
         self.core.stop(*key)
         self._interrupt(error)
         for waiter in self._waiters.pop(key, []):
@@ -596,13 +714,27 @@ class Reading:
         """Go on with a (stream, writer) that stopped, at the rows that stopped it."""
         self.bootstrapping.resume(stream)
         if self.stopped.pop((stream, writer), None) is not None:
+            self._note(None, (stream, writer))
             self.core.resume(stream, writer)
             self._ask()
             self.pump()  # a notice of a reset may have been waiting
 
+    def _note(self, error: BusrepError | None, *keys: Key) -> None:
+        """Store beside the saved positions why these stopped, or that they go on."""
+        self.notes.put(keys, None if error is None else str(error))
+        if self.notes.due and not self._closed:
+            self.spawn(self._store_notes(), "note", once=True)
+
+    async def _store_notes(self) -> None:
+        await self._try_save([key for key in self.notes.due if key in self.core.progress], busy=True)  # it clears them
+        await self.notes.store()
+
     def _fail(self, error: BusrepError) -> None:
         log.error("reading stopped: %s", error)
+        if self.failure is None:
+            self.on_stop(error)
         self.failure = error
+        self._note(error, *self._saved)
         self.bootstrapping.fail()
         self._interrupt(error)
         for waiters in self._waiters.values():
@@ -644,6 +776,7 @@ class Reading:
                     self.bootstrapping.log_changed(core.followed)
                 self._on_epoch(found)
                 core.rebase(found, positions)
+                core.registered(claims_of(everything))
                 self._saved = dict(positions)
                 self._oldest = oldest
                 self._careful.clear()
@@ -695,8 +828,9 @@ class Reading:
             log.info("(%s, %s) was reset to %d", notice.stream, notice.writer, notice.position)
             calls = [(f, (notice.position,)) for s, f in self._reset_handlers if s in (None, notice.stream)]
         else:
-            log.info("(%s, %s): rows in (%d, %d] are gone", *attrs.astuple(notice))
+            what = "are gone" if notice.certain else "may have been missed"
             found = (notice.after, notice.upto)
+            log.info("(%s, %s): rows in (%d, %d] %s", notice.stream, notice.writer, *found, what)
             calls = [(f, found) for s, f in self._missed_handlers if s in (None, notice.stream)]  # type: ignore[misc]
         for function, args in calls:
             try:
@@ -722,11 +856,14 @@ class Reading:
             return True
         log_read = core.epoch
         place = (stream, raw.writer, raw.after, raw.position, raw.tokens)
-        batch = Batch(*place, rows, self._save_batch, raw, log_read, self._name)
-        pause = self._settings.retry_min
-        for attempt in range(self._settings.handler_retries + 1):
+        self.retrying.begin(key, raw.after)
+        batch = Batch(*place, rows, self._save_batch, raw, self._transaction_of, log_read, self._name)
+        while True:
             if not self._in_hand(key, raw):  # while it was registered, or paused for: stopped, or of a log that is gone
                 return True
+            if self._closed:
+                core.put_back(*key)
+                return False
             self._oldest.pop(key, None)
             try:
                 batch._tried = batch._saved = False
@@ -740,17 +877,22 @@ class Reading:
                 if being_cancelled():  # close() lost its patience
                     raise
                 self.handler_failures += 1
+                facts = 2 if raw.tokens and raw.tokens[0] != raw.tokens[-1] else 1
+                patient = key[0] not in self.unsaved  # rows of these are better skipped, see _failed
+                verdict = self.retrying.failed(key, raw.after, error, facts=facts, patient=patient)
+                if isinstance(error, PositionsAheadOfTable) and self._in_hand(key, raw) and key in self._saved:
+                    self._go_back(error, [(*key, self._saved[key], raw.position)])
+                    return True
                 if batch._tried or isinstance(error, ReaderMoved):
                     log.warning("handler of %s failed after it saved: %r", key, error)
                     if await self._reload(key, raw, log_read):
                         return True
-                if attempt == self._settings.handler_retries:
+                if verdict in (Verdict.NARROW, Verdict.POISON):
                     return await self._failed(key, raw, error)
-                log.warning("handler of %s failed at %d, trying again", key, raw.tokens[0], exc_info=True)
-                await asyncio.sleep(pause * (0.5 + random.random() / 2))
-                pause = min(2 * pause, self._settings.retry_max)
+                await self.retrying.pause(key)
             else:
                 break
+        self.retrying.over(key)
         self.rows_delivered += len(rows)
         if batch._saved:
             if not self._in_hand(key, raw):  # stopped or reset meanwhile: the core forgot these rows, the table did not
@@ -768,7 +910,7 @@ class Reading:
 
         Before the handler, for its transaction may hold the only write lock there is (SQLite).
         """
-        if self._name is None or not self.core.progress[key].stream.fetchable or key[0] in self.unsaved:
+        if self._name is None or not self.core.progress[key].stream.durable or key[0] in self.unsaved:
             return True
         if key in self._saved and not self._saving.locked():
             return True
@@ -780,7 +922,7 @@ class Reading:
                     await self._register(key, raw.after)
         except BusrepError as trouble:
             log.warning("the position of %s cannot be registered yet: %s", key, trouble)
-            await asyncio.sleep(self._settings.retry_max)
+            await self.retrying.sleep(self._settings.retry_max)
             self.core.put_back(*key)
             return False
         return True
@@ -814,7 +956,7 @@ class Reading:
                 )
             except BusrepError as trouble:
                 log.warning("the dead letter could not be kept yet: %s", trouble)
-                await asyncio.sleep(self._settings.retry_max)
+                await self.retrying.sleep(self._settings.retry_max)
                 core.put_back(*key)
                 return True
             core.done(*key)
@@ -826,19 +968,37 @@ class Reading:
     # -- saved positions --------------------------------------------------------------------------------------
 
     async def _save_batch(self, batch: Batch[Any], connection: Any) -> None:
+        self.check_saving(batch)
+        key = (batch.stream.name, batch.writer)
+        change = (*key, self._saved[key], batch.position)
+        batch._tried = True
+        await self._store_changes([change], connection)
+
+    @contextlib.asynccontextmanager
+    async def _transaction_of(self, batch: Batch[Any]) -> AsyncIterator[Any]:
+        self.check_saving(batch)
+        assert self._reader_store is not None  # noqa: S101 (just looked)
+        try:
+            async with exactly_once(effects_of(self._reader_store), batch.save) as connection:
+                yield connection
+        except BaseException:
+            batch._saved = False  # or the table will tell, see _reload
+            raise
+
+    def check_saving(self, batch: Batch[Any]) -> None:
+        """Raise ConfigError where the position of a batch cannot be saved, ReaderMoved where it must not be."""
         if self._name is None or self._reader_store is None:
             raise ConfigError("saving a position needs a durable reader: pass reader= and store= to connect()")
+        if batch._saved:
+            raise ConfigError("the position of this batch is saved already: one save, or one transaction, a batch")
         key = (batch.stream.name, batch.writer)
-        if not self.core.progress[key].stream.fetchable or key[0] in self.unsaved:
+        if not self.core.progress[key].stream.durable or key[0] in self.unsaved:
             what = "of invalidations" if key[0] in self.unsaved else "kept in memory"
             raise ConfigError(f"stream {batch.stream.name!r} is {what}: its positions are not saved")
         # A reset, a stop: what is known here is not of these rows any more. Or another process under this name is
         # known to be further: saved over its position these rows would be handled twice.
         if not self._in_hand(key, batch._raw) or self._saved.get(key, batch.after + 1) > batch.after:
             raise ReaderMoved(self._name, *key, batch.after)
-        change = (*key, self._saved[key], batch.position)
-        batch._tried = True
-        await self._store_changes([change], connection)
 
     async def _store_changes(self, changes: Sequence[tuple[str, str, int, int]], connection: Any = None) -> None:
         """Raises ReaderMoved also when another process has begun a bootstrap since these positions were known."""
@@ -876,12 +1036,13 @@ class Reading:
                 state = await self._reader_store.load_reader(self._name)
                 void = key[0] in await self.bootstrapping.look_at(state)
                 saved = state.positions.get(key)
-                if saved is None and core.epoch == log_read and not void:
-                    await self._register(key, raw.after)
-                    saved = raw.after
+                lost = saved is None and core.epoch == log_read and not void
+                if lost:  # by a failover, with all effects since
+                    await self._register(key, core.progress[key].began)
+                    saved = self._saved.get(key)
         except BusrepError as trouble:
             log.warning("saved positions cannot be read yet: %s", trouble)
-            await asyncio.sleep(self._settings.retry_max)
+            await self.retrying.pause(key)
             core.put_back(*key)
             return True
         core.doubt(state.epoch)
@@ -891,9 +1052,10 @@ class Reading:
             return True
         if state.epoch not in (None, log_read):  # another process has gone over to a new log, or is at it
             await asyncio.sleep(self._settings.retry_max)
-            core.put_back(*key)
+            if self._in_hand(key, raw):
+                core.put_back(*key)
             return True
-        if saved == self._saved.get(key) and saved <= raw.after and self._in_hand(key, raw):
+        if saved == self._saved.get(key) and saved <= raw.after and not lost and self._in_hand(key, raw):
             return False
         log.warning("the saved position of %s is %d", key, saved)
         self._saved[key] = saved
@@ -923,36 +1085,73 @@ class Reading:
             changes = await self._to_save([key for key in keys if busy or key not in self._workers])
             try:
                 await self._save_changes(changes)
+            except PositionsAheadOfTable as error:
+                self._go_back(error, changes)
             except ReaderMoved as error:
                 log.error("%s", error)
-                known = dict(self._saved)
-                state = await self._reader_store.load_reader(self._name)
-                void = await self.bootstrapping.look_at(state)
-                self.core.doubt(state.epoch)
-                # Positions of another log say nothing of this one.
-                for key in keys if state.epoch in (None, self.core.epoch) else ():
-                    if key[0] in void:  # what is saved is where a snapshot ends, or behind it
-                        continue
-                    if self._saved.get(key, 0) > known.get(key, 0):
-                        continue  # its handler saved, perhaps after that was read
-                    if key in state.positions:
-                        back = state.positions[key] < self._saved.get(key, 0)
-                        self._saved[key] = state.positions[key]
-                        if back:  # no other process does that, a restore does: what was handled since is undone
-                            self.core.move_to(*key, state.positions[key])
-                            self._ask()
-                    else:  # thrown out with an older epoch: registered again next time
-                        self._saved.pop(key, None)
+                void, _ = await self._compare_saved(keys)
                 # One that was moved must not keep back the others.
                 unmoved = [one for one in changes if one[0] not in void and self._saved.get(one[:2]) == one[2]]
                 with contextlib.suppress(ReaderMoved):
                     await self._save_changes(unmoved)
 
+    async def _compare_saved(self, keys: Iterable[Key]) -> tuple[Collection[str], str | None]:
+        """Compare saved positions with the table, while ``_saving`` is held: go back where one is below what this
+        process had saved. Returns the streams whose positions a bootstrap has made void, and the epoch that the saved
+        positions belong to. Raises Unavailable."""
+        assert self._name is not None  # noqa: S101
+        assert self._reader_store is not None  # noqa: S101
+        known = dict(self._saved)
+        state = await self._reader_store.load_reader(self._name)
+        void = await self.bootstrapping.look_at(state)
+        self.core.doubt(state.epoch)
+        # Positions of another log say nothing of this one.
+        for key in keys if state.epoch in (None, self.core.epoch) else ():
+            if key[0] in void:  # what is saved is where a snapshot ends, or behind it
+                continue
+            if self._saved.get(key, 0) > known.get(key, 0):
+                continue  # its handler saved, perhaps after that was read
+            before = self._saved.pop(key, None)
+            if before is None and key not in state.positions:
+                continue
+            # One that is gone was thrown out with an older epoch, or a failover lost it: it is registered again.
+            saved = state.positions.get(key, self.core.progress[key].began)
+            if key in state.positions:
+                self._saved[key] = saved
+            # No other process moves it back; a restore or a failover does, and what was handled since is undone.
+            if key not in state.positions or saved < (before or 0):
+                log.warning("the saved position of %s is %d", key, saved)
+                self.core.move_to(*key, saved)
+                self._ask()
+        return void, state.epoch
+
+    def above_sequence(self, key: Key, error: PositionsAheadOfTable) -> None:
+        """What was taken in of a (stream, writer) lies above the sequence (9.17): go back to what is saved, or stop."""
+        saved = self._saved.get(key)
+        if self._name is None or saved is None or self.bootstrapping.holds(key[0]):
+            self.stop(key, error)
+        else:
+            self._go_back(error, [(*key, saved, error.position)])
+
+    def _go_back(self, error: PositionsAheadOfTable, changes: Sequence[tuple[str, str, int, int]]) -> None:
+        """A position above the sequence was refused (9.17): what was taken in since the saved one is fetched again."""
+        for stream, writer, saved, position in changes:
+            if stream != error.stream or position <= error.highest:
+                continue
+            if saved > error.highest:
+                self.stop((stream, writer), error)
+                continue
+            self.positions_refused += 1
+            log.error("%s: reading (%s, %s) goes back to %d, which is saved", error, stream, writer, saved)
+            self.core.move_to(stream, writer, saved, error.highest)
+        self._ask()
+        asyncio.get_running_loop().call_soon(self.pump)
+
     async def _to_save(self, keys: Sequence[Key]) -> list[tuple[str, str, int, int]]:
         own, changes = self._own_positions(), []
         for key in keys:
             progress = self.core.progress[key]
-            if not progress.stream.fetchable or key[0] in self.unsaved:
+            if not progress.stream.durable or key[0] in self.unsaved:
                 continue
             if key[0] not in self._handlers:  # nobody has handled anything
                 continue
@@ -962,8 +1161,9 @@ class Reading:
             if key[1] == self._own and self.own_counts(key[0]):
                 position = max(position, own.get(key[0], 0))
             if key not in self._saved:
-                await self._register(key, 0)
-                if key not in self._saved:  # a bootstrap of another process came between
+                with self._refusable(key):
+                    await self._register(key, progress.began)
+                if key not in self._saved:  # refused, or a bootstrap of another process came between
                     continue
             # Never back: another process, or a handler whose COMMIT was not answered, is further.
             if self._saved[key] < position:
@@ -971,9 +1171,42 @@ class Reading:
         return changes
 
     async def _save_changes(self, changes: Sequence[tuple[str, str, int, int]]) -> None:
-        if changes:
+        # Apart, what was refused before: one statement saves all of them or none.
+        for some in (
+            [c for c in changes if c[:2] not in self.unsavable],
+            *([c] for c in changes if c[:2] in self.unsavable),
+        ):
+            if some:
+                await self._save_together(some)
+
+    async def _save_together(self, changes: Sequence[tuple[str, str, int, int]]) -> None:
+        try:
             await self._store_changes(changes)
-            self._saved.update({(stream, writer): new for stream, writer, _, new in changes})
+        except StatementRefused as error:
+            if len(changes) == 1:
+                self._refuse_to_save(changes[0][:2], error)
+                return
+            for change in changes:  # find out for which of them it does not work
+                await self._save_together([change])
+            return
+        self._saved.update({(stream, writer): new for stream, writer, _, new in changes})
+        for key in self.stopped.keys() & {change[:2] for change in changes}:
+            self._note(self.stopped[key], key)  # what was handled before it stopped cleared the reason
+        for stream, writer, _, _ in changes:
+            self.unsavable.pop((stream, writer), None)
+
+    @contextlib.contextmanager
+    def _refusable(self, key: Key) -> Iterator[None]:
+        """What the store refuses of this key keeps no other from being saved."""
+        try:
+            yield
+        except StatementRefused as error:
+            self._refuse_to_save(key, error)
+
+    def _refuse_to_save(self, key: Key, error: StatementRefused) -> None:
+        if key not in self.unsavable:
+            log.error("the position of %s cannot be saved, others are: %s", key, error)
+        self.unsavable[key] = error
 
     async def keep_saving(self) -> None:
         """Save every ``save_every`` seconds until cancelled. At 0 batches are saved at once: this is for the rest."""
@@ -1008,9 +1241,35 @@ class Reading:
         if self._own_due:
             self.pump()
         with contextlib.suppress(BusrepError):  # the next beat looks again
-            await self.bootstrapping.look_again()
+            if not all_known or not await self._look_at_saved():
+                await self.bootstrapping.look_again()
         if self._following:
             await self.silent.look(self._own, all_known=all_known)
+
+    async def _look_at_saved(self) -> bool:
+        """Compare saved positions with the table: a failover may have put them back, and the effects saved with them,
+        while the rows stayed. Without new rows nothing else would show it. Other processes' bootstraps are looked for
+        by the way. Returns False when nothing is saved. Raises Unavailable."""
+        if self._name is None or not self._saved or self.failure is not None:
+            return False
+        core, store = self.core, self._store
+        async with self._saving:
+            _, epoch = await self._compare_saved(
+                [
+                    key
+                    for key in self._saved
+                    if key in core.progress
+                    and key not in self._workers
+                    and key not in self.stopped
+                    and not self.bootstrapping.holds(key[0])
+                ]
+            )
+        # Positions of an older log, though this process has saved some of this one: the failover lost that step, too.
+        older = store is not None and epoch not in (None, core.epoch) and await store.epoch() == core.epoch
+        if older and core.new_epoch is None:
+            core.new_epoch = core.epoch
+            self.pump()
+        return True
 
     # -- waiting ----------------------------------------------------------------------------------------------
 
@@ -1125,7 +1384,7 @@ class Reading:
         self._reset_handlers.append((stream, handler))
 
     def on_missed(self, stream: str | None, handler: Callable[..., Awaitable[None] | None]) -> None:
-        """Call ``handler(stream, writer, after, upto)`` when rows are gone for good."""
+        """Call ``handler(stream, writer, after, upto)`` when rows cannot be had any more."""
         self._missed_handlers.append((stream, handler))
 
     def is_worker(self, task: asyncio.Task[Any] | None) -> bool:
@@ -1137,6 +1396,7 @@ class Reading:
     async def close(self, timeout: float) -> None:
         """Let running handlers end, save, stop everything."""
         self._closed = True
+        self.retrying.end()
         self._interrupt(Closed())
         if self._retry is not None:
             self._retry.cancel()
@@ -1154,15 +1414,21 @@ class Reading:
         await self.bootstrapping.close(timeout)
         with contextlib.suppress(BusrepError, TimeoutError):
             await within(timeout, self.save())
+            if self.notes.due:
+                await within(timeout, self.notes.store())
 
     def statistics(self) -> dict[str, Any]:
         """Counters and states, JSON-able."""
         return {
             **self.core.statistics(),
             "rows_delivered": self.rows_delivered,
+            "positions_refused": self.positions_refused,
             "handler_failures": self.handler_failures,
             "poison_rows": self.poison_rows,
+            "retrying": self.retrying.statistics(self._workers),
             "stopped": {f"{stream} {writer}": str(error) for (stream, writer), error in self.stopped.items()},
+            "unsavable": {f"{stream} {writer}": str(error) for (stream, writer), error in self.unsavable.items()},
             "failure": None if self.failure is None else str(self.failure),
+            "not_begun": dict(self.not_begun),
             "waiting": self._waiting,
         }

@@ -23,9 +23,6 @@ PERIOD = 10.0
 # Servers remembered for that. Forgetting one costs a repeated message.
 SERVERS = 10_000
 
-# Bytes of a server's name, as in the DNS and in Matrix: longer ones would fill memory, and are nobody's.
-NAME_BYTES = 255
-
 Handler = Callable[[str], Any]
 
 
@@ -89,8 +86,6 @@ class RemoteServers:
         space, Unavailable, Closed.
         """
         command = RemoteServerUp(server)
-        if len(server.encode()) > NAME_BYTES:
-            raise ConfigError(f"server={server:.20}...: a server's name has at most {NAME_BYTES} bytes")
         self._waiters.wake(server)
         try:
             if server not in self._told:
@@ -107,9 +102,6 @@ class RemoteServers:
         return await self._waiters.wait(server, timeout)
 
     async def _heard(self, command: RemoteServerUp) -> None:
-        if len(command.server.encode()) > NAME_BYTES:
-            log.debug("not passed on, for there is no such server: %.100s", command.server)
-            return
         # Waiters at each message: who failed after the last one has a reason to try again, and nobody else waits.
         self._waiters.wake(command.server)
         self._told.add(command.server)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from busrep.errors import BusrepError, PositionsAheadOfTable
+from busrep.reader import Key
 from busrep.settings import Settings
-from busrep.storage import AsyncStore
+from busrep.storage import AsyncStore, claims_of
 
 if TYPE_CHECKING:
     from .reading import Reading
@@ -35,15 +36,19 @@ class SilentWriters:
         await self.check_sequences()
         now = asyncio.get_running_loop().time()
         silent = set(core.silent(now))
-        if not silent and not all_known:
+        if not silent and not all_known and not core.registry_doubted:
             return
         bound = settings.heartbeat * settings.silent_after_beats
         dead: dict[str, int] = {}  # writer -> incarnation
         everything = await self._store.known()
+        await self._confirm(core.registered(claims_of(everything)))
         # A writer that no longer writes one of its streams is not dead: its latest sign of life counts for all.
         silence: dict[str, float] = {}
         for known in everything:
             silence[known.writer] = min(known.silent_for, silence.get(known.writer, known.silent_for))
+        # Names that are in no table: of a writer of resettable streams that was closed, or of a stray line.
+        for writer in silent.difference(known.writer for known in everything if known.registered):
+            core.last_heard.pop(writer, None)
         for known in everything:
             heard = known.writer in core.last_heard and known.writer not in silent
             if known.stream not in core.followed or known.writer == own or (heard and known.registered):
@@ -51,15 +56,25 @@ class SilentWriters:
             core.learned(known.stream, known.writer, known.position)
             if heard:
                 continue  # a stream that it gave up: nobody else will tell where that ended
-            if not known.registered:
-                core.last_heard.pop(known.writer, None)
-            elif silence[known.writer] > bound:
+            if known.registered and silence[known.writer] > bound:
                 dead[known.writer] = known.incarnation
         reading.pump()
         core.doubt(await self._store.epoch())  # which nobody may be there to announce
         reading.pump()
         if dead:  # by itself: one that cannot be finished yet must not keep the others from being followed
             reading.spawn(self._finish_all(dead), "finish", once=True)
+
+    async def _confirm(self, heard: Mapping[Key, int]) -> None:
+        """Follow writers that the registry lists now, and lines were heard of before: a writer that joined, or began
+        anew. How far they said to be is fetched, as far as the sequence has come; the rest they tell again."""
+        assert self._store is not None  # noqa: S101 (`look` has looked)
+        core = self._reading.core
+        for key, end in heard.items():
+            highest = await self._store.sequence(key[0])
+            if highest is not None and key[0] in core.followed:
+                core.learned(*key, min(end, highest))
+        if heard:
+            self._reading.ask_for_positions()
 
     async def check_sequences(self) -> None:
         """A writer heard below its position may just repeat itself, or have followed others before it restarted. But a
@@ -84,7 +99,7 @@ class SilentWriters:
             if core.epoch != log_read:  # begun again meanwhile
                 continue
             if epoch == log_read:
-                self._reading.stop(key, PositionsAheadOfTable(key[0], held, highest))
+                self._reading.above_sequence(key, PositionsAheadOfTable(key[0], held, highest))
             else:  # declared: the positions are void, and will be given up
                 core.doubt(epoch)
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import gt
 from typing import Any
-from urllib.parse import urlsplit
 
 from busrep.commands import INT64_MAX
 from busrep.errors import ConfigError, RowError, Unavailable
@@ -20,6 +19,7 @@ from busrep.snapshots import Agreement, PartRange, PartRows, SnapshotSource, dec
 from busrep.storage import AsyncStore, KnownWriter
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates
+from busrep.urls import check_url
 
 from .http_pages import is_epoch
 
@@ -40,7 +40,7 @@ def open_source(
     ``streams``: those of the bus; the source may have some of them. Raises ConfigError for a URL of another form;
     MissingExtra.
     """
-    scheme = urlsplit(url).scheme
+    scheme = check_url(url, "the URL of a snapshot source", FORMS).scheme
     if scheme in ("http", "https"):
         from .http_source import HttpSource
 

@@ -19,6 +19,7 @@ from busrep.commands import Error, Name, Server, parse
 from busrep.direct import CLOSING, FrameSplitter, Liveness, join_messages
 from busrep.errors import ConfigError, ParseError, Unavailable
 from busrep.settings import Settings
+from busrep.urls import check_url
 
 from .tasks import pause_after
 
@@ -67,6 +68,7 @@ class TcpAddress:
     @classmethod
     def parse(cls, url: str) -> TcpAddress:
         """The address of a ``tcp://`` or ``tcps://`` URL. Raises ConfigError, which does not show the secret."""
+        check_url(url, "the TCP address", FORM)
         try:
             parts = urlsplit(url)
             host, secret = parts.hostname, parts.password

@@ -207,6 +207,10 @@ class Connection(asyncio.Protocol):
             return
         if self._native:
             self._write(data, commands, shared=True)
+        elif commands > (most := self.server.settings.message_items + self.server.settings.message_rows):
+            # Nobody takes a message of so many lines (9.20): each client's view of it would cost a second. It begins
+            # anew, and misses nothing.
+            self.end(f"a message of over {most} lines came")
         elif data := b"".join([self.view.show(message) for message in messages]):
             self._write(data, data.count(b"\n"))
 

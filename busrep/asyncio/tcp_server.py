@@ -22,8 +22,8 @@ import redis.asyncio as aioredis
 
 from busrep.commands import Name, Ping, Position, Replicate, Server, UserIp
 from busrep.direct import CLOSING, join_messages
-from busrep.errors import ConfigError, ParseError, Unavailable
-from busrep.framing import Frame, Rows, parse_frame
+from busrep.errors import ConfigError, Unavailable
+from busrep.framing import Frame, Rows, parse_message
 from busrep.settings import Settings
 from busrep.streams import Stream
 
@@ -38,9 +38,6 @@ log = logging.getLogger("busrep.tcp")
 # Connections that have not shown yet who they are, at a time. Of more the oldest one goes: who knows the secret shows
 # it within milliseconds.
 STRANGERS = 100
-
-# The longest name a client may say. It is kept, and repeated to others.
-NAME_BYTES = 1_024
 
 # Messages that share a pipeline to Redis.
 RELAYED_AT_ONCE = 256
@@ -231,7 +228,7 @@ class TcpServer:
         goodbye = _ERROR.search(message) if b"ERROR" in message else None
         if goodbye is not None:
             message = message[: goodbye.start()]
-        frame = parse_frame(message, self.settings.message_bytes)
+        frame = parse_message(message, self.settings)
         if frame.errors:
             raise frame.errors[0]
         for channel, part in self._said(client, message, frame):
@@ -251,8 +248,6 @@ class TcpServer:
         for item in frame.items:
             if isinstance(item, Server | Name):
                 text = item.name if isinstance(item, Server) else item.instance
-                if len(text) > NAME_BYTES:
-                    raise ParseError(item.format(), "name", f"over {NAME_BYTES} characters")
                 if isinstance(item, Name):
                     client.named(item)
                 elif text != self.name:
@@ -296,7 +291,7 @@ class TcpServer:
         if len(data) > settings.message_bytes or not _is_utf8(data):
             self.dropped += 1  # as everybody on Redis does
             return
-        if len(data) > settings.line_bytes and max(map(len, data.split(b"\n"))) > settings.line_bytes:
+        if _has_line_over(settings.line_bytes, data):
             # Only dropped, it would be missed by nobody; but who begins anew asks for the positions, and fetches it.
             self.dropped += 1
             self.cut(f"a line over {settings.line_bytes} bytes came over Redis", refused=False)
@@ -481,6 +476,17 @@ def _portions(messages: list[bytes]) -> Iterator[list[bytes]]:
             portion, size = [], 0
     if portion:
         yield portion
+
+
+def _has_line_over(most: int, data: bytes) -> bool:
+    """Whether a line has more bytes than that. Without a list of the lines, which may be millions."""
+    start = 0
+    while len(data) - start > most:
+        newline = data.rfind(b"\n", start, start + most + 1)
+        if newline < 0:
+            return True
+        start = newline + 1
+    return False
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -7,30 +7,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 import attrs
 
 from busrep.caches import is_invalidations
 from busrep.commands import Name, Position, Server
-from busrep.errors import BusrepError, CommitUnknown, ConfigError, NotAWriter, WriterFenced
+from busrep.errors import (
+    BusrepError,
+    CommitsLost,
+    CommitUnknown,
+    ConfigError,
+    NotAWriter,
+    SequenceWentBack,
+    Unavailable,
+    WriterFenced,
+)
 from busrep.framing import Frame, Rows
 from busrep.freshness import Commits
 from busrep.ids import IdGenerator, Noted, ReservedIds, Ticket
 from busrep.settings import Settings
 from busrep.speakers import Speakers
-from busrep.storage import AsyncStore, AsyncTransaction, Claim
-from busrep.streams import Registry, Stream
+from busrep.storage import AsyncStore, AsyncTransaction, Claim, KnownWriter, Registered
+from busrep.streams import Registry, Stream, checked_stream
 from busrep.writer import Writer
 
 from .tasks import within
 
 log = logging.getLogger("busrep.writer")
+
+RowT = TypeVar("RowT")
+OtherT = TypeVar("OtherT")
+
+# After a failover facts of so many transactions of each stream are looked for. It loses those that were committed last;
+# of those that were answered last the one that was committed last is one, unless more connections were at COMMIT.
+COMMITS_CHECKED = 100
 
 # An unknown COMMIT is asked after at this pace at first, doubling up to the slowest: a held transaction may take long.
 SETTLE_FIRST, SETTLE_SLOWEST = 0.01, 1.0
@@ -109,8 +127,45 @@ class InDoubt:
     stack: AsyncExitStack = attrs.field(factory=AsyncExitStack)
 
 
-class FactBase:
-    """What a fact is in every runtime: IDs, and rows that are checked and encoded as they are added."""
+class FactState(enum.Enum):
+    """Where a fact is in its life. Only an OPEN one takes rows; none is opened twice."""
+
+    NEW = enum.auto()
+    OPENING = enum.auto()
+    OPEN = enum.auto()
+    ENDED = enum.auto()  # its block: the rows are being inserted, or were, or will never be
+
+
+class WinningBack:
+    """Which incarnation to claim the own name after, when it was fenced (9.5). Pure; both runtimes ask it.
+
+    A reader finishes a writer that is silent, and the name is no other process's then: its process may win it back.
+    ``again``: for `AsyncStore.claim`, which refuses where another process has the name.
+    """
+
+    def __init__(self, again: int) -> None:
+        self.again = again
+        self._tried = False
+
+    def failed(self, error: WriterFenced | Unavailable) -> None:
+        """Take in how a claim failed: returns when it is to be tried again at once, else raises the error."""
+        if isinstance(error, WriterFenced):
+            if error.incarnation <= self.again:
+                raise error
+            self.again = error.incarnation  # won, and finished for its silence before that was known here
+        elif self._tried:
+            raise error
+        else:
+            # It may be won all the same. That can be told until readers finish that incarnation too, and the next
+            # fact may be long in coming: so not then, but now.
+            self._tried = True
+
+
+class FactBase(Generic[RowT]):
+    """What a fact is in every runtime: IDs, and rows that are checked and encoded as they are added.
+
+    ``RowT``: the row class of its first stream.
+    """
 
     _how = "async with"
 
@@ -118,13 +173,16 @@ class FactBase:
         if count < 1:
             raise ConfigError(f"write(count={count!r}): a fact has an ID, so 1 or more are needed")
         self._streams, self._count = streams, count
+        self._state = FactState.NEW
         self._opened: dict[str, OpenFacts] = {}
         self._generators: Mapping[str, IdGenerator] = {}
+        self._transaction: Any = None
 
     @property
     def id(self) -> int:
-        """The fact's ID in the first stream. Raises ConfigError outside the block."""
-        self._of(None)
+        """The fact's ID in the first stream. Raises ConfigError before the block."""
+        if not self._opened:
+            raise self._not_begun()
         return self.ids[self._streams[0].name]
 
     @property
@@ -133,17 +191,25 @@ class FactBase:
         generators = self._generators
         return {name: generators[name].table_id(opened.first) for name, opened in self._opened.items()}
 
+    @overload
+    def add(self, row: RowT, *, stream: None = None, insert: bool = True) -> None: ...
+    @overload
+    def add(self, row: OtherT, *, stream: Stream[OtherT], insert: bool = True) -> None: ...
     def add(self, row: Any, *, stream: Stream[Any] | None = None, insert: bool = True) -> None:
-        """Add a row to the fact. Raises RowError.
+        """Add a row to the fact. Raises RowError, and ConfigError outside the block: the row would be lost.
 
         ``stream``: needed only for another than the first. ``insert=False``: the application inserts the row
         into the stream's own table itself, under ``fact.id``.
         """
         self._of(stream).add(row, insert=insert)
 
+    @overload
+    def add_each(self, rows: Sequence[RowT], stream: None = None) -> list[int]: ...
+    @overload
+    def add_each(self, rows: Sequence[OtherT], stream: Stream[OtherT]) -> list[int]: ...
     def add_each(self, rows: Sequence[Any], stream: Stream[Any] | None = None) -> list[int]:
         """Add each row as a fact of its own, one for each ID reserved; give their IDs. Raises ConfigError for more rows
-        or fewer."""
+        or fewer, and outside the block."""
         opened = self._of(stream)
         if len(rows) != len(opened.ids):
             raise ConfigError(f"{len(rows)} rows for {len(opened.ids)} IDs: pass count={len(rows)} to write()")
@@ -151,17 +217,51 @@ class FactBase:
         table_id = self._generators[opened.stream.name].table_id
         return [table_id(id) for id in opened.ids] if opened.stream.negative else list(opened.ids)
 
+    def _tell_what_is_gone(self) -> None:
+        """Streams in memory have begun anew, with the writer: rows of before are not in a table either."""
+        added = [one for one in self._opened.values() if one.each or one.payloads]
+        gone = [one.stream.name for one in added if one.stream.resettable]
+        reason = "began anew, as this writer was finished or interrupted, while the fact was open: it is not published"
+        if gone and self._transaction is None:
+            raise Unavailable(f"stream {', '.join(gone)}", f"it {reason}. Write it again")
+        if gone:  # the rest of it is committed
+            log.warning("stream %s %s there", ", ".join(gone), reason)
+
     def _of(self, stream: Stream[Any] | None) -> OpenFacts:
-        name = (stream or self._streams[0]).name
-        if not self._opened:
-            raise ConfigError(f"this fact is not open: use '{self._how} bus.write(...) as fact'")
+        self._check_in_block()
+        name = self._streams[0].name if stream is None else checked_stream(stream).name
         if name not in self._opened:
             known = ", ".join(self._opened)
             raise ConfigError(f"this fact is of {known}, not of {name!r}: name all its streams in bus.write()")
         return self._opened[name]
 
+    def _begin_once(self) -> None:
+        """The block begins. Raises ConfigError when it did before."""
+        if self._state is not FactState.NEW:
+            raise ConfigError("a fact is written once: call bus.write() for each")
+        self._state = FactState.OPENING
 
-class Fact(FactBase):
+    def _check_in_block(self) -> None:
+        """Raises ConfigError outside the block. In a joined transaction, too, the rows go in at the block's end."""
+        if self._state is FactState.ENDED:
+            raise ConfigError(
+                f"the block of {self._called()} has ended, this would be lost: do it inside the block, or write "
+                "another fact with bus.write()"
+            )
+        if self._state is not FactState.OPEN:
+            raise self._not_begun()
+
+    def _not_begun(self) -> ConfigError:
+        return ConfigError(f"this fact is not open: use '{self._how} bus.write(...) as fact'")
+
+    def _called(self) -> str:
+        """The fact for a person: its IDs by stream."""
+        if not self._opened:
+            return f"a fact of {', '.join(stream.name for stream in self._streams)}"
+        return "the fact " + ", ".join(f"{id} of stream {name!r}" for name, id in self.ids.items())
+
+
+class Fact(FactBase[RowT]):
     """One transaction in the making: ``async with bus.write(stream) as fact``.
 
     ``id`` is the fact's ID in the (first) stream, ``ids`` {stream name: ID}. On leaving the block the rows are
@@ -176,7 +276,7 @@ class Fact(FactBase):
         super().__init__(streams, count)
         self._writing, self._generators = writing, writing.generators
         self._caller = connection
-        self._transaction: AsyncTransaction | None = None
+        self._transaction: AsyncTransaction | None
         self._stack = AsyncExitStack()
         self._joined: InDoubt | None = None  # what is left of it in the caller's transaction
 
@@ -186,7 +286,9 @@ class Fact(FactBase):
         return None if self._transaction is None else self._transaction.connection
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement of the caller's in the fact's transaction, in the driver's placeholder style."""
+        """Run a statement of the caller's in the fact's transaction, in the driver's placeholder style.
+        Raises the driver's own errors of it, and ConfigError outside the block."""
+        self._check_in_block()
         if self._transaction is None:
             raise ConfigError("this fact has no transaction: its streams are kept in memory only")
         return list(await self._transaction.execute(sql, params))
@@ -197,9 +299,22 @@ class Fact(FactBase):
         if self._joined is not None:
             self._writing.ended(self._joined)
 
-    async def __aenter__(self) -> Fact:
-        writing = self._writing
+    async def __aenter__(self) -> Fact[RowT]:
+        self._begin_once()
+        writing = await self._writing.live()
         await writing.room()
+        try:
+            await self._begin(writing)
+        except (WriterFenced, SequenceWentBack) as error:
+            await writing.look_at_claim(error)
+            # Perhaps for its silence, with no successor: then the name is won back. Else this raises.
+            await self._begin(await writing.live())
+        self._state = FactState.OPEN
+        return self
+
+    async def _begin(self, writing: Writing) -> None:
+        self._writing, self._generators, self._opened = writing, writing.generators, {}
+        self._transaction, self._stack = None, AsyncExitStack()
         try:
             if any(not stream.resettable for stream in self._streams):
                 self._transaction = writing.transaction(self._caller)
@@ -209,14 +324,15 @@ class Fact(FactBase):
             if self._transaction is not None:
                 await self._transaction.begin()
         except BaseException as error:
+            self._state = FactState.ENDED
             self._look(error)
             await writing.finish(self._rolled_back())
             raise
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._state = FactState.ENDED
         # Neither half may be torn by a cancellation: whether COMMIT was sent decides what the fact becomes.
         if error is not None:
             await self._writing.finish(self._rolled_back())
@@ -260,7 +376,10 @@ class Fact(FactBase):
             if transaction.joined:
                 self._doubt()
                 return
+        taken = self._writing.fenced is None
         await self._writing.completed(list(self._opened.values()), self._stack)
+        if not taken:
+            self._tell_what_is_gone()
 
     async def _failed(self, error: BaseException) -> None:
         for opened in self._opened.values():
@@ -320,12 +439,16 @@ class Ledger:
                 stuck_after=settings.stuck_after,
             )
             self.core.add_stream(stream, start)
+        self._name_on_wire = name.encode()
         self._own_opening = b"NAME %b %d\n" % (name.encode(), incarnation)
         self._speakers = Speakers(settings.followed)
+        self._claims: Mapping[tuple[str, str], int] = {} if claim is None else claim.claims  # of the others
         self._durable = {stream.name: stream for stream in streams if not stream.resettable}
         self._doubts: list[InDoubt] = []
         self.kept: dict[str, Keeper] = {}  # of resettable streams whose rows outlive their publication
         self.fenced: WriterFenced | None = None
+        # stream -> the own facts that are known to be in busrep's table: of the last transactions, one of each
+        self.committed: dict[str, deque[int]] = {}
         self.facts = 0
         self.rows = 0
 
@@ -350,6 +473,26 @@ class Ledger:
                 if self.on_invalidations is not None and payloads:
                     self.on_invalidations(one.stream.name, payloads)
                 commits.ended(one)
+
+    def note_committed(self, one: OpenFacts) -> None:
+        """These facts are committed; looked for after a failover (`check_committed`)."""
+        name = one.stream.name
+        if self.fenced is None and name in self._durable and one.stream.table is None:
+            ids = one.ids if one.each is not None else [id for id, payloads in one.payloads.items() if payloads]
+            if ids:
+                self.committed.setdefault(name, deque(maxlen=COMMITS_CHECKED)).append(max(ids))
+
+    def noted_commits(self) -> list[tuple[str, int]]:
+        """What `check_committed` is to be told of."""
+        return [(stream, id) for stream, ids in self.committed.items() for id in ids]
+
+    def check_committed(self, found: Collection[tuple[str, int]] | None, known: Iterable[KnownWriter]) -> None:
+        """Whether what was committed last is still there, of which this was ``found``. ``known`` was read after that:
+        rows may have been deleted. Raises CommitsLost."""
+        floors = {one.stream: one.floor for one in known if one.writer == self.name}
+        for stream, id in self.noted_commits():
+            if id > floors.get(stream, 0) and (stream, id) not in (found or ()):
+                raise CommitsLost(self.name, self.incarnation, stream, id)
 
     def applied_as_of(self, stream: str) -> float:
         """As of when this process has applied all that it committed to a stream of invalidations (`time.monotonic`)."""
@@ -377,6 +520,11 @@ class Ledger:
         generator = self.generators.get(stream)
         return None if generator is None else (generator.position, bool(generator.open or generator.asked))
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a fact is open, or in doubt."""
+        return bool(self._doubts) or any(one.open or one.asked for one in self.generators.values())
+
     def decide(self, doubt: InDoubt, found: Mapping[tuple[str, int], list[bytes]]) -> None:
         """The transaction has ended and left what was ``found``: that, and nothing else, is what the facts were."""
         self._doubts.remove(doubt)
@@ -394,24 +542,41 @@ class Ledger:
         positions = {name: self.generators[name].position for name in self._durable}
         return noted, positions
 
-    def registry_read(self, noted: Mapping[str, tuple[int, Noted]], registry: Mapping[str, Mapping[str, int]]) -> None:
+    def registry_read(self, noted: Mapping[str, tuple[int, Noted]], registry: Registered) -> None:
         """The claim stands, and this is the registry: follow the others as far as was noted before."""
+        self._claims = registry.claims
         for name, stream in self._durable.items():
             generator = self.generators[name]
             generator.registry_read(noted[name][1], registry[name])
-            if stream.follows:
-                generator.follow(noted[name][0])
+            if stream.follows:  # never above the sequence: what was announced may be forged (9.17)
+                generator.follow(min(noted[name][0], registry.sequences[name]))
                 self.core.position_moved(name, generator.position)
 
     def is_echo(self, data: bytes) -> bool:
         """Whether a message is a frame of rows that this process sent: all its lines are its own, none matters here.
 
-        Announcements are not meant: they are looked at, for they may be another process's under the same name.
+        Announcements are not meant: they are looked at, for they may be another process's under the same name. Lines
+        that are messages by themselves say no more of their sender than the writer's name: all of them are meant.
         """
+        if self._settings.one_line_messages:
+            command, _, rest = data.partition(b" ")
+            return command in (b"RDATA", b"POSITION") and rest.split(b" ", 2)[1:2] == [self._name_on_wire]
         return data.startswith(self._own_opening)
 
+    def is_successors(self, stream: str, token: int) -> bool:
+        """Whether a fact under the own name is none of this process's, which is fenced: it may be a successor's."""
+        if self.fenced is None:
+            return False
+        generator = self.generators.get(stream)
+        return generator is None or token > max(generator.position, generator.own_highest)
+
+    def has_log(self, incarnation: int) -> bool:
+        """Whether a process with the own name has announced an epoch under this incarnation."""
+        return self._speakers.has_log(self.name, incarnation)
+
     def heard(self, frame: Frame) -> None:
-        """Other writers' rows and positions move what is known of the shared sequences."""
+        """Other writers' rows and positions move what is known of the shared sequences: those of registered writers, in
+        the incarnation that has the claim (9.18, 9.19)."""
         epoch = self.epoch
         speakers = self._speakers
         speakers.begin()
@@ -419,7 +584,8 @@ class Ledger:
             if isinstance(item, Server | Name):
                 speakers.listen(item)
             elif isinstance(item, Rows | Position) and item.writer != self.name and item.stream in self._durable:
-                if not speakers.trusted(item.writer, epoch):
+                claim = self._claims.get((item.stream, item.writer), -1)
+                if speakers.speaking(item.writer) != claim or not speakers.trusted(item.writer, epoch):
                     continue
                 if isinstance(item, Rows):
                     self.generators[item.stream].rows_seen(item.writer, item.tokens)
@@ -459,7 +625,11 @@ class Claimed:
 
 
 class Writing(Ledger):
-    """A `Ledger` on an event loop; calls ``wake()`` when there is something to publish."""
+    """A `Ledger` on an event loop; calls ``wake()`` when there is something to publish.
+
+    ``renew(self)`` gives the one that goes on under a new incarnation, or raises (see `WinningBack`); None: none does.
+    It is asked at once when this one is fenced. ``on_loss()``: another process has the name.
+    """
 
     def __init__(
         self,
@@ -472,17 +642,42 @@ class Writing(Ledger):
         incarnation: int,
         epoch: str | None,
         wake: Callable[[], None],
-        on_fence: Callable[[], None] = lambda: None,
+        renew: Callable[[Writing], Awaitable[Writing]] | None = None,
+        on_loss: Callable[[], None] = lambda: None,
     ) -> None:
         claim = None if claimed is None else claimed.claim
         super().__init__(name, server, streams, settings, claim=claim, incarnation=incarnation, epoch=epoch)
         self._claimed = claimed
-        self._wake, self._on_fence = wake, on_fence
+        self._wake, self._renew, self._on_loss = wake, renew, on_loss
+        self.lost = False  # to another process: it is not won back
+        self.outdone = 0  # the higher incarnation of a predecessor, without a claim
         self._finishing: set[asyncio.Task[None]] = set()
         self._looking: set[object] = set()  # at these transactions' ends
         self._doubted = asyncio.Event()
         self._drained = asyncio.Event()
         self.publishing = False  # whether Redis takes what is published; then a full queue is worth a wait
+
+    @property
+    def claimed(self) -> Claimed | None:
+        """The store, and the name won in it; None for a writer whose streams are all kept in memory."""
+        return self._claimed
+
+    async def live(self) -> Writing:
+        """This one, or the one that goes on in its place after it was finished for silence.
+
+        Raises WriterFenced when another process has the name, ClaimBlocked, Unavailable.
+        """
+        if self.fenced is None:
+            return self
+        if self.lost or self._renew is None:
+            raise self.fenced.with_traceback(None)  # it is raised again and again, and would hold on to every frame
+        return await self._renew(self)
+
+    async def look_at_claim(self, error: WriterFenced | SequenceWentBack) -> None:
+        """A sequence that went back may be a new primary's, which fences all writers (9.23): returns when this one is
+        fenced, else raises the error."""
+        if isinstance(error, SequenceWentBack) and (self._claimed is None or await self.check_claim()):
+            raise error
 
     @property
     def _table(self) -> Claimed:
@@ -530,6 +725,7 @@ class Writing(Ledger):
             self.note_end(opened)
         for one in opened:
             facts, rows = one.complete(self.core)
+            self.note_committed(one)
             self.facts += facts
             self.rows += rows
             if (kept := self.kept.get(one.stream.name)) is not None:
@@ -617,17 +813,17 @@ class Writing(Ledger):
     async def keep_settling(self) -> None:
         """Settle facts in doubt until cancelled."""
         pause = SETTLE_FIRST
-        while True:
+        while self.fenced is None:
             if not self._doubts:
                 pause = SETTLE_FIRST
                 self._doubted.clear()
                 await self._doubted.wait()
+                continue
             before = len(self._doubts)
             try:
                 await self.settle()
             except WriterFenced as error:
                 self.fence(error)
-                self._doubts.clear()
             except Exception as error:  # of whatever kind: the facts in doubt hold back all later ones
                 log.warning("the outcome of %d transactions is not known yet: %s", before, error)
             if self._doubts:
@@ -636,6 +832,7 @@ class Writing(Ledger):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._doubted.wait()
+        self._doubts.clear()  # what they committed is in the table
 
     # -- the others, and the beat -----------------------------------------------------------------------------
 
@@ -652,12 +849,57 @@ class Writing(Ledger):
             return
         self.registry_read(noted, registry)
 
+    async def leave(self) -> None:
+        """After the last announcement: store the positions, and finish the own name (9.21), which nobody has to find
+        silent then. Not while a fact is open or in doubt: what became of it the table tells later. Raises BusrepError.
+        """
+        await self.beat()
+        if self._claimed is None or self.fenced is not None or self.unfinished:
+            return
+        finals = await self._claimed.store.finish(self.name, self.incarnation, timeout=self._settings.heartbeat)
+        log.info("writer %s left at %s", self.name, dict(finals))
+
+    async def check_claim(self) -> bool:
+        """Whether the claim stands, asked on the primary; without a claim nothing tells. Raises Unavailable."""
+        if self._claimed is None:
+            return False
+        try:
+            await self._claimed.store.check_claim(self._claimed.claim)
+        except WriterFenced as error:
+            self.fence(error)
+        return self.fenced is None
+
     def fence(self, error: WriterFenced) -> None:
-        """Another process has the name: nothing more is written or published under it."""
+        """Nothing more is written or published under this incarnation: another process has the name, or a reader has
+        finished it for silence. Which of them, the claim tells."""
         if self.fenced is None:
             super().fence(error)
-            self._on_fence()
+            self._doubted.set()
             self._wake()
+            if self._renew is None:
+                self.lose(error)
+            elif not self.lost:
+                task = asyncio.get_running_loop().create_task(self._try_to_renew(self._renew), name="busrep-renew")
+                self._finishing.add(task)
+                task.add_done_callback(self._finishing.discard)
+
+    async def _try_to_renew(self, renew: Callable[[Writing], Awaitable[Writing]]) -> None:
+        try:
+            await renew(self)
+        except BusrepError as error:  # the next beat, or the next fact, tries again
+            log.warning("writer %s is not won back: %s", self.name, error)
+
+    def lose(self, error: WriterFenced) -> None:
+        """Another process has the name, for good."""
+        if not self.lost:
+            self.lost = True
+            self.fence(error)
+            self.fenced = error
+            self._on_loss()
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters, JSON-able."""
+        return {**super().statistics(), "lost": self.lost}
 
     async def close(self, timeout: float) -> None:
         """Wait for transactions that are being ended."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar, overload
 from urllib.parse import quote, urlencode
 
 import busrep.sync
@@ -31,6 +31,8 @@ except ImportError as missing:
     raise MissingExtra("django", "facts in Django's transactions") from missing
 
 __all__ = ["bus", "close", "create_tables", "open_bus", "write"]
+
+RowT = TypeVar("RowT")
 
 
 class _Process:
@@ -49,10 +51,17 @@ _process = _Process()
 # -- facts ----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
+@overload
+def write(
+    stream: Stream[RowT], /, *streams: Stream[Any], using: str | None = None, bus: busrep.sync.Bus | None = None
+) -> AbstractContextManager[busrep.sync.Fact[RowT]]: ...
+@overload
 def write(
     *streams: Stream[Any], using: str | None = None, bus: busrep.sync.Bus | None = None
-) -> Iterator[busrep.sync.Fact]:
+) -> AbstractContextManager[busrep.sync.Fact[Any]]: ...
+def write(
+    *streams: Stream[Any], using: str | None = None, bus: busrep.sync.Bus | None = None
+) -> AbstractContextManager[busrep.sync.Fact[Any]]:
     """A fact of ``streams`` in the transaction of a Django connection: ``with write(orders) as fact``.
 
     Outside of `atomic` the block is a transaction, and its fact is published when it ends. In an `atomic` block it is a
@@ -60,13 +69,20 @@ def write(
     that of ``settings.BUSREP``); ``bus``: one of `busrep.sync.connect`, else the process's. Raises what ``bus.write``
     raises, and ConfigError for a database that busrep cannot join, or that is not the bus's.
     """
+    return _write(streams, using, bus)
+
+
+@contextmanager
+def _write(
+    streams: Sequence[Stream[Any]], using: str | None, bus: busrep.sync.Bus | None
+) -> Iterator[busrep.sync.Fact[Any]]:
     writer = _of_process() if bus is None else bus
     database = _process.database if bus is None else None
     connection = connections[using or database or DEFAULT_DB_ALIAS]
     if database is not None and connection.alias != database:
         _check_the_same(connection, database)
     _open_before_the_lock(writer, connection)
-    fact: busrep.sync.Fact | None = None
+    fact: busrep.sync.Fact[Any] | None = None
 
     def ended() -> None:
         if fact is not None:

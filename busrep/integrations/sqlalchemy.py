@@ -13,7 +13,7 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import busrep.asyncio
 import busrep.sync
@@ -34,6 +34,8 @@ __all__ = ["write"]
 # Where a session keeps its facts until its transaction ends.
 _FACTS = "busrep.facts"
 
+RowT = TypeVar("RowT")
+
 AnySync: TypeAlias = "Session | scoped_session[Any]"
 AnyAsync: TypeAlias = "AsyncSession | async_scoped_session[Any]"
 
@@ -42,22 +44,26 @@ AnyAsync: TypeAlias = "AsyncSession | async_scoped_session[Any]"
 def write(
     bus: busrep.sync.Bus,
     session: AnySync,
+    stream: Stream[RowT],
+    /,
     *streams: Stream[Any],
     bind_arguments: Mapping[str, Any] | None = None,
-) -> AbstractContextManager[busrep.sync.Fact]: ...
+) -> AbstractContextManager[busrep.sync.Fact[RowT]]: ...
 @overload
 def write(
     bus: busrep.asyncio.Bus,
     session: AnyAsync,
+    stream: Stream[RowT],
+    /,
     *streams: Stream[Any],
     bind_arguments: Mapping[str, Any] | None = None,
-) -> AbstractAsyncContextManager[busrep.asyncio.Fact]: ...
+) -> AbstractAsyncContextManager[busrep.asyncio.Fact[RowT]]: ...
 def write(
     bus: busrep.sync.Bus | busrep.asyncio.Bus,
     session: AnySync | AnyAsync,
     *streams: Stream[Any],
     bind_arguments: Mapping[str, Any] | None = None,
-) -> AbstractContextManager[busrep.sync.Fact] | AbstractAsyncContextManager[busrep.asyncio.Fact]:
+) -> AbstractContextManager[busrep.sync.Fact[Any]] | AbstractAsyncContextManager[busrep.asyncio.Fact[Any]]:
     """A fact of ``streams`` in the session's transaction: ``with write(bus, session, orders) as fact``.
 
     With an `AsyncSession`, and a bus of `busrep.connect`: ``async with``. On leaving the block the session is flushed,
@@ -83,7 +89,7 @@ def write(
 @contextmanager
 def _write(
     bus: busrep.sync.Bus, session: Session, streams: tuple[Stream[Any], ...], bind_arguments: Mapping[str, Any] | None
-) -> Iterator[busrep.sync.Fact]:
+) -> Iterator[busrep.sync.Fact[Any]]:
     connection = session.connection(bind_arguments=_dict(bind_arguments))
     driver: Any = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
@@ -112,7 +118,7 @@ async def _write_async(
     session: AsyncSession,
     streams: tuple[Stream[Any], ...],
     bind_arguments: Mapping[str, Any] | None,
-) -> AsyncIterator[busrep.asyncio.Fact]:
+) -> AsyncIterator[busrep.asyncio.Fact[Any]]:
     connection = await session.connection(bind_arguments=_dict(bind_arguments))
     driver: Any = (await connection.get_raw_connection()).driver_connection
     if _idle(driver):

@@ -11,22 +11,28 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 import redis as redis_py
 
 from busrep.asyncio import Bus as AsyncioBus
 from busrep.asyncio import Start
+from busrep.asyncio.bus import format_command
+from busrep.asyncio.failing import checked_callback
+from busrep.asyncio.reading import OnEpochChange, OnPoison, OnTooOld
 from busrep.caches import Feed
 from busrep.commands import Command, UserIp
-from busrep.errors import Closed, ConfigError, NotAWriter, Unavailable
+from busrep.errors import BusrepError, Closed, ConfigError, NotAWriter, Unavailable
+from busrep.failures import Transient, predicate_of
+from busrep.health import Health, closed, health_of
 from busrep.settings import Settings
 from busrep.storage import AsyncStore
 from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store
-from busrep.streams import Registry, Stream
+from busrep.streams import Registry, Stream, checked_stream
 
 from .caching import CachedFunction, Caching, Pruning
+from .effects import EffectsStore
 from .link import Publisher, async_client
 from .reading import Batch, Handler, Reading, ReadingBus
 from .snapshots import ApplyHandler
@@ -38,6 +44,7 @@ CommandT = TypeVar("CommandT", bound=Command)
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 P = ParamSpec("P")
 R = TypeVar("R")
+RowT = TypeVar("RowT")
 
 _BUSES: weakref.WeakSet[Bus] = weakref.WeakSet()
 
@@ -65,15 +72,20 @@ class Bus:
         reader_store: str | AsyncStore | None = None,
         start: Start | None = None,
         settings: Settings | None = None,
-        on_poison: str = "stop",
-        on_epoch_change: str = "rebootstrap",
-        on_too_old: str = "stop",
+        on_poison: OnPoison = "stop",
+        on_epoch_change: OnEpochChange = "rebootstrap",
+        on_too_old: OnTooOld = "stop",
         own: bool = False,
         undeclared: bool = False,
         require_redis: bool = True,
         snapshot_source: Any = None,
+        transient: Transient = None,
+        on_failure: Callable[[BusrepError], None] | None = None,
         beats: bool = True,
     ) -> None:
+        if on_failure is not None:
+            checked_callback(_plain(on_failure))
+        self._on_failure = on_failure
         self.name, self.writer, self.reader = name, writer, reader
         self.streams = Registry(streams)
         self.settings = settings or Settings()
@@ -83,7 +95,8 @@ class Bus:
         self._options: dict[str, Any] = {
             "name": name, "streams": list(self.streams), "reader": reader, "start": start, "settings": self.settings,
             "on_poison": on_poison, "on_epoch_change": on_epoch_change, "on_too_old": on_too_old,
-            "undeclared": undeclared, "require_redis": require_redis,
+            "undeclared": undeclared, "require_redis": require_redis, "transient": predicate_of(transient),
+            "on_failure": self._tell_failure,
         }  # fmt: skip
         direct = isinstance(redis, str) and redis.startswith(("tcp://", "tcps://"))
         if writer is not None:
@@ -251,7 +264,13 @@ class Bus:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def write(self, *streams: Stream[Any], connection: Any = None, count: int = 1) -> Fact:
+    @overload
+    def write(
+        self, stream: Stream[RowT], /, *streams: Stream[Any], connection: Any = None, count: int = 1
+    ) -> Fact[RowT]: ...
+    @overload
+    def write(self, *streams: Stream[Any], connection: Any = None, count: int = 1) -> Fact[Any]: ...
+    def write(self, *streams: Stream[Any], connection: Any = None, count: int = 1) -> Fact[Any]:
         """A fact of ``streams`` (usually one) in one transaction: ``with bus.write(orders) as fact``.
 
         ``connection``: the caller's own (a psycopg.Connection, or a sqlite3.Connection of this thread), else one of
@@ -262,12 +281,13 @@ class Bus:
         """
         return Fact(self._writer_of(streams), streams, connection, count)
 
-    def publish(self, stream: Stream[Any], rows: Sequence[Any], *, connection: Any = None) -> list[int]:
+    def publish(self, stream: Stream[RowT], rows: Sequence[RowT], *, connection: Any = None) -> list[int]:
         """Each row a fact of its own, in one transaction, IDs reserved at once. Returns the IDs."""
         writing = self._writer_of((stream,))
         if not rows:
             return []
-        with Fact(writing, (stream,), connection, len(rows)) as fact:
+        fact: Fact[RowT] = Fact(writing, (stream,), connection, len(rows))
+        with fact:
             return fact.add_each(rows)
 
     def settle(self) -> None:
@@ -280,9 +300,9 @@ class Bus:
     def _writer_of(self, streams: Sequence[Stream[Any]]) -> Writing:
         self._check_open()
         if not streams:
-            raise ConfigError("write() needs a stream")
+            raise ConfigError("write() needs a stream: bus.write(orders)")
         for stream in streams:
-            if stream.name not in self.streams or self._writing is None:
+            if checked_stream(stream).name not in self.streams or self._writing is None:
                 raise NotAWriter(stream.name, self.writer)
         assert self._writing is not None  # noqa: S101 (just looked)
         return self._writing
@@ -290,6 +310,20 @@ class Bus:
     def _lost(self) -> None:
         if self._reading is not None:
             self._reading.disown()
+        if self._writing is not None and self._writing.lost is not None:
+            self._tell_failure(self._writing.lost)
+
+    def _tell_failure(self, error: BusrepError) -> None:
+        """In a thread of its own: neither the bus's loop nor a thread that writes may wait for the application."""
+        if self._on_failure is not None:
+            threading.Thread(target=self._call_on_failure, args=(error,), name="busrep-failure", daemon=True).start()
+
+    def _call_on_failure(self, error: BusrepError) -> None:
+        try:
+            if self._on_failure is not None:
+                self._on_failure(error)
+        except Exception:  # what stopped is in the log already
+            log.exception("on_failure= failed")
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -339,27 +373,38 @@ class Bus:
         return self._reading
 
     def _begin_reading(self) -> None:
-        reading = Reading(self._make_reading_bus, self.settings, self._here)
+        given = self._store if self._reader_store is None else self._reader_store
+        effects = EffectsStore(given, self.streams, self.settings)
+        reading = Reading(self._make_reading_bus, self.settings, effects, self._here)
         reading.start()
         self._reading = reading
         writing = self._writing
         if writing is not None and writing.lost is not None:  # meanwhile
             reading.disown()
 
-    def subscribe(self, *streams: Stream[Any]) -> Callable[[Handler], Handler]:
+    @overload
+    def subscribe(self, *streams: Stream[RowT]) -> Callable[[Handler[RowT]], Handler[RowT]]: ...
+    @overload
+    def subscribe(self, *streams: Stream[Any]) -> Callable[[Handler[Any]], Handler[Any]]: ...
+    def subscribe(self, *streams: Stream[Any]) -> Callable[[Handler[Any]], Handler[Any]]:
         """Decorate a function that is called with each ``Batch`` of ``streams``, in a thread of the bus.
 
         One call at a time, all handlers together; per (stream, writer) in order. A handler that raises is called again
-        with the same rows, then ``on_poison`` applies.
+        with the same rows: in an outage for as long as it lasts, else until ``handler_retries`` and ``poison_after``
+        are over; then ``on_poison`` applies.
         """
         reading = self._read()
 
-        def register(handler: Handler) -> Handler:
+        def register(handler: Handler[Any]) -> Handler[Any]:
             reading.subscribe(streams, _plain(handler))
             return handler
 
         return register
 
+    @overload
+    def follow(self, *streams: Stream[RowT]) -> Iterator[Batch[RowT]]: ...
+    @overload
+    def follow(self, *streams: Stream[Any]) -> Iterator[Batch[Any]]: ...
     def follow(self, *streams: Stream[Any]) -> Iterator[Batch[Any]]:
         """Iterate over the batches of ``streams``; a batch counts as handled when the next one is asked for."""
         return self._read().follow(streams)
@@ -372,8 +417,11 @@ class Bus:
         can never be. In a handler it waits in vain: no other handler is called meanwhile.
         """
         self._check_open()
-        if writer != self.writer or self._own or (self._writing is not None and self._writing.lost is not None):
+        if writer != self.writer or self._own or self._is_successors(stream, token):
             self._read().wait_for(stream, writer, token, timeout)
+
+    def _is_successors(self, stream: Stream[Any], token: int) -> bool:
+        return self._writing is not None and self._writing.is_successors(stream.name, abs(token))
 
     def on_reset(self, stream: Stream[Any] | None = None) -> Callable[[AnyHandler], AnyHandler]:
         """Decorate a function called with (stream name, writer, position) when that stream begins anew."""
@@ -386,7 +434,8 @@ class Bus:
         return register
 
     def on_missed(self, stream: Stream[Any] | None = None) -> Callable[[AnyHandler], AnyHandler]:
-        """Decorate a function called with (stream name, writer, after, upto) when those rows are gone for good."""
+        """Decorate a function called with (stream name, writer, after, upto) when those rows are gone for good, or, of
+        a foreign writer, may have been missed: its tokens skip."""
         reading = self._read()
 
         def register(handler: AnyHandler) -> AnyHandler:
@@ -419,8 +468,8 @@ class Bus:
         self._read().resume(stream, writer)
 
     def snapshot(
-        self, stream: Stream[Any], *, key: Callable[[Any], Hashable] | None = None
-    ) -> Callable[[ApplyHandler], ApplyHandler]:
+        self, stream: Stream[RowT], *, key: Callable[[RowT], Hashable] | None = None
+    ) -> Callable[[ApplyHandler[RowT]], ApplyHandler[RowT]]:
         """Decorate a function that applies a snapshot of ``stream``, called with each `SnapshotPart`, as handlers are.
 
         When a bootstrap begins, and what ``key`` is, see `busrep.Bus.snapshot`. Decorate it before the handlers of
@@ -429,7 +478,7 @@ class Bus:
         """
         reading = self._read()
 
-        def register(handler: ApplyHandler) -> ApplyHandler:
+        def register(handler: ApplyHandler[RowT]) -> ApplyHandler[RowT]:
             reading.snapshot(stream, _plain(handler), key)
             return handler
 
@@ -508,8 +557,7 @@ class Bus:
         """Publish a command that is not about streams (presence, locks, tasks...). It is news: sent once when all is
         well, twice when it is unknown whether it arrived. Raises Unavailable when Redis is not there."""
         self._check_open()
-        if not isinstance(command, Command):
-            raise ConfigError(f"send() takes a command of busrep.commands, not {command!r}")
+        line = format_command(command)
         if self._publisher is None:
             self._read().send(command)
             return
@@ -519,7 +567,7 @@ class Bus:
                 raise Unavailable("Redis", "this thread is publishing already")
             try:
                 self._publisher.busy = True
-                self._publisher.send(channel, command.format())
+                self._publisher.send(channel, line)
             finally:
                 self._publisher.busy = False
 
@@ -534,6 +582,18 @@ class Bus:
         return register
 
     # -- the rest ---------------------------------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """Whether this process does its part, and the reasons why not. Reads what is in memory; asks no server.
+
+        It opens nothing: before the first use, and once closed, the bus is not open.
+        """
+        if self._state != "open":
+            return closed()
+        try:
+            return health_of(self.statistics())
+        except Closed:  # this very moment
+            return closed()
 
     def statistics(self) -> dict[str, Any]:
         """Counters, levels and states of this process, JSON-able. ``reader`` is None before anything was read."""
@@ -567,19 +627,21 @@ def connect(
     reader_store: str | AsyncStore | None = None,
     start: Start | None = None,
     settings: Settings | None = None,
-    on_poison: str = "stop",
-    on_epoch_change: str = "rebootstrap",
-    on_too_old: str = "stop",
+    on_poison: OnPoison = "stop",
+    on_epoch_change: OnEpochChange = "rebootstrap",
+    on_too_old: OnTooOld = "stop",
     own: bool = False,
     undeclared: bool = False,
     require_redis: bool = True,
     snapshot_source: Any = None,
+    transient: Transient = None,
+    on_failure: Callable[[BusrepError], None] | None = None,
     beats: bool = True,
 ) -> Bus:
     """A bus for the threads of this process: ``with busrep.sync.connect(...) as bus``, or open at its first use.
 
     The arguments are those of `busrep.connect`, and these differ: ``redis`` may be a ``redis.Redis``; a writer's
-    ``store`` is a URL.
+    ``store`` is a URL; ``on_failure`` is a plain function, called in a thread of its own.
 
     ``beats``: True for two threads that show others that this writer lives (or readers would finish it as silent after
     ``heartbeat * silent_after_beats`` seconds), send again what Redis did not take, and find out what became of facts
@@ -607,6 +669,8 @@ def connect(
         undeclared=undeclared,
         require_redis=require_redis,
         snapshot_source=snapshot_source,
+        transient=transient,
+        on_failure=on_failure,
         beats=beats,
     )
 

@@ -59,10 +59,10 @@ class CachedFunction(Protocol[P, R_co]):
     def invalidate_all(self) -> None:
         """Drop everything that it returned."""
 
-    def invalidate_in(self, fact: FactBase, *args: P.args, **kwargs: P.kwargs) -> None:
+    def invalidate_in(self, fact: FactBase[Any], *args: P.args, **kwargs: P.kwargs) -> None:
         """As ``invalidate``, when this fact is committed: ``bus.write(orders, caches)``."""
 
-    def invalidate_all_in(self, fact: FactBase) -> None:
+    def invalidate_all_in(self, fact: FactBase[Any]) -> None:
         """As ``invalidate_all``, when this fact is committed."""
 
     def statistics(self) -> dict[str, int]:
@@ -107,10 +107,10 @@ class Caching:
         def invalidate_all() -> None:
             self.write(stream, [row_of_key(cache, None, unix_ms())])
 
-        def invalidate_in(fact: FactBase, *args: Any, **kwargs: Any) -> None:
+        def invalidate_in(fact: FactBase[Any], *args: Any, **kwargs: Any) -> None:
             fact.add(row_of_call(cache, args, kwargs, unix_ms()), stream=stream)
 
-        def invalidate_all_in(fact: FactBase) -> None:
+        def invalidate_all_in(fact: FactBase[Any]) -> None:
             fact.add(row_of_key(cache, None, unix_ms()), stream=stream)
 
         for method in (invalidate, invalidate_many, invalidate_all, invalidate_in, invalidate_all_in):

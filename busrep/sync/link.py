@@ -20,7 +20,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissi
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
-from busrep.asyncio.link import without_password
+from busrep.asyncio.link import redis_settings
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
 
@@ -39,13 +39,7 @@ def redis_pool(client: str | redis.Redis, settings: Settings) -> ConnectionPool:
     kwargs: dict[str, Any]
     kind: Any
     if isinstance(client, str):
-        try:
-            kwargs = dict(parse_url(client))  # type: ignore[no-untyped-call]
-        except (ValueError, TypeError) as error:
-            raise ConfigError(
-                f"bad Redis URL {without_password(client)!r}: {error}; use redis://[user:password@]host:port/db, "
-                "rediss://... or unix:///path?db=0"
-            ) from None
+        kwargs = redis_settings(client, parse_url)
         kind = kwargs.pop("connection_class", Connection)
     elif isinstance(client, redis.Redis):
         # What the driver keeps there for maintenance notifications of RESP3 has no place in RESP2.

@@ -17,6 +17,7 @@ import queue
 import selectors
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -31,6 +32,7 @@ from busrep.stores.blocking import complete
 from busrep.streams import Stream
 
 from .caching import ReadingUpkeep
+from .effects import EffectsStore, exactly_once
 from .snapshots import ApplyHandler, SnapshotPart
 from .writing import Writing
 
@@ -56,6 +58,7 @@ class Batch(Generic[RowT]):
     rows: Sequence[RowT]
     _batch: runtime.Batch[RowT] = attrs.field(repr=False)
     _save: Callable[[runtime.Batch[RowT], Any], None] = attrs.field(repr=False)
+    _begin: Callable[[runtime.Batch[RowT]], AbstractContextManager[Any]] = attrs.field(repr=False)
 
     @property
     def payloads(self) -> Sequence[bytes]:
@@ -85,8 +88,22 @@ class Batch(Generic[RowT]):
         """
         self._save(self._batch, connection)
 
+    def transaction(self) -> AbstractContextManager[Any]:
+        """``with batch.transaction() as db``: a connection in a transaction, at whose end the position is saved.
 
-Handler = Callable[[Batch[Any]], None]
+        So the effects of the block count exactly once. The connection is of the bus's own, to the database of the
+        reader's store: a psycopg.Connection or an sqlite3.Connection. When the block ends the position is saved, and
+        the transaction committed; when it raises, rolled back. One block a batch. Where the server went away, or COMMIT
+        got no answer, let the error out: the handler is called again unless the position shows that it was committed.
+
+        Raises ConfigError when the bus has no ``reader`` name, and for a store that is not given by the URL of a
+        PostgreSQL or SQLite database; ReaderMoved when these rows were handled before, or elsewhere; Unavailable,
+        CommitUnknown.
+        """
+        return self._begin(self._batch)
+
+
+Handler = Callable[[Batch[RowT]], None]
 
 
 class ReadingBus(runtime.Bus):
@@ -122,7 +139,7 @@ class ReadingBus(runtime.Bus):
 
     def _name(self, writing: Writing, name: Name) -> None:
         if name.instance == writing.name and name.incarnation is not None:
-            writing.taken(name.incarnation)
+            writing.taken(name.incarnation, has_log=self._reading.core.has_log(name.instance, name.incarnation))
 
     def _own_positions(self) -> Mapping[str, int]:
         if self._beside_writing is None or self._beside is None:
@@ -291,12 +308,18 @@ class _Selector(selectors.DefaultSelector):
 
 
 class Reading:
-    """Runs a `ReadingBus` in a thread. ``make`` makes it, there. ``here(raising)``: see `Bus`."""
+    """Runs a `ReadingBus` in a thread. ``make`` makes it, there. ``effects``: gives handlers their connections.
+    ``here(raising)``: see `Bus`."""
 
     def __init__(
-        self, make: Callable[[], ReadingBus], settings: Settings, here: Callable[[bool], bool] = lambda _: True
+        self,
+        make: Callable[[], ReadingBus],
+        settings: Settings,
+        effects: EffectsStore,
+        here: Callable[[bool], bool] = lambda _: True,
     ) -> None:
         self._make, self._settings, self._here = make, settings, here
+        self._effects = effects
         self._hand = _Hand()
         self._thread: threading.Thread | None = None
         self._asking = threading.RLock()
@@ -360,6 +383,8 @@ class Reading:
         self._hand.join(timeout)
         if self._hand.is_alive():
             log.error("a handler has not ended; its rows come again")
+        else:
+            self._effects.close()
 
     def _ask(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Have the loop do something. A loop forgets what it is asked after its last turn: who waits is told then."""
@@ -410,7 +435,7 @@ class Reading:
 
     # -- what the bus does ------------------------------------------------------------------------------------
 
-    def subscribe(self, streams: Sequence[Stream[Any]], handler: Handler) -> None:
+    def subscribe(self, streams: Sequence[Stream[Any]], handler: Handler[Any]) -> None:
         """See `Bus`."""
 
         async def handle(batch: runtime.Batch[Any]) -> None:
@@ -420,14 +445,25 @@ class Reading:
 
     def _batch(self, batch: runtime.Batch[Any]) -> Batch[Any]:
         return Batch(
-            batch.stream, batch.writer, batch.after, batch.position, batch.tokens, batch.rows, batch, self._save
-        )
+            batch.stream, batch.writer, batch.after, batch.position, batch.tokens, batch.rows, batch, self._save,
+            self._transaction,
+        )  # fmt: skip
 
     def _save(self, batch: runtime.Batch[Any] | runtime.SnapshotPart[Any], connection: Any) -> None:
         here = _Here(connection)
         here.serve(self._ask(batch.save(here)))
 
-    def snapshot(self, stream: Stream[Any], handler: ApplyHandler, key: Callable[[Any], Hashable] | None) -> None:
+    @contextlib.contextmanager
+    def _transaction(self, batch: runtime.Batch[Any]) -> Iterator[Any]:
+        self._do(lambda: self._bus._reading.check_saving(batch))
+        try:
+            with exactly_once(self._effects.begin(), lambda connection: self._save(batch, connection)) as connection:
+                yield connection
+        except BaseException:
+            batch._saved = False  # or the table will tell, once the handler has failed
+            raise
+
+    def snapshot(self, stream: Stream[Any], handler: ApplyHandler[Any], key: Callable[[Any], Hashable] | None) -> None:
         """See `Bus`."""
 
         async def apply(part: runtime.SnapshotPart[Any]) -> None:

@@ -53,4 +53,4 @@ class SnapshotPart(Generic[RowT]):
         self._save(self._part, connection)
 
 
-ApplyHandler = Callable[[SnapshotPart[Any]], None]
+ApplyHandler = Callable[[SnapshotPart[RowT]], None]

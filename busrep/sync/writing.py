@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import math
 import os
 import threading
 import time
@@ -32,8 +33,25 @@ from typing import Any, TypeVar
 import attrs
 
 from busrep.asyncio.tasks import pause_after
-from busrep.asyncio.writing import SETTLE_FIRST, SETTLE_SLOWEST, FactBase, InDoubt, Ledger, OpenFacts
-from busrep.errors import BusrepError, ConfigError, NotAWriter, Unavailable, WriterFenced
+from busrep.asyncio.writing import (
+    SETTLE_FIRST,
+    SETTLE_SLOWEST,
+    FactBase,
+    FactState,
+    InDoubt,
+    Ledger,
+    OpenFacts,
+    WinningBack,
+)
+from busrep.errors import (
+    BusrepError,
+    CommitsLost,
+    ConfigError,
+    NotAWriter,
+    SequenceWentBack,
+    Unavailable,
+    WriterFenced,
+)
 from busrep.ids import ReservedIds
 from busrep.settings import Settings
 from busrep.storage import Claim
@@ -45,6 +63,7 @@ from .link import Publisher
 log = logging.getLogger("busrep.writer")
 
 T = TypeVar("T")
+RowT = TypeVar("RowT")
 
 
 class _ReenteredError(Exception):
@@ -132,7 +151,7 @@ class Session(Ledger):
         return self.torn or self.fenced is not None
 
 
-class Fact(FactBase):
+class Fact(FactBase[RowT]):
     """One transaction in the making: ``with bus.write(stream) as fact``.
 
     ``id`` is the fact's ID in the (first) stream, ``ids`` {stream name: ID}. On leaving the block the rows are
@@ -161,7 +180,9 @@ class Fact(FactBase):
         return None if self._transaction is None else self._transaction.connection
 
     def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement of the caller's in the fact's transaction, in the driver's placeholder style."""
+        """Run a statement of the caller's in the fact's transaction, in the driver's placeholder style.
+        Raises the driver's own errors of it, and ConfigError outside the block."""
+        self._check_in_block()
         if self._transaction is None:
             raise ConfigError("this fact has no transaction: its streams are kept in memory only")
         self._writing.here()
@@ -175,11 +196,10 @@ class Fact(FactBase):
         if self._session is not None and self._writing.here(raising=False):
             self._writing.ended(self._session, self._joined)
 
-    def __enter__(self) -> Fact:
+    def __enter__(self) -> Fact[RowT]:
         writing = self._writing
         writing.here()
-        if self._session is not None:
-            raise ConfigError("a fact is written once: call bus.write() for each")
+        self._begin_once()
         writing.before_a_fact(self._caller)
         session = writing.live()
         try:
@@ -189,6 +209,10 @@ class Fact(FactBase):
                 raise  # the caller has SQLite's write lock: `ended` wins the name back, if it can be
             # Perhaps for its silence, with nobody after it: then the name is won back. Else this raises.
             self._begin(writing.live())
+        except SequenceWentBack as error:
+            writing.look_at_claim(session, error)
+            self._begin(writing.live())
+        self._state = FactState.OPEN
         return self
 
     def _begin(self, session: Session) -> None:
@@ -211,6 +235,7 @@ class Fact(FactBase):
     ) -> None:
         writing = self._writing
         try:
+            self._state = FactState.ENDED
             if not writing.here(raising=error is None):  # forked meanwhile: the transaction is the parent's
                 return
             writing.ending.add(self)
@@ -280,16 +305,6 @@ class Fact(FactBase):
             self._tell_what_is_gone()
         self._writing.publish()
 
-    def _tell_what_is_gone(self) -> None:
-        """Streams in memory have begun anew, with the writer: rows of before are not in a table either."""
-        added = [one for one in self._opened.values() if one.each or one.payloads]
-        gone = [one.stream.name for one in added if one.stream.resettable]
-        reason = "began anew, as this writer was finished or interrupted, while the fact was open: it is not published"
-        if gone and self._transaction is None:
-            raise Unavailable(f"stream {', '.join(gone)}", f"it {reason}. Write it again")
-        if gone:  # the rest of it is committed
-            log.warning("stream %s %s there", ", ".join(gone), reason)
-
     def _book(self) -> None:
         self._booked = True
 
@@ -324,14 +339,14 @@ class _Ending:
         # Entered itself, not its condition: that is done in Python, where an interrupt would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._facts: weakref.WeakSet[Fact] = weakref.WeakSet()
+        self._facts: weakref.WeakSet[Fact[Any]] = weakref.WeakSet()
 
-    def add(self, fact: Fact) -> None:
+    def add(self, fact: Fact[Any]) -> None:
         """It begins to end."""
         with self._lock:
             self._facts.add(fact)
 
-    def discard(self, fact: Fact) -> None:
+    def discard(self, fact: Fact[Any]) -> None:
         """It has ended."""
         with self._lock:
             self._facts.discard(fact)
@@ -382,8 +397,11 @@ class Writing:
         self._failures = 0
         self._retry_at = 0.0
         self._beat_at = 0.0
+        self._claim_asked_at = -math.inf
         self._settle_at = 0.0
         self._settle_pause = SETTLE_FIRST
+        self._outdone = 0  # the highest incarnation of a predecessor, without a claim
+        self._named_until = time.monotonic() + settings.heartbeat * settings.silent_after_beats
         self.ending = _Ending()
         self.doubted = Bell()
         self.stale = Bell()  # something is to be published, and Redis did not take it
@@ -405,11 +423,13 @@ class Writing:
 
     # -- the name ---------------------------------------------------------------------------------------------
 
-    def _claim(self, again: int | None) -> Session:
+    def _claim(self, again: int | None, former: Session | None = None) -> Session:
         claim, incarnation = None, max(int(time.time() * 1000), (again or 0) + 1)
         if self._durable and self._store is not None:
             claim = self._store.claim(self.name, self._durable, timeout=self._settings.claim_timeout, again=again)
             incarnation = claim.incarnation
+            if former is not None:
+                claim = claim.resumed(former.epoch, former.core.positions())
         return Session(self.name, self.server, self._streams, self._settings, claim, incarnation)
 
     def live(self) -> Session:
@@ -418,6 +438,8 @@ class Writing:
         Raises WriterFenced when another process has the name, ClaimBlocked, Unavailable.
         """
         if self.lost is not None:
+            if isinstance(self.lost, CommitsLost):
+                raise self.lost.with_traceback(None)
             raise WriterFenced(self.lost.writer, self.lost.incarnation)  # anew: it holds the frames of who got it
         former = self.session
         if not former.ended:
@@ -438,7 +460,7 @@ class Writing:
         with self._settling:
             self._drop_doubts(former)
         try:
-            session = self._win_back(former.incarnation)
+            session = self._win_back(max(former.incarnation, self._outdone), former)
         except WriterFenced as error:
             self._lose(error)
             raise
@@ -447,36 +469,63 @@ class Writing:
             self.name, "interrupted" if former.torn else "finished for its silence", session.incarnation,
         )  # fmt: skip
         session.facts, session.rows = former.facts, former.rows
+        session.committed = former.committed
         self._on_unknown()  # those that were in doubt, or whose bookkeeping was interrupted; before this one is trusted
         self.session = session
 
-    def _win_back(self, again: int) -> Session:
-        tried = False
+    def _win_back(self, again: int, former: Session) -> Session:
+        winning = WinningBack(again)
         while True:
             try:
-                return self._claim(again)
-            except WriterFenced as error:
-                if error.incarnation <= again:
-                    raise
-                again = error.incarnation  # won, and finished for its silence before that was known here
-            except Unavailable:
-                # It may be won all the same. That can be told until readers finish that incarnation too, and the next
-                # fact may be long in coming: so not then, but now.
-                if tried:
-                    raise
-                tried = True
+                session = self._claim(winning.again, former)
+                self._check_committed(former, session)
+                return session
+            except (WriterFenced, Unavailable) as error:
+                winning.failed(error)
+
+    def _check_committed(self, former: Session, won: Session) -> None:
+        """Whether what was committed is still there: PostgreSQL may have failed over (9.23). Raises CommitsLost, and
+        WriterFenced when what was won is fenced already."""
+        if self._store is not None and won.claim is not None and (noted := former.noted_commits()):
+            found = self._store.outcome(won.claim, None, noted)
+            former.check_committed(found, self._store.known())
 
     def _lose(self, error: WriterFenced) -> None:
         if self.lost is None:
-            self.lost = WriterFenced(error.writer, error.incarnation)
+            self.lost = error if isinstance(error, CommitsLost) else WriterFenced(error.writer, error.incarnation)
+            if error is self.lost:
+                log.error("%s", error)
             self.fence(self.session, error)
             self._on_unknown()
             self._on_loss()
 
-    def taken(self, incarnation: int) -> None:
-        """Another process speaks under this name."""
-        if incarnation > self.session.incarnation:
-            self._lose(WriterFenced(self.name, self.session.incarnation))
+    def taken(self, incarnation: int, *, has_log: bool = False) -> None:
+        """Another process speaks under this name: a successor, or, just after the start, a predecessor.
+
+        A hint, the claim decides (9.19): it is read at once, but not more often than every beat. Where no stream
+        has a table no claim tells which. Above a predecessor, whose clock was ahead, it goes on (9.24). ``has_log``:
+        the other one writes to a log, so it has a claim, and the name.
+        """
+        session, now = self.session, time.monotonic()
+        if incarnation <= session.incarnation or self.lost is not None:
+            return
+        error = WriterFenced(self.name, session.incarnation)
+        if session.claim is not None:
+            if now - self._claim_asked_at >= self._settings.heartbeat:
+                self._claim_asked_at = now
+                threading.Thread(target=self._check_claim, name="busrep-claim", daemon=True).start()
+        elif now <= self._named_until and not has_log:
+            log.warning("writer %s is heard under a higher incarnation, %d: a clock is behind", self.name, incarnation)
+            self._outdone = max(self._outdone, incarnation)
+            self.fence(session, error)
+            self.doubted.set()  # who looks after the name goes on with it
+        else:
+            self._lose(error)
+
+    def _check_claim(self) -> None:
+        self._try(self.beat)
+        if self.session.ended and self.lost is None:
+            self._try(self.live)
 
     def fence(self, session: Session, error: WriterFenced) -> None:
         """Nothing more is written or published under that incarnation."""
@@ -488,6 +537,18 @@ class Writing:
         session = self.session
         if session.epoch not in (None, epoch):
             self._lose(WriterFenced(self.name, session.incarnation))
+
+    def look_at_claim(self, session: Session, error: SequenceWentBack) -> None:
+        """A sequence that went back may be a new primary's, which fences all writers (9.23): returns when this one is
+        fenced, else raises the error."""
+        if self._store is None or session.claim is None:
+            raise error
+        try:
+            self._store.check_claim(session.claim)
+        except WriterFenced as fenced:
+            self.fence(session, fenced)
+        else:
+            raise error
 
     def _guarded(self, session: Session, step: Callable[[], T]) -> T:
         """Do a step of bookkeeping. Whatever matters it writes down before it ends: the return may be interrupted."""
@@ -602,6 +663,7 @@ class Writing:
             if taken:
                 for one in opened:
                     session.redeem(one)
+                    session.note_committed(one)
                     facts, rows = one.complete(session.core)
                     session.facts += facts
                     session.rows += rows
@@ -676,7 +738,9 @@ class Writing:
                 self._guarded(session, compose)
                 if not frames:
                     return
-                self._publisher.publish([(self.channel(frame.channel_suffix), frame.data) for frame in frames])
+                self._publisher.publish(
+                    [(self.channel(frame.channel_suffix), data) for frame in frames for data in frame.messages]
+                )
                 self._guarded(session, confirm)
             except BaseException:
                 # Unknown which arrived: the same frames go out again, byte for byte (9.6).
@@ -690,7 +754,7 @@ class Writing:
     def replicate_received(self) -> None:
         """Somebody asks for the positions."""
         session = self.session
-        self._guarded(session, session.core.replicate_received)
+        self._guarded(session, lambda: session.core.replicate_received(time.monotonic()))
         self.stale.set()
 
     # -- what has to be done now and then ---------------------------------------------------------------------
@@ -871,11 +935,23 @@ class Writing:
     # -- the end ----------------------------------------------------------------------------------------------
 
     def close(self, timeout: float) -> None:
-        """Wait for transactions that are being ended, then publish and store where this writer is."""
+        """Wait for transactions that are being ended, publish and store where this writer is, and finish its name."""
         self.ending.wait(timeout)
         self._try(self._ask_after_all)
-        self.publish(now=True)
-        self._try(self.beat)
+        if self.publish(now=True):
+            self._guarded(self.session, self.session.core.farewell)
+            self.publish(now=True)
+        self._try(self._leave)
+
+    def _leave(self) -> None:
+        """See `busrep.asyncio.writing.Writing.leave`."""
+        self.beat()
+        session = self.session
+        if self._store is None or session.claim is None or session.ended:
+            return
+        if not self._guarded(session, lambda: session.unfinished):
+            finals = self._store.finish(self.name, session.incarnation, timeout=self._settings.heartbeat)
+            log.info("writer %s left at %s", self.name, dict(finals))
 
     def positions(self) -> dict[str, int]:
         """Stream -> the position up to which Redis confirmed its frames."""
@@ -887,6 +963,11 @@ class Writing:
         here."""
         session = self.session
         return self._guarded(session, lambda: session.written(stream))
+
+    def is_successors(self, stream: str, token: int) -> bool:
+        """Whether a fact under the own name is another process's, or may be: see `Ledger`."""
+        session = self.session
+        return self.lost is not None or self._guarded(session, lambda: session.is_successors(stream, token))
 
     def statistics(self) -> dict[str, Any]:
         """Counters, JSON-able."""

@@ -1,0 +1,47 @@
+"""``batch.transaction()``: a handler's effects and the saved position in one transaction of the bus's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from busrep.errors import CommitUnknown, ConfigError
+from busrep.storage import AsyncStore, EffectsTransaction
+
+ENDED = (
+    "the transaction of batch.transaction() was ended inside its block: leave COMMIT and ROLLBACK to the block's end, "
+    "which saves the position first"
+)
+
+
+def effects_of(store: AsyncStore) -> EffectsTransaction:
+    """A transaction of a reader's store. Raises ConfigError where it can give none."""
+    begin = getattr(store, "effects", None)
+    if begin is None:
+        raise ConfigError(f"batch.transaction() needs an SQLite or PostgreSQL store, and reader_store= is {store!r}")
+    found: EffectsTransaction = begin()
+    return found
+
+
+@contextlib.asynccontextmanager
+async def exactly_once(effects: EffectsTransaction, save: Callable[[Any], Awaitable[None]]) -> AsyncIterator[Any]:
+    """Begin, hand out the connection, save the position on it, commit; roll back if anything fails.
+
+    ``save(connection)`` saves the position. Raises what ``save`` and the database raise, CommitUnknown when COMMIT got
+    no answer, and ConfigError when the block ended the transaction itself.
+    """
+    await effects.begin()
+    try:
+        yield effects.connection
+        if effects.ended:
+            raise ConfigError(ENDED)
+        await save(effects.connection)
+        await effects.commit()
+    except CommitUnknown:  # it may still be under way; the connection goes back by itself
+        raise
+    except BaseException:
+        # To the end: a connection that is left in the middle would be lost to the pool.
+        await asyncio.shield(asyncio.ensure_future(effects.rollback()))
+        raise

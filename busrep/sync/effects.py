@@ -1,0 +1,57 @@
+"""``batch.transaction()`` for threads: connections for handlers, which open when a handler first asks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from busrep.asyncio.effects import ENDED
+from busrep.errors import CommitUnknown, ConfigError
+from busrep.settings import Settings
+from busrep.stores.blocking import BlockingEffects, BlockingStore, open_blocking_store
+from busrep.streams import Registry
+
+
+class EffectsStore:
+    """The reader's store, as the thread uses it in which handlers are called. ``store``: as given to connect()."""
+
+    def __init__(self, store: Any, streams: Registry, settings: Settings) -> None:
+        self._given, self._streams, self._settings = store, streams, settings
+        self._store: BlockingStore | None = None
+
+    def begin(self) -> BlockingEffects:
+        """A transaction, not begun yet. Raises ConfigError for a store that can give none, Unavailable."""
+        if self._store is None:
+            if not isinstance(self._given, str) or self._given.startswith(("http://", "https://")):
+                raise ConfigError(
+                    "batch.transaction() needs the URL of a PostgreSQL or SQLite database as store=, or as "
+                    f"reader_store=, not {type(self._given).__name__}"
+                )
+            store = open_blocking_store(self._given, self._streams, settings=self._settings)
+            store.open()
+            self._store = store
+        return self._store.effects()
+
+    def close(self) -> None:
+        """Close the connections. No handler is at work."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+
+@contextlib.contextmanager
+def exactly_once(effects: BlockingEffects, save: Callable[[Any], None]) -> Iterator[Any]:
+    """See `busrep.asyncio.effects.exactly_once`."""
+    effects.begin()
+    try:
+        yield effects.connection
+        if effects.ended:
+            raise ConfigError(ENDED)
+        save(effects.connection)
+        effects.commit()
+    except CommitUnknown:
+        raise
+    except BaseException:
+        effects.rollback()
+        raise
