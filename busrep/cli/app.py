@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import re
 from typing import Any
 
 import click
@@ -21,6 +20,7 @@ from busrep.cli.publish import publish
 from busrep.cli.serve import serve
 from busrep.cli.tail import tail
 from busrep.errors import BusrepError, Unavailable
+from busrep.urls import hide_secrets
 
 # As a shell reports a program that SIGINT ended.
 INTERRUPTED = 130
@@ -36,8 +36,7 @@ class Commands(click.Group):
         except BusrepError as error:
             if ctx.params.get("verbose"):
                 logging.getLogger("busrep").exception("the command failed")
-            # Errors quote the URL that was wrong.
-            text = re.sub(r"(\w+://[^\s:/@]*):[^\s@]*@", r"\1:***@", str(error))
+            text = hide_secrets(str(error))
             # Drivers like to explain over several lines; a server's log in a ConfigError is meant to have them.
             fail(" ".join(text.split()) if isinstance(error, Unavailable) else text)
         except OSError as error:

@@ -93,9 +93,9 @@ def _check_alone(context: click.Context, what: str, *unfitting: str) -> None:
 class Plan:
     """What to load, from where, and where to."""
 
-    store: str | None
-    source: str | None
-    declared: str | None
+    store: str | None = attrs.field(repr=False)
+    source: str | None = attrs.field(repr=False)
+    declared: tuple[str, ...]
     stream: str | None
     out: Path | None
     target: str | None

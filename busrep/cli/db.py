@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 
-from busrep.asyncio.link import without_password
 from busrep.cli.options import (
     DURATION,
     Decorator,
+    fail,
     json_option,
     print_json,
     print_table,
     run,
     store_option,
 )
-from busrep.errors import ConfigError
+from busrep.errors import ConfigError, SchemaError
 from busrep.storage import AsyncStore
 from busrep.stores import open_store
-from busrep.stores.declared import NOT_THERE, named, streams_of
+from busrep.stores.declared import NOT_THERE, declared_in
 from busrep.streams import Registry, Stream
+from busrep.urls import shown_url
 
 
 def streams_option() -> Decorator:
-    """``--streams MODULE:NAME``, for streams that have a table of the application's."""
+    """``--streams MODULE:NAME`` or ``--streams MODULE``, which may be repeated."""
     return click.option(
         "--streams",
         "declared",
-        metavar="MODULE:NAME",
-        help="Where the application declares its streams: needed for those with a table of their own.",
+        multiple=True,
+        metavar="MODULE[:NAME]",
+        help="Where the application declares its streams, with row classes and tables. A module alone means all its "
+        "streams. May be repeated.",
     )
 
 
-def declared_streams(where: str | None) -> list[Stream[Any]]:
-    """The streams in a module's attribute, one or several. Raises ConfigError when they are not there."""
-    if where is None:
+def declared_streams(places: Sequence[str]) -> list[Stream[Any]]:
+    """The streams of all --streams. Raises ConfigError when they are not there."""
+    if not places:
         return []
+    where = ",".join(places)
     try:
-        streams = streams_of(named(where))
-    except NOT_THERE as error:
+        return declared_in(where)
+    except (ConfigError, *NOT_THERE) as error:
         raise ConfigError(f"--streams {where}: {error}") from None
-    if not streams:
-        raise ConfigError(f"--streams {where}: it must be a Stream or several of them")
-    return streams
 
 
 def make_store(url: str, declared: Iterable[Stream[Any]], names: Iterable[str] = ()) -> AsyncStore:
@@ -84,35 +85,64 @@ def db() -> None:
 @store_option(required=True)
 @click.option("--stream", "names", multiple=True, help="A stream kept in busrep's own table; may be repeated.")
 @streams_option()
+@click.option("--check", "only_check", is_flag=True, help="Change nothing; exit status 1 if the streams do not fit.")
+@click.option(
+    "--redefine",
+    multiple=True,
+    metavar="STREAM",
+    help="Store the fields of this stream's row class as declared, whatever was stored; may be repeated.",
+)
 @json_option()
-def init(store_url: str, names: tuple[str, ...], declared: str | None, as_json: bool) -> None:
+def init(
+    store_url: str,
+    names: tuple[str, ...],
+    declared: tuple[str, ...],
+    only_check: bool,
+    redefine: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Create or migrate the tables, and what the named streams need.
 
-    Does no harm when run again, or by two at once.
+    Does no harm when run again, or by two at once. With --check, for CI: it looks whether the tables, the row classes
+    and the columns of the applications' tables are as these streams need them.
     """
+    if only_check and redefine:
+        raise click.UsageError("--check changes nothing, --redefine does: one at a time")
+
+    streams = declared_streams(declared)
+    if unknown := set(redefine) - {stream.name for stream in streams}:
+        raise ConfigError(f"--redefine {', '.join(sorted(unknown))}: declare the stream with --streams")
 
     async def work() -> dict[str, Any]:
-        store = make_store(store_url, declared_streams(declared), names)
+        store = make_store(store_url, streams, names)
         try:
-            await store.init()
+            if not only_check:
+                await store.init(redefine)
             await store.open()
+            await store.verify()
             return await store.status()
         finally:
             await store.close()
 
+    try:
+        found = run(work())
+    except (ConfigError, SchemaError) as error:
+        if not only_check:
+            raise
+        fail(str(error), status=1)
     found = run(work())
     if as_json:
         print_json({key: found[key] for key in ("schema_version", "epoch")} | {"streams": list(found["streams"])})
     else:
-        streams = ", ".join(found["streams"]) or "none yet"
-        click.echo(f"{without_password(store_url)}: schema {found['schema_version']}, streams: {streams}")
+        listed = ", ".join(found["streams"]) or "none yet"
+        click.echo(f"{shown_url(store_url)}: schema {found['schema_version']}, streams: {listed}")
 
 
 @db.command()
 @store_option(required=True)
 @streams_option()
 @json_option()
-def status(store_url: str, declared: str | None, as_json: bool) -> None:
+def status(store_url: str, declared: tuple[str, ...], as_json: bool) -> None:
     """Show streams, writers, readers and their positions."""
 
     async def work() -> dict[str, Any]:
@@ -156,9 +186,9 @@ def status(store_url: str, declared: str | None, as_json: bool) -> None:
     )
     print_table(
         "Readers",
-        ("reader", "stream", "writer", "position", "behind by", "saved"),
+        ("reader", "stream", "writer", "position", "behind by", "saved", "stopped"),
         [
-            (reader, name, writer, at["position"], at["lag"], ago(at["saved_ago"]))
+            (reader, name, writer, at["position"], at["lag"], ago(at["saved_ago"]), at["stopped"] or "")
             for reader, streams in found["readers"].items()
             for name, writers in streams.items()
             for writer, at in writers.items()
@@ -206,7 +236,7 @@ def yes(value: bool) -> str:
 @streams_option()
 @click.option("--yes", "sure", is_flag=True, help="Do not ask.")
 @json_option()
-def restored(store_url: str, declared: str | None, sure: bool, as_json: bool) -> None:
+def restored(store_url: str, declared: tuple[str, ...], sure: bool, as_json: bool) -> None:
     """Say that the database was restored to an older state.
 
     Gives the fact log a new epoch and fences all writers; readers notice and start anew. Run it with the writers
@@ -214,7 +244,7 @@ def restored(store_url: str, declared: str | None, sure: bool, as_json: bool) ->
     """
     if not sure:
         click.confirm(
-            f"Fence all writers of {without_password(store_url)} and make all readers start anew?",
+            f"Fence all writers of {shown_url(store_url)} and make all readers start anew?",
             abort=True,
             err=True,
         )
@@ -251,7 +281,7 @@ def prune(
     keep: int | None,
     reader_cap: float | None,
     name: str | None,
-    declared: str | None,
+    declared: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Delete old rows that no reader needs any more."""

@@ -45,8 +45,8 @@ class Task:
     transaction that saves its position.
     """
 
-    redis: str
-    store: str
+    redis: str = attrs.field(repr=False)
+    store: str = attrs.field(repr=False)
     name: str
     run: str
     who: str

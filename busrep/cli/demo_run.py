@@ -17,7 +17,6 @@ from urllib.parse import quote
 import attrs
 import redis
 
-from busrep.asyncio.link import without_password
 from busrep.cli.demo_check import Truth
 from busrep.cli.demo_processes import Child, DemoFailed, Slot
 from busrep.cli.demo_rows import Task, demo_streams
@@ -28,6 +27,7 @@ from busrep.storage import AsyncStore
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.servers import RedisServer, start_redis
+from busrep.urls import shown_url
 
 # Seconds between two looks at the children's reports.
 LOOK = 0.05
@@ -45,8 +45,8 @@ class Plan:
     take, after the last fact, to reach the end.
     """
 
-    redis: str | None = None
-    store: str | None = None
+    redis: str | None = attrs.field(default=None, repr=False)
+    store: str | None = attrs.field(default=None, repr=False)
     facts: int
     writers: int
     readers: int
@@ -70,8 +70,8 @@ class DemoRun:
     writers: list[Slot] = attrs.field(factory=list)
     readers: list[Slot] = attrs.field(factory=list)
     folder: Path = attrs.field(factory=lambda: Path(tempfile.mkdtemp(prefix="busrep-demo-")))
-    redis_url: str = ""
-    store_url: str = ""
+    redis_url: str = attrs.field(default="", repr=False)
+    store_url: str = attrs.field(default="", repr=False)
     server: RedisServer | None = None
     table: DemoTable = attrs.field(init=False)
     store: AsyncStore = attrs.field(init=False)
@@ -112,7 +112,7 @@ class DemoRun:
             await check_redis(self.redis_url)
             self.store_url = plan.store or f"sqlite:///{self.folder / 'demo.db'}"
             is_postgres(self.store_url)
-            self.on_event(f"table: {without_password(self.store_url)}")
+            self.on_event(f"table: {shown_url(self.store_url)}")
             self.store = open_store(self.store_url, Registry(demo_streams(self.run_id)))
             await self.store.init()
             await self.store.open()
@@ -132,7 +132,7 @@ class DemoRun:
     def _redis(self) -> Iterator[None]:
         if self.plan.redis is not None:
             self.redis_url = self.plan.redis
-            self.on_event(f"Redis: {without_password(self.redis_url)}")
+            self.on_event(f"Redis: {shown_url(self.redis_url)}")
             yield
             return
         with start_redis() as self.server:

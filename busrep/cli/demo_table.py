@@ -16,6 +16,7 @@ from typing import Any
 from busrep.cli.demo_check import FactContent, Handled
 from busrep.cli.demo_rows import ABORTED, BULK, demo_streams, fact_digest
 from busrep.errors import ConfigError, MissingExtra, Unavailable
+from busrep.urls import check_url
 
 # Seconds to wait for SQLite's one write lock while several processes write.
 BUSY_TIMEOUT = 60.0
@@ -27,6 +28,7 @@ SQLITE = "sqlite:///"
 def is_postgres(store: str) -> bool:
     """Whether a store URL is PostgreSQL's; the demo knows it and SQLite: ConfigError for any other."""
     if store.startswith(POSTGRES):
+        check_url(store, "--store", "postgresql://user@host/database")  # psycopg would quote it
         return True
     if store.startswith(SQLITE):
         return False

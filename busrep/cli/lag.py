@@ -20,7 +20,8 @@ def lag(store_url: str, wanted: tuple[str, ...], limit: int | None, as_json: boo
     """Show how far readers are behind.
 
     The lag of a reader at a writer is the distance between its saved position and what the writer proved.
-    Positions are IDs of the stream's sequence, so it is at least the number of facts not handled yet.
+    Positions are IDs of the stream's sequence, so it is at least the number of facts not handled yet. Where a
+    reader has stopped, the reason stands beside the position.
     """
 
     async def work() -> dict[str, Any]:
@@ -36,7 +37,7 @@ def lag(store_url: str, wanted: tuple[str, ...], limit: int | None, as_json: boo
         if name not in readers:
             raise ConfigError(f"no reader {name!r} has saved a position (there are: {', '.join(readers) or 'none'})")
     rows = [
-        (reader, stream, writer, at["position"], at["lag"], at["saved_ago"])
+        (reader, stream, writer, at["position"], at["lag"], at["saved_ago"], at["stopped"])
         for reader, streams in readers.items()
         if not wanted or reader in wanted
         for stream, writers in streams.items()
@@ -44,10 +45,10 @@ def lag(store_url: str, wanted: tuple[str, ...], limit: int | None, as_json: boo
     ]
     worst = max((row[4] for row in rows), default=0)
     if as_json:
-        names = ("reader", "stream", "writer", "position", "lag", "saved_ago")
+        names = ("reader", "stream", "writer", "position", "lag", "saved_ago", "stopped")
         print_json({"worst": worst, "readers": [dict(zip(names, row, strict=True)) for row in rows]})
     else:
-        shown = [(*row[:5], ago(row[5])) for row in rows]
-        print_table("Lag", ("reader", "stream", "writer", "position", "behind by", "saved"), shown)
+        shown = [(*row[:5], ago(row[5]), row[6] or "") for row in rows]
+        print_table("Lag", ("reader", "stream", "writer", "position", "behind by", "saved", "stopped"), shown)
     if limit is not None and worst > limit:
         raise click.exceptions.Exit(1)

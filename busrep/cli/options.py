@@ -15,8 +15,9 @@ import redis.asyncio
 from rich.console import Console
 from rich.table import Table
 
-from busrep.asyncio.link import without_password
+from busrep.asyncio.link import FORMS, tls_defaults
 from busrep.errors import BusrepError, ConfigError, Unavailable
+from busrep.urls import check_url, shown_url
 
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -48,23 +49,29 @@ class Duration(click.ParamType[float]):
 DURATION = Duration()
 
 
-def redis_option() -> Decorator:
-    """``--redis URL``."""
-    return click.option(
+def redis_option(
+    *,
+    default: str | None = "redis://127.0.0.1:6379",
+    help: str = "Redis: redis://, rediss:// (TLS) or unix://.",  # noqa: A002 - as click calls it
+) -> Decorator:
+    """``--redis URL`` and ``--redis-password-file FILE``; the command gets one URL, with the password in it."""
+    url = click.option(
         "--redis",
         "redis_url",
         envvar="BUSREP_REDIS",
-        default="redis://127.0.0.1:6379",
-        show_default=True,
+        default=default,
+        show_default=default is not None,
         show_envvar=True,
         metavar="URL",
-        help="Redis: redis://, rediss:// (TLS) or unix://.",
+        help=help,
+        callback=_with_password("--redis", "--redis-password-file", _redis_url),
     )
+    return _with_file(url, "--redis-password-file", "Redis", "BUSREP_REDIS_PASSWORD")
 
 
 def store_option(*, required: bool) -> Decorator:
-    """``--store URL``."""
-    return click.option(
+    """``--store URL`` and ``--password-file FILE``; the command gets one URL, with the password in it."""
+    url = click.option(
         "--store",
         "store_url",
         envvar="BUSREP_STORE",
@@ -72,7 +79,46 @@ def store_option(*, required: bool) -> Decorator:
         show_envvar=True,
         metavar="URL",
         help="The table: sqlite:///file.db or postgresql://user@host/database.",
+        callback=_with_password("--store", "--password-file", _store_url),
     )
+    return _with_file(url, "--password-file", "the store", "BUSREP_STORE_PASSWORD, or libpq's ~/.pgpass")
+
+
+# The module is no part of Spark, but of the jobs on it, which are loaded on demand.
+def _redis_url(url: str, file: str | None, option: str) -> str:
+    from busrep.spark import secrets
+
+    return secrets.with_redis_password(url, file, option)
+
+
+def _store_url(url: str, file: str | None, option: str) -> str:
+    from busrep.spark import secrets
+
+    return secrets.with_store_password(url, file, option)
+
+
+def _with_file(url: Decorator, flag: str, of: str, otherwise: str) -> Decorator:
+    def remember(context: click.Context, _option: click.Parameter, value: str | None) -> None:
+        context.meta[flag] = value
+
+    # Eager: its value is there when the URL is read, in whatever order they are given.
+    told = f"A file whose first line is the password of {of} [default: {otherwise}]."
+    file = click.option(flag, type=click.Path(), is_eager=True, expose_value=False, callback=remember, help=told)
+    return lambda command: url(file(command))
+
+
+def _with_password(
+    option: str, flag: str, join: Callable[[str, str | None, str], str]
+) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    def joined(context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+        file = context.meta.get(flag)
+        if value is None:
+            if file is not None:
+                raise click.UsageError(f"{flag} needs {option}")
+            return None
+        return join(value, file, flag)
+
+    return joined
 
 
 def name_option() -> Decorator:
@@ -109,10 +155,12 @@ def first_error(error: BaseException) -> BaseException:
 
 def redis_client(url: str) -> redis.asyncio.Redis:
     """A client for a few commands. Raises ConfigError for a URL that is none."""
+    check_url(url, "--redis", FORMS)
+    options = {"socket_connect_timeout": CONNECT_TIMEOUT, "socket_timeout": CONNECT_TIMEOUT, **tls_defaults(url)}
     try:
-        return redis.asyncio.Redis.from_url(url, socket_connect_timeout=CONNECT_TIMEOUT, socket_timeout=CONNECT_TIMEOUT)
+        return redis.asyncio.Redis.from_url(url, **options)
     except ValueError as error:
-        raise ConfigError(f"--redis {without_password(url)!r}: {error}") from None
+        raise ConfigError(f"--redis {shown_url(url)!r}: {error}; use {FORMS}") from None
 
 
 async def check_redis(url: str) -> None:
@@ -124,7 +172,7 @@ async def check_redis(url: str) -> None:
     try:
         await client.ping()
     except (redis.RedisError, OSError, TimeoutError) as error:
-        raise Unavailable(f"Redis at {without_password(url)}", str(error) or type(error).__name__) from None
+        raise Unavailable(f"Redis at {shown_url(url)}", str(error) or type(error).__name__) from None
     finally:
         await client.aclose()
 

@@ -20,6 +20,7 @@ from busrep.cli.pipeline_report import check_report_file, write_report
 from busrep.cli.pipeline_screen import Screen
 from busrep.cli.pipeline_signals import Interrupts
 from busrep.errors import BusrepError, ConfigError
+from busrep.urls import has_secret
 
 # Of a job that found what should not be; an error is 2, as with every command.
 NOT_OK = 1
@@ -115,14 +116,16 @@ def parameter(field: attrs.Attribute[Any], hint: Any) -> click.Option:
         return click.Option([both, field.name], is_flag=True, default=bool(field.default), **common)
     if not required and field.default not in (None, ()):
         common |= {"default": field.default, "show_default": True}
-    if several:
+    if several or told.joined:
         common["help"] += " May be repeated."
+    if told.joined:
+        common["callback"] = lambda _context, _parameter, given: ",".join(given) or None
     return click.Option(
         [flag, field.name],
         type=_click_type(kind, told),
         metavar=told.metavar,
         required=required,
-        multiple=several,
+        multiple=several or told.joined,
         **common,
     )
 
@@ -179,14 +182,13 @@ def options(context: click.Context, module: types.ModuleType, values: dict[str, 
 def check_secrets(context: click.Context, module: types.ModuleType, values: Mapping[str, Any]) -> None:
     """Raises ConfigError for a URL with a password in it that Spark's UI and log of events would show: an option of
     Spark's, or of spark-submit's command line, which is Java's. The environment is not shown."""
-    from busrep.spark import secrets
     from busrep.spark.job import OPTION
     from busrep.spark.session import submitted
 
     for field in attrs.fields(module.Options):
         told, value = field.metadata[OPTION], values.get(field.name)
         seen = submitted() and context.get_parameter_source(field.name) == ParameterSource.COMMANDLINE
-        if isinstance(value, str) and (seen or told.shown) and secrets.has_password(value):
+        if isinstance(value, str) and (seen or told.shown) and has_secret(value):
             raise ConfigError(
                 f"--{field.name.replace('_', '-')} holds a password, which Spark's UI shows: put it into "
                 f"{told.elsewhere}"
@@ -229,6 +231,8 @@ class Job:
         except Exception as error:
             self._report(report(ok=False, error=f"{type(error).__name__}: {error}"))
             raise
+        from busrep.spark.waiting import described
+
         try:
             self._report(found)
         finally:  # a disk may be full by now, and the job has run for hours
@@ -236,6 +240,8 @@ class Job:
                 print_json(found)
             else:
                 click.echo(getattr(self.module, "describe", describe)(found))
+                for line in described(found):
+                    click.echo(line)
         if not found["ok"]:
             raise click.exceptions.Exit(NOT_OK)
 
@@ -244,12 +250,16 @@ class Job:
             write_report(self.report_file, found)
 
     def _work(self, told: Any, interrupts: Interrupts) -> dict[str, Any]:
-        from busrep.spark.failures import is_sparks, quiet, reason
+        from busrep.spark.failures import WorkersTooSlow, is_slow_worker, is_sparks, quiet, reason
+        from busrep.spark.masters import check_master
         from busrep.spark.session import active, check_extra, has_died, session, stop
 
         check_extra()
         if self.conf.get("spark.log.level") == "OFF":
             quiet()
+        if self.master is not None:
+            check_master(self.master)
+        getattr(self.module, "check", lambda _: None)(told)
         ours = active() is None
         run: Callable[..., dict[str, Any]] = self.module.run
         with Screen(self.name, quiet=self.as_json) as progress:
@@ -267,6 +277,8 @@ class Job:
                     raise BusrepError(DIED) from error
                 if not is_sparks(error):
                     raise
+                if is_slow_worker(error):
+                    raise WorkersTooSlow(1) from error
                 raise BusrepError(reason(error)) from error
 
 

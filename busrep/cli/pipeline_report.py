@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from busrep.errors import ConfigError
+from busrep.private_files import open_successor
 
 
 def check_report_file(file: Path) -> None:
@@ -27,6 +28,7 @@ def write_report(file: Path, found: Mapping[str, Any]) -> None:
     file = file.resolve()
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
+        os.close(open_successor(temporary, file))
         temporary.write_bytes(content)
         os.replace(temporary, file)
     finally:

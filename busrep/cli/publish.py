@@ -7,7 +7,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any, BinaryIO
 
@@ -16,6 +16,7 @@ import click
 import orjson
 
 import busrep
+from busrep.cli.db import declared_streams, make_store, streams_option
 from busrep.cli.options import (
     json_option,
     name_option,
@@ -24,7 +25,9 @@ from busrep.cli.options import (
     run,
     store_option,
 )
-from busrep.errors import ConfigError
+from busrep.errors import ConfigError, RowError
+from busrep.shapes import row_of
+from busrep.storage import StoredStream
 from busrep.streams import Stream
 
 Connect = Callable[[Iterable[str]], busrep.Bus]
@@ -42,7 +45,39 @@ class InputLine:
     rows: list[Any]
 
 
-def parse_line(number: int, text: bytes, stream: str | None) -> InputLine:
+@attrs.frozen
+class RowForms:
+    """What the rows of each stream are: as --streams declares it, else as the store keeps it."""
+
+    declared: Mapping[str, Stream[Any]]
+    stored: Mapping[str, StoredStream]
+
+    def stream(self, name: str) -> Stream[Any]:
+        """The stream to write. Raises ConfigError for one whose rows cannot be written rightly."""
+        if name in self.declared:
+            return self.declared[name]
+        table = self.stored[name].table if name in self.stored else None
+        if self.declared or table is not None:
+            kept = f" (it is kept in the table {table})" if table is not None else ""
+            raise ConfigError(f"stream {name!r} is not among those of --streams{kept}: declare it there")
+        return Stream(name)
+
+    def row(self, name: str, value: Any) -> Any:
+        """The row that a JSON value stands for: an array, or an object of the values by field name. Raises ConfigError
+        or RowError for one that no reader could decode."""
+        stream = self.stream(name)
+        if stream.row_type is not None:
+            return stream.decode_named(value) if isinstance(value, dict) else stream.decode([orjson.dumps(value)])[0]
+        fields = self.stored[name].fields if name in self.stored else None
+        if fields is None:
+            return value
+        try:
+            return row_of(fields, value)
+        except ValueError as error:
+            raise ConfigError(f"stream {name!r}: {error}") from None
+
+
+def parse_line(number: int, text: bytes, stream: str | None, forms: RowForms) -> InputLine:
     """A row, when ``stream`` is given, or {"stream": ..., "row": ...} or {"stream": ..., "rows": [...]}.
 
     Raises ConfigError that names the line.
@@ -51,13 +86,19 @@ def parse_line(number: int, text: bytes, stream: str | None) -> InputLine:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"line {number} is not JSON: {error.msg} (column {error.colno})") from None
-    if stream is not None:
-        return InputLine(number, stream, [value])
+    name, rows = _fact(number, value) if stream is None else (stream, [value])
+    try:
+        return InputLine(number, name, [forms.row(name, row) for row in rows])
+    except (ConfigError, RowError) as error:
+        raise ConfigError(f"line {number}: {error}") from None
+
+
+def _fact(number: int, value: Any) -> tuple[str, list[Any]]:
     match value:
         case {"stream": str(name), "row": row, **rest} if not rest:
-            return InputLine(number, name, [row])
+            return name, [row]
         case {"stream": str(name), "rows": [*rows], **rest} if rows and not rest:
-            return InputLine(number, name, rows)
+            return name, rows
     raise ConfigError(
         f'line {number} must be {{"stream": NAME, "row": ROW}} or {{"stream": NAME, "rows": [ROW, ...]}}, '
         "or a row alone with --stream NAME"
@@ -147,37 +188,42 @@ class Published:
         self.last[name] = ids[-1]
 
 
-async def copy(source: BinaryIO, connect: Connect, stream: str | None) -> Published:
-    """Publish all lines. Raises ConfigError for the first bad one; those before it were published."""
+async def copy(source: BinaryIO, connect: Connect, stream: str | None, forms: RowForms) -> Published:
+    """Publish all lines. Raises ConfigError for the first bad one; of the lines read with it nothing is committed."""
     done, lines = Published(), StandardInput(source)
     names: set[str] = set() if stream is None else {stream}
-    batch, bad = parse(await lines.batch(), stream)
-    while batch or bad:
+    batch = await next_batch(lines, stream, forms, done)
+    while batch:
         # A writer registers for its streams and no others: readers wait for whoever is registered.
         names |= {line.stream for line in batch}
-        if names:
-            async with connect(names) as bus:
-                while {line.stream for line in batch} <= names:
-                    await done.write(bus, batch)
-                    if bad is not None:
-                        raise ConfigError(f"{bad} (facts published before it: {done.facts})") from None
-                    batch, bad = parse(await lines.batch(), stream)
-                    if not batch and bad is None:
-                        return done
-        elif bad is not None:
-            raise bad
+        async with connect(names) as bus:
+            while {line.stream for line in batch} <= names:
+                await done.write(bus, batch)
+                batch = await next_batch(lines, stream, forms, done)
+                if not batch:
+                    return done
     return done
 
 
-def parse(lines: list[tuple[int, bytes]], stream: str | None) -> tuple[list[InputLine], ConfigError | None]:
-    """The lines before the first bad one, and its error."""
-    parsed: list[InputLine] = []
-    for number, text in lines:
-        try:
-            parsed.append(parse_line(number, text, stream))
-        except ConfigError as error:
-            return parsed, error
-    return parsed, None
+async def next_batch(lines: StandardInput, stream: str | None, forms: RowForms, done: Published) -> list[InputLine]:
+    """The next lines, which may go in one transaction: all of them are looked at before any is written."""
+    batch = await lines.batch()
+    try:
+        return [parse_line(number, text, stream, forms) for number, text in batch]
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} (nothing from line {batch[0][0]} on is published; facts published before it: {done.facts})"
+        ) from None
+
+
+async def stored_streams(store_url: str) -> dict[str, StoredStream]:
+    """What the store keeps of each stream. Raises SchemaError, Unavailable."""
+    store = make_store(store_url, [])
+    await store.open()
+    try:
+        return await store.stored_streams()
+    finally:
+        await store.close()
 
 
 @click.command()
@@ -186,19 +232,36 @@ def parse(lines: list[tuple[int, bytes]], stream: str | None) -> tuple[list[Inpu
 @name_option()
 @click.option("--writer", default="busrep-publish", show_default=True, help="The writer's name; one process each.")
 @click.option("--stream", help="Every line is a row of this stream.")
+@streams_option()
 @json_option()
-def publish(redis_url: str, store_url: str, name: str, writer: str, stream: str | None, as_json: bool) -> None:
+def publish(
+    redis_url: str,
+    store_url: str,
+    name: str,
+    writer: str,
+    stream: str | None,
+    declared: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Write facts from JSON lines on standard input.
 
-    A line is {"stream": NAME, "row": ROW}, or {"stream": NAME, "rows": [ROW, ...]} for several rows in one fact,
-    or with --stream a row alone. The streams must be known to the table ("busrep db init --stream NAME").
+    A line is {"stream": NAME, "row": ROW}, or {"stream": NAME, "rows": [ROW, ...]} for several rows in one fact, or
+    with --stream a row alone. A row is an array of its fields, or an object of the values by field name. It is checked
+    against the row class that --streams declares, else against the fields that the table knows of the stream. The
+    streams must be known to the table ("busrep db init").
     """
+    streams = {one.name: one for one in declared_streams(declared)}
 
-    def connect(names: Iterable[str]) -> busrep.Bus:
-        streams: list[Stream[Any]] = [Stream(one) for one in sorted(names)]
-        return busrep.connect(redis_url, name=name, store=store_url, writer=writer, streams=streams)
+    async def work() -> Published:
+        forms = RowForms(streams, await stored_streams(store_url))
 
-    done = run(copy(sys.stdin.buffer, connect, stream))
+        def connect(names: Iterable[str]) -> busrep.Bus:
+            found = [forms.stream(one) for one in sorted(names)]
+            return busrep.connect(redis_url, name=name, store=store_url, writer=writer, streams=found)
+
+        return await copy(sys.stdin.buffer, connect, stream, forms)
+
+    done = run(work())
     summary = {"facts": done.facts, "rows": done.rows, "last": done.last}
     if as_json:
         print_json(summary)

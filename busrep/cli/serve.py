@@ -14,7 +14,7 @@ import click
 import busrep
 from busrep.asyncio.tcp_server import TcpServer, server_tls
 from busrep.cli.db import declared_streams, open_with_all_streams, streams_option
-from busrep.cli.options import DURATION, json_option, print_json, run
+from busrep.cli.options import DURATION, json_option, print_json, redis_option, run, store_option
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.streams import Stream
@@ -54,10 +54,10 @@ class Plan:
     name: str | None
     tcp: Address | None
     http: Address | None
-    redis: str | None
-    store: str | None
-    declared: str | None
-    secret: str | None
+    redis: str | None = attrs.field(repr=False)
+    store: str | None = attrs.field(repr=False)
+    declared: tuple[str, ...]
+    secret: str | None = attrs.field(repr=False)
     cert: str | None
     key: str | None
     client_ca: str | None
@@ -75,8 +75,8 @@ class Plan:
 @click.option("--tcp", type=ADDRESS, metavar="[HOST:]PORT", help="Serve lines over TCP here.")
 @click.option("--http", type=ADDRESS, metavar="[HOST:]PORT", help="Serve catch-up over HTTP here; needs --store.")
 @click.option("--name", envvar="BUSREP_NAME", show_envvar=True, help="The bus's name; needed for --tcp.")
-@click.option("--redis", "redis_url", metavar="URL", help="Relay this Redis's channel [default: stand alone].")
-@click.option("--store", "store_url", envvar="BUSREP_STORE", show_envvar=True, metavar="URL", help="The table.")
+@redis_option(default=None, help="Relay this Redis's channel [default: stand alone].")
+@store_option(required=False)
 @streams_option()
 @click.option("--secret-file", type=click.Path(), help="File whose first line clients must know.")
 @click.option("--tls-cert", type=click.Path(), help="Certificate file; encrypts both.")

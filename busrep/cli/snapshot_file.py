@@ -18,6 +18,7 @@ import attrs
 import orjson
 
 from busrep.errors import ConfigError
+from busrep.private_files import open_file, open_successor
 from busrep.snapshots import Agreement
 
 # Of the note beside a file.
@@ -67,7 +68,7 @@ class SnapshotFile(Tally):
     @classmethod
     def open(cls, path: Path, stream: str, *, overwrite: bool) -> Self:
         """Open it, after what is whole of it. Raises ConfigError for a file that nothing can be added to, OSError."""
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        file = os.fdopen(open_file(path, os.O_RDWR), "r+b")
         made = cls(path=path, file=file)
         try:
             _lock(file, path)
@@ -133,7 +134,7 @@ class SnapshotFile(Tally):
         }
         path = note_path(self.path)
         beside = path.with_name(path.name + ".new")
-        with beside.open("wb") as file:
+        with os.fdopen(open_successor(beside, path), "wb") as file:
             file.write(orjson.dumps(note) + b"\n")
             file.flush()
             os.fsync(file.fileno())

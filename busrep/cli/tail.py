@@ -40,7 +40,7 @@ class Handling:
     """What makes it a reader of facts, which notes in ``path`` what it has handled."""
 
     path: Path
-    store: str
+    store: str = attrs.field(repr=False)
     reader: str
     streams: tuple[busrep.Stream[Any], ...]
 
@@ -75,7 +75,7 @@ def tail(
     handled: Path | None,
     reader: str | None,
     store_url: str | None,
-    declared: str | None,
+    declared: tuple[str, ...],
 ) -> None:
     """Follow a channel and print its lines.
 
