@@ -22,6 +22,7 @@ import attrs
 import orjson
 
 from busrep.errors import BusrepError, ConfigError, EpochChanged
+from busrep.private_files import make_folders
 from busrep.spark import archived
 from busrep.spark.archive_start import Start, checkpoint_of, end_of, nonzero, read_start, write_start
 from busrep.spark.archive_store import Root, data_path, load, put_manifest
@@ -137,9 +138,12 @@ class StreamArchive:
         given = {
             "store": told.store, "stream": self.stream,
             "startingPositions": orjson.dumps(begin.positions).decode(),
-            "maxRowsPerTrigger": str(told.batch_rows), "passwordFile": told.password_file, "streams": told.streams,
+            "maxRowsPerTrigger": str(told.batch_rows), "passwordFile": told.password_file,
+            "redisPasswordFile": told.redis_password_file, "streams": told.streams,
             "typed": "false", "partitions": told.partitions, "redis": told.redis, "name": told.name,
         }  # fmt: skip
+        if self.checkpoint.local:
+            make_folders(self.checkpoint.path("").rstrip("/"))  # Spark would make it for everybody
         reader = given_to(spark.readStream.format("busrep"), given)
         writer = reader.load().writeStream.queryName(f"archive {self.stream}").foreachBatch(self.on_batch)
         writer = writer.option("checkpointLocation", self.checkpoint.spark_path("").rstrip("/"))

@@ -10,18 +10,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import urlsplit
 
 from busrep.errors import ConfigError, MissingExtra, Unavailable
+from busrep.private_files import create_file, make_folder, open_successor
 from busrep.spark import archived
 from busrep.spark.archive_objects import plain, put_new
 from busrep.spark.archived import Archive, Manifest
+from busrep.urls import check_url, has_secret, is_url
 
 try:
     import pyarrow
     from pyarrow import fs as arrow_fs
 except ImportError:
     raise MissingExtra("spark", "an archive in Parquet files") from None
+
+FORMS = "a path, file:///directory, s3://bucket/prefix, gs://bucket/prefix"
 
 # Manifests are read by so many at a time: an object store answers each in some 50 ms.
 READERS = 16
@@ -131,6 +134,7 @@ class Root:
         with self._translated():
             if self.local:
                 _make(os.path.dirname(self.path(name)))
+                create_file(self.path(name))
             return filesystem.open_output_stream(self.path(name), compression=None)
 
     def settle(self, name: str) -> None:
@@ -189,7 +193,7 @@ class Root:
         with self._translated():
             _make(folder)
             try:
-                with open(beside, "wb") as file:
+                with os.fdopen(open_successor(beside, target), "wb") as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
@@ -216,7 +220,7 @@ def _make(folder: str) -> None:
         above = os.path.dirname(folder)
         _make(above)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(folder)
+            make_folder(folder)
         _sync(above)
 
 
@@ -230,11 +234,9 @@ def _sync(path: str) -> None:
 
 def shown(url: str) -> str:
     """The URL without a key, a secret, or parameters."""
-    if "://" not in url:
+    if url.startswith(("/", ".")) or not (is_url(url) or has_secret(url)) or re.match("file:/(?!/)", url):
         return url
-    parts = urlsplit(url)
-    if ("@" in url and "@" not in parts.netloc) or not re.fullmatch(r"[a-z][a-z0-9+.-]*", parts.scheme):
-        raise ConfigError("the archive's URL does not work: a secret in it is to be percent-encoded ('/' is %2F)")
+    check_url(url, "the archive's URL", FORMS)
     return plain(url)
 
 

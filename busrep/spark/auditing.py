@@ -19,6 +19,7 @@ from busrep.spark import archived, audit_files, audit_table, job, secrets
 from busrep.spark.archive_store import Root, load, streams_of
 from busrep.spark.archived import Archive
 from busrep.spark.archiving import streams_in_store
+from busrep.spark.audit_behind import Ages, behind_of, first_ages
 from busrep.spark.audit_files import Finding
 from busrep.spark.audit_log import Saved, ahead, caught_up, log_of, shown
 from busrep.spark.audit_notes import notes_of
@@ -27,6 +28,9 @@ from busrep.spark.audit_reports import Reports
 from busrep.spark.audit_sums import Key, Row, Sum, differences, differing, merged
 from busrep.spark.databases import Question
 from busrep.spark.options import stream_of
+from busrep.spark.planning import Span
+from busrep.spark.table import Table
+from busrep.spark.waiting import TableWriter, waiting_rows
 from busrep.stores.snapshots import Log
 
 if TYPE_CHECKING:
@@ -58,10 +62,13 @@ def _audited(
     if not options.stream:
         with contextlib.suppress(ConfigError):  # the store has none
             others = sorted(set(streams_in_store(url)) - set(names))
+    waiting = waiting_rows(options, names)
+    writers = waiting.look()
     reports = {}
     for at, name in enumerate(names):
         progress("audited streams", at, len(names))
-        reports[name] = Audit(spark, root, name, options, url, handled).run()
+        of_stream = [one for one in writers if one.stream == name]
+        reports[name] = Audit(spark, root, name, options, url, handled, of_stream).run()
     progress("audited streams", len(names), len(names))
     return {
         "ok": bool(reports) and not handled.findings and all(one["ok"] for one in reports.values()),
@@ -69,6 +76,7 @@ def _audited(
         "compared_rows": sum(at["table_rows"] for one in reports.values() for at in one["writers"].values()),
         "streams": reports, "not_archived": list(others), "findings": handled.findings,
         "torn_lines": handled.unfinished(), "unusable_lines": dict(handled.unusable),
+        **waiting.report(writers),
     }  # fmt: skip
 
 
@@ -80,14 +88,15 @@ def _streams(root: Root) -> list[str]:
 
 @attrs.define(eq=False)
 class Audit:
-    """The audit of one stream; ``url``: the store with its password."""
+    """The audit of one stream; ``url``: the store with its password; ``writers``: those of the table."""
 
     spark: SparkSession
     root: Root
     stream: str
     options: Options
-    url: str
+    url: str = attrs.field(repr=False)
     handled: Reports
+    writers: Sequence[TableWriter] = ()
     findings: list[Finding] = attrs.field(factory=list, init=False)
 
     def run(self) -> dict[str, Any]:
@@ -145,6 +154,10 @@ class Audit:
     def _log(self) -> tuple[Log, Saved]:
         return log_of(self.url, stream_of(self.options.streams, self.stream))
 
+    def _ages(self, spans: Sequence[Span]) -> Ages:
+        with Table(self.url, stream_of(self.options.streams, self.stream)) as table:
+            return table.ask(lambda: first_ages(table.dialect, table.backing, spans))
+
     def _question(self) -> Question:
         streams = self.options.streams
         return audit_table.question_of(self.url, stream_of(streams, self.stream), streams)
@@ -171,6 +184,8 @@ class Audit:
                 "differs", f"writer {writer}, tokens {at * size} to {(at + 1) * size - 1}: archive and table differed, "
                 "and their rows could not be looked at any more", writer=writer,
             )  # fmt: skip
+        if self.options.max_behind is not None:
+            self.findings += behind_of(archive, log, self._ages, self.writers, self.options.max_behind)
         writers = {
             writer: self._writer(
                 writer, (start[writer], end[writer], log.positions.get(writer, 0)), mine, theirs, wrong

@@ -39,15 +39,22 @@ class Slice:
     upto: Mapping[str, int]
 
 
+def read_start(text: str) -> Mapping[str, int] | None:
+    """The map of --start; None for ``earliest``. Raises ConfigError."""
+    if text == "earliest":
+        return None
+    try:
+        return positions_in(orjson.loads(text))
+    except ValueError:
+        raise ConfigError(f'--start is {text!r}: earliest, or a map like {{"writer": 55}} is needed') from None
+
+
 def start_of(text: str, floors: Mapping[str, int], positions: Mapping[str, int]) -> Mapping[str, int]:
     """Where rows of a table begin: ``earliest``, at its floors, or as a map says, {"writer": token}; a writer that is
     not in it at 0. Raises ConfigError, also for a map that names no writer of the table, or rows that are pruned."""
-    if text == "earliest":
+    found = read_start(text)
+    if found is None:
         return floors
-    try:
-        found = positions_in(orjson.loads(text))
-    except ValueError:
-        raise ConfigError(f'--start is {text!r}: earliest, or a map like {{"writer": 55}} is needed') from None
     if unknown := sorted(found.keys() - positions.keys()):
         raise ConfigError(f"--start names writer {unknown[0]!r}; there are: {', '.join(sorted(positions)) or 'none'}")
     check_floors(found, positions, floors)

@@ -27,6 +27,7 @@ from busrep.spark.backfill_plan import (
     check_order,
     of_archive,
     read_plan,
+    read_start,
     start_of,
     write_plan,
 )
@@ -36,6 +37,7 @@ from busrep.spark.planning import LEAST_IDS, PARTITIONS
 from busrep.spark.ranged import FromTable, rows_of_archive
 from busrep.spark.sink_commit import commit
 from busrep.spark.sink_options import SinkOptions, read_options
+from busrep.spark.waiting import waiting_rows
 from busrep.stores.blocking_staging import open_staging_store
 from busrep.stores.snapshots import Log
 from busrep.stores.staging import Batch, Done
@@ -54,6 +56,8 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
     """See `busrep.spark.jobs.backfill.run`."""
     work = Backfill(spark, options)
     work.check()
+    waiting = waiting_rows(options, options.stream if options.table else ())
+    waiting.look()
     plan = work.plan()
     slices = list(plan.slices())
     done = work.done(plan)
@@ -68,8 +72,14 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
     return {
         "into": options.into, "writer": options.writer, "query": work.sink.query, "rows": rows,
         "batches": len(slices) - before, "batches_before": before,
-        "upto": {part.stream: dict(part.upto) for part in plan.parts},
+        "upto": {part.stream: dict(part.upto) for part in plan.parts}, **waiting.report(),
     }  # fmt: skip
+
+
+def check_options(options: Options) -> None:
+    """Check the options, and that the function and the streams can be loaded. Raises ConfigError."""
+    Backfill(None, options).check()
+    read_start(options.start)
 
 
 def _sink(options: Options) -> SinkOptions:
@@ -86,9 +96,9 @@ def _sink(options: Options) -> SinkOptions:
 
 @attrs.define(eq=False)
 class Backfill:
-    """One run."""
+    """One run. ``spark``: None where nothing is read."""
 
-    spark: SparkSession
+    spark: Any
     options: Options
     sink: SinkOptions = attrs.field(init=False)
     run: str = attrs.field(factory=lambda: uuid.uuid4().hex, init=False)

@@ -6,17 +6,21 @@
     bool                boolean             anything else               string: the value's JSON
     datetime            timestamp (UTC; a time without a zone counts as UTC)
 
-A field with a converter is its JSON as well: what it was before the converter, which is not run. Rows of other versions
-of the class are read as busrep/streams.py does it: trailing fields that the class does not know are dropped, those that
-are missing have their defaults.
+A field with a converter is of the type that it is annotated with, when that is `date` (date) or `Decimal`
+(decimal(38,18)): the converter is called for each value. With any other annotation it is a string, and the converter is
+not called: a JSON text as it is, without quotes, any other value as its JSON.
+
+Rows of other versions of the class are read as busrep/streams.py does it: trailing fields that the class does not know
+are dropped, those that are missing have their defaults.
 """
 
 from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from itertools import chain, islice
 from typing import Any
 
@@ -47,7 +51,7 @@ _GENERIC_TYPES = {
 
 @attrs.frozen
 class Kind:
-    """What a value is in JSON and in Spark. ``name``: a key of `_SIMPLE`'s values, ``list``, ``dict`` or ``json``."""
+    """What a value is in JSON and in Spark. ``name``: a key of `_SPARK`, ``list`` or ``dict``."""
 
     name: str
     nullable: bool = False
@@ -66,6 +70,7 @@ class Kind:
 _SPARK: dict[str, spark.DataType] = {
     "int": spark.LongType(), "float": spark.DoubleType(), "str": spark.StringType(), "bool": spark.BooleanType(),
     "datetime": spark.TimestampType(), "json": spark.StringType(),
+    "text": spark.StringType(), "date": spark.DateType(), "decimal": spark.DecimalType(38, 18),
 }  # fmt: skip
 _SIMPLE: dict[Any, str] = {int: "int", float: "float", str: "str", bool: "bool", datetime: "datetime"}
 # JSON types of a kind's values; of the others they are all.
@@ -74,6 +79,8 @@ _ADMITTED: dict[str, set[type]] = {
     "dict": {dict},
 }  # fmt: skip
 _JSON = Kind("json", nullable=True)
+# Of a field with a converter: what the converter gives, by the annotation.
+_CONVERTED: dict[Any, str] = {date: "date", Decimal: "decimal"}
 
 
 def kind_of(annotation: Any) -> Kind:
@@ -96,12 +103,14 @@ def kind_of(annotation: Any) -> Kind:
 
 @attrs.frozen
 class Field:
-    """A field of a row class. ``default``: what a row that is too short has, in JSON; ``required``: there is none."""
+    """A field of a row class. ``default``: what a row that is too short has, in JSON, or before its converter;
+    ``required``: there is none. ``converter``: makes a date or a Decimal of a value."""
 
     name: str
     kind: Kind
     required: bool
     default: Any = None
+    converter: Callable[[Any], Any] | None = None
 
 
 def fields_of(stream: Stream[Any]) -> list[Field]:
@@ -112,12 +121,25 @@ def fields_of(stream: Stream[Any]) -> list[Field]:
             f"stream {stream.name!r} has no row class, so its rows have no columns: pass option 'typed' as false"
         )
     hints = typing.get_type_hints(row_type)
-    found = []
-    for field in attrs.fields(row_type):
-        if field.init:
-            kind = _JSON if field.converter else kind_of(hints.get(field.name, Any))
-            found.append(Field(field.name, kind, *_default(field.default, kind)))
-    return found
+    return [_field(field, hints.get(field.name, Any)) for field in attrs.fields(row_type) if field.init]
+
+
+def _field(field: attrs.Attribute[Any], annotation: Any) -> Field:
+    if field.converter is None:
+        kind = kind_of(annotation)
+        return Field(field.name, kind, *_default(field.default, kind))
+    declared = [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        declared = [one for one in typing.get_args(annotation) if one is not type(None)]
+    made = next((name for one, name in _CONVERTED.items() if declared == [one]), None)
+    if made is None or isinstance(field.converter, attrs.Converter):  # which may want the whole row
+        kind = Kind("text", nullable=True)
+        return Field(field.name, kind, *_default(field.default, kind))
+    kind = Kind(made, nullable=True)
+    if field.default is attrs.NOTHING or getattr(field.default, "takes_self", False):
+        return Field(field.name, kind, required=True, converter=field.converter)
+    default = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default
+    return Field(field.name, kind, required=False, default=default, converter=field.converter)
 
 
 def _default(default: Any, kind: Kind) -> tuple[bool, Any]:
@@ -254,6 +276,8 @@ def _evened(stream: str, fields: Sequence[Field], row: list[Any]) -> list[Any]:
 def arrow_column(stream: str, field: Field, values: list[Any], arrow_type: Any) -> Any:
     """An Arrow array of a field's JSON values. Raises RowError."""
     try:
+        if field.converter is not None:
+            return pyarrow.array(_through(field.converter, field.kind, values), arrow_type)
         plain = _converted(field.kind, values)
         if field.kind.name == "datetime":
             return _timestamps(plain, arrow_type)
@@ -262,10 +286,28 @@ def arrow_column(stream: str, field: Field, values: list[Any], arrow_type: Any) 
         raise RowError(stream, f"field {field.name!r}", str(error)) from None
 
 
+def _through(converter: Callable[[Any], Any], kind: Kind, values: list[Any]) -> list[Any]:
+    """Dates or Decimals of values, by the application's converter. Raises _MismatchError."""
+    found = []
+    for value in values:
+        try:
+            made = None if value is None else converter(value)
+        except Exception as error:  # the application's code may raise anything
+            raise _MismatchError(f"its converter refuses {value!r}: {type(error).__name__}: {error}") from None
+        if isinstance(made, datetime):
+            made = made.date()
+        if made is not None and not isinstance(made, date if kind.name == "date" else Decimal):
+            raise _MismatchError(f"its converter gives {type(made).__name__}, and the field is a {kind.name}")
+        found.append(made)
+    return found
+
+
 def _converted(kind: Kind, values: list[Any]) -> list[Any]:
     """JSON values as pyarrow takes them; times stay text. Raises _MismatchError."""
     if kind.name == "json":
         return [None if value is None else orjson.dumps(value).decode() for value in values]
+    if kind.name == "text":
+        return [value if value is None or type(value) is str else orjson.dumps(value).decode() for value in values]
     admitted = _ADMITTED[kind.name]
     found = set(map(type, values))
     for wrong in found - admitted - ({type(None)} if kind.nullable else set()):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import attrs
 
-from busrep.errors import ConfigError, MissingExtra, Unavailable
+from busrep.errors import ConfigError, MissingExtra, StatementRefused, Unavailable
 from busrep.spark.applications import ApplicationsSqlite, Numbering
 from busrep.spark.columns import Shape
 from busrep.spark.options import stream_of
@@ -178,7 +178,7 @@ class _Adbc:
             problem = by_state(error, getattr(error, "sqlstate", None), operational=operational)
             if isinstance(problem, Signal):
                 problem = final(problem)
-            if isinstance(problem, Unavailable) or problem is error:
+            if isinstance(problem, Unavailable | StatementRefused):
                 problem = self._unavailable(error)
             raise problem from None
         except (OSError, pyarrow.ArrowException) as error:  # what goes wrong within an answer comes through Arrow

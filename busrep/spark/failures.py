@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from pathlib import PurePath
+from typing import TypeVar
+
+from busrep.errors import BusrepError
+
+Result = TypeVar("Result")
+log = logging.getLogger("busrep.spark")
+
+# How often a job is begun, or a query of it, when all that failed was the start of a Python worker.
+STARTS = 5
 
 # As Python prints an exception of ours at the end of a trace, which Java quotes: on an executor, or in a planner.
 _OURS = re.compile(r"^(?:\S+: )?busrep\.(?:[a-z_]+\.)*[A-Z]\w*: (.+)$", re.MULTILINE)
 # The end of a trace of Python's, whose other lines are indented.
+_SLOW = re.compile(
+    r"Python worker failed to connect back|Timed out while waiting for the Python worker to connect back"
+)
 _LAST = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE)
 
 
@@ -23,6 +36,48 @@ def reason(error: BaseException) -> str:
     lines = (str(java.toString()) if java is not None else text).strip().splitlines()
     first = lines[0] if lines else ""
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+class WorkersTooSlow(BusrepError):
+    """Spark gave up a Python worker that had not connected to it in time, ``starts`` times in a row. Nothing is wrong
+    with the job: started again, it goes on."""
+
+    def __init__(self, starts: int) -> None:
+        self.starts = starts
+        super().__init__(
+            f"Python workers did not start within the ten seconds that Spark gives them, {starts} times: this machine "
+            "is too busy. Run the job with fewer cores (--master 'local[1]'), or when the machine has less to do. "
+            "Started again, the job goes on"
+        )
+
+
+def is_slow_worker(error: BaseException) -> bool:
+    """Whether all that failed is the start of a Python worker, in the time that Spark gives it."""
+    return is_sparks(error) and _SLOW.search(str(error)) is not None and not _OURS.search(str(error))
+
+
+def with_restarts(work: Callable[[], Result]) -> Result:
+    """Do work that may be done again, up to `STARTS` times while only the start of a worker fails.
+
+    Raises WorkersTooSlow, and what ``work`` raises.
+    """
+    for starts in range(1, STARTS + 1):
+        try:
+            return work()
+        except Exception as error:
+            if not is_slow_worker(error):
+                raise
+            if starts == STARTS:
+                raise WorkersTooSlow(starts) from error
+            warn_of_restart(starts)
+    raise AssertionError("unreachable")
+
+
+def warn_of_restart(starts: int) -> None:
+    """Log that a worker was given up, and what is done about it."""
+    log.warning(
+        "a Python worker did not start in the time that Spark gives it; trying again (%d of %d)", starts, STARTS
+    )
 
 
 def is_sparks(error: BaseException) -> bool:

@@ -122,7 +122,8 @@ def _private_home(program: Path) -> Path:
     if sys.platform == "win32":
         raise _Unfit(f"{program} lacks the module {_MODULE}, which Spark needs on Windows")
     script = _SCRIPT.format(module=_MODULE, program=shlex.quote(str(program.resolve())))
-    for folder in _folders(script):
+    name = "java-" + hashlib.sha256(script.encode()).hexdigest()[:12]
+    for folder in private_folders(name):
         # A full or a read-only disk, or one that runs no programs: the next one will do.
         with contextlib.suppress(OSError):
             java = folder / "bin" / "java"
@@ -132,8 +133,9 @@ def _private_home(program: Path) -> Path:
     raise _Unfit(f"no folder was found for a script that starts {program}: set XDG_CACHE_HOME or TMPDIR to one")
 
 
-def _folders(script: str) -> Iterator[Path]:
-    name = "java-" + hashlib.sha256(script.encode()).hexdigest()[:12]
+def private_folders(name: str) -> Iterator[Path]:
+    """Folders of that name for files of this user's alone, best first: in the cache; else one that ends with this
+    process."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if os.path.isabs(cache):
         yield Path(cache) / "busrep" / name

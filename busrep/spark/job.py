@@ -3,7 +3,8 @@
 A module ``busrep/spark/jobs/NAME.py`` is the job NAME; nothing else is to be registered. Its docstring is its help. It
 has ``Options``, an attrs class whose fields are made by `option` and the other functions here; ``run(spark, options,
 progress)``, which returns the report; ``main()``, which is ``submit("NAME")``; and, if it likes, ``describe(report)``,
-the report for a person. It can be imported without Spark, so that its help can be read.
+the report for a person, and ``check(options)``, which raises ConfigError for options that cannot work, before Spark is
+started. It can be imported without Spark, so that its help can be read.
 """
 
 from __future__ import annotations
@@ -13,14 +14,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
+from attrs.validators import ge
 
+from busrep.settings import Settings
 from busrep.spark.secrets import ADVICE, REDIS_ADVICE
+from busrep.urls import has_secret, shown_url
 
 # JSON-able. "ok": False makes the exit status 1; the runner adds "job", "seconds" and, unless it is there, "ok".
 Report = dict[str, Any]
 
 # The key of an `Option` in an attrs field's metadata.
 OPTION = "busrep.spark.job.option"
+
+
+# Seconds of silence after which readers of the default settings finish a writer.
+LEASE = Settings().heartbeat * Settings().silent_after_beats
 
 
 class Progress(Protocol):
@@ -45,6 +53,7 @@ class Option:
     duration: bool = False
     elsewhere: str = "the environment"
     shown: bool = False
+    joined: bool = False
 
 
 def option(
@@ -57,6 +66,7 @@ def option(
     duration: bool = False,
     elsewhere: str = "the environment",
     shown: bool = False,
+    joined: bool = False,
 ) -> Any:
     """A field of ``Options``; without a default the option is required.
 
@@ -64,12 +74,18 @@ def option(
     ``Literal[...]`` (a choice), ``tuple[...]`` of one of these (may be repeated), and each of them ``| None``.
     ``env`` is an environment variable, ``minimum`` the least number, ``duration`` says that a float is written as
     ``500ms``, ``10s`` or ``2m`` and is in seconds. ``elsewhere``: where the password of a URL goes, for it is refused
-    in arguments of spark-submit, and always in a URL that is ``shown``: that becomes an option of Spark's.
+    in arguments of spark-submit, and always in a URL that is ``shown``: that becomes an option of Spark's. With
+    ``joined`` a text may be repeated, and arrives as one with commas between.
     """
     told = Option(
-        help=help, metavar=metavar, env=env, minimum=minimum, duration=duration, elsewhere=elsewhere, shown=shown
-    )
-    return attrs.field(default=default, metadata={OPTION: told})
+        help=help, metavar=metavar, env=env, minimum=minimum, duration=duration, elsewhere=elsewhere, shown=shown,
+        joined=joined,
+    )  # fmt: skip
+    return attrs.field(default=default, metadata={OPTION: told}, repr=_shown)
+
+
+def _shown(value: object) -> str:
+    return repr(shown_url(value) if isinstance(value, str) and has_secret(value) else value)
 
 
 def store(default: Any = attrs.NOTHING) -> Any:
@@ -88,10 +104,10 @@ def password_file() -> Any:
     return option(None, help="A file whose first line is the store's password.", metavar="FILE")
 
 
-def redis(help: str, *, password_file: bool = True, shown: bool = False) -> Any:  # noqa: A002 - as `option` has it
-    """``--redis URL``; ``password_file``: whether there is --redis-password-file; ``shown``: see `option`."""
-    advice = "the file of --redis-password-file, or " if password_file else ""
-    return option(None, help=help, metavar="URL", elsewhere=advice + REDIS_ADVICE, shown=shown)
+def redis(help: str, *, shown: bool = False) -> Any:  # noqa: A002 - as `option` has it
+    """``--redis URL``; ``shown``: see `option`. --redis-password-file is a field of its own."""
+    advice = f"the file of --redis-password-file, or {REDIS_ADVICE}"
+    return option(None, help=help, metavar="URL", elsewhere=advice, shown=shown)
 
 
 def stream(default: Any = attrs.NOTHING) -> Any:
@@ -99,12 +115,31 @@ def stream(default: Any = attrs.NOTHING) -> Any:
     return option(default, help="The stream's name.", metavar="NAME")
 
 
+def finish_silent() -> Any:
+    """``--finish-silent``."""
+    return option(
+        False,
+        help="First finish writers that are silent for longer than --lease and have committed rows that nothing reads.",
+    )
+
+
+def lease() -> Any:
+    """``--lease DURATION``: a float, at least `LEASE`."""
+    told = Option(
+        help="Seconds without a sign of life after which a writer counts as dead: five heartbeats of the writers.",
+        duration=True,
+    )
+    return attrs.field(default=LEASE, metadata={OPTION: told}, validator=ge(LEASE))
+
+
 def streams() -> Any:
     """``--streams MODULE:NAME``."""
     return option(
         None,
-        help="Where the application declares its streams: needed for typed columns, and for tables of its own.",
-        metavar="MODULE:NAME",
+        help="Where the application declares its streams: needed for typed columns, and for tables of its own. "
+        "A module alone means all its streams.",
+        metavar="MODULE[:NAME]",
+        joined=True,
     )
 
 

@@ -19,7 +19,7 @@ import redis
 from redis.exceptions import NoPermissionError, RedisError
 
 from busrep.commands import Name, Position, Replicate, Server
-from busrep.framing import Rows, parse_frame
+from busrep.framing import Rows, parse_message
 from busrep.settings import Settings
 from busrep.speakers import Speakers
 from busrep.sync.link import redis_pool
@@ -84,7 +84,7 @@ class Listener:
 
     def receive(self, data: bytes) -> None:
         """Take in one message of the channel."""
-        frame = parse_frame(data, self._settings.message_bytes)
+        frame = parse_message(data, self._settings)
         with self._lock:
             self._speakers.begin()
             for item in frame.items:

@@ -17,8 +17,9 @@ import orjson
 from busrep.errors import ConfigError
 from busrep.spark import secrets
 from busrep.spark.offsets import positions_in
-from busrep.stores.declared import NOT_THERE, named, streams_of
+from busrep.stores.declared import NOT_THERE, declared_in
 from busrep.streams import Stream
+from busrep.urls import has_secret, shown_url
 
 STORES = "postgresql://user@host/database or sqlite:////absolute/path.db"
 # More tasks than this are a mistake: each is a connection to the database.
@@ -118,13 +119,13 @@ def store_of(found: Mapping[str, str]) -> str:
     scheme, _, rest = store.partition("://")
     if scheme in ("postgresql", "postgres") or (scheme == "sqlite" and len(rest) > 1 and rest.startswith("/")):
         return store
-    raise ConfigError(f"option 'store' is {'...' if '@' in store else store!r}; these forms work: {STORES}")
+    raise ConfigError(f"option 'store' is {shown_url(store)!r}; these forms work: {STORES}")
 
 
 def redis_of(found: Mapping[str, str]) -> str | None:
     """Option ``redis``, checked: without a password. Raises ConfigError."""
     url = found.get("redis")
-    if url is None or not secrets.has_password(url):
+    if url is None or not has_secret(url):
         return url
     raise ConfigError(
         "option 'redis' holds a password, which plans and the UI of Spark would show: leave it out there, and pass the "
@@ -223,16 +224,16 @@ def stream_of(where: str | None, name: str) -> Stream[Any]:
 
 
 def declared_stream(where: str, name: str) -> Stream[Any]:
-    """The stream of that name among those that MODULE:NAME declares. Raises ConfigError."""
+    """The stream of that name among those that MODULE:NAME, or MODULE, declares. Raises ConfigError."""
     try:
-        streams = streams_of(named(where))
+        streams = declared_in(where)
+    except ConfigError as error:
+        raise ConfigError(f"option 'streams' is {where!r}: {error}") from None
     except NOT_THERE as error:
         raise ConfigError(
             f"option 'streams' is {where!r}: {error}. MODULE:NAME is needed, of a module that the driver and the "
             "executors can import"
         ) from None
-    if not streams:
-        raise ConfigError(f"option 'streams' is {where!r}, which is no Stream nor several of them")
     for stream in streams:
         if stream.name == name:
             if stream.resettable:

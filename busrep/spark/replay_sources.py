@@ -59,27 +59,38 @@ def sources_of(
 ) -> list[Source]:  # fmt: skip
     """The streams to read: those of the archive, where one is named, else of the table. ``checked``: an archive's files
     are compared with their manifests. Raises ConfigError, Unavailable."""
-    start = _given("--from-positions", options.from_positions, EARLIEST)
-    end = _given("--to-positions", options.to_positions, LATEST)
-    if options.archive is None and options.store is None:
-        raise ConfigError("of what? Pass --archive, or --store")
-    if start.kind == end.kind == "time" and start.time >= end.time:
-        raise ConfigError("--to-positions is no later than --from-positions: there is nothing between")
+    start, end, names = range_of(options)
     if options.archive is not None:
         root = Root(options.archive)
-        names = options.stream or tuple(streams_of(root))
-        if not names:
-            raise ConfigError(f"there is no archive at {root.shown}")
-    else:
-        url = secrets.resolve(options.store or "", options.password_file)
-        names = options.stream or tuple(streams_in_store(url))
+        return [archive_source(spark, root, name, start, end, checked=checked) for name in names]
+    url = secrets.resolve(options.store or "", options.password_file)
+    return [table_source(spark, options, url, name, start, end) for name in names]
+
+
+def range_of(options: replay.Options | stats.Options) -> tuple[Positions, Positions, tuple[str, ...]]:
+    """Where to begin and to end, and the streams. Raises ConfigError, Unavailable."""
+    start = _given("--from-positions", options.from_positions, EARLIEST)
+    end = _given("--to-positions", options.to_positions, LATEST)
+    if start.kind == end.kind == "time" and start.time >= end.time:
+        raise ConfigError("--to-positions is no later than --from-positions: there is nothing between")
+    names = names_of(options)
     if len(set(names)) < len(names):
         raise ConfigError("a stream is named twice by --stream")
     if "map" in (start.kind, end.kind) and len(names) != 1:
         raise ConfigError("a map of positions is of one stream: name it with --stream, and take the others apart")
+    return start, end, names
+
+
+def names_of(options: replay.Options | stats.Options) -> tuple[str, ...]:
+    """The streams of the archive, where one is named, else of the table. Raises ConfigError, Unavailable."""
     if options.archive is not None:
-        return [archive_source(spark, root, name, start, end, checked=checked) for name in names]
-    return [table_source(spark, options, url, name, start, end) for name in names]
+        root = Root(options.archive)
+        if names := options.stream or tuple(streams_of(root)):
+            return names
+        raise ConfigError(f"there is no archive at {root.shown}")
+    if options.store is None:
+        raise ConfigError("of what? Pass --archive, or --store")
+    return options.stream or tuple(streams_in_store(secrets.resolve(options.store, options.password_file)))
 
 
 def _given(flag: str, value: str, default: Positions) -> Positions:

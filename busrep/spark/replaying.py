@@ -15,11 +15,16 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from busrep.errors import ConfigError, EpochChanged, MissingExtra
+from busrep.settings import Settings
 from busrep.spark import job, secrets
 from busrep.spark.options import declared_stream
 from busrep.spark.replay_pace import Chunks, Fact, Pace, Row, facts_of
-from busrep.spark.replay_sources import Source, sources_of, tasks_for
+from busrep.spark.replay_sources import Source, names_of, sources_of, tasks_for
 from busrep.spark.replay_target import Target, target_stream
+from busrep.spark.waiting import waiting_rows
+from busrep.stores.blocking_staging import open_staging_store
+from busrep.streams import Registry
+from busrep.sync.link import redis_pool
 
 try:
     from pyspark.sql import functions
@@ -57,6 +62,8 @@ def run(spark: SparkSession, options: Options, progress: job.Progress, wait: Wai
     """See `busrep.spark.jobs.replay.run`."""
     pace = pace_of(options)
     one_source(options)
+    waiting = waiting_rows(options, names_of(options) if options.archive is None else ())
+    waiting.look()
     sources = sources_of(spark, options, checked=True)
     target = target_of(options, sources)
     began = time.monotonic()
@@ -86,7 +93,7 @@ def run(spark: SparkSession, options: Options, progress: job.Progress, wait: Wai
         "from": "table" if options.archive is None else "archive",
         "to": options.to_name, "durable": options.to_store is not None, "rows": counted.rows, "facts": counted.facts,
         "rows_per_second": round(counted.rows / seconds) if seconds else 0, "late": round(chunks.late, 3),
-        "streams": counted.report(options.to_writer),
+        "streams": counted.report(options.to_writer), **waiting.report(),
     }  # fmt: skip
 
 
@@ -141,6 +148,14 @@ def target_redis(options: Options) -> str:
     if options.to_redis_password_file is None:
         return options.to_redis
     return secrets.with_redis_password(options.to_redis, options.to_redis_password_file)
+
+
+def check_target(options: Options) -> None:
+    """Check the URLs of the target. Connects to nothing. Raises ConfigError, MissingExtra."""
+    redis_pool(target_redis(options), Settings()).disconnect()
+    store = target_store(options)
+    if store is not None:
+        open_staging_store(store, Registry([]))
 
 
 def target_store(options: Options) -> str | None:

@@ -10,22 +10,17 @@ import os
 import re
 import stat
 from pathlib import Path
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import attrs
 
 from busrep.errors import ConfigError
+from busrep.urls import check_url, has_secret, parse_url
 
 REDIS_ADVICE = "the environment variable BUSREP_REDIS_PASSWORD of the driver"
 ADVICE = "a file named by passwordFile (--password-file), the environment variable BUSREP_STORE_PASSWORD, or ~/.pgpass"
 
-_URL = re.compile(
-    r"(?P<scheme>postgres(?:ql)?)://(?:(?P<user>[^@/?]*?)(?::(?P<password>[^@/?]*))?@)?(?P<hosts>[^/?@]*)"
-    r"(?:/(?P<database>[^?@]*))?(?:\?(?P<query>[^@]*))?"
-)
 _SECRET_PARAMETER = re.compile(r"(?:^|(?<=&))password=([^&]*)&?")
-# Also one with signs in it that should have been quoted.
-_SOMEHOW = re.compile(r"://[^@]*:[^@]*@")
 _DEFAULT_PORT = "5432"
 
 
@@ -57,14 +52,14 @@ def split(store: str) -> tuple[str, str | None]:
 
 
 def _parsed(store: str) -> tuple[_Place, str | None]:
-    found = _URL.fullmatch(store)
-    if found is None:
+    found = parse_url(store)
+    if found is None or found.scheme not in ("postgresql", "postgres"):
         raise ConfigError("the store's URL is none: it is postgresql://user@host:port/database, special signs as %..")
-    query, password = found["query"] or "", found["password"] or None
+    query, password = found.query or "", found.password or None
     for value in _SECRET_PARAMETER.findall(query):
         password = password or value
     query = _SECRET_PARAMETER.sub("", query).rstrip("&")
-    place = _Place(found["scheme"], found["user"] or "", found["hosts"], found["database"], query or None)
+    place = _Place(found.scheme, found.user or "", found.hosts, found.path, query or None)
     return place, None if password is None else unquote(password)
 
 
@@ -80,19 +75,6 @@ def check(store: str) -> None:
         raise ConfigError(
             "the option store holds sslpassword=, which plans and the UI of Spark would show: leave it out"
         )
-
-
-def has_password(url: str) -> bool:
-    """Whether a URL of any kind holds a password, or may."""
-    if url.startswith("sqlite:"):
-        return False
-    try:
-        parts = urlsplit(url)
-        names = [name.lower() for name in parse_qs(parts.query)]
-        told = any("password" in name or "secret" in name for name in names)
-        return told or parts.password is not None or _SOMEHOW.search(url) is not None
-    except ValueError:  # a bad port or bracket: whoever connects says so
-        return "@" in url
 
 
 def resolve(store: str, password_file: str | None = None) -> str:
@@ -120,14 +102,31 @@ def resolve(store: str, password_file: str | None = None) -> str:
     return store if password is None else place.url(password)
 
 
-def with_redis_password(url: str, password_file: str | None) -> str:
-    """A Redis URL with the password of the file (its first line), or of BUSREP_REDIS_PASSWORD. Raises ConfigError for a
-    file that cannot be read. To be called on the driver, and the result to be kept there."""
-    password = os.environ.get("BUSREP_REDIS_PASSWORD")
+def with_store_password(url: str, password_file: str | None, option: str) -> str:
+    """A store's URL with the password of the file (its first line), or, unless it has one, of BUSREP_STORE_PASSWORD.
+    Without both it is as it was, and libpq looks in its own places. Raises ConfigError, which names ``option``, for a
+    file that cannot be read."""
+    if not url.startswith(("postgresql:", "postgres:")):
+        if password_file is not None:
+            raise ConfigError(f"{option} is for PostgreSQL; a file has no password")
+        return url
+    place, password = _parsed(url)
     if password_file is not None:
-        password = _from_file(password_file, "redisPasswordFile")
+        return place.url(_from_file(password_file, option))
+    given = os.environ.get("BUSREP_STORE_PASSWORD")
+    return place.url(given) if given and password is None else url
+
+
+def with_redis_password(url: str, password_file: str | None, option: str = "redisPasswordFile") -> str:
+    """A Redis URL with the password of the file (its first line), or, unless it has one, of BUSREP_REDIS_PASSWORD.
+    Raises ConfigError, which names ``option``, for a file that cannot be read. To be called on the driver, and the
+    result to be kept there."""
+    password = None if has_secret(url) else os.environ.get("BUSREP_REDIS_PASSWORD")
+    if password_file is not None:
+        password = _from_file(password_file, option)
     if not password:
         return url
+    check_url(url, "the Redis URL", "redis://user@host:port/db")
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     return parts._replace(netloc=f"{user if at else ''}:{quote(password, safe='')}@{host}").geturl()

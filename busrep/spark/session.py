@@ -219,6 +219,7 @@ def _made(app: str, master: str | None, conf: dict[str, str]) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    from .home import find_home
     from .java import find_java
 
     if "SPARK_REMOTE" in os.environ:
@@ -229,8 +230,10 @@ def _made(app: str, master: str | None, conf: dict[str, str]) -> SparkSession:
     master = master or conf.get("spark.master")
     if not submitted():
         master = master or os.environ.get("BUSREP_SPARK_MASTER") or "local[*]"
-        if (home := find_java().home) is not None:
-            variables["JAVA_HOME"] = str(home)
+        if (java := find_java().home) is not None:
+            variables["JAVA_HOME"] = str(java)
+        if (home := find_home(variables["PYSPARK_PYTHON"], master)) is not None:
+            variables["SPARK_HOME"] = str(home)
     if master is not None:
         check_master(master)
         conf["spark.master"] = master

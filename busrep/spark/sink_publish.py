@@ -84,7 +84,11 @@ def _send(core: Writer, publisher: Publisher, name: str) -> None:
     core.connected(time.monotonic())
     while frames := core.frames_to_publish():
         publisher.publish(
-            [(f"{name}/{frame.channel_suffix}" if frame.channel_suffix else name, frame.data) for frame in frames]
+            [
+                (f"{name}/{frame.channel_suffix}" if frame.channel_suffix else name, data)
+                for frame in frames
+                for data in frame.messages
+            ]
         )
         for frame in frames:
             core.published(frame)

@@ -28,6 +28,7 @@ from busrep.spark.archive_store import Root, existing
 from busrep.spark.mapped import map_in_arrow
 from busrep.spark.ranged import FromTable, rows_of_archive
 from busrep.spark.snapshot_tasks import Keys, Part, PartFiles, keyed, parting, read_keys
+from busrep.spark.waiting import waiting_rows
 from busrep.spark.watching import watched
 from busrep.stores.snapshots import MOST_PARTS, Log
 
@@ -48,9 +49,11 @@ _TEMPORARY = re.compile(rf"\.{re.escape(NAME)}\.[0-9a-f]+\.tmp")
 
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
     """See `busrep.spark.jobs.snapshot.run`."""
-    keys = _keys(options)
+    keys = keys_of(options)
     target = Root(options.to)
     replaced = present(target, options.stream)
+    waiting = waiting_rows(options, [options.stream] if options.archive is None else [])
+    waiting.look()
     work = Writing(spark, options, keys, target, progress)
     agreement, parts = work.of_table() if options.archive is None else work.of_archive(options.archive)
     manifest = Manifest(agreement, tuple(PartFile(part.file, part.sha256) for part in parts))
@@ -63,11 +66,12 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
         "kept": "all rows" if keys is None else keys.kept(),
         "epoch": agreement.epoch, "positions": dict(agreement.positions), "floors": dict(agreement.floors),
         "rows": agreement.rows, "parts": len(parts), "bytes": sum(part.bytes for part in parts),
-        "replaced": replaced is not None, "removed_files": removed,
+        "replaced": replaced is not None, "removed_files": removed, **waiting.report(),
     }  # fmt: skip
 
 
-def _keys(options: Options) -> Keys | None:
+def keys_of(options: Options) -> Keys | None:
+    """What --key and --tombstone say; None with --all. Raises ConfigError."""
     if (options.key is None) != options.all:
         raise ConfigError("either --key FIELD[,FIELD], the latest row of each key, or --all is needed")
     if options.store is None and options.archive is None:
@@ -116,7 +120,7 @@ class Writing:
     def of_table(self) -> tuple[Agreement, list[Part]]:
         """The table's rows up to what is proven now. Raises EpochChanged when it is replaced meanwhile."""
         options = self.options
-        assert options.store is not None  # noqa: S101 - `_keys` has looked
+        assert options.store is not None  # noqa: S101 - `keys_of` has looked
         source = FromTable(
             store=options.store, password_file=options.password_file, streams=options.streams, stream=options.stream
         )

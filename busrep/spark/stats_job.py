@@ -23,12 +23,13 @@ from busrep.spark import job, secrets, stats_tables
 from busrep.spark.archive_store import Root
 from busrep.spark.archiving import streams_in_store
 from busrep.spark.options import declared_stream, stream_of
-from busrep.spark.replay_sources import Source, sources_of, tasks_for
+from busrep.spark.replay_sources import Source, names_of, sources_of, tasks_for
 from busrep.spark.stats_listen import Samples, readers_of
 from busrep.spark.stats_live import Live, listen
 from busrep.spark.stats_page import page
 from busrep.spark.stats_svg import round_time
 from busrep.spark.table import Table
+from busrep.spark.waiting import waiting_rows
 
 try:
     import pyarrow
@@ -74,8 +75,11 @@ SAMPLES = pyarrow.schema({"measure": TEXT, "stream": TEXT, "writer": TEXT, "read
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
     """See `busrep.spark.jobs.stats.run`."""
     root = Root(options.to)
-    _check(options)
+    check_options(options)
     live, readers = Live(), []
+    waiting = waiting_rows(options, names_of(options))
+    if options.archive is None:
+        waiting.look()
     # Those of an archive are taken now: it says of which log the store has to be.
     sources = sources_of(spark, options, checked=False) if options.archive is not None else []
     if options.store is not None:
@@ -93,10 +97,11 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
     _write_table(root, "latency_samples", sample_table(live.samples))
     root.replace("report.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     root.replace("report.html", page(summary, found, live.samples).encode())
-    return {**summary, "to": root.shown, "page": f"{root.shown}/report.html"}
+    return {**summary, "to": root.shown, "page": f"{root.shown}/report.html", **waiting.report()}
 
 
-def _check(options: Options) -> None:
+def check_options(options: Options) -> None:
+    """Raises ConfigError for options that do not work together."""
     if (options.redis is None) != (options.name is None):
         raise ConfigError("--redis and --name go together: the Redis of a bus, and the bus's name there")
     if options.listen and (options.redis is None or options.store is None):

@@ -34,10 +34,27 @@ class Options:
     start: str = job.option("earliest", help='Where a new archive begins: earliest, latest, or {"writer": token}.')
     checkpoint: str | None = job.option(None, help="Spark's checkpoints; by default in the archive.")
     format: Literal["parquet", "delta"] = job.option("parquet", help="Delta: a Delta log beside the files, too.")
-    redis: str | None = job.redis(
-        "The bus to hear of new rows from, instead of asking.", password_file=False, shown=True
-    )
+    redis: str | None = job.redis("The bus to hear of new rows from, instead of asking.", shown=True)
+    redis_password_file: str | None = job.option(None, help="Its password.", metavar="FILE")
     name: str | None = job.option(None, help="The bus's name.")
+    finish_silent: bool = job.finish_silent()
+    lease: float = job.lease()
+
+
+def check(options: Options) -> None:
+    """Check the options without Spark. Raises ConfigError, MissingExtra, SchemaError, Unavailable."""
+    from busrep.spark import archive_driver, checks
+
+    if options.format == "delta":
+        from busrep.spark.archive_delta import check_delta
+
+        check_delta()
+    if options.start not in ("earliest", "latest"):
+        archive_driver.positions_of(options.start)
+    checks.check_bus(options.redis, options.name, options.redis_password_file)
+    checks.check_folder(options.checkpoint or options.archive)
+    checks.check_archive(options.archive, options.stream, exists=False)
+    checks.check_table(options, options.stream)
 
 
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:

@@ -35,13 +35,28 @@ class Options:
     )
     once: bool = job.option(False, help="A row that a reader has handled again, after a crash perhaps, is wrong.")
     partitions: int | None = job.option(None, minimum=1, help="Tasks that read the table; by default up to 8.")
+    max_behind: float | None = job.option(
+        None, duration=True, help="Proven and committed rows that are older, and not in the archive, are wrong."
+    )
+    lease: float = job.lease()
+
+
+def check(options: Options) -> None:
+    """Check the options without Spark. Raises ConfigError, MissingExtra, SchemaError, Unavailable."""
+    from busrep.spark import checks
+
+    checks.check_folder(options.archive)
+    checks.check_files("--handled", options.handled)
+    # A table that has lost its streams is for the audit to tell.
+    checks.check_table(options, options.stream, may_be_empty=True)
 
 
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
     """The report, in which ``ok`` is false when anything differs. Raises BusrepErrors, and what Spark raises."""
     from busrep.spark.auditing import run
+    from busrep.spark.failures import with_restarts
 
-    return run(spark, options, progress)
+    return with_restarts(lambda: run(spark, options, progress))
 
 
 def describe(report: job.Report) -> str:

@@ -52,13 +52,29 @@ class Options:
     redis: str | None = job.redis("The bus to tell of the new rows.", shown=True)
     redis_password_file: str | None = job.option(None, help="Its password.", metavar="FILE")
     name: str | None = job.option(None, help="The bus's name.")
+    finish_silent: bool = job.finish_silent()
+    lease: float = job.lease()
+
+
+def check(options: Options) -> None:
+    """Check the options without Spark. Raises ConfigError, MissingExtra, SchemaError, Unavailable."""
+    from busrep.spark import checks
+    from busrep.spark.backfilling import check_options
+
+    check_options(options)
+    checks.check_folder(options.checkpoint)
+    if options.archive is not None:
+        checks.check_archive(options.archive, options.stream, exists=True)
+    if options.table:
+        checks.check_table(options, options.stream)
 
 
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
     """Do what is not done yet. Raises BusrepErrors, and what Spark raises: started again, it goes on."""
     from busrep.spark.backfilling import run
+    from busrep.spark.failures import with_restarts
 
-    return run(spark, options, progress)
+    return with_restarts(lambda: run(spark, options, progress))
 
 
 def describe(report: job.Report) -> str:

@@ -26,12 +26,20 @@ class Options:
     grace: float = job.option(3600.0, duration=True, help="So long who lists the archive has time to read its files.")
 
 
+def check(options: Options) -> None:
+    """Check the options without Spark. Raises ConfigError, Unavailable."""
+    from busrep.spark import checks
+
+    checks.check_archive(options.archive, options.stream, exists=False)
+
+
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
     """Compact the archive of each stream. Raises BusrepErrors: ConfigError for an archive that is damaged, which is
     left as it is."""
     from busrep.spark.compacting import run
+    from busrep.spark.failures import with_restarts
 
-    return run(spark, options, progress)
+    return with_restarts(lambda: run(spark, options, progress))
 
 
 def describe(report: job.Report) -> str:

@@ -49,14 +49,35 @@ class Options:
         None, duration=True, help="With --speed: wait no longer than this for a fact."
     )
     partitions: int | None = job.option(None, minimum=1, help="Tasks that read the table; by default up to 8.")
+    finish_silent: bool = job.finish_silent()
+    lease: float = job.lease()
+
+
+def check(options: Options) -> None:
+    """Check the options without Spark. Raises ConfigError, MissingExtra, SchemaError, Unavailable."""
+    from busrep.spark import checks
+    from busrep.spark.replay_sources import range_of
+    from busrep.spark.replaying import check_target, one_source, pace_of
+
+    pace_of(options)
+    one_source(options)
+    check_target(options)
+    *_, names = range_of(options)
+    if options.archive is not None:
+        checks.check_archive(options.archive, names, exists=True)
+    else:
+        checks.check_table(options, names)
 
 
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
     """Replay; returns at the end of the range. Raises BusrepErrors, WriterFenced among them when another replay to
     these writers was started, and what Spark raises."""
+    from busrep.spark.failures import with_restarts
     from busrep.spark.replaying import run
 
-    return run(spark, options, progress)
+    if options.to_store is None:  # begun again it would send its rows again: there is no note of what was sent
+        return run(spark, options, progress)
+    return with_restarts(lambda: run(spark, options, progress))
 
 
 def describe(report: job.Report) -> str:

@@ -41,13 +41,29 @@ class Options:
     grace: float = job.option(
         3600.0, duration=True, help="So long the parts of an older snapshot, and of a run that died, are left alone."
     )
+    finish_silent: bool = job.finish_silent()
+    lease: float = job.lease()
+
+
+def check(options: Options) -> None:
+    """Check the options without Spark. Raises ConfigError, MissingExtra, SchemaError, Unavailable."""
+    from busrep.spark import checks
+    from busrep.spark.snapshotting import keys_of, present
+
+    keys_of(options)
+    present(checks.check_folder(options.to), options.stream)
+    if options.archive is not None:
+        checks.check_archive(options.archive, [options.stream], exists=True)
+    else:
+        checks.check_table(options, [options.stream])
 
 
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
     """Write it. Raises BusrepErrors: ConfigError, RowError, Unavailable; and what Spark raises."""
+    from busrep.spark.failures import with_restarts
     from busrep.spark.snapshotting import run
 
-    return run(spark, options, progress)
+    return with_restarts(lambda: run(spark, options, progress))
 
 
 def describe(report: job.Report) -> str:

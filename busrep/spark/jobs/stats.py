@@ -42,13 +42,32 @@ class Options:
     redis_password_file: str | None = job.option(None, help="Its password.", metavar="FILE")
     name: str | None = job.option(None, help="The bus's name.")
     partitions: int | None = job.option(None, minimum=1, help="Tasks that read the table; by default up to 8.")
+    finish_silent: bool = job.finish_silent()
+    lease: float = job.lease()
+
+
+def check(options: Options) -> None:
+    """Check the options without Spark. Raises ConfigError, MissingExtra, SchemaError, Unavailable."""
+    from busrep.spark import checks
+    from busrep.spark.replay_sources import range_of
+    from busrep.spark.stats_job import check_options
+
+    check_options(options)
+    checks.check_bus(options.redis, options.name, options.redis_password_file)
+    checks.check_folder(options.to)
+    *_, names = range_of(options)
+    if options.archive is not None:
+        checks.check_archive(options.archive, names, exists=True)
+    if options.store is not None:
+        checks.check_table(options, names)
 
 
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
     """Count, and write. Raises BusrepErrors, and what Spark raises."""
+    from busrep.spark.failures import with_restarts
     from busrep.spark.stats_job import run
 
-    return run(spark, options, progress)
+    return with_restarts(lambda: run(spark, options, progress))
 
 
 def describe(report: job.Report) -> str:
