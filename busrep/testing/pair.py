@@ -32,7 +32,11 @@ from busrep.stores import memory, open_store
 from busrep.streams import Registry, Stream
 
 # A deployment in memory loses nothing, so beats matter only to tests that break something; those do not want to wait.
-QUICK = Settings(heartbeat=0.1, retry_min=0.01, retry_max=0.1, save_every=0.05, shutdown_timeout=2.0)
+# Nor do tests of rows that a handler cannot handle.
+QUICK = Settings(
+    heartbeat=0.1, answer_interval=0.005,
+    retry_min=0.01, retry_max=0.1, save_every=0.05, shutdown_timeout=2.0, poison_after=0.0
+)  # fmt: skip
 
 
 class MemoryRedis:

@@ -249,7 +249,8 @@ class End(asyncio.Protocol):
         """Close at once, with RST instead of FIN."""
         self.unwanted = True
         if self.ready:
-            with contextlib.suppress(OSError):
+            # AttributeError: asyncio's TLS transport forgets its connection when it is closed for the second time.
+            with contextlib.suppress(OSError, AttributeError):
                 raw = self.transport.get_extra_info("socket")
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()

@@ -53,11 +53,12 @@ _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proce
 class Process:
     """Tasks of a `VirtualLoop` that stand for one operating system process.
 
-    Whatever is started inside of it, however deep, belongs to it.
+    Whatever is started inside of it, however deep, belongs to it. ``behind``: how many seconds its clock is.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.behind = 0.0
         self._state = _State.RUNNING
         self._runs = True
         self._kept: list[asyncio.Handle] = []
@@ -74,6 +75,11 @@ class Process:
     def paused(self) -> bool:
         """Whether it is stopped for now."""
         return self._state is _State.PAUSED
+
+    @staticmethod
+    def current() -> Process | None:
+        """The one that runs now, if it is any."""
+        return _PROCESS.get()
 
     def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
         """Run a coroutine in this process. The task may be awaited from outside; killed, it never ends."""

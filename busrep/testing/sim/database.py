@@ -11,6 +11,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 
+import attrs
+
 from busrep.stores.plans import Answers, Control, Row, Sql, Step
 from busrep.testing.sim.path import FAILED, IDLE, OPEN, SERVER, Path, Request, SimConnection
 from busrep.testing.sim.queries import Run
@@ -116,6 +118,13 @@ class Server:
     """
 
     follows = False
+    synchronous_commit = "on"
+    timeline = 1
+
+    @property
+    def identity(self) -> str:
+        """The system identifier and the timeline; not of one that follows."""
+        return "" if self.follows else f"1/{self.timeline:08X}"
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.down = False
@@ -343,6 +352,15 @@ class Server:
         self._granted.clear()
 
 
+@attrs.frozen
+class Replicated:
+    """How far a standby server had got: so many commits of that state, which were this."""
+
+    state: State
+    commits: int
+    checkpoint: Checkpoint
+
+
 class SimDatabase(Server):
     """The primary. ``loop``: whose time it lives in; else the one that runs when it is first used.
 
@@ -373,6 +391,7 @@ class SimDatabase(Server):
 
     def committing(self, txn: Transaction) -> None:
         """Note the facts, and whether the writer was still who it took itself for (9.4)."""
+        self._check_durable(txn)
         if not txn.facts:
             return
         tables = txn.state.tables
@@ -393,6 +412,14 @@ class SimDatabase(Server):
                     f"fact {id} of ({stream}, {writer}) was committed under incarnation {incarnation}, but the "
                     f"writer's is {incarnations.get(writer)}"
                 )
+
+    def _check_durable(self, txn: Transaction) -> None:
+        """Note as a violation what a crash could take back after it was announced (9.22)."""
+        if (txn.synchronous_commit or self.synchronous_commit) != "off":
+            return
+        writers = txn.state.tables["busrep_writers"]
+        if txn.facts or any(record.table is writers for record in txn.writes):
+            self.violations.append("facts, or a claim, were committed without synchronous_commit")
 
     def facts(self) -> Facts:
         """All facts that are committed now, {(stream, writer): {ID: payloads}}."""
@@ -433,6 +460,24 @@ class SimDatabase(Server):
         self.state = State.restored(checkpoint, self.now())
         self.states.append(self.state)
 
+    def promote(self, replicated: Replicated, dice: random.Random) -> None:
+        """A server that has ``replicated`` so much of this one takes its place: what was committed since is lost. It is
+        on another timeline, and its sequences jump as after a crash. A replica that has more than that is made anew."""
+        former, timeline = self.state, self.timeline + 1
+        self.restore(replicated.checkpoint)
+        self.timeline = timeline
+        for sequence in self.state.sequences.values():
+            if sequence.given:
+                sequence.given += dice.randint(0, LOGGED_AHEAD)
+        for replica in self.replicas:
+            if replica.state is former:
+                replica.follow_promoted(replicated.commits)
+        del former.commits[replicated.commits :]
+
+    def replicated(self) -> Replicated:
+        """What a server has that receives nothing from now on, for `promote`."""
+        return Replicated(self.state, len(self.state.commits), self.checkpoint())
+
     def replica(self, lag: Callable[[], float]) -> Replica:
         """A server that follows this one, ``lag()`` seconds behind; as new as this one is to begin with."""
         replica = Replica(self, lag)
@@ -468,6 +513,13 @@ class Replica(Server):
             self.csn = commits[self._applied][1]
             self._applied += 1
         return self.state, self.csn
+
+    def follow_promoted(self, commits: int) -> None:
+        """The primary is another, which has so many commits of the former one."""
+        if self._applied > commits:
+            self.end_all()
+            self.state, self.csn, self._applied = self.primary.state, 1, 0
+            self._states = len(self.primary.states)
 
     def horizon(self) -> int:
         """Nothing is committed here."""

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from busrep.asyncio.bus import Bus
 from busrep.errors import BusrepError, WaitTimeout
 
+from .database import Replicated
 from .record import Sample
 from .redis import OUTSIDE
-from .scenario import Event
-from .service import BIG, POISON, DeliberateError, Item, Service, orders, payments, presence
-from .tables import SimError
+from .scenario import MEMORY, WRITER, Event
+from .service import BIG, NAME, POISON, DeliberateError, Item, Service, orders, payments, presence
+from .strangers import Scene, said
+from .tables import DEFINITIONS, SimError
 
 if TYPE_CHECKING:
     from .world import World
@@ -64,6 +67,7 @@ async def _write(world: World, service: Service, bus: Bus, event: Event) -> None
     if args["rows"]:
         for stream, id in fact.ids.items():
             world.last[stream, service.role.name] = id
+        world.told.setdefault(service.number, set()).update(fact.ids.items())
 
 
 def _add(world: World, fact: Any, args: Any) -> None:
@@ -89,6 +93,7 @@ async def _publish(world: World, service: Service, bus: Bus, rows: int) -> None:
     else:
         service.note(f"wrote {ids}")
         world.last[orders.name, service.role.name] = ids[-1]
+        world.told.setdefault(service.number, set()).update((orders.name, id) for id in ids)
 
 
 async def joined(world: World, event: Event) -> None:
@@ -278,6 +283,13 @@ async def commit_cut(world: World, event: Event) -> None:
         )  # fmt: skip
 
 
+async def handler_outage(world: World, event: Event) -> None:
+    """What the handlers of a process need besides is away."""
+    for service in _victims(world, event):
+        service.handler_away = True
+        world.later(event.args["lasting"], setattr, service, "handler_away", False)
+
+
 async def database_hole(world: World, event: Event) -> None:
     """Nothing passes between a process and the database."""
     for service in _victims(world, event):
@@ -322,7 +334,7 @@ async def restore(world: World, event: Event) -> None:
     _, checkpoint = max((one for one in world.checkpoints if one[0] <= wanted), default=world.checkpoints[0])
     world.checkpoints = [one for one in world.checkpoints if one[0] <= wanted] or world.checkpoints[:1]
     world.read_dead_letters()  # which the restore takes away
-    world.record.effects.append(world.database.effects())
+    world.record.effects.append((world.now(), world.database.effects()))
     world.record.floors[world.epoch()] = world.floors()
     world.database.restore(checkpoint)
     world.last.clear()
@@ -343,7 +355,45 @@ async def declare(world: World) -> None:
         await world.operate(world.operating.restored)
     except BusrepError as error:
         world.record.breaks("the operator", f"restored(): {error}")
+    world.record.silent = False
     world.record.logs[world.epoch()] = {key: dict(log) for key, log in world.database.facts().items()}
+
+
+async def failover(world: World, event: Event) -> None:
+    """A standby receives nothing from now on, and takes the primary's place ``behind`` seconds later. Nobody runs
+    ``busrep db restored`` before a writer says that its commits are lost."""
+    _victims(world, event)
+    replicated = world.database.replicated()
+    world.later(event.args["behind"], _promote, world, event, world.now(), replicated, len(world.database.history))
+
+
+def _promote(world: World, event: Event, since: float, replicated: Replicated, facts: int) -> None:
+    record, database, epoch, now = world.record, world.database, world.epoch(), world.now()
+    if world.healing or world.restoring or database.state is not replicated.state:
+        return
+    world.note("a standby is promoted")
+    world.read_dead_letters()  # which may be lost
+    record.effects.append((now, database.effects()))
+    world.checkpoints = [one for one in world.checkpoints if one[0] <= since] or world.checkpoints[:1]
+    lost = [fact[:4] for fact in database.history[facts:]]
+    database.promote(replicated, world.dice)
+    database.down = True
+    world.later(event.args["lasting"], setattr, database, "down", False)
+    if epoch != world.epoch():  # `db restored` had not arrived there
+        record.void[world.epoch()] = None
+    record.failovers.setdefault(epoch, now)
+    record.lost.update({fact: now for fact in lost if fact[0] == epoch})
+    record.silent = record.silent or bool(lost)
+    for service in world.services.values():
+        told = world.told.get(service.number, set())
+        if service.process.alive and any(fact[2] == service.role.name and (fact[1], fact[3]) in told for fact in lost):
+            world.must_stop.append((service, service.number))
+    columns = DEFINITIONS["busrep_readers"].columns
+    for values in database.state.tables["busrep_readers"].committed().values():
+        saved = dict(zip(columns, values, strict=True))
+        if saved["epoch"] == epoch:
+            key = (saved["reader"], epoch, saved["stream"], saved["writer"])
+            world.put_back[key] = min(saved["position"], world.put_back.get(key, saved["position"]))
 
 
 def _let_in(world: World) -> None:
@@ -401,6 +451,15 @@ def _end(service: Service) -> None:
     service.ending = service.once = True
 
 
+async def clock(world: World, event: Event) -> None:
+    """The clock of a machine is so far behind from now on."""
+    behind = world.behind[event.who] = event.args["behind"]
+    for service in _victims(world, event):
+        service.process.behind = behind
+    if world.roles[event.who].kind == MEMORY:
+        world.record.behind[event.who] = None
+
+
 async def prune(world: World, event: Event) -> None:
     """Retention."""
     _victims(world, event)
@@ -414,6 +473,29 @@ async def _prune(world: World, keep: int) -> None:
         world.note(f"not pruned: {error}")
     else:
         world.note(f"pruned to {floors}")
+
+
+async def stranger(world: World, event: Event) -> None:
+    """Somebody who is not of the deployment publishes on its channel, several times."""
+    _victims(world, event)
+    args = event.args
+    dice = random.Random(f"stranger {args['seed']}")
+    for number in range(args["times"]):
+        world.later(number * args["every"], _say, world, args["says"], dice)
+
+
+def _say(world: World, kind: str, dice: random.Random) -> None:
+    if world.healing:
+        return
+    facts = world.database.facts()
+    highest = {
+        stream.name: max((max(log, default=0) for (of, _), log in facts.items() if of == stream.name), default=0)
+        for stream in (orders, payments)
+    }
+    writers = [role.name for role in world.scenario.roles if role.kind == WRITER]
+    data = said(kind, Scene(NAME, world.epoch(), writers, highest), dice)
+    world.note(f"a stranger says {data!r}")
+    world.redis.inject(NAME, data)
 
 
 EVENTS: dict[str, Callable[[World, Event], Awaitable[None]]] = {
@@ -432,6 +514,7 @@ EVENTS: dict[str, Callable[[World, Event], Awaitable[None]]] = {
     "redis_denied": redis_denied,
     "database_cut": database_cut,
     "commit_cut": commit_cut,
+    "handler_outage": handler_outage,
     "database_hole": database_hole,
     "database_refuse": database_refuse,
     "database_slow": database_slow,
@@ -441,5 +524,8 @@ EVENTS: dict[str, Callable[[World, Event], Awaitable[None]]] = {
     "pause": pause,
     "restart": restart,
     "second": second,
+    "clock": clock,
+    "failover": failover,
     "prune": prune,
+    "stranger": stranger,
 }

@@ -6,7 +6,9 @@ was said on the wire and what was promised are held against it.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
@@ -19,14 +21,19 @@ Fact = tuple[str, str, str, int, tuple[bytes, ...], float, int]  # epoch, stream
 
 @attrs.define
 class Log:
-    """The facts of one (stream, writer) in one epoch: IDs ascending, payloads and the time of COMMIT of each."""
+    """The facts of one (stream, writer) in one epoch: IDs ascending, payloads and the time of COMMIT of each.
+
+    ``lost``: when a failover took it away. Until then it was as good as any other; from then on nobody is owed it.
+    """
 
     facts: dict[int, tuple[tuple[bytes, ...], float]] = attrs.field(factory=dict)
     ids: list[int] = attrs.field(factory=list)
+    lost: dict[int, float] = attrs.field(factory=dict)
 
-    def within(self, after: int, upto: int) -> list[int]:
-        """The IDs in (after, upto]."""
-        return self.ids[bisect_right(self.ids, after) : bisect_right(self.ids, upto)]
+    def within(self, after: int, upto: int, at: float = 0.0) -> list[int]:
+        """The IDs in (after, upto], but for those that were lost at that time."""
+        found = self.ids[bisect_right(self.ids, after) : bisect_right(self.ids, upto)]
+        return [id for id in found if self.lost.get(id, math.inf) > at] if self.lost else found
 
 
 Logs = dict[tuple[str, Key], Log]
@@ -41,6 +48,8 @@ def logs_of(record: Record, history: Sequence[Fact], began: float) -> Logs:
             log.facts.update({id: (payloads, 0.0) for id, payloads in facts.items()})
     for epoch, stream, writer, id, payloads, at, _ in history:
         logs.setdefault((epoch, (stream, writer)), Log()).facts[id] = (payloads, at - began)
+    for (epoch, stream, writer, id), at in record.lost.items():
+        logs[epoch, (stream, writer)].lost[id] = at
     for log in logs.values():
         log.ids = sorted(log.facts)
     return logs
@@ -80,6 +89,7 @@ class Oracle:
         record.upto = [one for one in record.upto if one.epoch not in void]
         self.found = [Violation(*one) for one in self.record.broken]
         self.found += [Violation("one live incarnation per writer", text) for text in self.database]
+        self._ids()
         self._wire()
         self._effects()  # first: what was committed without an answer was handled, and nobody noted it
         self._handled()
@@ -95,6 +105,17 @@ class Oracle:
     def _log(self, epoch: str, key: Key) -> Log:
         return self.logs.get((epoch, key)) or Log()
 
+    def _ids(self) -> None:
+        """No ID of a log is given twice, though the database may have lost who had it (9.15, 9.23)."""
+        given: dict[tuple[str, str, int], str] = {}
+        for epoch, stream, writer, id, *_ in self.history:
+            if epoch not in self.record.void and given.setdefault((epoch, stream, id), writer) != writer:
+                self._breaks("no ID is given twice", f"{stream} {id}: {given[epoch, stream, id]}, {writer}")
+        facts = [one[:4] for one in self.history if one[0] not in self.record.void]
+        for (epoch, stream, writer, id), times in Counter(facts).items():
+            if times > 1:
+                self._breaks("no ID is given twice", f"{stream} {id}: {writer}, in {epoch} {times} times")
+
     # -- the wire ---------------------------------------------------------------------------------------------
 
     def _wire(self) -> None:
@@ -103,15 +124,15 @@ class Oracle:
             log = self._log(one.epoch, one.key)
             where = f"{one.at:.3f} {one.key[0]} {one.key[1]}"
             if one.rows is None:
-                if between := log.within(one.after, one.upto):
+                if between := log.within(one.after, one.upto, one.at):
                     self._breaks("no row in a POSITION's span", f"{where} ({one.after}, {one.upto}]: {between}")
                 late = [id for id in log.within(0, one.upto) if log.facts[id][1] > one.at]
                 if late:
                     self._breaks("what is announced is complete", f"{where} at {one.upto}: {late} committed later")
                 continue
             tokens = list(dict.fromkeys(token for token, _ in one.rows))
-            if log.within(one.after, one.upto) != tokens:
-                there = log.within(one.after, one.upto)
+            there = log.within(one.after, one.upto, one.at)
+            if there != [token for token in tokens if log.lost.get(token, math.inf) > one.at]:
                 self._breaks("a frame carries every row of its span", f"{where}: {tokens} sent, {there} in the log")
             for token in tokens:
                 sent = tuple(payload for at, payload in one.rows if at == token)
@@ -141,7 +162,7 @@ class Oracle:
                     self._breaks("no inversion", f"{where}: {token} after {at}")
                 # Of its own name it gets what it has not written, or not published, itself.
                 after = token - 1 if own else start if at is None else at
-                skipped = [id for id in log.within(after, token - 1) if id not in done]
+                skipped = [id for id in log.within(after, token - 1, one.at) if id not in done]
                 if skipped and not self._excused(one.role, one.life, one.epoch, one.key, skipped, one.at):
                     self._breaks("no skip", f"{where}: {token} came, {skipped} did not")
                 at = token
@@ -153,8 +174,10 @@ class Oracle:
         """Whether rows may come again within one life."""
         kind = self.roles[one.role].kind
         # A transaction without an answer is tried again, and what counts are its effects. A restore puts saved
-        # positions back, and a reader follows them: the new epoch, which begins all anew, it may notice later.
-        return kind == STRICT or (kind != LIVE and one.at > self.record.ended.get(one.epoch, 1e9))
+        # positions back, and a reader follows them: the new epoch, which begins all anew, it may notice later. So does
+        # a failover that loses them.
+        back = min(self.record.ended.get(one.epoch, 1e9), self.record.failovers.get(one.epoch, 1e9))
+        return kind == STRICT or (kind != LIVE and one.at > back)
 
     def _start(self, role: str, number: int, epoch: str, key: Key) -> int:
         """Behind which ID this life owes its handlers all of this epoch; a durable reader's first life counts."""
@@ -193,10 +216,10 @@ class Oracle:
 
     def _effects(self) -> None:
         """Exactly once: the effects of a reader that saves with them are the log, in its order, at each restore too."""
-        for effects in (*self.record.effects, self.effects):
-            self._effects_at_a_time(effects)
+        for at, effects in (*self.record.effects, (1e9, self.effects)):
+            self._effects_at_a_time(at, effects)
 
-    def _effects_at_a_time(self, effects: Sequence[tuple[str, str, str, str, int, str]]) -> None:
+    def _effects_at_a_time(self, at: float, effects: Sequence[tuple[str, str, str, str, int, str]]) -> None:
         found: dict[tuple[str, str, Key], list[tuple[int, bytes]]] = {}
         for reader, epoch, stream, writer, token, row in effects:
             if epoch in self.record.void:
@@ -212,6 +235,7 @@ class Oracle:
                 for id in log.ids
                 for payload in log.facts[id][0]
                 if tokens[0] <= id <= max(tokens) and id not in aside
+                if log.lost.get(id, math.inf) > at or id in tokens
             ]
             if rows != expected:
                 there = [token for token, _ in expected]
@@ -226,26 +250,35 @@ class Oracle:
         """Whoever says that it is at a position has handled everything up to it."""
         for one in self.record.samples:
             role = self.roles[one.role]
-            if role.kind == WRITER and (one.key[1] == one.role or not role.options.get("reads")):
+            if not role.reads or (role.kind == WRITER and one.key[1] == one.role):
                 continue
             done = self.done.get((*self._who(one.role, one.life), one.epoch, one.key), {})
             start = self._start(one.role, one.life, one.epoch, one.key)
             missing = [
-                id for id in self._log(one.epoch, one.key).within(start, one.position) if done.get(id, 1e9) > one.at
+                id
+                for id in self._log(one.epoch, one.key).within(start, one.position, one.at)
+                if done.get(id, 1e9) > one.at
             ]
             if missing and not self._excused(one.role, one.life, one.epoch, one.key, missing, one.at):
                 what = f"{one.at:.3f} {one.role}#{one.life} {one.key}"
                 self._breaks(f"{one.why} means handled", f"{what} at {one.position}: {missing} were not")
 
     def _complete(self) -> None:
-        """In the end every fact of the log was handled by every reader, or reported."""
+        """In the end every fact of the log was handled by every reader, or reported; what is handled exactly once has
+        left its effects, also where a failover took them back meanwhile."""
+        effects = {(reader, epoch, (stream, writer), token) for reader, epoch, stream, writer, token, _ in self.effects}
         for role, life in self._readers():
             for (epoch, key), log in self.logs.items():
                 if epoch != self.epoch or (self.roles[role].kind == WRITER and key[1] == role):
                     continue
                 done = self.done.get((*self._who(role, life.number), epoch, key), {})
                 start = self._start(role, life.number, epoch, key)
-                missing = [id for id in log.within(start, 2**62) if id not in done]
+                strict = self.roles[role].kind == STRICT
+                missing = [
+                    id
+                    for id in log.within(start, 2**62, 1e9)
+                    if ((role, epoch, key, id) not in effects if strict else id not in done)
+                ]
                 if missing and not self._excused(role, life.number, epoch, key, missing, 1e9):
                     self._breaks("nothing lost", f"{role}#{life.number} {key}: {missing} of {log.ids} never came")
 
@@ -253,7 +286,7 @@ class Oracle:
         """Every durable reader with its first life, every other with its last."""
         for name, role in self.roles.items():
             lives = [life for life in self.record.lives if life.role == name]
-            if not lives or name in self.gone or (role.kind == WRITER and not role.options.get("reads")):
+            if not lives or name in self.gone or not role.reads:
                 continue
             yield name, next(one for one in lives if role.kind != LIVE or one.number == self.last[name])
 
@@ -284,7 +317,9 @@ class Oracle:
                 incarnation = int(payload.rpartition(b" ")[2].rstrip(b'"]'))
                 if incarnation != heard.incarnation and heard.incarnation and not heard.reset:
                     self._breaks("a reset stands between lives", f"{where}: {incarnation} after {heard.incarnation}")
-                if incarnation < heard.incarnation or (heard.reset and incarnation == heard.incarnation):
+                # A lower one comes from a clock that is behind, and only where no claim makes them rise (9.24).
+                falls = incarnation < heard.incarnation and writer not in self.record.behind
+                if falls or (heard.reset and incarnation == heard.incarnation):
                     self._breaks("a reset means a new life", f"{where}: {incarnation} after {heard.incarnation}")
                 if token < heard.token:
                     self._breaks("no inversion", f"{where}: {token} after {heard.token}")

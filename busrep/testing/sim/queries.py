@@ -269,8 +269,34 @@ FUNCTIONS = {
     "pg_backend_pid": "run.session.pid",
     "string_to_array": "{0}.split({1})",
     "chr": "chr({0})",
+    "nullif": "nullif({0}, {1})",
+    "server_identity": "run.server.identity",
+    "current_setting": "current_setting(run, {0})",
+    "set_config": "set_config(run, {0}, {1})",
 }
-HELPERS = {"coalesce": _coalesce, "greatest": _greatest, "xact_status": _xact_status, "json_text": _json_text}
+
+
+def _current_setting(run: Run, name: str) -> str:
+    if name != "synchronous_commit":
+        raise NotImplementedError(name)
+    return run.txn.synchronous_commit or run.server.synchronous_commit
+
+
+def _set_config(run: Run, name: str, value: str) -> str:
+    _current_setting(run, name)
+    run.txn.synchronous_commit = value
+    return value
+
+
+def _nullif(value: Any, other: Any) -> Any:
+    return None if value == other else value
+
+
+HELPERS = {
+    "nullif": _nullif,
+    "current_setting": _current_setting, "set_config": _set_config, "coalesce": _coalesce, "greatest": _greatest,
+    "xact_status": _xact_status, "json_text": _json_text,
+}  # fmt: skip
 
 
 # --- finding rows

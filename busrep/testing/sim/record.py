@@ -102,9 +102,14 @@ class Record:
     # Epochs whose database was restored without a word: the same IDs stand for other facts, nothing holds of them.
     void: dict[str, None] = attrs.field(factory=dict)
     ended: dict[str, float] = attrs.field(factory=dict)  # epoch -> when a restore put another log in its place
-    # What a restore took away: the readers' effects as they were before each, and by epoch what had been pruned.
-    effects: list[Sequence[tuple[str, str, str, str, int, str]]] = attrs.field(factory=list)
+    # What a restore or a failover took away: the readers' effects as they were before each, and when; what had been
+    # pruned, by epoch; and the facts, (epoch, stream, writer, ID) and when.
+    effects: list[tuple[float, Sequence[tuple[str, str, str, str, int, str]]]] = attrs.field(factory=list)
+    lost: dict[tuple[str, str, str, int], float] = attrs.field(factory=dict)
+    failovers: dict[str, float] = attrs.field(factory=dict)  # epoch -> the first of them
+    silent: bool = False  # commits were lost, and nothing has been said yet
     floors: dict[str, Mapping[Key, int]] = attrs.field(factory=dict)
+    behind: dict[str, None] = attrs.field(factory=dict)  # writers without a claim whose clock ever was behind
     broken: list[tuple[str, str]] = attrs.field(factory=list)  # (invariant, text) found on the way
     faults: dict[str, int] = attrs.field(factory=dict)
     note: Callable[[str, str], None] = attrs.field(default=lambda *_: None)  # the trace

@@ -86,6 +86,12 @@ class SimRedis:
             one.deliver(channel, data)
         return len(subscribers)
 
+    def inject(self, channel: str, data: bytes) -> None:
+        """Somebody who is not of the deployment publishes."""
+        for node in self.nodes:
+            for one in list(node.channels.get(channel, ())):
+                one.deliver(channel, data)
+
 
 class RedisPath:
     """The way from one process to Redis, and what goes wrong on it.

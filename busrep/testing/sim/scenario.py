@@ -12,19 +12,28 @@ from typing import Any
 
 import attrs
 
+from .strangers import KINDS
+
 Args = Mapping[str, Any]
 
 WRITER, LOOSE, STRICT, LIVE, REPLICA = "writer", "loose", "strict", "live", "replica"
+MEMORY = "memory"
 
 
 @attrs.frozen
 class Role:
     """One that takes part. ``kind``: a writer; or a reader that is durable and handles at least once ("loose"), exactly
-    once ("strict"), keeps no positions ("live"), or catches up from a lagging replica ("replica")."""
+    once ("strict"), keeps no positions ("live"), or catches up from a lagging replica ("replica"); or a writer of the
+    stream in memory alone, which has no claim ("memory")."""
 
     name: str
     kind: str
     options: Args = attrs.field(factory=dict)
+
+    @property
+    def reads(self) -> bool:
+        """Whether it has handlers."""
+        return self.kind not in (WRITER, MEMORY) or bool(self.options.get("reads"))
 
 
 @attrs.frozen
@@ -102,8 +111,49 @@ class _Draw:
         self._work()
         for _ in range(dice.choice([0, 1, 2, 3, 4, 6, 8])):
             self._fault()
+        self._strangers(random.Random(f"strangers {self.seed}"))
+        self._outages()
+        self._failovers(random.Random(f"failovers {self.seed}"))
+        memory = self._clocks(random.Random(f"clocks {self.seed}"))
         events = tuple(sorted(self.events, key=lambda event: event.at))
-        return Scenario(self.seed, self.seconds, (*writers, *readers), self._settings(), events)
+        return Scenario(self.seed, self.seconds, (*writers, *readers, *memory), self._settings(), events)
+
+    def _outages(self) -> None:
+        """Of what handlers need. With dice of their own: the other draws stay what they were."""
+        dice = random.Random(f"outages {self.seed}")
+        for _ in range(dice.choice([0, 0, 0, 1, 2])):
+            at = 0.3 + dice.random() * (self.seconds - 0.3)
+            self._add(at, "handler_outage", dice.choice(self.readers), lasting=round(dice.choice([0.1, 1.0, 3.0]), 3))
+
+    def _strangers(self, dice: random.Random) -> None:
+        """With dice of their own: what else happens in the scenario of a seed stays as it is."""
+        for _ in range(dice.choice([0, 0, 1, 1, 2, 4])):
+            at = 0.3 + dice.random() * (self.seconds - 0.3)
+            times, every = dice.choice([1, 3, 20]), dice.choice([0.001, 0.05, 0.3])
+            seed = dice.randrange(10**6)
+            self._add(at, "stranger", "", says=dice.choice(KINDS), times=times, every=every, seed=seed)
+
+    def _clocks(self, dice: random.Random) -> list[Role]:
+        """Clocks that are behind, of processes that begin anew under them. Incarnations come from the clock alone where
+        no stream has a table, so one who writes only such a stream may join. With dice of their own."""
+        memory = [Role("m1", MEMORY)] if dice.random() < 0.2 else []
+        for _ in range(dice.choice([4, 8, 16]) if memory else 0):
+            self._add(0.3 + dice.random() * (self.seconds - 0.3), "presence", "m1", rows=dice.choice([1, 1, 3]))
+        for _ in range(dice.choice([1, 2, 3]) if memory else dice.choice([0, 0, 0, 0, 0, 1])):
+            who, at = "m1" if memory else dice.choice(self.writers), 0.3 + dice.random() * (self.seconds - 0.3)
+            self._add(at, "clock", who, behind=dice.choice([0.0, 0.5, 60.0, 3600.0]))
+            if dice.random() < 0.5:
+                self._add(at + 0.001, "kill", who, zombie=0.0, linger=0.0, back=dice.choice([0.0, 0.3, 2.0]))
+            else:
+                self._add(at + 0.001, "restart", who, away=dice.choice([0.0, 0.5, 2.0]))
+        return memory
+
+    def _failovers(self, dice: random.Random) -> None:
+        """Of the database, some of which lose commits. With dice of their own."""
+        for _ in range(dice.choice([0] * 8 + [1, 1, 2])):
+            at = 0.3 + dice.random() * (self.seconds - 0.3)
+            behind = dice.choice([0.0, 0.0, 0.05, 0.3, 1.0, 2.0])
+            self._add(at, "failover", "", behind=behind, lasting=dice.choice([0.1, 1.0]))
 
     def _late(self) -> float:
         """When a role joins."""
@@ -121,11 +171,13 @@ class _Draw:
             "on_too_old": "stop" if kind != LIVE else "skip" if loop else dice.choice(["stop", "skip"]),
             "late": self._late(),
             "loop": loop,
+            "own": random.Random(f"own {self.seed}").random() < 0.5,  # of strict ones: batch.transaction()
         }
 
     def _settings(self) -> dict[str, Any]:
         """Small bounds, so that a few rows meet them."""
         pick = self.dice.choice
+        handling = random.Random(f"handling {self.seed}")  # of its own: the other draws stay what they were
         return {
             "heartbeat": 1.0,
             "silent_after_beats": pick([2, 3]),
@@ -144,6 +196,7 @@ class _Draw:
             "publish_in_flight": pick([1, 2, 16]),
             "handler_batch_rows": pick([1, 3, 20]),
             "handler_retries": pick([0, 1, 3]),
+            "poison_after": handling.choice([0.0, 0.5]),
             "receive_queue_bytes": pick([0, 500, 2_000, 100_000]),
             "held_bytes": pick([300, 1_000, 100_000]),
             "publish_queue_bytes": pick([0, 600, 100_000]),

@@ -11,16 +11,17 @@ import attrs
 
 from busrep.asyncio.bus import Bus
 from busrep.asyncio.reading import Batch
-from busrep.errors import BusrepError
+from busrep.errors import BusrepError, CommitsLost
 from busrep.stores.plans import Control, Sql
 from busrep.streams import Registry, Stream
 from busrep.testing.virtual import Process
 
-from .path import AFTER, SERVER, Path, Request
+from .path import AFTER, SERVER, Path, Request, SimConnection
 from .record import Handled, Life, Reported
 from .redis import RedisPath
-from .scenario import LIVE, REPLICA, STRICT, WRITER, Role
+from .scenario import LIVE, MEMORY, REPLICA, STRICT, WRITER, Role
 from .store import SimStore
+from .tables import SimError
 
 if TYPE_CHECKING:
     from .world import World
@@ -45,6 +46,15 @@ POISON, BIG = "poison", "big" * 500
 
 class DeliberateError(Exception):
     """What a handler or a writer of the simulation raises on purpose."""
+
+
+class OutageError(Exception):
+    """What a handler raises while another server that it needs is away."""
+
+
+def is_outage(error: BaseException) -> bool:
+    """What the application says of its errors: ``transient=``."""
+    return isinstance(error, OutageError) or (isinstance(error, SimError) and error.operational)
 
 
 class ServicePath(Path):
@@ -84,6 +94,7 @@ class Service:
         dice = random.Random(f"{world.scenario.seed} {self.name}")
         self.dice = dice
         self.process = Process(self.name)
+        self.process.behind = world.behind.get(role.name, 0.0)
         self.redis = RedisPath(world.redis, random.Random(dice.random()), self.process)
         self.database = ServicePath(world.database, random.Random(dice.random()))
         self.database.kept_out = world.restoring
@@ -91,6 +102,7 @@ class Service:
         self.bus: Bus | None = None
         self.life = Life(role.name, number, world.now())
         self.ending = False
+        self.handler_away = False
         self.once = False
         self.looping: asyncio.Task[None] | None = None
         self.working: dict[asyncio.Task[None], None] = {}
@@ -111,7 +123,7 @@ class Service:
     @property
     def reads(self) -> bool:
         """Whether it has handlers."""
-        return self.role.kind != WRITER or bool(self.role.options.get("reads"))
+        return self.role.reads
 
     @property
     def durable(self) -> bool:
@@ -131,6 +143,15 @@ class Service:
 
     def _make(self) -> Bus:
         world, role, options = self.world, self.role, self.role.options
+        if role.kind == MEMORY:
+            return Bus(
+                self.redis.client(),
+                name=NAME,
+                streams=(presence,),
+                writer=role.name,
+                settings=world.settings,
+                require_redis=False,
+            )
         registry = Registry(STREAMS)
         primary = SimStore(registry, world.settings, self.database)
         store = primary if self.replica is None else SimStore(registry, world.settings, self.replica)
@@ -147,6 +168,7 @@ class Service:
             on_poison=options.get("on_poison", "stop"),
             on_too_old=options.get("on_too_old", "stop"),
             require_redis=False,
+            transient=is_outage,
         )
 
     async def _live(self) -> None:
@@ -166,6 +188,8 @@ class Service:
             while not self.ending and not self.fenced:  # noqa: ASYNC110 - as a supervisor looks
                 await asyncio.sleep(0.5)
             await bus.close()
+            if bus._writing is not None and isinstance(bus._writing.fenced, CommitsLost):
+                self.world.commits_lost(self, bus._writing.fenced)
             self.bus = None
             self.world.gaps_closed += bus._reading.core.counters.gaps_found
             self.note("closed")
@@ -240,6 +264,8 @@ class Service:
         options = self.role.options
         if options.get("slow"):
             await asyncio.sleep(options["slow"] * self.dice.random())
+        if self.handler_away:
+            raise OutageError("another server is away")
         if self.world.poisonous and self.dice.random() < options.get("fails", 0.0):
             raise DeliberateError("a bad moment")
         if self.world.poisonous and any(row.text == POISON for row in batch.rows):
@@ -266,25 +292,34 @@ class Service:
                         if self.dice.random() < 0.1:
                             break  # left in the middle: the batch comes again
                         await self._loose(batch)
-            except (BusrepError, DeliberateError):
+            except (BusrepError, DeliberateError, OutageError):
                 await asyncio.sleep(0.05)
+
+    async def _apply(
+        self, connection: SimConnection, batch: Batch[Item], epoch: str, rows: list[tuple[int, bytes]]
+    ) -> None:
+        for token, payload in rows:
+            await connection.execute(
+                "INSERT INTO effects (reader, epoch, stream, writer, token, row) VALUES (?, ?, ?, ?, ?, ?)",
+                (self.role.name, epoch, batch.stream.name, batch.writer, token, payload.decode()),
+            )
 
     async def _strict(self, batch: Batch[Item]) -> None:
         epoch, rows = self.epoch, self._rows(batch)
-        stream, name = batch.stream.name, self.role.name
-        connection = await self.database.connect()
-        try:
-            await connection.begin()
-            for token, payload in rows:
-                await connection.execute(
-                    "INSERT INTO effects (reader, epoch, stream, writer, token, row) VALUES (?, ?, ?, ?, ?, ?)",
-                    (name, epoch, stream, batch.writer, token, payload.decode()),
-                )
-            await batch.save(connection)
-            await self._trouble(batch)
-            await connection.commit()
-        finally:
-            await connection.close()
+        if self.role.options.get("own"):
+            async with batch.transaction() as connection:
+                await self._apply(connection, batch, epoch, rows)
+                await self._trouble(batch)
+        else:
+            connection = await self.database.connect()
+            try:
+                await connection.begin()
+                await self._apply(connection, batch, epoch, rows)
+                await batch.save(connection)
+                await self._trouble(batch)
+                await connection.commit()
+            finally:
+                await connection.close()
         self._handled(batch, epoch, rows)
         if self.world.poisonous and self.dice.random() < self.role.options.get("fails", 0.0):
             raise DeliberateError("after COMMIT")
@@ -309,6 +344,7 @@ class Service:
                 path.refuse = path.hole = False
                 path.slow = 0.0
         self.database.commit_fate = None
+        self.handler_away = False
         self.process.resume()
 
     def note(self, text: str) -> None:

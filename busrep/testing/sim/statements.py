@@ -10,6 +10,7 @@ wait for it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Generator, Sequence
@@ -17,6 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 import attrs
 
 from busrep.snapshots import LOADED
+from busrep.stores.postgres_dialect import SERVER
 from busrep.testing.sim import sql
 from busrep.testing.sim.queries import (
     Code,
@@ -83,7 +85,7 @@ def _made(text: str) -> Statement:
         if special := re.fullmatch(pattern, text):
             return make(special)
     try:
-        tree = sql.parse(text)
+        tree = sql.parse(text.replace(SERVER, "server_identity()"))
         if isinstance(tree, sql.Select):
             return _select(tree)
         if isinstance(tree, sql.Insert):
@@ -292,17 +294,33 @@ def sequence_named(run: Run, name: str) -> Numbers:
     return found
 
 
+def durably(run: Run) -> str:
+    """What `PostgresDialect.durable` answers for a row: what it set, or "" where nothing was to be set."""
+    if (run.txn.synchronous_commit or run.server.synchronous_commit) != "off":
+        return ""
+    run.txn.synchronous_commit = "local"
+    return "local"
+
+
 def _nextval(text: re.Match[str]) -> Statement:
-    name, count = text["name"], int(text["count"] or 1)
+    name, count, durable = text["name"], int(text["count"] or 1), text["durable"]
 
     def run_nextval(run: Run) -> Waiting:
         sequence = sequence_named(run, name)
+        if not durable and run.server.synchronous_commit == "off" and run.txn.synchronous_commit is None:
+            run.server.violations.append(f"IDs of {name} were given without synchronous_commit")
         while sequence.lock.lockers and run.txn not in sequence.lock.lockers:
             # ALTER SEQUENCE holds it.
             yield Wait(sequence.lock, run.txn, SHARE)
         first = sequence.given + 1
         sequence.given += count
-        return [(id,) for id in range(first, first + count)]
+        ids = range(first, first + count)  # a failover leaves out 100,000
+        if not durable:
+            return [(id,) for id in ids]
+        return [
+            (first, durably(run)),
+            *zip(ids[1:], itertools.repeat("")),
+        ]  # what the first row has set holds for the others
 
     return Statement(waits=run_nextval, writes="nextval()")
 
@@ -370,6 +388,11 @@ def _create_table(text: re.Match[str]) -> Statement:
     return Statement(rows=run_create, writes="CREATE TABLE")
 
 
+def _add_column(_: re.Match[str]) -> Statement:
+    """The columns of all versions are there from the start: see `tables.DEFINITIONS`."""
+    return Statement(rows=lambda run: [], writes="ALTER TABLE")  # noqa: ARG005
+
+
 def made(run: Run) -> bool:
     """Whether busrep's tables are there."""
     created = run.state.created
@@ -430,17 +453,19 @@ def _blockers(text: re.Match[str]) -> Statement:
 
 def _save(text: re.Match[str]) -> Statement:
     """Moving a reader's positions, all or none (9.12). What a text leaves out is left out here."""
-    checks_position, checks_epoch, locks, counts, asks_bootstraps = (
-        bool(text[name]) for name in ("old", "epoch", "lock", "count", "bootstrap")
+    checks_position, checks_epoch, locks, counts, asks_bootstraps, bounded, durable = (
+        bool(text[name]) for name in ("old", "epoch", "lock", "count", "bootstrap", "bound", "durable")
     )
     names = ("moved", "reader", *(("epoch",) if checks_epoch else ()), "again", *(("count",) if counts else ()))
     columns = DEFINITIONS["busrep_readers"].columns
-    position, epoch, saved_at = (columns.index(name) for name in ("position", "epoch", "saved_at"))
+    position, epoch, saved_at, stopped = (columns.index(name) for name in ("position", "epoch", "saved_at", "stopped"))
     state, begun = (DEFINITIONS["busrep_bootstraps"].columns.index(name) for name in ("state", "id"))
 
     def run_save(run: Run) -> Waiting:
         given = dict(zip(names, run.params, strict=True))
         table, txn = run.state.tables["busrep_readers"], run.txn
+        if not durable and (txn.synchronous_commit or run.server.synchronous_commit) == "off":
+            run.server.violations.append("positions were saved without synchronous_commit")
         bootstraps = run.state.tables["busrep_bootstraps"]
 
         def loading(stream: str, known: str | None) -> bool:
@@ -448,14 +473,19 @@ def _save(text: re.Match[str]) -> Statement:
             seen = None if record is None else visible(record, run)
             return seen is not None and (seen[state] not in LOADED or known not in (None, seen[begun]))
 
+        def above(name: str, new: int) -> bool:
+            meta = visible(run.state.tables["busrep_meta"].records["epoch",], run)
+            sequence = run.state.sequences.get(name.strip('"'))
+            return meta is not None and meta[1] == given["epoch"] and sequence is not None and new > sequence.given
+
         def where(old: int) -> Function:
             return lambda row, _: (
                 not (checks_position and row[position] != old) and not (checks_epoch and row[epoch] != given["epoch"])
             )
 
         found = []
-        for stream, writer, old, new, known in json.loads(given["moved"]):
-            if asks_bootstraps and loading(stream, known):
+        for stream, writer, old, new, known, name in json.loads(given["moved"]):
+            if (asks_bootstraps and loading(stream, known)) or (bounded and above(name, new)):
                 continue
             record, condition = table.records.get((given["reader"], stream, writer)), where(old)
             seen = None if record is None else visible(record, run)
@@ -469,15 +499,19 @@ def _save(text: re.Match[str]) -> Statement:
                 newest = (yield from locked(run, record, seen, EXCLUSIVE, None)) if not locks else record.newest(txn)
                 if newest is not None:
                     values = list(newest)
-                    values[position], values[saved_at] = new, run.server.now()
+                    values[position], values[saved_at], values[stopped] = new, run.server.now(), None
                     record.put(txn, tuple(values))
-        return [record.key[1:3] for record, _, _ in found]
+        return [(*record.key[1:3], durably(run)) if durable else record.key[1:3] for record, _, _ in found]
 
     return Statement(waits=run_save, writes="UPDATE", tables=True)
 
 
 SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
-    (r"""SELECT nextval\('"?(?P<name>\w+)"?'\)(?: FROM generate_series\(1, (?P<count>\d+)\))?""", _nextval),
+    (
+        r"""SELECT nextval\('"?(?P<name>\w+)"?'\)(?P<durable>, CASE .* END)?"""
+        r"(?: FROM generate_series\(1, (?P<count>\d+)\))?",
+        _nextval,
+    ),
     (
         r"SELECT CASE WHEN s\.is_called THEN s\.last_value ELSE s\.last_value - 1 END, p\.seqcache, p\.seqcycle, "
         r"""p\.seqincrement FROM "(?P<name>\w+)" s, pg_sequence p WHERE p\.seqrelid = '"(?P=name)"'::regclass""",
@@ -491,6 +525,7 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
         _setval,
     ),
     (r"CREATE (?:UNLOGGED )?TABLE (?P<name>\w+) .*", _create_table),
+    (r"ALTER TABLE \w+ ADD COLUMN \w+ text", _add_column),
     (r"SELECT 1 FROM pg_class WHERE relname = 'busrep_meta' AND pg_table_is_visible\(oid\)", _is_there),
     (r"SELECT pg_advisory_xact_lock\((?P<key>\d+)\)", _advisory_lock),
     (r"BEGIN ISOLATION LEVEL REPEATABLE READ", _repeatable),
@@ -501,11 +536,12 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
         r"hit AS \(SELECT r\.stream, r\.writer, v\.new FROM busrep_readers r JOIN v "
         r"ON r\.stream = v\.stream AND r\.writer = v\.writer(?P<old> AND r\.position = v\.old)? "
         r"WHERE r\.reader = \?(?P<epoch> AND r\.epoch = \?)?"
-        r"(?P<bootstrap> AND NOT EXISTS \(SELECT 1 FROM busrep_bootstraps b .*?\))? ORDER BY r\.stream, r\.writer"
+        r"(?P<bootstrap> AND NOT EXISTS \(SELECT 1 FROM busrep_bootstraps b .*?<> v\.begun\)\))?"
+        r"(?P<bound> AND v\.new <= CASE .*? END)? ORDER BY r\.stream, r\.writer"
         r"(?P<lock> FOR UPDATE OF r)?\), moved AS \(UPDATE busrep_readers r SET position = hit\.new, "
-        r"saved_at = clock_timestamp\(\) FROM hit WHERE r\.reader = \? AND r\.stream = hit\.stream "
+        r"saved_at = clock_timestamp\(\), stopped = NULL FROM hit WHERE r\.reader = \? AND r\.stream = hit\.stream "
         r"AND r\.writer = hit\.writer(?P<count> AND \(SELECT count\(\*\) FROM hit\) = \?)? RETURNING r\.stream\) "
-        r"SELECT stream, writer FROM hit",
+        r"SELECT stream, writer(?P<durable>, CASE .* END)? FROM hit",
         _save,
     ),
 )  # fmt: skip

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
-from busrep.storage import Claim
+from busrep.storage import Claim, EffectsTransaction
 from busrep.stores import schema
 from busrep.stores.plans import Answers, Plan, Signal, Step, T, run_async
 from busrep.stores.postgres_dialect import PostgresDialect
-from busrep.stores.transaction import ServerStore, ServerTransaction, by_state, final
+from busrep.stores.transaction import ServerEffects, ServerStore, ServerTransaction, by_state, final
 from busrep.streams import Registry
 from busrep.testing.sim.path import Path, SimConnection
 from busrep.testing.sim.tables import SimError, SimSerializationFailure, SimUnknownMarker
 
 
 def translated(error: SimError) -> Exception:
-    """The signal or error of busrep that this is; itself when it is the statement's fault."""
+    """The signal or error of busrep that this is."""
     return by_state(error, error.sqlstate, operational=error.operational)
 
 
@@ -64,12 +64,12 @@ class SimStore(ServerStore):
     async def open(self) -> None:
         """See `AsyncStore`."""
         if self._idle is None:
-            await self._alone(schema.check(self.dialect))
+            await self._alone(schema.check(self.dialect, self.backings.values()))
             self._idle = []
 
-    async def init(self) -> None:
+    async def init(self, redefine: Collection[str] = ()) -> None:
         """See `AsyncStore`."""
-        await self._alone(schema.init(self.dialect, self.backings.values()))
+        await self._alone(schema.init(self.dialect, self.backings.values(), redefine))
 
     async def close(self) -> None:
         """See `AsyncStore`."""
@@ -137,6 +137,10 @@ class SimStore(ServerStore):
     async def _on(self, connection: Any, plan: Plan[T]) -> T:
         return await on_connection(checked(connection), plan)
 
+    def effects(self) -> EffectsTransaction:
+        """See `AsyncStore`."""
+        return SimEffects(self)
+
     def transaction(self, claim: Claim, connection: Any = None) -> SimTransaction:
         """See `AsyncStore`."""
         return SimTransaction(self, claim, None if connection is None else checked(connection))
@@ -165,10 +169,11 @@ class SimTransaction(ServerTransaction):
     def _begins_itself(self) -> bool:
         return False
 
-    def _driver_errors(self) -> tuple[type[Exception], ...]:
-        return (SimError,)
-
     async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
         if isinstance(params, Mapping):
             raise ConfigError("the simulated database knows ? alone, no named parameters")
         return await self._held.execute(sql, params)
+
+
+class SimEffects(ServerEffects, SimTransaction):
+    """An `EffectsTransaction` on a connection of the store's."""

@@ -58,7 +58,7 @@ class Transaction:
 
     __slots__ = (
         "claims", "created", "facts", "failed", "implicit", "lock_timeout", "locks", "read_only", "snapshot",
-        "started", "state", "whole", "writes", "xid",
+        "started", "state", "synchronous_commit", "whole", "writes", "xid",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,7 @@ class Transaction:
         self.snapshot: int | None = None
         self.xid: int | None = None
         self.lock_timeout: float | None = None
+        self.synchronous_commit: str | None = None  # where it is another than the server's
         self.failed = self.created = False
         self.facts = False  # whether it inserted any
         self.writes: dict[Record, None] = {}
@@ -165,17 +166,28 @@ class Definition:
         return cls(name, tuple(columns), tuple(map(columns.index, key)), prefix, tuple(now), serial)
 
 
+def _defined(texts: Iterable[str]) -> dict[str, Definition]:
+    """The tables that CREATE TABLE statements make, with the columns that ALTER TABLE statements add."""
+    made: dict[str, Definition] = {}
+    for text in texts:
+        added = re.fullmatch(r"ALTER TABLE (\w+) ADD COLUMN (\w+) text", text)
+        if added is not None:
+            made[added[1]] = attrs.evolve(made[added[1]], columns=(*made[added[1]].columns, added[2]))
+        else:
+            one = Definition.of(text)
+            made[one.name] = one
+    return made
+
+
 # An application's table, for readers that save in their handler's own transaction.
 EFFECTS = (
     "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, reader text, epoch text, stream text, "
     "writer text, token bigint, row text)"
 )
 
-DEFINITIONS = {
-    made.name: made
-    for text in (EFFECTS, *(sql.text for version in range(VERSION) for sql in PostgresDialect().ddl(version + 1)))
-    for made in (Definition.of(text),)
-}
+DEFINITIONS = _defined(
+    (EFFECTS, *(sql.text for version in range(VERSION) for sql in PostgresDialect().ddl(version + 1)))
+)
 
 
 class Table:

@@ -19,7 +19,7 @@ import orjson
 
 from busrep.asyncio.bus import Bus
 from busrep.commands import Position, Server
-from busrep.errors import BusrepError, PositionTooOld, Unavailable
+from busrep.errors import BusrepError, CommitsLost, HandlerFailed, PositionTooOld, Unavailable
 from busrep.framing import Rows, parse_frame
 from busrep.settings import Settings
 from busrep.streams import Registry, Stream
@@ -30,8 +30,19 @@ from .events import EVENTS, declare, keep_checkpoints
 from .path import Path
 from .record import Claimed, Record, Reported, Sample, Upto
 from .redis import OUTSIDE, SimRedis
-from .scenario import WRITER, Scenario
-from .service import BIG, STREAMS, DeliberateError, Item, Service, orders, payments, presence
+from .scenario import MEMORY, WRITER, Scenario
+from .service import (
+    BIG,
+    STREAMS,
+    DeliberateError,
+    Item,
+    OutageError,
+    Service,
+    is_outage,
+    orders,
+    payments,
+    presence,
+)  # fmt: skip
 from .store import SimStore
 from .tables import DEFINITIONS, SimError
 
@@ -55,9 +66,12 @@ class World:
         self.tracing = trace is not None
         if trace is not None:
             self.record.note = lambda who, text: trace(self.now(), who, text)
-        self.settings = Settings(**scenario.settings)
+        # Scenarios that were kept are older than this setting; its default outlasts them.
+        self.settings = Settings(**{"poison_after": 0.0, **scenario.settings})
         self.dice = random.Random(f"{scenario.seed} world")
         self.database = SimDatabase(self.loop)
+        if random.Random(f"{scenario.seed} durable").random() < 0.2:
+            self.database.synchronous_commit = "off"
         lags = random.Random(f"{scenario.seed} lag")
         self.replica = self.database.replica(lag=lambda: lags.choice([0.0, 0.02, 0.5, 2.0]))
         self.redis = SimRedis(output_buffer=self.dice.choice([2_000, 20_000]), on_publish=self._published)
@@ -71,6 +85,12 @@ class World:
         self.seconds: list[Service] = []  # second processes under a name that is taken
         self.last: dict[tuple[str, str], int] = {}  # the last ID of which a writer was told that it is committed
         self.checkpoints: list[tuple[float, Any]] = []
+        self.behind: dict[str, float] = {}  # role -> how many seconds its clock is
+        self.told: dict[int, set[tuple[str, int]]] = {}  # what each life of a writer knows to be committed
+        self.must_stop: list[tuple[Service, int]] = []  # lives of writers of which a failover lost such facts
+        self.to_declare: dict[str, None] = {}  # epochs in which a writer has said so
+        # To where a failover has put back a reader's saved position: (role, epoch, stream, writer).
+        self.put_back: dict[tuple[str, str, str, str], int] = {}
         self.poisonous = True
         self.healing = False
         self.restoring = False
@@ -134,6 +154,8 @@ class World:
         columns = DEFINITIONS["busrep_dead_letters"].columns
         for values in self.database.state.tables["busrep_dead_letters"].committed().values():
             letter = dict(zip(columns, values, strict=True))
+            if letter["error"].startswith((OutageError.__name__, SimError.__name__)):
+                self.record.breaks("an outage is not poison", f"{letter['reader']} set aside {letter['tokens']}")
             key = (letter["stream"], letter["writer"])
             for epoch in self.record.logs:
                 for token in dict.fromkeys(orjson.loads(letter["tokens"])):
@@ -168,6 +190,14 @@ class World:
         """The identity of the log."""
         return str(self.database.state.tables["busrep_meta"].committed()[("epoch",)][1])
 
+    def _server(self) -> str:
+        """Which server the log was noted to be on."""
+        return str(self.database.state.tables["busrep_meta"].committed()[("server",)][1])
+
+    def _incarnation(self, writer: str) -> int:
+        found = self.database.state.tables["busrep_writers"].committed().get((writer,))
+        return 0 if found is None else int(found[1])
+
     def floors(self) -> dict[tuple[str, str], int]:
         """The highest ID that was pruned, of each (stream, writer)."""
         at = DEFINITIONS["busrep_positions"].columns.index("floor")
@@ -192,6 +222,8 @@ class World:
             service.ending = service.once = True
         if self.epoch() in self.record.void:
             await declare(self)
+        elif self.epoch() in self.to_declare:
+            await self._declare_lost(self.epoch())
         for role in self.scenario.roles:
             self.join(role.name)
 
@@ -227,6 +259,8 @@ class World:
         bus = service.bus
         assert bus is not None  # noqa: S101
         for key, error in list(bus._reading.stopped.items()):
+            if isinstance(error, HandlerFailed) and is_outage(error.error):
+                self.record.breaks("an outage is not poison", f"{service.name}: {error}")
             if not isinstance(error, PositionTooOld):
                 bus.resume(next(stream for stream in STREAMS if stream.name == key[0]), key[1])
             elif service.durable and any(one.role is service.role for one in self.seconds):
@@ -243,9 +277,43 @@ class World:
                 delivered = bus._reading.core.delivered(*key)
                 service.report(key, delivered, 2**62, "too old")
 
+    def commits_lost(self, service: Service, error: CommitsLost) -> None:
+        """A writer has stopped, and says why: a person runs ``busrep db restored``, sooner or later."""
+        if "busrep db restored" not in str(error):
+            self.record.breaks("lost commits are not silent", f"{service.name} says {error}")
+        if self.epoch() not in self.to_declare:
+            self.to_declare[self.epoch()] = None
+            self.later(0.0 if self.healing else self.dice.choice([0.1, 1.0, 3.0]), self._notice_loss, self.epoch())
+
+    def _notice_loss(self, epoch: str) -> None:
+        self.spawn(self._declare_lost(epoch))
+
+    async def _declare_lost(self, epoch: str) -> None:
+        while self.database.down or self.restoring:  # noqa: ASYNC110 - as a person looks
+            await asyncio.sleep(0.1)
+        if self.epoch() == epoch and epoch not in self.record.void and epoch not in self.record.ended:
+            self.record.ended[epoch] = self.now()
+            self.record.floors[epoch] = self.floors()
+            self.note("busrep db restored")
+            await declare(self)
+
     def _behind(self) -> list[str]:
         """Who is not where it should be, for a person."""
-        found = []
+        found = [
+            f"{service.name} does not know that its commits are lost"
+            for service, life in self.must_stop
+            if service.process.alive and service.number == life
+        ]
+        if self.epoch() in self.to_declare:
+            found.append("busrep db restored is not run yet")
+        for one in self._running():
+            writing = None if one.bus is None else one.bus._writing
+            if writing is not None and writing.claimed is not None and one not in self.seconds:
+                held = self._incarnation(one.role.name)
+                if (writing.incarnation, self._server()) != (held, self.database.identity):
+                    found.append(f"{one.name} holds no claim")
+        if self.record.silent and any(one.role.kind == WRITER for one in self._running()):
+            found.append("commits were lost in silence")
         if any(session.linger is not None for session in self.database.sessions):
             found.append("what a dead client had sent may yet be committed")
         for role in self.scenario.roles:
@@ -276,7 +344,9 @@ class World:
                 state = core.progress[key].state.value if key in core.progress else "unknown"
                 found.append(f"{service.name} is at {at} of {last} of {key[0]} {key[1]} ({state})")
         for writer in self._running():
-            if writer.role.kind != WRITER or writer.bus is None or writer.bus._writing is None or writer is service:
+            if writer.role.kind not in (WRITER, MEMORY) or writer is service:
+                continue
+            if writer.bus is None or writer.bus._writing is None:
                 continue
             sent = writer.bus._writing.core.positions()[presence.name]
             at = core.delivered(presence.name, writer.role.name)
@@ -358,8 +428,9 @@ class World:
                 key = (stream, writer)
                 record.samples.append(Sample(now, service.role.name, service.number, epoch, key, position, "position"))
                 before = self.last_position.get((service.number, epoch, *key), 0)
-                # A restore puts them back, before its new epoch is noticed.
-                if position < before and epoch == self.epoch() and epoch not in record.void:
+                # A restore puts them back, before its new epoch is noticed; a failover, to what was saved.
+                back = before if writer == service.role.name else self._put_back(service, epoch, key, before)
+                if position < min(before, back) and epoch == self.epoch() and epoch not in record.void:
                     record.breaks("positions never go back", f"{service.name}: {key} {before} -> {position}")
                 self.last_position[service.number, epoch, stream, writer] = position
         writing = bus._writing
@@ -368,6 +439,11 @@ class World:
                 if name != presence.name:
                     record.upto.append(Upto(now, service.claimed_epoch, name, generator.persisted_upto))
         self._memory(service, bus)
+
+    def _put_back(self, service: Service, epoch: str, key: tuple[str, str], before: int) -> int:
+        if not service.durable or epoch not in self.record.failovers:
+            return before
+        return self.put_back.get((service.role.name, epoch, *key), 0)
 
     def _memory(self, service: Service, bus: Bus) -> None:
         settings, core = self.settings, bus._reading.core
@@ -428,7 +504,12 @@ def steered(seed: int, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     state = random.getstate()
     random.seed(seed)
     dice = random.Random(f"{seed} tokens")
-    clock = mock.Mock(time=lambda: 1.7e9 + loop.time())
+
+    def now() -> float:
+        process = Process.current()
+        return 1.7e9 + loop.time() - (0.0 if process is None else process.behind)
+
+    clock = mock.Mock(time=now)
     tokens = mock.Mock(token_hex=lambda size: f"{dice.getrandbits(8 * size):0{2 * size}x}")
     try:
         with (
@@ -450,6 +531,8 @@ class Alarm(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
+        if "system identifier and timeline" in record.msg and "busrep db restored" in record.msg:
+            self.record.silent = False
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not isinstance(error, BusrepError | DeliberateError | SimError):
             self.record.breaks("nothing unexpected", f"{record.getMessage()}: {error!r}")

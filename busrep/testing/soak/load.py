@@ -106,7 +106,7 @@ class Load:
         else:
             await self.fact([stream], {"one": 1, "many": dice.randint(2, 20), "empty": 0}.get(kind, 1), kind)
 
-    async def fill(self, fact: Fact, streams: list[Stream[Row]], count: int, kind: str) -> list[Any]:
+    async def fill(self, fact: Fact[Any], streams: list[Stream[Row]], count: int, kind: str) -> list[Any]:
         """Add rows, and the application's row; what the ledger says of it."""
         noted = []
         for stream in streams:

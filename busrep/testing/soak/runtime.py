@@ -155,7 +155,7 @@ class BlockingRerouted(redis.sentinel.Sentinel):
 class _Fact:
     """`busrep.sync.Fact`, to be used like asyncio's."""
 
-    def __init__(self, fact: sync.Fact) -> None:
+    def __init__(self, fact: sync.Fact[Any]) -> None:
         self._fact = fact
         self.add = fact.add
 

@@ -53,7 +53,7 @@ THREADS = Runtime(_block, items.connect_blocking, _call, _in_a_thread)
 class _Fact:
     """`busrep.sync.Fact`, to be used like asyncio's."""
 
-    def __init__(self, fact: sync.Fact) -> None:
+    def __init__(self, fact: sync.Fact[Any]) -> None:
         self.fact = fact
 
     async def execute(self, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:

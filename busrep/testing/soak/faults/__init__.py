@@ -9,7 +9,7 @@ server.
 
 from __future__ import annotations
 
-from busrep.testing.soak.faults import links, postgres_servers, processes, redis_servers, tcp_server
+from busrep.testing.soak.faults import links, postgres_servers, processes, redis_servers, stray_lines, tcp_server
 from busrep.testing.soak.faults.common import Fault
 
 FAULTS: dict[str, Fault] = {
@@ -17,6 +17,7 @@ FAULTS: dict[str, Fault] = {
     **processes.FAULTS,
     **redis_servers.FAULTS,
     **postgres_servers.FAULTS,
+    **stray_lines.FAULTS,
 }
 """All of them, by name."""
 

@@ -26,8 +26,24 @@ async def crash_postgres(world: World, dice: random.Random) -> bool:
     """Immediate shutdown, recovery at the start: sequences jump ahead."""
     async with world.postgres_lock:
         await asyncio.to_thread(world.postgres.kill)
-        await asyncio.sleep(dice.choice([0.0, 0.0, 1.0]))
+        await asyncio.sleep(dice.choice([0.0, 0.0, 1.0, 5.0]))
         world.postgres.start()
+    return True
+
+
+async def crash_unsynchronized(world: World, dice: random.Random) -> bool:
+    """The same of a server that answers a COMMIT before the disk has it, unless the transaction asks for more."""
+    setting = "ALTER SYSTEM SET synchronous_commit = 'off'"
+    async with world.postgres_lock:
+        try:
+            await asyncio.to_thread(world.database.run, setting, "SELECT pg_reload_conf()")
+            await asyncio.sleep(dice.uniform(0.3, LEASE))
+            await asyncio.to_thread(world.postgres.kill)
+        finally:
+            world.postgres.start()
+            await asyncio.to_thread(
+                world.database.run, "ALTER SYSTEM RESET synchronous_commit", "SELECT pg_reload_conf()"
+            )
     return True
 
 
@@ -137,6 +153,7 @@ async def prune_once(world: World) -> int:
 
 FAULTS: dict[str, Fault] = {
     "PostgreSQL crash and restart": crash_postgres,
+    "PostgreSQL crash, synchronous_commit off": crash_unsynchronized,
     "replica crash and restart": crash_replica,
     "replica lags": lag,
     "backend terminated": terminate,
