@@ -116,7 +116,7 @@ class World:
             self.connected = True
             self.process.reader.connected(self.now)
             for writer in self.writers.values():
-                writer.replicate_received()
+                writer.replicate_received(self.now)
                 self.publish(writer)
             self.process.pump(self.now)
 

@@ -124,6 +124,12 @@ async def online(bus: Bus, stream: str = "orders") -> None:
     await until(lambda: state(bus, stream) == "online")
 
 
+async def heard(bus: Bus, *writers: str) -> None:
+    """Wait until these writers have told their positions: rows that come before that are fetched, not taken as they
+    come. A REPLICATE soon behind another announcement is answered later (`Settings.answer_interval`)."""
+    await until(lambda: bus._reading.core.last_heard.keys() >= set(writers))
+
+
 async def crash(bus: Bus) -> None:
     """As kill -9 does, of a bus in this process: nothing more is published, saved or released."""
     reading = bus._reading

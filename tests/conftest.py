@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "tests/spark" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
 
     return Scheduling(config, log)
+
+
+# PySpark makes these two when one of its errors has a query context. They do not propagate, so pytest attaches its own
+# handlers to them, and their addHandler() gives each handler a JSON formatter: `caplog` of every later test of the
+# process is JSON then (pyspark/logger/logger.py, _pytest/logging.py).
+SPARK_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    finally:
+        for name in SPARK_LOGGERS:
+            if name in logging.root.manager.loggerDict:
+                logging.getLogger(name).propagate = True
 
 
 def own_children() -> dict[int, str]:

@@ -2,8 +2,12 @@
 
 Each mutant gets a copy of the tree. There the package must import and carry a fact from a writer to a reader, for a bug
 that breaks everything proves nothing; then runs of the simulator look for it, and, if they do not find it, the tests
-that the mutant names. First of all, every check must pass on the tree as it is. Exit status 1 when a mutant survives,
-2 when a check cannot be relied on.
+that the mutant names. Every check must pass on the tree as it is, too. Exit status 1 when a mutant survives, 2 when a
+check cannot be relied on.
+
+All of them: ``TMPDIR=/dev/shm python -m tests.mutation --jobs 2 --resume FILE --markdown docs/mutation.md``. FILE keeps
+each result with its commit, and a call that was interrupted goes on from there, on the same commit only. An error stays
+one.
 """
 
 from __future__ import annotations
@@ -17,22 +21,28 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from .mutants import MUTANTS, SIMULATOR, Mutant
+from .mutant import SIMULATOR, Mutant
+from .mutants import ALL as MUTANTS
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("busrep", "tests", "pyproject.toml", "README.md", "docs")
 
 # What any mutant must still do: a fact reaches its reader while nothing goes wrong.
 SMOKE = "test_fakeredis.py::test_facts_reach_readers"
+
+# Imports first what any mutant must still import: pytest prints nothing where that fails.
+IMPORTED = "import sys, busrep.stores.postgres, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+PYTEST = ("-c", IMPORTED, "-x", "-q", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--tb=short")
 
 # Deadlines of one mutant's checks, seconds.
 SMOKE_SECONDS, TESTS_SECONDS = 60.0, 300.0
@@ -74,7 +84,7 @@ class Result:
         return next((one for one in self.caught if (one.by != SIMULATOR) == tests), None)
 
     def as_json(self) -> dict[str, Any]:
-        """JSON-able."""
+        """JSON-able; `from_json` is the inverse."""
         return {
             "name": self.mutant.name,
             "rule": self.mutant.rule,
@@ -84,6 +94,11 @@ class Result:
             "missed": self.missed,
             "trouble": self.trouble,
         }
+
+    @classmethod
+    def from_json(cls, mutant: Mutant, given: dict[str, Any]) -> Result:
+        """What `as_json` returned."""
+        return cls(mutant, [Caught(**one) for one in given["caught"]], given["missed"], given["trouble"])
 
 
 @attrs.frozen
@@ -111,13 +126,24 @@ def mutated(mutant: Mutant, package: Path) -> dict[Path, str]:
     return texts
 
 
-def copy_tree(target: Path) -> None:
-    """Copy what the checks need, without compiled files: they must never be those of another copy."""
+def copy_tree(target: Path, source: Path = ROOT) -> None:
+    """Copy what the checks need. Compiled files only of one that `prepare` made: no others surely fit."""
+    ignored = shutil.ignore_patterns("__pycache__") if source == ROOT else None
     for name in COPIED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        if (source / name).is_dir():
+            shutil.copytree(source / name, target / name, ignore=ignored)
         else:
-            shutil.copy2(ROOT / name, target / name)
+            shutil.copy2(source / name, target / name)
+
+
+def prepare(tree: Path, tests: Iterable[str]) -> None:
+    """Make ``tree`` a copy of the source in which what these tests import is compiled: its copies start faster."""
+    copy_tree(tree)
+    check_import(tree)
+    names = [f"tests/{name}" for name in tests]
+    ended = run(tree, [*PYTEST, "--collect-only", *names], TESTS_SECONDS)
+    if ended.code != 0:
+        raise CannotTell(f"the tests cannot be collected: {(ended.output + ended.errors).strip()[-300:]}")
 
 
 # -- running a check ------------------------------------------------------------------------------------------
@@ -136,7 +162,9 @@ class Ended:
 def run(tree: Path, arguments: Sequence[str], seconds: float) -> Ended:
     """Run ``python ARGUMENTS`` in a tree, in a process group of its own."""
     began = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    # Without the plugins of other packages pytest starts in half the time. Compiled files are of this tree alone.
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with subprocess.Popen(
         [sys.executable, *arguments],
         cwd=tree,
@@ -175,13 +203,11 @@ def run_tests(
 ) -> Caught | None:
     """Run tests up to the first that fails. Raises CannotTell when they do not run, or end by a timeout alone."""
     names = [f"tests/{name}" for name in tests]
-    ended = run(
-        tree,
-        ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=short", "--basetemp", str(tree / "tmp"), *names],
-        deadline,
-    )
+    ended = run(tree, [*PYTEST, "--basetemp", str(tree / "tmp"), *names], deadline)
     if ended.code == 0:
         return None
+    if ended.code is not None and not ended.output:
+        raise CannotTell(f"it does not import: {ended.errors.strip()[-300:]}")
     timed_out = ended.code is None or re.search(r"Failed: Timeout \(?>", ended.output) is not None
     if timed_out and not hangs:
         raise CannotTell(f"tests ran out of time: {ended.output.strip()[-300:]}")
@@ -217,16 +243,16 @@ def run_simulator(tree: Path, seeds: int) -> Caught | None:
     return Caught(SIMULATOR, first["invariant"], first["seed"] + 1, ended.seconds)
 
 
-def try_mutant(mutant: Mutant, options: Options) -> Result:
-    """Apply one mutant to a copy of the tree, and run its checks."""
+def try_mutant(mutant: Mutant, options: Options, source: Path = ROOT) -> Result:
+    """Apply one mutant to a copy of ``source``, and run its checks."""
     result = Result(mutant)
     with tempfile.TemporaryDirectory(prefix="busrep-mutant-") as folder:
         tree = Path(folder)
-        copy_tree(tree)
+        copy_tree(tree, source)
         try:
             for path, text in mutated(mutant, tree / "busrep").items():
                 path.write_text(text)
-            check_import(tree)
+                Path(cache_from_source(str(path))).unlink(missing_ok=True)  # it may have the same second and size
             if options.simulator and mutant.simulated:
                 caught = run_simulator(tree, options.seeds)
                 if caught is not None:
@@ -249,34 +275,72 @@ def note(result: Result, check: str, caught: Caught | None) -> None:
         result.caught.append(caught)
 
 
-def baseline(mutants: Sequence[Mutant], options: Options) -> str | None:
-    """What is wrong with the checks themselves: one that fails without any mutation. None: nothing."""
-    tests = dict.fromkeys(test for mutant in mutants for test in mutant.tests)
+def baseline(tests: Sequence[str], seeds: int, source: Path) -> None:
+    """Run these tests, or so many seeds, without any mutation. Raises CannotTell if something fails."""
     with tempfile.TemporaryDirectory(prefix="busrep-mutant-") as folder:
         tree = Path(folder)
-        copy_tree(tree)
-        try:
-            check_import(tree)
-            caught = run_tests(tree, [SMOKE, *(tests if options.tests else ())], deadline=1_800)
-            if caught is None and options.simulator and any(mutant.simulated for mutant in mutants):
-                caught = run_simulator(tree, options.seeds)
-        except CannotTell as error:
-            return str(error)
-    return None if caught is None else f"without any mutation {caught.by} fails: {caught.what} (seed {caught.seeds})"
+        copy_tree(tree, source)
+        caught = run_tests(tree, [SMOKE, *tests], deadline=1_800) if tests else run_simulator(tree, seeds)
+    if caught is not None:
+        raise CannotTell(f"without any mutation {caught.by} fail: {caught.what} (seed {caught.seeds})")
+
+
+def needs_spark(test: str) -> bool:
+    """Whether a test starts Spark, as most do in these files."""
+    return test.startswith(("test_spark", "test_cli_pipeline"))
+
+
+def cost(mutant: Mutant) -> tuple[bool, bool, bool]:
+    """Greater for a mutant that takes longer: it hangs, needs Spark, or many seeds."""
+    return mutant.hangs, any(map(needs_spark, mutant.tests)), mutant.simulated
+
+
+@attrs.define
+class Journal:
+    """The results so far, a line of JSON each, behind a line that says of which commit and options they are."""
+
+    path: Path | None
+    about: dict[str, Any]
+    results: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+
+    def read(self) -> None:
+        """Read what is there. Raises CannotTell if it is of another commit or other options."""
+        if self.path is None:
+            return
+        if not self.path.exists():
+            self.path.write_text(json.dumps(self.about) + "\n")
+        complete, _, _ = self.path.read_text().rpartition("\n")  # the last line may have been cut
+        self.path.write_text(complete + "\n")
+        about, *results = map(json.loads, complete.splitlines())
+        if about != self.about:
+            raise CannotTell(f"{self.path} has results of {about}, and this is {self.about}")
+        self.results = {one["name"]: one for one in results}
+
+    def write(self, result: dict[str, Any]) -> None:
+        """Add one result. One thread calls this."""
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+
+
+def commit() -> str:
+    """Of the source. Raises CannotTell if it has been changed since."""
+    if subprocess.check_output(["git", "status", "--porcelain", "--", *COPIED], cwd=ROOT, text=True):
+        raise CannotTell("results can be kept for a commit only: commit what was changed")
+    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
 
 
 # -- reports --------------------------------------------------------------------------------------------------
 
 
 def score(results: Sequence[Result]) -> str:
-    """One line."""
+    """One line. The share is cut, not rounded: only when all are caught it says 100 %. An error is no catch."""
     results = [one for one in results if one.state != "not run"]
-    caught = sum(bool(one.caught) for one in results)
+    caught = sum(one.state == "caught" for one in results)
     simulated = [one for one in results if one.first(tests=False)]
-    return (
-        f"{caught} of {len(results)} mutants caught: {100 * caught / max(1, len(results)):.0f} %; "
-        f"{len(simulated)} of them by the simulator"
-    )
+    tenths = 1000 * caught // max(1, len(results))
+    share = "100" if results and caught == len(results) else f"{tenths // 10}.{tenths % 10}"
+    return f"{caught} of {len(results)} mutants caught: {share} %; {len(simulated)} of them by the simulator"
 
 
 def columns(result: Result) -> tuple[str, str, str, str, str]:
@@ -295,7 +359,7 @@ def as_markdown(results: Sequence[Result], seeds: int) -> str:
         "",
         "Each line is a known bug of this kind of system, applied to the source by itself, and what caught it: the",
         f"invariant that a run of the simulator violated, after how many seeds (of at most {seeds}), or a test.",
-        "Rules are those of [protocol.md](protocol.md); bugs and checks stand in `tests/mutants.py`. Written by",
+        "Rules are those of [protocol.md](protocol.md); bugs and checks stand in `tests/mutants*.py`. Written by",
         "`python -m tests.mutation --markdown docs/mutation.md`.",
         "",
         "| bug | rule | what would happen | caught by the simulator | seeds | caught by the test |",
@@ -308,6 +372,45 @@ def as_markdown(results: Sequence[Result], seeds: int) -> str:
         cells = [one.mutant.name, one.mutant.rule, one.mutant.harm, what, seeds_needed, test]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def run_all(chosen: Sequence[Mutant], options: Options, args: argparse.Namespace) -> list[Result]:
+    """Try each mutant, and print what became of it. Raises CannotTell if a check fails without any mutation."""
+    journal = Journal(args.resume, {"commit": commit(), **attrs.asdict(options)} if args.resume else {})
+    journal.read()
+    known = journal.results
+    results = {one.name: Result.from_json(one, known[one.name]) for one in chosen if one.name in known}
+    left = sorted((one for one in chosen if one.name not in results), key=cost, reverse=True)
+    tests = list(dict.fromkeys(test for mutant in chosen for test in mutant.tests)) if options.tests else []
+    spark = [test for test in tests if needs_spark(test)]
+    with tempfile.TemporaryDirectory(prefix="busrep-mutants-") as folder, ThreadPoolExecutor(args.jobs) as pool:
+        tree = Path(folder)
+        prepare(tree, [SMOKE, *tests])
+        checks: list[Callable[[], Result | None]] = []
+        if not args.no_baseline:
+            parts = [[test for test in tests if test not in spark], spark]
+            checks += [partial(baseline, part, 0, tree) for part in parts if part]
+            if options.simulator and any(mutant.simulated for mutant in chosen):
+                checks.append(partial(baseline, (), options.seeds, tree))
+        checks += [partial(try_mutant, mutant, options, tree) for mutant in left]
+        try:
+            for done in as_completed([pool.submit(check) for check in checks]):
+                if (result := done.result()) is not None:
+                    results[result.mutant.name] = result
+                    journal.write(result.as_json())
+                    report(result, options)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [results[mutant.name] for mutant in chosen]
+
+
+def report(result: Result, options: Options) -> None:
+    """Print one line."""
+    name, rule, state, simulator, test = columns(result)
+    print(f"{state:<8} {rule:<5} {name:<58} {simulator:<40} {test}", flush=True)
+    if options.all and result.missed:
+        print(f"         not by {', '.join(result.missed)}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -323,6 +426,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--all", action="store_true", help="run every check, each by itself, not only up to the first catch"
     )
     parser.add_argument("--no-baseline", action="store_true", help="believe that the checks pass without a mutation")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep results here; leave out those that are there")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     args = parser.parse_args(arguments)
@@ -333,22 +437,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing := set(args.only) - {one.name for one in MUTANTS} - {one.rule for one in MUTANTS}:
         parser.error(f"no mutant, and no rule with one: {', '.join(sorted(missing))}")
     options = Options(args.seeds, SIMULATOR in checks, "tests" in checks, args.all)
-    if not args.no_baseline and (trouble := baseline(chosen, options)) is not None:
-        print(trouble, file=sys.stderr)
+    try:
+        results = run_all(chosen, options, args)
+    except CannotTell as error:
+        print(error, file=sys.stderr)
         return 2
-    printing = threading.Lock()
-
-    def one(mutant: Mutant) -> Result:
-        result = try_mutant(mutant, options)
-        name, rule, state, simulator, test = columns(result)
-        with printing:
-            print(f"{state:<8} {rule:<5} {name:<58} {simulator:<40} {test}", flush=True)
-            if options.all and result.missed:
-                print(f"         not by {', '.join(result.missed)}", flush=True)
-        return result
-
-    with ThreadPoolExecutor(args.jobs) as pool:
-        results = list(pool.map(one, chosen))
     print(score(results))
     if args.json is not None:
         args.json.write_text(json.dumps([result.as_json() for result in results], indent=1) + "\n")

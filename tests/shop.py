@@ -14,8 +14,9 @@ from busrep.streams import Registry
 
 # Beats that may fail to come: on a busy machine, with a disk that others use, half a second is soon gone.
 QUICK = Settings(
-    heartbeat=0.1, silent_after_beats=10, retry_min=0.02, retry_max=0.2, save_every=0.05, redis_timeout=2.0,
-    shutdown_timeout=2.0,
+    heartbeat=0.1, answer_interval=0.005,
+    silent_after_beats=10, retry_min=0.02, retry_max=0.2, save_every=0.05, redis_timeout=2.0,
+    shutdown_timeout=2.0, poison_after=0.0,
 )  # fmt: skip
 
 

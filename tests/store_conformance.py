@@ -128,6 +128,10 @@ class StoreConformance:
     def url(self) -> str:
         raise NotImplementedError
 
+    def set_sequence(self, url: str, stream: str, value: int) -> None:
+        """Put the sequence of a stream to ``value``, whatever it is at."""
+        raise NotImplementedError
+
     def make(self, url: str, registry: Registry | None = None) -> AsyncStore:
         return open_store(url, registry or generic())
 
@@ -553,6 +557,8 @@ class StoreConformance:
     @sync
     async def test_9_12_a_save_hits_the_row_it_left_or_none(self, url: str) -> None:
         async with self.opened(url) as store:
+            for stream in ("orders", "payments"):
+                self.set_sequence(url, stream, 1000)  # below which all these positions are
             epoch = await store.epoch()
             assert (await store.load_reader("r")).epoch is None
             with pytest.raises(ReaderMoved):  # never registered
@@ -582,6 +588,8 @@ class StoreConformance:
     async def test_9_12_of_two_that_begin_anew_the_second_keeps_what_the_first_saved(self, url: str) -> None:
         """Two processes under one name notice another epoch, one of them later."""
         async with self.opened(url) as store, self.opened(url) as other:
+            for stream in ("orders", "payments"):
+                self.set_sequence(url, stream, 1000)  # below which all these positions are
             old = await store.epoch()
             new = await store.restored()
             for writer in ("w1", "w2"):
@@ -614,6 +622,8 @@ class StoreConformance:
     @sync
     async def test_9_12_of_two_savers_one_wins(self, url: str) -> None:
         async with self.opened(url) as store, self.opened(url) as other:
+            for stream in ("orders", "payments"):
+                self.set_sequence(url, stream, 1000)  # below which all these positions are
             epoch = await store.epoch()
             await store.register_reader("r", {("orders", "w1"): 0}, epoch)
             for at in range(10):
@@ -785,12 +795,69 @@ class StoreConformance:
     async def test_9_15_positions_ahead_of_table_and_sequence_refuse_to_start(self, url: str) -> None:
         async with self.opened(url) as store:
             claim = await store.claim("w1", ["orders"], timeout=1)
+            await store.reserve("orders", 12)
             await store.heartbeat(claim, {"orders": 12})
+            self.set_sequence(url, "orders", 1)
             with pytest.raises(PositionsAheadOfTable) as caught:
                 await store.claim("w2", ["orders"], timeout=1)
-            assert (caught.value.position, caught.value.highest) == (12, 0)
+            assert (caught.value.position, caught.value.highest) == (12, 1)
             await store.restored()
             assert (await store.claim("w2", ["orders"], timeout=1)).starts == {"orders": 0}
+
+    @sync
+    async def test_9_17_no_position_above_the_sequence_is_stored(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await store.reserve("orders", 3)
+            registry = await store.heartbeat(claim, {"orders": 2**62})
+            assert registry == {"orders": {"w1": 3}}
+            assert (registry.sequences, registry.claims) == ({"orders": 3}, {("orders", "w1"): claim.incarnation})
+            await store.heartbeat(claim, {"orders": 2**63 - 1})
+            assert [one.position for one in await store.known()] == [3]
+            assert await store.finish("w1", claim.incarnation, timeout=1) == {"orders": 3}
+            assert (await store.claim("w2", ["orders"], timeout=1)).starts == {"orders": 3}
+
+    @sync
+    async def test_9_17_a_page_proves_no_more_than_the_sequence(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            (first,) = await write(store, claim, 1)
+            for upto in (2**62, 2**63 - 1):
+                page = await store.fetch(FetchUpdates("orders", "w1", 0, upto))
+                assert (page.tokens, page.upto, page.limited) == ([first], first, False)
+            await store.reserve("orders", 4)
+            page = await store.fetch(FetchUpdates("orders", "w1", first, 2**62))
+            assert (page.tokens, page.upto) == ([], first + 4)
+            assert (await store.fetch(FetchUpdates("orders", "w1", 2**62, 2**63 - 1))).upto == 2**62
+            assert (await store.fetch(FetchUpdates("orders", "nobody", 0, 2**62))).upto == first + 4
+
+    @sync
+    async def test_9_17_no_reader_s_position_above_the_sequence_is_saved(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await store.reserve("orders", 3)
+            key = ("orders", "w1")
+            await store.register_reader("r", {key: 0, ("orders", "w2"): 0}, claim.epoch)
+            for far in (4, 2**62, 2**63 - 1):
+                with pytest.raises(PositionsAheadOfTable) as caught:
+                    await store.save_reader("r", [("orders", "w2", 0, 3), (*key, 0, far)], claim.epoch)
+                assert (caught.value.stream, caught.value.position, caught.value.highest) == ("orders", far, 3)
+            assert (await store.load_reader("r")).positions == {key: 0, ("orders", "w2"): 0}
+            await store.save_reader("r", [(*key, 0, 3)], claim.epoch)
+            with pytest.raises(ReaderMoved):
+                await store.save_reader("r", [(*key, 0, 3)], claim.epoch)
+            # Of another log this database cannot know.
+            await store.register_reader("far", {key: 0}, "f" * 32)
+            await store.save_reader("far", [(*key, 0, 2**62)], "f" * 32)
+
+    @sync
+    async def test_9_17_a_final_position_is_not_above_the_sequence(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await store.reserve("orders", 12)
+            await store.heartbeat(claim, {"orders": 12})
+            self.set_sequence(url, "orders", 7)
+            assert await store.finish("w1", claim.incarnation, timeout=1) == {"orders": 7}
 
     # --- status
 
@@ -843,6 +910,8 @@ class BootstrapConformance:
     async def test_9_12_no_position_moves_while_a_snapshot_is_loaded(self, url: str) -> None:
         """What another process of this name handles meanwhile, the target loses."""
         async with self.opened(url) as store:
+            for stream in ("orders", "payments"):
+                self.set_sequence(url, stream, 1000)  # below which all these positions are
             epoch = await store.epoch()
             at = {("orders", "w1"): 1, ("payments", "w1"): 1}
             for reader in ("r", "other"):
@@ -886,6 +955,8 @@ class BootstrapConformance:
     async def test_9_12_a_new_log_replaces_the_positions_of_a_snapshot_but_it_stays_unfinished(self, url: str) -> None:
         """The target has a part of what was."""
         async with self.opened(url) as store:
+            for stream in ("orders", "payments"):
+                self.set_sequence(url, stream, 1000)  # below which all these positions are
             epoch = await store.epoch()
             agreement = Agreement("orders", epoch, {"w1": 3}, {}, [PartRange(0, 3, 2)])
             await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
@@ -903,6 +974,8 @@ class BootstrapConformance:
     async def test_9_12_two_of_one_name_lose_nothing_whoever_loads_a_snapshot_when(self, url: str) -> None:
         """One follows, and saves now and then what it has handled; the other empties the target and loads it anew."""
         async with self.opened(url) as store, self.opened(url) as other:
+            for stream in ("orders", "payments"):
+                self.set_sequence(url, stream, 1000)  # below which all these positions are
             epoch, dice, key, last = await store.epoch(), random.Random(5), ("orders", "w1"), 150
             target: set[int] = set()
             await store.register_reader("r", {key: 0}, epoch)

@@ -20,7 +20,7 @@ from busrep.streams import Registry
 from busrep.testing import virtual
 from busrep.testing.pair import MemoryDeployment
 
-from .bootstraps import SMALL, Source, Target, crash, deployment, online, state, until, write
+from .bootstraps import SMALL, Source, Target, crash, deployment, heard, online, state, until, write
 from .shop import Order, orders, payments
 
 
@@ -92,6 +92,7 @@ def test_what_is_written_meanwhile_is_held_and_comes_after_it() -> None:
                 target = Target().of(reader)
                 await at.wait()
                 assert state(reader) == "loading"
+                await heard(reader, "w1", "w2")
                 last = [await write(one, 10, first=30), await write(other, 10, first=40)]
                 await until(lambda: reader.statistics()["bootstrap"]["orders"]["buffer_bytes"] > 0)
                 assert reader.positions() == {}

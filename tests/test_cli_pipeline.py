@@ -243,6 +243,17 @@ def test_a_job_may_describe_its_report(runs: Runs, monkeypatch: pytest.MonkeyPat
     assert runs().stdout == "it was True\n"
 
 
+def test_rows_that_wait_stand_below_each_report(runs: Runs) -> None:
+    writer = {"position": 5, "waiting_rows": 2, "silent_for": 60.0, "waiting_for": 61.0}
+    live = {**writer, "silent_for": 9.0}
+    runs.result = {"table_writers": {"orders": {"w1": writer, "w2": live}}, "finished": {}, "lease": 10.0}
+    (line,) = [line for line in runs().stdout.splitlines() if line.startswith("WAITING")]
+    assert line == (
+        "WAITING: stream 'orders', writer 'w1': 2 committed rows above its proven position 5, and it was last seen "
+        "60 s ago"
+    )
+
+
 def test_reports_for_a_person() -> None:
     text = describe({"rows": 1_000, "shop": {"orders": {"w1": 5}, "x": {}}, "ok": True, "names": ["a"]})
     assert text.splitlines() == [
@@ -433,7 +444,7 @@ def test_a_report_that_cannot_be_written_is_printed_all_the_same(
         raise OSError(28, "No space left on device")
 
     runs.result = {"rows": 7}
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("busrep.cli.pipeline_report.os.replace", full)
     result = runs("--json", "--report", str(tmp_path / "r.json"))
     assert result.exit_code == 2
     assert json.loads(result.stdout)["rows"] == 7

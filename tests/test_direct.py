@@ -144,13 +144,33 @@ def test_the_plain_view_leaves_out_announcements_without_an_epoch_too() -> None:
 
 
 def test_the_plain_view_remembers_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "MOST_SAID", 10)
+    monkeypatch.setattr(direct, "SAID_BYTES", 10 * (direct.PAIR_BYTES + 4))
     view = PlainView()
     for number in range(100):
         assert view.show(b"RDATA s w%d 1 []" % number)
         assert len(view._said) <= 10
+    assert view.show(b"".join(b"POSITION s v%d 1 1\n" % number for number in range(100)))
+    assert len(view._said) <= 11  # also within a message
+    assert view.show(b"RDATA s w99 1 []")
     assert view.show(b"POSITION s w99 1 1") == b""
     assert view.show(b"POSITION s w0 1 1") == b"POSITION s w0 1 1\n"  # once more
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(b"RDATA s %b 1 []" % (b"w" * 2**20), id="writer"),
+        pytest.param(b"RDATA %b w 1 []" % (b"s" * 2**20), id="stream"),
+        pytest.param(b"RDATA s w %b []" % (b"1" * 2**20), id="token"),
+        pytest.param(b"POSITION s w 1 %b" % (b"1" * 2**20), id="position"),
+        pytest.param(b"POSITION %b w 1 1" % (b"s" * 256), id="POSITION_long"),
+    ],
+)
+def test_the_plain_view_remembers_nothing_that_is_too_long(line: bytes) -> None:
+    view = PlainView()
+    assert view.show(line) == line + b"\n"  # its reader says so
+    assert view.show(line) == line + b"\n"
+    assert not view._said
 
 
 @pytest.mark.parametrize(

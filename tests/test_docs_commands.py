@@ -11,6 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from busrep import commands
 from busrep.asyncio import acks, bus, locks, presence, remote_servers
 
 TEXT = (Path(__file__).parent.parent / "docs" / "commands.md").read_text()
@@ -58,6 +59,7 @@ def test_the_numbers_named_are_the_defaults() -> None:
         (presence.Presence, "timeout", 300.0, "`timeout` seconds (300)"),
         (presence.Presence, "users", 10_000, "`users` (10,000"),
         (presence.Presence, "instances", 100, "`instances` (100"),
+        (presence.Presence, "max_bytes", 256 * 2**20, "`max_bytes` (256 MiB"),
         (acks.Retained, "max_bytes", 16 * 2**20, "`max_bytes` (16 MiB)"),
         (acks.Retained, "max_rows", 100_000, "`max_rows` (100,000)"),
         (acks.Acknowledgements, "repeat", 10.0, "`repeat` seconds (10)"),
@@ -66,7 +68,7 @@ def test_the_numbers_named_are_the_defaults() -> None:
     ):
         assert default(function, name) == value
         assert named in TEXT
-    assert f"Over {bus.COMMAND_QUEUE:,} of them" in TEXT
+    assert f"Over {bus.COMMAND_QUEUE:,} of them, or {bus.COMMAND_QUEUE_BYTES // 2**20} MiB," in TEXT
     assert f"within {acks.PAUSE:g} s" in TEXT
-    assert f"names ({presence.NAME_LENGTH:,} characters)" in TEXT.replace("\n  ", " ")
-    assert f"Names over {remote_servers.NAME_BYTES} bytes" in TEXT
+    assert f"names ({commands.NAME_BYTES} bytes)" in TEXT.replace("\n  ", " ")
+    assert f"Names over {commands.NAME_BYTES} bytes" in TEXT

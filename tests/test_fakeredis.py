@@ -20,7 +20,7 @@ class Order:
 
 
 orders = busrep.Stream("orders", Order)
-QUICK = busrep.Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2)
+QUICK = busrep.Settings(heartbeat=0.1, answer_interval=0.005, poison_after=0.0, retry_min=0.02, retry_max=0.2)
 
 
 @pytest.fixture
@@ -45,6 +45,9 @@ def test_facts_reach_readers(redis: fakeredis.FakeAsyncRedis, store: str) -> Non
         ):
             got: list[int] = []
             reader.subscribe(orders)(lambda batch: got.extend(row.number for row in batch.rows))
+            live = {"orders": {"w1": "live", "w2": "live"}}
+            while reader.statistics()["reader"]["states"] != live:  # they come over the channel, not out of the table
+                await asyncio.sleep(0.005)
             for number in range(10):
                 async with (w1 if number % 2 else w2).write(orders) as fact:
                     fact.add(Order(number))

@@ -182,7 +182,7 @@ def test_capture_message_by_message_and_as_one() -> None:
         frame = parse_frame(message, LIMIT)
         assert frame.errors == []
         assert len(frame.items) == 1
-    whole = parse_frame(b"\n".join(messages), 1 << 24)
+    whole = parse_frame(b"\n".join(messages), 1 << 24, most_items=len(messages))
     assert whole.errors == []
     found = sum(len(i.payloads) + len(i.open) if isinstance(i, Rows) else 1 for i in whole.items)
     assert found == len(messages)

@@ -28,6 +28,7 @@ from starlette.types import Receive, Scope, Send
 
 import busrep
 from busrep import Batch, Settings, Stream
+from busrep.asyncio import ReferenceSource
 from busrep.asyncio.http_serve import ServeLimits, Serving, serve
 from busrep.asyncio.http_server import CatchUpLimits, catch_up_app
 from busrep.asyncio.http_source import HttpSource
@@ -47,7 +48,14 @@ servers_pair, pair = test_replica.servers_pair, test_replica.pair
 SECRET = "s/e c".replace(" ", "@")
 IN_URL = "s%2Fe%40c"
 QUICK = Settings(
-    heartbeat=0.1, retry_min=0.02, retry_max=0.2, save_every=0.05, redis_timeout=2.0, shutdown_timeout=2.0, page_rows=7
+    heartbeat=0.1,
+    poison_after=0.0,
+    retry_min=0.02,
+    retry_max=0.2,
+    save_every=0.05,
+    redis_timeout=2.0,
+    shutdown_timeout=2.0,
+    page_rows=7,
 )
 
 
@@ -520,8 +528,9 @@ async def test_a_writer_of_the_reference_system_is_followed(redis_url: str, bus_
 
     client = redis.asyncio.Redis.from_url(redis_url)
     async with serve(app) as serving, contextlib.aclosing(client):
-        source = HttpSource(serving.url, [events], QUICK, reference=True)
-        async with busrep.connect(redis_url, name=bus_name, streams=[events], store=source, settings=QUICK) as reader:
+        source = ReferenceSource({"master": serving.url}, [events], QUICK)
+        given: dict[str, Any] = {"name": bus_name, "streams": [events], "store": source, "settings": QUICK}
+        async with busrep.connect(redis_url, start="earliest", **given) as reader:
             seen: list[Any] = []
             reader.subscribe(events)(lambda batch: seen.extend(zip(batch.tokens, batch.rows, strict=True)))
             await until(lambda: reader._link.connected and "events" in reader._reading.core.followed)

@@ -210,20 +210,6 @@ def test_a_reference_answer_has_three_keys() -> None:
     }  # fmt: skip
 
 
-def test_a_reference_answer_is_of_the_epoch_given() -> None:
-    found = read_page(b'{"updates": [[7, ["a"]]], "upto_token": 9, "limited": false}', asked(), reference_epoch=EPOCH)
-    assert (list(found.tokens), list(found.payloads), found.upto, found.epoch) == ([7], [b'["a"]'], 9, EPOCH)
-
-
-def test_a_limited_reference_answer_may_be_cut_within_its_last_fact() -> None:
-    found = read_page(
-        body_of([[4, 0], [5, 0], [5, 1]], 5, True, epoch=OTHER_EPOCH), asked(3), reference_epoch=EPOCH
-    )  # fmt: skip
-    assert (list(found.tokens), found.upto, found.limited, found.epoch) == ([4], 4, True, EPOCH)
-    with pytest.raises(ValueError, match="there may be more"):
-        read_page(body_of([[5, 0], [5, 1]], 5, True), asked(3), reference_epoch=EPOCH)
-
-
 # -- bounds ---------------------------------------------------------------------------------------------------
 
 

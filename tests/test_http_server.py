@@ -28,8 +28,8 @@ from busrep.stores import memory, open_store
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates, UpdatesPage
 
+from .blocked import DEPENDED_ON, run_blocked
 from .store_conformance import sync, write
-from .test_layers import DEPENDED_ON, run_blocked
 
 SECRET = "very-secret"
 BEARER = {"authorization": f"Bearer {SECRET}"}
@@ -839,20 +839,23 @@ async def test_a_body_that_never_comes_holds_nothing() -> None:
 
 
 @sync
-async def test_too_many_connections_are_refused_and_far_too_many_cut() -> None:
+async def test_too_many_connections_are_refused_and_too_many_strangers_cut() -> None:
     store = Scripted(hold=asyncio.Event())
     assert store.hold is not None
     async with serving_of(store, ServeLimits(connections=3)) as serving, contextlib.AsyncExitStack() as stack:
-        open_ = [await stack.enter_async_context(connection(serving)) for _ in range(6)]
+        asking = [await stack.enter_async_context(connection(serving)) for _ in range(3)]
+        for _, writer in asking:
+            writer.write(head())
+        await until(lambda: len(store.asked) == 3)
+        silent = [await stack.enter_async_context(connection(serving)) for _ in range(3)]
         await until(lambda: serving.connections == 6)
-        seventh, _ = await stack.enter_async_context(connection(serving))
-        assert await ended(seventh) == b""
-        reader, writer = open_[-1]
+        reader, writer = await stack.enter_async_context(connection(serving))
+        assert await ended(silent[0][0]) == b""  # the oldest of them went for it
         writer.write(head())
         assert (await ended(reader)).startswith(b"HTTP/1.1 503")
-        assert store.asked == []
-        assert serving.statistics() == {"connections": 5, "accepted": 7, "refused": {"too many": 1, "busy": 1}}
-        for _, one in open_:
+        assert len(store.asked) == 3
+        assert serving.statistics() == {"connections": 5, "accepted": 7, "refused": {"stranger": 1, "busy": 1}}
+        for _, one in [*asking, *silent]:
             one.close()
         await until(lambda: serving.connections == 0)
         store.hold.set()

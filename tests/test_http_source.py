@@ -679,47 +679,7 @@ async def test_a_client_may_show_a_certificate() -> None:
             assert list((await source.fetch(ASKED)).tokens) == [4, 5]
 
 
-# -- the reference system -------------------------------------------------------------------------------------
-
-
-@sync
-async def test_the_reference_system_s_own_endpoint_is_followed() -> None:
-    """Against our own server, which answers as it does."""
-    async with memory_store() as store:
-        app = catch_up_app(store, STREAMS, secret=SECRET, reference_paths=True)
-        async with serve(app) as serving, opened(serving.url, reference=True) as source:
-            assert await source.known() == []
-            assert await source.sequence("orders") is None
-            epoch = await source.epoch()
-            assert (len(epoch), epoch) == (32, source_of(serving.url, reference=True)._reference_epoch)
-            assert epoch != source_of(serving.url + "/x", reference=True)._reference_epoch
-            page = await source.fetch(FetchUpdates("orders", "w1", 0, 9))
-            assert (list(page.tokens), page.upto, page.limited, page.epoch) == ([1, 2, 2, 3, 4], 9, False, epoch)
-            page = await source.fetch(FetchUpdates("orders", "w1", 9, 9))
-            assert (list(page.tokens), page.upto, page.epoch) == ([], 9, epoch)
-
-
-@sync
-async def test_a_reference_question_and_a_page_cut_within_a_fact() -> None:
-    pages = iter(
-        [
-            b'{"updates": [[4, ["a"]], [5, ["b"]], [5, ["c"]]], "upto_token": 5, "limited": true}',
-            b'{"updates": [[5, ["b"]], [5, ["c"]], [5, ["d"]]], "upto_token": 9, "limited": false}',
-        ]
-    )
-    async with peer(options={"reference": True}) as (source, answering):
-        rows: list[tuple[int, bytes]] = []
-        after = 3
-        while after < 9:
-            answering.body = next(pages)
-            page = await source.fetch(FetchUpdates("orders", "w1", after, 9))
-            rows += zip(page.tokens, page.payloads, strict=True)
-            after = page.upto
-        assert rows == [(4, b'["a"]'), (5, b'["b"]'), (5, b'["c"]'), (5, b'["d"]')]
-        paths = [scope["path"].rpartition("/") for scope in answering.requests]
-        assert {path for path, _, _ in paths} == {"/_synapse/replication/get_repl_stream_updates/orders"}
-        assert len({transaction for _, _, transaction in paths}) == 2
-        assert answering.requests[0]["query_string"] == b"instance_name=w1&from_token=3&upto_token=9"
+# -- answers of others ---------------------------------------------------------------------------------------
 
 
 @sync

@@ -24,7 +24,7 @@ from django.conf import settings
 
 import busrep
 from busrep import Settings
-from busrep.errors import ConfigError
+from busrep.errors import ConfigError, StatementRefused
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from tests.test_integrations_sqlalchemy import savepoints
@@ -529,8 +529,13 @@ def test_on_sqlite_the_bus_is_open_before_the_lock_is_taken(shop: Deployment, wi
     assert wire.tokens(last) == [last]
 
 
-def test_a_database_error_in_the_facts_rows_is_djangos(shop: Deployment, wire: Wire) -> None:
+def test_a_database_error_in_the_facts_rows_is_busreps_and_in_a_statement_djangos(shop: Deployment, wire: Wire) -> None:
     with pytest.raises(IntegrityError), write(orders) as fact:
+        for _ in range(2):
+            fact.execute(
+                f"INSERT INTO busrep_facts (stream, writer, id, idx, row) VALUES ('orders', 'w1', {fact.id}, 0, '[]')"
+            )
+    with pytest.raises(StatementRefused, match="UniqueViolation|UNIQUE"), write(orders) as fact:
         fact.add(Order(1, "new"))
         with connection.cursor() as cursor:
             cursor.execute(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -12,18 +11,32 @@ from pathlib import Path
 import attrs
 import pytest
 
+from .blocked import DEPENDED_ON, run_blocked
+
 PACKAGE = Path(__file__).parent.parent / "busrep"
 
 # From the bottom up; a module imports from its own layer or a lower one. A new core module has to be placed here.
 CORE_ORDER = (
     ("errors",),
-    ("settings", "updates", "commands"),
+    ("settings", "updates", "commands", "urls"),
     ("snapshots",),
-    ("storage", "framing", "speakers", "streams", "delivery", "direct", "retained", "bootstrap_work"),
+    (
+        "storage",
+        "framing",
+        "speakers",
+        "streams",
+        "delivery",
+        "direct",
+        "retained",
+        "bootstrap_work",
+        "failures",
+        "shapes",
+        "health",
+    ),
     ("ids", "reader", "writer", "bootstrap", "cache_keys", "cached", "caches", "freshness"),
-)
+)  # fmt: skip
 CORE = {name for layer in CORE_ORDER for name in layer}
-EDGES = {"stores", "asyncio", "sync", "reports"}
+EDGES = {"stores", "asyncio", "sync", "reports", "private_files"}
 TOP = {"cli", "testing", "spark", "integrations"}
 
 # What each part of the package may import of the others, beside itself.
@@ -34,9 +47,10 @@ UP_TO = {
 }
 MAY_IMPORT = {
     **UP_TO,
-    "stores": CORE - {"reader", "writer", "retained", "delivery", "framing", "speakers"},
-    "asyncio": CORE,
-    "reports": CORE,
+    "private_files": CORE,
+    "stores": {"private_files", *CORE} - {"reader", "writer", "retained", "delivery", "framing", "speakers"},
+    "asyncio": CORE | {"private_files"},
+    "reports": CORE | {"private_files"},
     # Threads read by running asyncio in a thread, and their stores are of both kinds: one reader, instead of two.
     "sync": CORE | {"asyncio", "stores"},
     "testing": CORE | EDGES,
@@ -159,6 +173,7 @@ NEEDS_EXTRA = {
     "asyncio/http_serve.py",
     "asyncio/http_source.py",
     "asyncio/http_requests.py",
+    "asyncio/reference_source.py",
     "asyncio/http_snapshots_server.py",
     "asyncio/http_snapshots_client.py",
     "asyncio/parquet.py",
@@ -388,33 +403,6 @@ def test_extras_are_not_imported_by_what_works_without_them() -> None:
 def test_programs_in_wheels_and_test_tools_are_never_imported() -> None:
     names = WHEELS_OF_PROGRAMS | TEST_ONLY
     assert [str(one) for one in IMPORTS if one.name.partition(".")[0] in names] == []
-
-
-BLOCKED = """
-import importlib.abc, sys
-
-ALLOWED = {allowed!r}
-
-class Block(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top not in sys.stdlib_module_names and top not in ALLOWED:
-            raise ModuleNotFoundError(f"No module named {{top!r}} (blocked)", name=top)
-
-sys.meta_path.insert(0, Block())
-"""
-
-
-def run_blocked(code: str, *allowed: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process in which only the standard library, busrep and ``allowed`` can be imported."""
-    program = BLOCKED.format(allowed={"busrep", *allowed}) + textwrap.dedent(code)
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=60
-    )
-
-
-# attrs is imported as attr and attrs; typing_extensions and async_timeout are redis-py's own on older Pythons.
-DEPENDED_ON = ("redis", "attr", "attrs", "orjson", "typing_extensions", "async_timeout")
 
 
 def test_import_needs_only_redis_attrs_and_orjson() -> None:

@@ -571,12 +571,16 @@ async def test_who_is_cancelled_keeps_the_news_from_no_handler() -> None:
 
 @virtually
 async def test_a_name_that_no_server_has_fills_no_memory() -> None:
-    async with bus_of(MemoryRedis()) as one, bus_of(MemoryRedis()) as two:
+    server = MemoryRedis()
+    async with bus_of(server) as one:
         servers, calls = RemoteServers(one), list[str]()
         servers.on_up()(calls.append)
-        await two.send(RemoteServerUp("x" * 100_000))
-        await one.send(RemoteServerUp("x" * 100_000))
+        for length in (256, 100_000):
+            with pytest.raises(ConfigError, match="255"):
+                RemoteServerUp("x" * length)
+            server.publish("shop", b"REMOTE_SERVER_UP " + b"x" * length)
         await asyncio.sleep(1)
+        assert one.statistics()["reader"]["parse_errors"] == 2
         assert calls == []
         assert servers._told._at == {}
         with pytest.raises(ConfigError, match="255"):

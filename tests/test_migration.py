@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -57,6 +58,30 @@ async def _with_facts(store: Any) -> str:
     return str(claim.epoch)
 
 
+def older(url: str, version: int) -> str:
+    """A database of an older version: one of today's, without what later versions added. Its epoch."""
+    epoch = asyncio.run(_with_facts(open_store(url, Registry([orders]))))
+
+    def without_later(dialect: Any) -> Plan[None]:
+        for later in range(schema.VERSION, version, -1):
+            for step in reversed(dialect.ddl(later)):
+                if made := re.match(r"CREATE (?:UNLOGGED )?TABLE (\w+)", step.text):
+                    yield Sql(f"DROP TABLE {made[1]}")
+                elif added := re.match(r"ALTER TABLE (\w+) ADD COLUMN (\w+)", step.text):
+                    yield Sql(f"ALTER TABLE {added[1]} DROP COLUMN {added[2]}")
+        yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'version'", (str(version),))
+        yield Sql("DELETE FROM busrep_meta WHERE key NOT IN ('version', 'epoch')")
+
+    async def downgrade() -> None:
+        store: Any = open_store(url, Registry([orders]))
+        await store.open()
+        await store._write(without_later(store.dialect))
+        await store.close()
+
+    asyncio.run(downgrade())
+    return epoch
+
+
 def _registered(dialect: Any, epoch: str) -> Plan[None]:
     yield tuple(readers.rows_of(dialect, "r", {("orders", "w1"): 0}, epoch))
 
@@ -94,15 +119,13 @@ def test_a_newer_busrep_migrates_and_an_older_one_refuses(url: str, monkeypatch:
 
 
 @pytest.mark.servers
-def test_version_2_keeps_bootstraps(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_2_keeps_bootstraps(url: str) -> None:
     """Of a version 1 with facts, a claim and a reader nothing changes, and afterwards bootstraps can be saved."""
 
     def store() -> Any:
         return open_store(url, Registry([orders]))
 
-    with monkeypatch.context() as patched:
-        patched.setattr(schema, "VERSION", 1)
-        asyncio.run(_with_facts(store()))
+    older(url, 1)
 
     async def after() -> None:
         new = store()
@@ -126,15 +149,13 @@ def test_version_2_keeps_bootstraps(url: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.servers
-def test_version_3_stages_rows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_3_stages_rows(url: str) -> None:
     """Of a version 2 with facts, a claim and a reader nothing changes, and afterwards a batch can be staged."""
 
     def store() -> StagingStore:
         return open_staging_store(url, Registry([orders]))
 
-    with monkeypatch.context() as patched:
-        patched.setattr(schema, "VERSION", 2)
-        epoch = asyncio.run(_with_facts(open_store(url, Registry([orders]))))
+    epoch = older(url, 2)
     new = store()
     with pytest.raises(SchemaError, match="busrep db init") as caught:
         new.open()
@@ -156,3 +177,27 @@ def test_version_3_stages_rows(url: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert (new.status()["sinks"]["q"]["batch"], new.status()["staged"]) == (0, 0)
     finally:
         new.close()
+
+
+@pytest.mark.servers
+def test_version_4_keeps_fields_and_reasons(url: str) -> None:
+    """Of a version 3 with facts and a reader nothing changes; its fields are not known, and its reader did not stop."""
+    epoch = older(url, 3)
+
+    async def after() -> None:
+        new: Any = open_store(url, Registry([orders]))
+        with pytest.raises(SchemaError, match="busrep db init"):
+            await new.open()
+        await new.init()
+        await new.open()
+        page = await new.fetch(busrep.updates.FetchUpdates("orders", "w1", 0, 1))
+        assert (list(page.payloads), page.epoch) == ([b'["kept"]'], epoch)
+        answers = await new._read(_added())
+        assert answers == [[(None,)], [(None,)]]
+        await new.close()
+
+    asyncio.run(after())
+
+
+def _added() -> Plan[Any]:
+    return (yield Sql("SELECT fields FROM busrep_streams"), Sql("SELECT DISTINCT stopped FROM busrep_readers"))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from .mutants import IDS, MUTANTS, READER, SIMULATOR, WRITING, Edit, Mutant
-from .mutation import ROOT, Options, Result, as_markdown, mutated, score, try_mutant
+from . import mutation
+from .mutant import SIMULATOR, Edit, Mutant
+from .mutants import ALL as MUTANTS
+from .mutants import IDS, READER, WRITING
+from .mutation import ROOT, CannotTell, Caught, Ended, Journal, Options, Result, as_markdown, mutated, score, try_mutant
 
 LEAST = 40
 
@@ -110,16 +114,58 @@ def test_what_is_no_catch(edit: Edit, trouble: str) -> None:
 
 
 def test_the_report_says_which_check_caught_which_bug() -> None:
-    from .mutation import Caught
-
     first, second, third = MUTANTS[:3]
     results = [
         Result(first, [Caught(SIMULATOR, "no row lost", 17)]),
         Result(second, [Caught("tests", "test_ids.py::test_case[G3]")]),
         Result(third, missed=["simulator"]),
     ]
-    assert score(results) == "2 of 3 mutants caught: 67 %; 1 of them by the simulator"
+    assert score(results) == "2 of 3 mutants caught: 66.6 %; 1 of them by the simulator"
     page = as_markdown(results, 2_000)
     assert f"| {first.name} | {first.rule} | {first.harm} | no row lost | 17 |  |" in page
     assert f"| {second.name} | {second.rule} | {second.harm} |  |  | `test_ids.py::test_case[G3]` |" in page
     assert f"| {third.name} | {third.rule} | {third.harm} |  |  | **SURVIVED** |" in page
+
+
+def test_a_score_is_exact() -> None:
+    caught = [Result(one, [Caught(SIMULATOR, "no row lost", 1)]) for one in MUTANTS[:315]]
+    assert score(caught).startswith("315 of 315 mutants caught: 100 %")
+    assert score([*caught, Result(MUTANTS[315], trouble="tests ran out of time")]).startswith(
+        "315 of 316 mutants caught: 99.6 %"
+    )
+    half = Result(MUTANTS[315], [Caught("tests", "one")], trouble="another check ran out of time")
+    assert score([*caught, half]).startswith("315 of 316 mutants caught: 99.6 %")
+    assert score([]).startswith("0 of 0 mutants caught: 0.0 %")
+
+
+TIMED_OUT = (
+    "Failed: Timeout (>120.0s) from pytest-timeout.\nFAILED tests/test_reader.py::test_case[R4] - Failed: Timeout"
+)
+
+
+@pytest.mark.parametrize("ended", [Ended(None, "", "", 300.0), Ended(1, TIMED_OUT, "", 121.0)], ids=["all", "one test"])
+def test_running_out_of_time_is_no_catch_but_of_what_hangs(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutation, "run", lambda *_: ended)
+    with pytest.raises(CannotTell, match="ran out of time"):
+        mutation.run_tests(ROOT, ["test_reader.py"])
+    assert mutation.run_tests(ROOT, ["test_reader.py"], hangs=True) is not None
+
+
+def test_results_are_kept_for_one_commit(tmp_path: Path) -> None:
+    caught = Result(MUTANTS[0], [Caught("tests", "test_ids.py::test_case[G3]", None, 1.0)])
+    failed = Result(MUTANTS[1], trouble="tests ran out of time")
+    journal = Journal(tmp_path / "journal", {"commit": "a", "seeds": 9})
+    journal.read()
+    journal.write(caught.as_json())
+    journal.write(failed.as_json())
+    with journal.path.open("a") as file:  # type: ignore[union-attr]
+        file.write('{"name": "cut sho')
+    again = Journal(journal.path, {"commit": "a", "seeds": 9})
+    again.read()
+    assert [Result.from_json(mutant, again.results[mutant.name]) for mutant in MUTANTS[:2]] == [caught, failed]
+    again.write(Result(MUTANTS[2]).as_json())
+    again.read()
+    assert list(again.results) == [mutant.name for mutant in MUTANTS[:3]]
+    for other in ({"commit": "b", "seeds": 9}, {"commit": "a", "seeds": 10}):
+        with pytest.raises(CannotTell, match="has results of"):
+            Journal(journal.path, other).read()

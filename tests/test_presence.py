@@ -16,8 +16,9 @@ import redis.asyncio as aioredis
 
 import busrep
 from busrep import ConfigError, LockReleased, Unavailable, UserSync
-from busrep.asyncio.presence import MOST_WAITING, NAME_LENGTH, SLICE, SLICE_PAUSE, Presence, PresenceChange
-from busrep.commands import ClearUserSync, Replicate
+from busrep.asyncio import bus as bus_module
+from busrep.asyncio.presence import DEVICE_BYTES, MOST_WAITING, SLICE, SLICE_PAUSE, Presence, PresenceChange
+from busrep.commands import NAME_BYTES, ClearUserSync, Replicate
 from busrep.errors import Closed
 from busrep.testing import MemoryRedis, virtual
 from busrep.testing.pair import QUICK
@@ -324,6 +325,46 @@ async def test_a_predecessor_that_ends_late_does_not_make_users_vanish() -> None
 
 
 @virtually
+async def test_what_names_on_the_wire_cost_is_bounded() -> None:
+    server = Lossy()
+    size = DEVICE_BYTES + NAME_BYTES
+    async with bus_of(server) as one, bus_of(server) as two:
+        there = Presence(two, "p2", max_bytes=10 * size)
+        await asyncio.sleep(5)
+        names = [f"@{number:0>{NAME_BYTES - 1}}" for number in range(16)]
+        for number, name in enumerate(names):
+            await one.send(UserSync("ab"[number % 2], name, None, True, 1))
+        await asyncio.sleep(1)
+        assert there.statistics() == {"own": 0, "others": {"a": 5, "b": 5}, "refused": 6}
+        for name in names[:2]:  # one of each ends, and gives its room to another
+            for instance in "ab":
+                await one.send(UserSync(instance, name, None, False, 1))
+        for name in names[10:]:
+            await one.send(UserSync("c", name, None, True, 1))
+        await asyncio.sleep(1)
+        assert there.statistics() == {"own": 0, "others": {"a": 4, "b": 4, "c": 2}, "refused": 10}
+        await one.send(ClearUserSync("a"))
+        await one.send(UserSync("b", "é" * (NAME_BYTES // 2), None, True, 1))
+        await asyncio.sleep(1)
+        assert there.statistics() == {"own": 0, "others": {"b": 5, "c": 2}, "refused": 10}
+
+
+@virtually
+async def test_commands_that_wait_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Lossy()
+    async with bus_of(server) as bus:
+        line = LockReleased("p1", "room", "x" * 1_000)
+        monkeypatch.setattr(bus_module, "COMMAND_QUEUE_BYTES", 3 * len(line.format()))
+        for _ in range(3):  # what has been published counts no more
+            for _ in range(3):
+                await bus.send(line)
+            with pytest.raises(Unavailable, match="3 commands are waiting"):
+                await bus.send(line)
+            await asyncio.sleep(5)
+            assert bus.statistics()["link"]["commands_waiting"] == 0
+
+
+@virtually
 async def test_what_is_on_the_wire_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     server = Lossy()
     async with bus_of(server) as one, bus_of(server) as two:
@@ -504,14 +545,15 @@ async def test_long_names_do_not_fill_memory() -> None:
     async with bus_of(server) as one, bus_of(server) as two:
         here, there = Presence(one, "p1"), Presence(two, "p2")
         await asyncio.sleep(5)
-        long = "x" * (NAME_LENGTH + 1)
+        long = "x" * (NAME_BYTES + 1)
         for user, device in ((long, None), ("@a", long)):
             with pytest.raises(ConfigError, match="longer than"):
                 await here.start(user, device)
-            await one.send(UserSync("p3", user, device, True, 1))
-        await one.send(UserSync(long, "@a", None, True, 1))
+        for names in (f"p3 {long} None", f"p3 @a {long}", f"{long} @a None"):
+            server.publish("shop", f"USER_SYNC {names} start 1".encode())
         await asyncio.sleep(1)
-        assert there.statistics() == {"own": 0, "others": {}, "refused": 3}
+        assert two.statistics()["reader"]["parse_errors"] == 3
+        assert there.statistics() == {"own": 0, "others": {}, "refused": 0}
         with pytest.raises(ConfigError, match="longer than"):
             Presence(one, long)
         await here.start(long[1:], long[1:])

@@ -390,7 +390,7 @@ def test_rule_9_11_a_step_back_within_one_incarnation_is_a_repeated_frame() -> N
     d = Driver(stream=Followed("s", resettable=True, fetchable=False))
     d.send(*announce("w", 7, position("w", 0, 0)), rdata("w", 1), rdata("w", 2))
     d.send(*announce("w", 7, position("w", 1, 1)), rdata("w", 2))
-    d.send(position("w", 1, 1))
+    d.send(b"NAME w 7", position("w", 1, 1))
     assert d.notices == []
     assert d.tokens("w") == [1, 2]
     assert d.reader.counters.old_positions == 2
@@ -477,7 +477,7 @@ def test_sequences_below_a_held_position_are_ignored_and_counted() -> None:
 def test_a_native_writer_can_be_followed_from_an_old_head_a_foreign_one_cannot() -> None:
     native = Driver(at={"w": 15})
     native.send(*announce("w", 1, position("w", 12, 12)))
-    native.send(position("w", 12, 12), rdata("w", 16))
+    native.send(b"NAME w 1", position("w", 12, 12), rdata("w", 16))
     assert native.tokens("w") == [16]
     foreign = Driver(at={"w": 15})
     foreign.table.write("w", 16, 17)
@@ -549,12 +549,14 @@ def test_rule_9_16_what_is_not_believed_is_no_sign_of_life(zombie: int) -> None:
     assert d.reader.silent(d.now) == []
 
 
-def test_rule_9_16_lines_in_another_s_message_are_a_sign_of_life_when_they_are_believed() -> None:
+def test_rule_9_16_lines_in_another_s_message_count_for_nothing() -> None:
     d = Driver(at={"w": 5})
     d.send(*announce("w", 2, position("w", 5, 5)))
     d.now += 100
-    d.send(*announce("v", 1, position("w", 5, 5)))
-    assert d.reader.silent(d.now) == []
+    d.send(*announce("v", 1, position("w", 5, 9)))
+    assert d.reader.silent(d.now) == ["w"]
+    assert d.at("w") == 5
+    assert d.reader.counters.unnamed_lines == 1
 
 
 def test_rule_9_16_streams_without_a_table_have_no_log() -> None:
@@ -1142,7 +1144,7 @@ def test_silent_writers_are_told() -> None:
     d.reader.connected(5.0)
     assert d.reader.silent(10.1) == []
     d.now = 9.0
-    d.send(position("w", 0, 0))
+    d.send(b"NAME w 1", position("w", 0, 0))
     assert d.reader.silent(18.0) == []
 
 
@@ -1155,7 +1157,7 @@ def test_who_was_silent_before_a_reconnect_is_so_after_it() -> None:
     d.reader.connected(11.0)
     assert d.reader.silent(12.0) == ["dead"]
     d.now = 12.0
-    d.send(position("dead", 0, 0))
+    d.send(b"NAME dead 1", position("dead", 0, 0))
     assert d.reader.silent(12.0) == []
 
 
@@ -1209,8 +1211,8 @@ def bootstrapping(*, at: int = 5, **options: object) -> Driver:
 def test_rule_9_13_while_a_snapshot_loads_all_lines_are_held_and_follow_it_in_order() -> None:
     d = bootstrapping()
     d.send(*announce("w", 1, position("w", 5, 5), rdata("w", 6)))
-    d.send(position("w", 6, 6), rdata("w", 7), rdata("w", 8))
-    d.send(position("w", 9, 9), rdata("w", 10))  # 9 was lost
+    d.send(b"NAME w 1", position("w", 6, 6), rdata("w", 7), rdata("w", 8))
+    d.send(b"NAME w 1", position("w", 9, 9), rdata("w", 10))  # 9 was lost
     d.send(rdata("late", 4)).send(position("late", 4, 4), rdata("late", 11))  # heard for the first time
     assert (d.log, d.asked) == ([], [])
     assert d.state("late") is State.BOOTSTRAPPING

@@ -28,7 +28,7 @@ from tests.store_conformance import page, read, row, sync, write
 pytestmark = pytest.mark.servers
 
 orders = Stream("orders")
-QUICK = Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.1, save_every=0.05)
+QUICK = Settings(heartbeat=0.1, poison_after=0.0, retry_min=0.02, retry_max=0.1, save_every=0.05)
 
 
 @attrs.frozen

@@ -14,7 +14,9 @@ from busrep.stores import open_store
 from busrep.streams import Registry
 
 orders = busrep.Stream("orders")
-QUICK = busrep.Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2, save_every=0.05, shutdown_timeout=1.0)
+QUICK = busrep.Settings(
+    heartbeat=0.1, poison_after=0.0, retry_min=0.02, retry_max=0.2, save_every=0.05, shutdown_timeout=1.0
+)
 
 
 @pytest.mark.servers

@@ -97,6 +97,31 @@ def early(run: Run) -> None:
     run.record.handled[at] = attrs.evolve(run.record.handled[at], at=1.95)
 
 
+def lost_later(run: Run) -> None:
+    skip(run)
+    run.record.lost[E, "orders", "w1", 2] = 9.0  # a failover; by then it was owed
+
+
+def lost_effects(run: Run) -> None:
+    run.record.effects.append((4.0, list(run.effects)))
+    del run.effects[-1]
+
+
+def lost_effects_in_a_failover(run: Run) -> None:
+    run.record.effects.append((4.0, list(run.effects)))
+    run.record.failovers[E] = 4.0
+    del run.effects[1]
+
+
+def given_twice(run: Run) -> None:
+    run.record.lost[E, "orders", "w1", 3] = 5.0
+    run.history.append((E, *KEY, 3, (row(3),), 6.0, 1))
+
+
+def given_to_another(run: Run) -> None:
+    run.history.append((E, "orders", "w2", 3, (row(3),), 6.0, 1))
+
+
 def twice(run: Run) -> None:
     run.effects.append(run.effects[1])
 
@@ -184,6 +209,12 @@ def presence_inverted(run: Run) -> None:
         (tear, "the same bytes everywhere"),
         (tear, "exactly once, in order"),
         (early, "no row before its COMMIT"),
+        (lost_later, "no skip"),
+        (lost_later, "position means handled"),
+        (lost_effects, "nothing lost"),
+        (lost_effects_in_a_failover, "exactly once, in order"),
+        (given_twice, "no ID is given twice"),
+        (given_to_another, "no ID is given twice"),
         (twice, "exactly once, in order"),
         (unsaved, "exactly once, in order"),
         (late_commit, "what is announced is complete"),
@@ -246,6 +277,31 @@ def test_a_restore_puts_saved_positions_back_and_rows_may_come_again() -> None:
 
     assert repeated("r", 2) == set()
     assert "no inversion" in repeated("l", 4)  # keeps no positions
+
+
+def test_what_a_failover_lost_was_right_until_then_and_is_owed_to_nobody_after_it() -> None:
+    run = Run()
+    run.record.lost[E, "orders", "w1", 3] = 3.7  # it was sent, and one reader has it
+    del run.record.handled[run.handled("r", 3)], run.record.handled[run.handled("x", 3)]
+    del run.effects[-1]
+    run.record.claimed.append(Claimed(9.0, E, KEY, 2, 4, None))
+    run.history.append((E, *KEY, 5, (row(5),), 9.5, 1))
+    run.record.claimed.append(Claimed(9.6, E, KEY, 2, 5, [(5, row(5))]))
+    for number, name in ((2, "r"), (3, "x"), (4, "l")):
+        run.record.handled.append(Handled(9.7, name, number, E, KEY, [(5, row(5))]))
+    run.effects.append(("x", E, *KEY, 5, row(5).decode()))
+    assert run.look() == set()
+    run.record.claimed.append(Claimed(3.6, E, KEY, 2, 4, None))
+    assert run.look() == {"no row in a POSITION's span"}
+
+
+def test_a_failover_puts_saved_positions_back_and_rows_may_come_again() -> None:
+    run = Run()
+    run.record.failovers[E] = 8.0
+    run.record.handled.append(Handled(8.1, "r", 2, E, KEY, [(2, row(2))]))
+    assert run.look() == set()
+    run.record.handled.append(Handled(8.1, "l", 4, E, KEY, [(2, row(2))]))
+    assert "no inversion" in run.look()
 
 
 def test_the_log_of_an_epoch_keeps_what_a_restore_took_away() -> None:

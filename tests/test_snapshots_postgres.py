@@ -119,6 +119,7 @@ async def test_the_coordinator_dies_while_parts_are_loaded(postgres_url: str) ->
 async def test_a_connection_that_is_cut_in_the_middle_of_a_part(postgres_url: str) -> None:
     async with opened(postgres_url) as store:
         claim = await store.claim("w1", ["orders"], timeout=1)
+        await store.reserve("orders", 4000)
         ask(  # more than sockets hold
             postgres_url,
             "INSERT INTO busrep_facts (stream, writer, id, idx, row) SELECT 'orders', 'w1', i, 0, "
@@ -453,6 +454,7 @@ async def test_bootstraps_and_prunes_in_any_order_leave_no_gap(postgres_url: str
 async def _begun(store: PostgresStore, **positions: int) -> tuple[str, Agreement]:
     """A reader with these positions, and a snapshot that ends at 3."""
     epoch = await store.epoch()
+    await store.reserve("orders", 10)  # positions above the sequence are not saved (9.17)
     await store.register_reader("r", {("orders", writer): at for writer, at in positions.items()}, epoch)
     return epoch, Agreement("orders", epoch, {"w1": 3}, {}, [])
 

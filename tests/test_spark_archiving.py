@@ -226,6 +226,7 @@ class Driven:
         store.init()
         store.open()
         claim = store.claim("w", ["orders"], timeout=5)
+        store.reserve("orders", 1_000)  # the positions that are made up here lie below it
         self.proves = lambda position: store.heartbeat(claim, {"orders": position})
         self.close = store.close
         monkeypatch.setattr(StreamArchive, "_write_files", lambda self, frame, number: [])

@@ -648,7 +648,10 @@ def test_positions_come_to_the_table_later_than_to_who_hears_them(
 ) -> None:
     """With a writer's heartbeats: the archive job, and readers, have them from the bus."""
     bench.sql("UPDATE busrep_positions SET position = 390")
-    insert = "INSERT INTO busrep_readers SELECT 'search', 'orders', 'w1', 399, value, 0 FROM busrep_meta"
+    insert = (
+        "INSERT INTO busrep_readers (reader, stream, writer, position, epoch, saved_at) "
+        "SELECT 'search', 'orders', 'w1', 399, value, 0 FROM busrep_meta"
+    )
     bench.sql(f"{insert} WHERE key = 'epoch'")
     assert kinds(bench.audit()) == {"ahead", "reader"}
     monkeypatch.setattr(audit_log, "WAIT", 60.0)

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import decimal
+import pickle
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import attrs
 import pyarrow
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql.datasource import EqualNullSafe, EqualTo, GreaterThan, In, IsNotNull, LessThan, LessThanOrEqual, Not
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from busrep.errors import ConfigError, RowError
+from busrep.spark.archive_rows import SCHEMA
+from busrep.spark.archive_typed import Fields
 from busrep.spark.columns import Kind, arrow_column, decode, fields_of, generic_shape, kind_of, typed_shape
 from busrep.spark.filters import Pushed
 from busrep.streams import Stream
@@ -85,7 +89,7 @@ def test_rows_become_columns() -> None:
     assert columns([FULL]) == {
         "number": [1], "price": [2.5], "at": [NOON], "note": ["n"], "tags": [["a"]],
         "times": [[("t", datetime(2026, 1, 31, 12, 0, 0, 500_000, timezone(timedelta(hours=1))))]],
-        "amount": ['"1.50"'], "since": [datetime(2021, 1, 1, tzinfo=UTC)],
+        "amount": [decimal.Decimal("1.50")], "since": [datetime(2021, 1, 1, tzinfo=UTC)],
     }  # fmt: skip
 
 
@@ -94,10 +98,84 @@ def test_rows_of_other_versions_have_defaults_and_lose_what_is_unknown(others: l
     short = '[1,2,"2026-01-31T12:00:00"]'
     found = columns([short, short, *others])
     assert {name: column[1] for name, column in found.items()} == {
-        "number": 1, "price": 2.0, "at": NOON, "note": None, "tags": ["new"], "times": [], "amount": None,
+        "number": 1, "price": 2.0, "at": NOON, "note": None, "tags": ["new"], "times": [], "amount": decimal.Decimal(1),
         "since": datetime(2020, 1, 1, tzinfo=UTC),
     }  # fmt: skip
     assert len(found["number"]) == 2 + len(others)
+
+
+def cents(value: int | str) -> decimal.Decimal:
+    return decimal.Decimal(value) / 100
+
+
+def plain(value: Any) -> Any:
+    return value
+
+
+@attrs.frozen
+class Converted:
+    day: date = attrs.field(converter=date.fromisoformat)
+    price: decimal.Decimal = attrs.field(converter=cents)
+    name: str = attrs.field(converter=str)
+    number: int = attrs.field(converter=int)
+    days: list[date] = attrs.field(converter=lambda days: [date.fromisoformat(day) for day in days])
+    until: date | None = attrs.field(default=None, converter=attrs.converters.optional(date.fromisoformat))
+    wrong: decimal.Decimal = attrs.field(default=decimal.Decimal(0), converter=plain)
+
+
+CONVERTED = Stream("converted", Converted)
+
+
+def converted(*rows: str) -> dict[str, list[Any]]:
+    shape = pickle.loads(cloudpickle.dumps(typed_shape(CONVERTED, metadata=False)))
+    schema = to_arrow_schema(shape.schema(), timezone="UTC")
+    tokens = pyarrow.array(range(1, len(rows) + 1), pyarrow.int64())
+    values = decode("converted", shape.fields, range(7), tokens, pyarrow.array(rows, pyarrow.string()))
+    found = {}
+    for field, column in zip(shape.fields, values, strict=True):
+        found[field.name] = arrow_column("converted", field, column, schema.field(field.name).type).to_pylist()
+    return found
+
+
+def test_a_field_with_a_converter_has_its_declared_type() -> None:
+    shape = typed_shape(CONVERTED, metadata=False)
+    assert {field.name: field.dataType.simpleString() for field in shape.schema()} == {
+        "day": "date", "price": "decimal(38,18)", "name": "string", "number": "string", "days": "string",
+        "until": "date", "wrong": "decimal(38,18)",
+    }  # fmt: skip
+    rows = [
+        '["2026-05-11",150,"it\'s \\"é\\"","5",["2026-05-12"],"2027-01-01"]',
+        '["2026-05-12","-1",7,5,[],null]',
+        '["2026-05-12",null,null,null,null]',
+    ]
+    assert converted(*rows) == {
+        "day": [date(2026, 5, 11), date(2026, 5, 12), date(2026, 5, 12)],
+        "price": [decimal.Decimal("1.5"), decimal.Decimal("-0.01"), None],
+        "name": ["it's \"é\"", "7", None], "number": ["5", "5", None], "days": ['["2026-05-12"]', "[]", None],
+        "until": [date(2027, 1, 1), None, None], "wrong": [decimal.Decimal(0)] * 3,
+    }  # fmt: skip
+
+
+def test_the_fields_of_an_archive_have_the_same_types() -> None:
+    row = '["2026-05-11",150,"n","5",[]]'
+    batch = pyarrow.RecordBatch.from_pylist([{"writer": "w", "token": 1, "index": 0, "row": row}], SCHEMA)
+    (fields,) = Fields(CONVERTED).added(batch).column("fields").to_pylist()
+    assert (fields["day"], fields["price"], fields["name"]) == (date(2026, 5, 11), decimal.Decimal("1.5"), "n")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('["11.05.2026",1,"","",[]]', "field 'day': its converter refuses '11.05.2026': ValueError"),
+        ('["2026-05-11","x","","",[]]', "field 'price': its converter refuses 'x': InvalidOperation"),
+        ('["2026-05-11",1,"","",[],null,5]', "field 'wrong': its converter gives int, and the field is a decimal"),
+        ('["2026-05-11",1e30,"","",[]]', "field 'price'"),
+    ],
+)
+def test_a_value_that_its_converter_does_not_take_is_told(row: str, reason: str) -> None:
+    with pytest.raises(RowError, match="stream 'converted'") as caught:
+        converted(row)
+    assert reason in str(caught.value)
 
 
 def test_the_last_field_that_is_required_is_needed() -> None:

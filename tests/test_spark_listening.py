@@ -159,5 +159,5 @@ def test_the_password_comes_from_elsewhere(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_bad_url_is_told() -> None:
-    with pytest.raises(ConfigError, match="bad Redis URL"):
+    with pytest.raises(ConfigError, match="the Redis URL"):
         Listener("nonsense", "shop", "orders")

@@ -122,6 +122,20 @@ def test_which_python_the_executors_have(fake: Fake, monkeypatch: pytest.MonkeyP
     assert python(python="/told") == "/told"
 
 
+def test_sparks_own_copy_of_pyspark_is_left_out(fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Workers on this machine would compile it each time that one is started."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    SESSION.session("x")
+    home = Path(fake.environment["SPARK_HOME"])
+    assert (home / "jars").is_dir()
+    assert not (home / "python").exists()
+    assert "SPARK_HOME" not in os.environ
+    fake.started = 0
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/another/python")  # which may have no pyspark of its own
+    SESSION.session("x")
+    assert "SPARK_HOME" not in fake.environment
+
+
 def test_a_java_part_of_another_version(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.version = "3.5.9"
     with pytest.raises(ConfigError, match=rf"pyspark is {pyspark.__version__}, and its Java part 3\.5\.9$"):

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from busrep.commands import RemoteServerUp
-from busrep.errors import Closed, CommitUnknown, ConfigError, Unavailable, WriterFenced
+from busrep.errors import Closed, CommitUnknown, ConfigError, Unavailable, WaitTimeout, WriterFenced
 from busrep.stores import claims
 from busrep.stores.blocking import BlockingTransaction
 from busrep.stores.blocking_postgres import Pool
@@ -95,6 +95,36 @@ def test_who_begins_to_read_when_the_name_is_lost_gets_what_the_successor_writes
         former.subscribe(orders)(seen)
         former.wait_for(orders, "w1", write(successor, 2))
         assert seen.numbers == [2]
+
+
+def test_a_fenced_writer_waits_for_what_its_successor_wrote(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is fenced, and whether another process has its name is being asked."""
+    go_on = threading.Event()
+    with deployment.bus() as former:
+        writing: Any = former._writing
+        given, seen = writing._store.claim, Seen()
+        monkeypatch.setattr(
+            writing._store, "claim", lambda *args, **options: go_on.wait(60) and given(*args, **options)
+        )
+        try:
+            former.subscribe(orders)(seen)
+            mine = write(former, 1)
+            with deployment.bus() as successor:
+                theirs = write(successor, 2)
+                with contextlib.suppress(WriterFenced):
+                    writing.beat()
+                assert writing.session.fenced is not None
+                former.wait_for(orders, "w1", mine, timeout=20)
+                with pytest.raises(WaitTimeout):
+                    former.wait_for(orders, "w1", theirs, timeout=0.5)
+                go_on.set()
+                until(lambda: former.statistics()["writer"]["lost"])
+                former.wait_for(orders, "w1", theirs, timeout=20)
+                assert seen.numbers == [2]
+        finally:
+            go_on.set()
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["finished", "taken"])

@@ -85,6 +85,8 @@ class Blocking(StoreConformance):
 
 
 class TestBlockingMemory(Blocking):
+    set_sequence = test_stores.TestMemory.set_sequence
+
     @pytest.fixture
     def url(self) -> str:
         return f"memory://{secrets.token_hex(6)}"

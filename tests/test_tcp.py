@@ -27,7 +27,13 @@ from tests.store_conformance import sync
 DATA = Path(__file__).parent / "data"
 CERTIFICATE, KEY = str(DATA / "tls.crt"), str(DATA / "tls.key")
 QUICK = Settings(
-    heartbeat=0.1, silent_after_beats=10, retry_min=0.01, retry_max=0.1, save_every=0.05, shutdown_timeout=2.0
+    heartbeat=0.1,
+    answer_interval=0.005,
+    silent_after_beats=10,
+    retry_min=0.01,
+    retry_max=0.1,
+    save_every=0.05,
+    shutdown_timeout=2.0,
 )
 
 orders: Stream[list[Any]] = Stream("orders")

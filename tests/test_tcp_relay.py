@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import tracemalloc
 from typing import Any
 
 import attrs
@@ -12,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from busrep import RemoteServerUp
 from busrep.asyncio import tcp_local
-from busrep.asyncio.tcp_server import TcpServer
+from busrep.asyncio.tcp_server import TcpServer, _has_line_over
 from busrep.errors import ConfigError, Unavailable
 from busrep.stores import memory, open_store
 from busrep.streams import Registry
@@ -95,6 +97,46 @@ async def test_a_line_too_long_for_tcp_is_fetched(store: str, monkeypatch: pytes
         assert got == [10, 5_000, 20]
         assert server.statistics()["dropped"] == 1
         assert server.statistics()["refused"] == {}
+
+
+def test_lines_are_measured_without_a_list_of_them() -> None:
+    for size in range(12):
+        for text in map(bytes, itertools.product(b"x\n", repeat=size)):
+            for most in (1, 2, 3, 5):
+                assert _has_line_over(most, text) == (max(map(len, text.split(b"\n"))) > most), (most, text)
+    lines = b"X\n" * 2**23
+    tracemalloc.start()
+    try:
+        assert not _has_line_over(2**20, lines)
+        assert tracemalloc.get_traced_memory()[1] < 10_000
+    finally:
+        tracemalloc.stop()
+
+
+@sync
+async def test_a_message_of_more_lines_than_anybody_takes_is_shown_to_nobody_who_cannot_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    redis, got = Redis(monkeypatch), list[Any]()
+    settings = attrs.evolve(QUICK, message_items=100, message_rows=1_000)
+    async with (
+        TcpServer("shop", port=0, redis=redis.client(), settings=settings) as server,
+        bus(redis.client(), writer="w1") as writer,
+        bus(url(server)) as reader,
+        Hand.of(server) as hand,
+    ):
+        reader.subscribe(typing)(lambda batch: got.extend(batch.rows))
+        await until(lambda: reader.statistics()["reader"]["states"].get("typing") == {"w1": "live"})
+        hand.type(b"NAME hand\n")
+        await writer.publish(typing, [[1]])
+        while not (await hand.line()).startswith("RDATA typing w1 "):
+            pass
+        redis.publish("shop", b"PING 1\n" * 1_000)
+        redis.publish("shop", b"PING 1\n" * 2_000)
+        assert "ERROR a message of over 1100 lines came" in await hand.end()
+        await writer.publish(typing, [[2]])
+        await until(lambda: len(got) == 2)
+        assert reader.statistics()["link"]["reconnects"] == 0
 
 
 @sync

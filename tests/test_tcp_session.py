@@ -21,6 +21,7 @@ import busrep
 from busrep import Settings, Stream
 from busrep.asyncio import tcp, tcp_connection, tcp_server
 from busrep.asyncio.tcp_server import TcpServer
+from busrep.commands import NAME_BYTES
 from busrep.stores import open_store
 from busrep.streams import Registry
 from tests.store_conformance import sync
@@ -154,7 +155,7 @@ def test_the_numbers_of_the_docs_are_the_defaults() -> None:
         assert named in DOCS
     assert f"{tcp_connection.HELLO:g} s | `no secret`" in DOCS
     assert f"{tcp_connection.HELLO_BYTES:,} bytes | `bad AUTH`" in DOCS
-    assert f"{tcp_server.NAME_BYTES:,} characters | `bad name`" in DOCS
+    assert f"{NAME_BYTES:,} bytes | `bad instance`" in DOCS
     assert f"{tcp_server.STRANGERS} | `too many strangers`" in DOCS
     assert f"1 to {tcp.SECRET_BYTES:,} bytes" in DOCS
     assert f"later up to {tcp.SLOWEST:g} s" in DOCS
@@ -243,7 +244,10 @@ async def test_serve_finishes_writers_for_those_who_read_over_http(sqlite_url: s
         (["--tcp", "0", "--name", "shop", "--secret-file", "/dev/null"], "its first line is empty"),
         (["--tcp", "99999", "--name", "shop"], "no address like"),
         (["--tcp", "0", "--name", "shop 0123456789abcdef0123456789abcdef"], "ends like an epoch"),
-        (["--tcp", "0", "--name", "shop", "--redis", "tcp://127.0.0.1:1"], "bad Redis URL"),
+        (
+            ["--tcp", "0", "--name", "shop", "--redis", "tcp://127.0.0.1:1"],
+            "the Redis URL 'tcp://127.0.0.1:1' does not work",
+        ),
         (["--tcp", "0", "--name", "shop", "--redis", "redis://127.0.0.1:1"], "not available"),
     ],
 )

@@ -27,6 +27,7 @@ class Bench:
     def __init__(self, *streams: Stream[Any], start: int = 10, connected: bool = True, **settings: Any) -> None:
         bounds = Settings(**settings)
         self.writer = Writer("test", "w1", incarnation=7, epoch=EPOCH, settings=bounds, jitter=lambda: 0.5)
+        self.asked_at = 0.0
         for stream in streams or (Stream("events"),):
             self.writer.add_stream(stream, start)
         if connected:
@@ -41,6 +42,11 @@ class Bench:
 
     def move(self, position: int, stream: str = "events") -> None:
         self.writer.position_moved(stream, position)
+
+    def ask(self) -> None:
+        """REPLICATE, long after the last one."""
+        self.asked_at += 1.0
+        self.writer.replicate_received(self.asked_at)
 
     def publish(self) -> list[list[str]]:
         """Everything that is to be published, confirmed; the lines of each message."""
@@ -73,7 +79,7 @@ def short(lines: Iterable[str]) -> list[str]:
 
 
 def w1(bench: Bench) -> None:
-    bench.writer.replicate_received()
+    bench.ask()
 
 
 def w2(bench: Bench) -> None:
@@ -206,14 +212,14 @@ def _() -> None:
     bench = Bench()
     bench.complete(13, "3", position=None)
     bench.complete(12, "2", position=None)
-    bench.writer.replicate_received()
+    bench.ask()
     assert short(bench.lines()) == ["POSITION 10 10"]
     bench.complete(11, "1", position=12)
     assert short(bench.lines()) == ["POSITION 10 10", "RDATA 11 1", "RDATA 12 2"]
     bench.move(11)  # a position does not move back
     with pytest.raises(ValueError, match="after position 12"):
         bench.complete(12, "2")
-    bench.writer.replicate_received()
+    bench.ask()
     assert short(bench.lines()) == ["POSITION 12 12"]
 
 
@@ -232,7 +238,7 @@ def _() -> None:
     bench.complete(14, "4")
     assert bench.writer.queued_bytes == 0
     bench.writer.connected(5.0)
-    bench.writer.replicate_received()
+    bench.ask()
     assert bench.writer.next_deadline() == math.inf
     assert not bench.writer.tick(1e9)
     assert bench.lines() == []
@@ -426,13 +432,13 @@ def _() -> None:
 @rule("9 a REPLICATE after an answer was composed gets another")
 def _() -> None:
     bench = Bench()
-    bench.writer.replicate_received()
-    bench.writer.replicate_received()
+    bench.ask()
+    bench.ask()
     (answer,) = bench.writer.frames_to_publish()
     assert answer.announcement
     assert lines_of(answer) == [*OPENING, "POSITION events w1 10 10"]
-    bench.writer.replicate_received()
-    bench.writer.replicate_received()
+    bench.ask()
+    bench.ask()
     assert bench.writer.frames_to_publish() == []  # a burst is answered once the first answer is out
     bench.writer.published(answer)
     (another,) = bench.writer.frames_to_publish()
@@ -617,7 +623,9 @@ def test_streams_that_cannot_be_written() -> None:
     with pytest.raises(ConfigError, match="twice"):
         bench.writer.add_stream(Stream("events"), 0)
     with pytest.raises(ConfigError, match="frame_bytes=1024"):
-        bench.writer.add_stream(Stream("s" * 1000), 0)
+        Writer("x" * 255, "w" * 255, incarnation=1, epoch=EPOCH, settings=Settings(frame_bytes=1024)).add_stream(
+            Stream("s" * 255), 0
+        )
     with pytest.raises(ConfigError):
         Writer("test", "a writer", incarnation=1, epoch=EPOCH, settings=Settings())
 
@@ -859,13 +867,16 @@ class Model:
         self.now += self.random.random()
         assert self.writer.tick(self.now) <= self.online
 
+    def ask(self) -> None:
+        self.writer.replicate_received(self.now)
+
     def follow(self) -> None:
         self.move(self.random.choice(self.names))
 
     def run(self, steps: int) -> None:
         weighted = [
             (self.reserve, 6), (self.complete, 8), (self.follow, 2), (self.publish, 5), (self.confirm, 5),
-            (self.fail, 1), (self.connect, 2), (self.beat, 2), (self.writer.replicate_received, 1),
+            (self.fail, 1), (self.connect, 2), (self.beat, 2), (self.ask, 1),
         ]  # fmt: skip
         for action in self.random.choices([a for a, _ in weighted], [w for _, w in weighted], k=steps):
             action()

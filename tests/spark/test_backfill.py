@@ -90,6 +90,7 @@ def test_of_the_table(bench: Bench) -> None:
     assert written(bench) == wanted(bench, UPTO)
     assert (report["rows"], report["batches"], report["batches_before"]) == (len(wanted(bench, UPTO)), 4, 0)
     assert report["upto"] == {"orders": UPTO}
+    assert report["table_writers"]["orders"].keys() >= UPTO.keys()
     # Once more: nothing is done again, and what came later is no part of it.
     bench.write("w2", [(2000, '[1,"late"]')], upto=2000)
     assert run(bench)["batches"] == 0

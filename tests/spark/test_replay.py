@@ -108,6 +108,7 @@ def test_a_range_of_a_table_at_its_pace(
     part = {"from_positions": '{"w1": 20, "w2": 41}', "to_positions": '{"w1": 60, "w2": 80}'}
     report = replay.run(spark, replay.Options(**common, **part, speed=100, to_writer="a-"), job.silent)
     assert facts(target, "a-w1") == expected(bench, "w1", 20, 60)
+    assert report["table_writers"]["orders"].keys() == {"w1", "w2"}
     assert facts(target, "a-w2") == expected(bench, "w2", 41, 80)
     assert report["rows_per_second"] < 1.5 * report["rows"] / (59 / 100), "59 s in 0.59 s, at least"
     times = {

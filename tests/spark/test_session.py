@@ -240,11 +240,7 @@ def test_what_spark_refuses_is_an_error_of_ours(machine: Machine) -> None:
             "-c",
             "from busrep.cli import main; main()",
             "pipeline",
-            "archive",
-            "--stream",
-            "x",
-            "--store",
-            "sqlite:////x",
+            "compact",
         ),
         *("--archive", "x", "--conf", "spark.driver.memory=much"),
     )

@@ -47,6 +47,8 @@ def test_the_latest_of_each_key(bench: Bench) -> None:
     assert rows == wanted
     assert 20 < len(wanted) < 40
     assert (report["rows"], report["positions"], report["floors"]) == (len(wanted), upto, {})
+    waiting = {writer: one["waiting_rows"] for writer, one in report["table_writers"]["orders"].items()}
+    assert waiting.keys() >= {"w1", "w2"}
     assert agreement.positions == upto
     assert 10 <= agreement.parts[0].rows < 13
     assert agreement.parts[-1].upto == 290

@@ -40,6 +40,7 @@ def test_real_traffic(spark: SparkSession, capture: Path, tmp_path: Path, monkey
     options = stats.Options(store=f"sqlite:///{capture}", stream=SEEN, to=str(tmp_path), top=5)
     report = stats.run(spark, options, job.silent)
     json.dumps(report)
+    assert {*report["table_writers"]} == {*SEEN}
     found, rows = tables(tmp_path), {name: facts_of_capture()[name] for name in SEEN}
     assert report["rows"] == sum(map(len, rows.values())) == sum(one["rows"] for one in found["rates"])
     assert {one["stream"] for one in found["writers"]} == {*SEEN}

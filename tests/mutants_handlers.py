@@ -1,0 +1,145 @@
+"""Known bugs: handlers and outages. See mutants.py."""
+
+from __future__ import annotations
+
+from .mutant import SIMULATOR, Edit, Mutant
+
+FAILURES, READING, RETRYING, APPLYING = (
+    "failures.py", "asyncio/reading.py", "asyncio/retrying.py", "asyncio/bootstrap_apply.py"
+)  # fmt: skip
+EFFECTS, SYNC_EFFECTS, TRANSACTION, POSTGRES = (
+    "asyncio/effects.py", "sync/effects.py", "stores/transaction.py", "stores/postgres.py"
+)  # fmt: skip
+POLICY, RETRIED, ONCE = "test_failures.py::test_", "test_retrying.py::test_", "test_effects.py::test_"
+TOLD = "test_health.py::test_"
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="an-outage-is-poison",
+        rule="9.12",
+        harm="A handler whose database is away for ten seconds puts good facts into the dead letters, or stops.",
+        edits=(Edit(FAILURES, "        if outage:\n            return Verdict.OUTAGE\n", ""),),
+        checks=(
+            SIMULATOR,
+            RETRIED + "an_outage_of_an_hour_is_no_poison",
+            POLICY + "an_outage_lasts_as_long_as_it_lasts",
+        ),
+    ),
+    Mutant(
+        name="poison-after-the-retries-alone",
+        rule="9.12",
+        harm="An outage that looks like an error of the rows sets good facts aside within a second.",
+        edits=(
+            Edit(
+                FAILURES,
+                "        late = now - trouble.suspected_since >= self.settings.poison_after\n",
+                "        late = True\n",
+            ),
+        ),
+        checks=(RETRIED + "an_unknown_error_of_ten_seconds_sets_no_good_fact_aside",),
+    ),
+    Mutant(
+        name="a-wrapped-error-of-a-connection-is-a-suspicion",
+        rule="9.12",
+        harm="Handlers that use SQLAlchemy or Django take an outage for poison.",
+        edits=(Edit(FAILURES, "        current = current.__cause__\n", "        return\n"),),
+        checks=(POLICY + "errors_of_connections_are_an_outage",),
+    ),
+    Mutant(
+        name="the-pause-of-a-handler-outlives-close",
+        rule="9.12",
+        harm="A process whose handler's database is away does not stop when it is told to.",
+        edits=(Edit(READING, "        self.retrying.end()\n", ""),),
+        checks=(RETRIED + "close_ends_a_pause_at_once_and_the_rows_come_again",),
+    ),
+    Mutant(
+        name="the-part-of-a-snapshot-is-poison-in-an-outage",
+        rule="9.12",
+        harm="A bootstrap whose target is away for a moment stops for good.",
+        edits=(
+            Edit(
+                APPLYING,
+                "                if verdict is Verdict.POISON:\n",
+                "                if verdict is not Verdict.AGAIN:\n",
+            ),
+        ),
+        checks=(RETRIED + "the_part_of_a_snapshot_waits_for_the_end_of_an_outage",),
+    ),
+    Mutant(
+        name="the-position-is-saved-behind-the-effects",
+        rule="9.12",
+        harm="A crash between the COMMIT of the effects and the saving of the position applies the effects twice.",
+        edits=(
+            Edit(
+                EFFECTS,
+                "        await save(effects.connection)\n        await effects.commit()\n",
+                "        await effects.commit()\n        await save(effects.connection)\n",
+            ),
+        ),
+        checks=(ONCE + "a_commit_without_an_answer_is_looked_up",),
+    ),
+    Mutant(
+        name="the-position-is-saved-behind-the-effects-of-a-thread",
+        rule="9.12",
+        harm="The same, with threads.",
+        edits=(
+            Edit(
+                SYNC_EFFECTS,
+                "        save(effects.connection)\n        effects.commit()\n",
+                "        effects.commit()\n        save(effects.connection)\n",
+            ),
+        ),
+        checks=(ONCE + "a_commit_without_an_answer_is_looked_up",),
+    ),
+    Mutant(
+        name="a-block-may-end-its-transaction-itself",
+        rule="9.12",
+        harm="The effects are committed, or rolled back, without the position: they count twice, or never.",
+        edits=(
+            Edit(EFFECTS, "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""),
+            Edit(SYNC_EFFECTS, "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""),
+        ),
+        checks=(ONCE + "a_block_that_ends_the_transaction_itself_is_told",),
+    ),
+    Mutant(
+        name="the-reason-for-a-stop-is-not-stored",
+        rule="9.12",
+        harm="A reader stopped last night, its process is gone: busrep lag shows a reader that is behind, and not why.",
+        edits=(Edit(READING, "        self._note(error, key)\n", ""),),
+        checks=(TOLD + "a_stop_is_told_and_stored_beside_the_position_until_it_moves_on",),
+    ),
+    Mutant(
+        name="the-last-save-clears-the-reason-for-a-stop",
+        rule="9.12",
+        harm="The same, as soon as what was handled before the stop is saved.",
+        edits=(
+            Edit(
+                READING,
+                "        await self._try_save([key for key in self.notes.due if key in self.core.progress], busy=True)"
+                "  # it clears them\n",
+                "",
+            ),
+            Edit(
+                READING,
+                "            self._note(self.stopped[key], key)  # what was handled before it stopped cleared "
+                "the reason\n",
+                "            pass\n",
+            ),
+        ),
+        checks=(TOLD + "a_stop_is_told_and_stored_beside_the_position_until_it_moves_on",),
+    ),
+    Mutant(
+        name="nobody-is-told-of-a-stop",
+        rule="9.12",
+        harm="A (stream, writer) stops, and the application that asked to be told is not.",
+        edits=(Edit(READING, "        if key not in self.stopped:\n            self.on_stop(error)\n", ""),),
+        checks=(TOLD + "a_stop_is_told_and_stored_beside_the_position_until_it_moves_on",),
+    ),
+    Mutant(
+        name="a-lost-name-is-healthy",
+        rule="9.4",
+        harm="A process that writes nothing any more says that all is well.",
+        edits=(Edit("health.py", 'if writer is not None and writer["lost"]:', "if False:"),),
+        checks=("test_health.py::test_each_reason",),
+    ),
+)

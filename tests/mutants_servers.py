@@ -1,0 +1,129 @@
+"""Known bugs: secrets and servers. See mutants.py."""
+
+from __future__ import annotations
+
+from .mutant import Edit, Mutant
+
+LINK, URLS, POSTGRES = "asyncio/link.py", "urls.py", "stores/postgres.py"
+SERVE, STRANGERS = "asyncio/http_serve.py", "test_http_strangers.py::test_"
+PRIVATE, FILES = "private_files.py", "test_private_files.py::test_"
+SECRETS, PASSWORDS = "test_secrets.py::test_", "test_cli_passwords.py::test_"
+
+MUTANTS: tuple[Mutant, ...] = (
+    # --- passwords in URLs
+    Mutant(
+        name="a-url-in-doubt-reaches-redis-py",
+        rule="2",
+        harm="A raw '/' in a Redis password: the driver's error, and the log of the link, show half of it.",
+        edits=(Edit(LINK, '    check_url(url, "the Redis URL", FORMS)\n', ""),),
+        checks=(SECRETS + "no_entry_shows_a_password[0-redis_asyncio]",),
+    ),
+    Mutant(
+        name="a-url-in-doubt-is-shown",
+        rule="2",
+        harm="What cannot be taken apart is quoted in the error: postgres:/... with its password.",
+        edits=(Edit(URLS, '        return _scheme_of(url) + "..."\n', "        return url\n"),),
+        checks=(SECRETS + "no_entry_shows_a_password[8-store_asyncio]",),
+    ),
+    Mutant(
+        name="an-at-sign-behind-the-host-is-no-doubt",
+        rule="2",
+        harm="Numbers before a raw '/' in a password are taken for a port, the rest is shown as a path.",
+        edits=(Edit(URLS, "(?P<path>(?:[^\\s\\x00-\\x1f\\x7f%?#@]", "(?P<path>(?:[^\\s\\x00-\\x1f\\x7f%?#]"),),
+        checks=(SECRETS + "no_entry_shows_a_password[0-redis_asyncio]",),
+    ),
+    Mutant(
+        name="what-libpq-says-is-quoted",
+        rule="2",
+        harm="libpq quotes what it could not read, and the chain of errors keeps it for whatever reports errors.",
+        edits=(
+            Edit(
+                POSTGRES,
+                '    check_url(url, "the PostgreSQL URL", FORM)\n    try:\n'
+                "        return dict(psycopg.conninfo.conninfo_to_dict(url))\n",
+                "    try:\n        return dict(psycopg.conninfo.conninfo_to_dict(url))\n"
+                "    except ZeroDivisionError:\n        pass\n",
+            ),
+            Edit("stores/__init__.py", '    check_url(url, "the store URL", FORMS)\n', ""),
+        ),
+        checks=(SECRETS + "no_entry_shows_a_password[8-store_asyncio]",),
+    ),
+    Mutant(
+        name="rediss-compares-no-host-names",
+        rule="2",
+        harm="With redis-py 5 any certificate of the authority will do: another host of it reads the password.",
+        edits=(Edit(LINK, '"ssl_check_hostname": unchecked is None}', '"ssl_check_hostname": False}'),),
+        checks=("test_tls_names.py::test_a_certificate_for_another_name_is_refused",),
+    ),
+    # --- strangers on the HTTP port
+    Mutant(
+        name="the-newest-stranger-is-cut",
+        rule="8",
+        harm="200 silent connections keep every new reader out for ten seconds, and for ever if they come again.",
+        edits=(Edit(SERVE, "        return next(iter(self._strangers)) if", "        return connection if"),),
+        checks=(STRANGERS + "a_reader_gets_its_page_beside_silent_connections[205]",),
+    ),
+    Mutant(
+        name="readers-are-strangers-between-requests",
+        rule="8",
+        harm="Silent connections push out readers that are being served.",
+        edits=(Edit(SERVE, "        if self._refused and not", "        if not"),),
+        checks=(STRANGERS + "readers_with_an_answer_are_left_alone",),
+    ),
+    Mutant(
+        name="a-closed-connection-keeps-its-place",
+        rule="8",
+        harm="After 200 connections the server answers nobody but with 'come back later'.",
+        edits=(
+            Edit(
+                SERVE,
+                "        self._strangers.pop(connection, None)\n        self._members.discard(connection)\n",
+                "        self._strangers.pop(connection, None)\n",
+            ),
+        ),
+        checks=(STRANGERS + "places_are_given_back",),
+    ),
+    # --- files
+    Mutant(
+        name="sqlite-makes-its-own-file",
+        rule="4",
+        harm="Every user of the machine can read the table, and what is in it but not yet in the file: -wal.",
+        edits=(Edit("stores/sqlite_files.py", "            create_file(path)  # SQLite", "            ...  # SQLite"),),
+        checks=(FILES + "a_table_in_sqlite[umask-022]", FILES + "a_table_in_sqlite_of_threads[umask-022]"),
+    ),
+    Mutant(
+        name="pyarrow-makes-the-parts-of-an-archive",
+        rule="4",
+        harm="Every user of the machine can read the rows of the archive, where its folder was there before.",
+        edits=(Edit("spark/archive_store.py", "                create_file(self.path(name))\n", ""),),
+        checks=(FILES + "the_files_of_an_archive[umask-022]",),
+    ),
+    Mutant(
+        name="a-file-that-is-replaced-loses-its-mode",
+        rule="4",
+        harm="A report that a group may read is closed to it with the next one.",
+        edits=(Edit(PRIVATE, "                os.fchmod(handle, mode)\n", "                pass\n"),),
+        checks=(FILES + "what_replaces_a_file_has_its_mode[umask-022]", FILES + "reports[umask-022]"),
+    ),
+    Mutant(
+        name="the-folder-of-a-group-is-not-its-own",
+        rule="4",
+        harm="Services that share a table or an archive lock one another out.",
+        edits=(Edit(PRIVATE, "return mode & 0o070 if mode & stat.S_ISGID else 0", "return 0"),),
+        checks=(FILES + "a_folder_of_a_group_gives_the_group_its_rights[umask-022]",),
+    ),
+    # --- passwords of commands
+    Mutant(
+        name="serve-takes-no-password-file",
+        rule="2",
+        harm="The password of Redis has to stand on the command line of a server, where all users see it.",
+        edits=(
+            Edit(
+                "cli/serve.py",
+                '@redis_option(default=None, help="Relay this Redis\'s channel [default: stand alone].")\n',
+                '@click.option("--redis", "redis_url", metavar="URL")\n',
+            ),
+        ),
+        checks=(PASSWORDS + "the_password_of_redis_comes_from_a_file_or_the_environment[serve]",),
+    ),
+)

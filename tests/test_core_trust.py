@@ -1,0 +1,210 @@
+"""Who is believed, by the cores alone: registered writers, incarnations, other logs (rules 9.16 to 9.19)."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from busrep.commands import Name
+from busrep.errors import ConfigError, RowError
+from busrep.framing import MOST_ERRORS, Rows, parse_message
+from busrep.ids import IdGenerator
+from busrep.reader import MOST_UNCONFIRMED, Followed, Reader
+from busrep.settings import Settings
+from busrep.storage import Claim, KnownWriter, Registered, claims_of
+from busrep.streams import Registry, Stream, checked_stream
+from busrep.writer import Writer
+
+EPOCH, OTHER = "0" * 32, "f" * 32
+
+
+def announced(writer: str, incarnation: int, line: str, epoch: str = EPOCH) -> bytes:
+    return f"SERVER test {epoch}\nNAME {writer} {incarnation}\n{line}".encode()
+
+
+def reader_of(stream: Followed, claims: dict[tuple[str, str], int] | None = None) -> Reader:
+    reader = Reader([stream], epoch=EPOCH)
+    if claims is not None:
+        reader.registered(claims)
+        for name, writer in claims:
+            reader.start_at(name, writer, 5)
+    return reader
+
+
+def test_9_18_a_line_of_a_writer_that_is_not_registered_moves_nothing_and_asks_for_the_registry() -> None:
+    reader = reader_of(Followed("s"), {("s", "w1"): 7})
+    reader.receive(b"POSITION s ghost 9 9", 0.0)
+    assert not reader.registry_doubted  # it does not say who it is: no reason to ask
+    reader.receive(announced("w2", 3, "POSITION s w2 9 9"), 0.0)
+    reader.receive(announced("w2", 3, "RDATA s w2 11 [1]"), 0.0)
+    assert reader.registry_doubted
+    assert ("s", "w2") not in reader.progress
+    assert ("s", "ghost") not in reader.progress
+    assert reader.counters.unregistered_lines == 3
+    assert reader.registered({("s", "w1"): 7, ("s", "w2"): 3}) == {("s", "w2"): 11}
+    assert not reader.registry_doubted
+
+
+def test_9_18_what_another_incarnation_said_is_no_word_of_the_registered_one() -> None:
+    reader = reader_of(Followed("s"), {("s", "w1"): 7})
+    reader.receive(announced("w2", 99, "POSITION s w2 9 9"), 0.0)
+    assert reader.registered({("s", "w1"): 7, ("s", "w2"): 3}) == {}
+
+
+def test_9_18_a_bounded_number_of_writers_is_noted_for_the_registry() -> None:
+    reader = reader_of(Followed("s"), {})
+    for number in range(MOST_UNCONFIRMED + 10):
+        reader.receive(announced(f"w{number}", 1, f"POSITION s w{number} 1 1"), 0.0)
+    claims = {("s", f"w{number}"): 1 for number in range(MOST_UNCONFIRMED + 10)}
+    assert len(reader.registered(claims)) == MOST_UNCONFIRMED
+
+
+def test_9_18_a_declared_foreign_writer_is_followed_without_name() -> None:
+    reader = reader_of(Followed("s", foreign_writers=True), {})
+    reader.receive(b"POSITION s abroad 3 3", 0.0)
+    assert ("s", "abroad") in reader.progress
+    reader.receive(b"POSITION s abroad 3 4", 0.0)
+    assert reader.counters.unregistered_lines == 0
+
+
+def test_9_18_a_followed_writer_that_left_the_registry_is_not_believed() -> None:
+    reader = reader_of(Followed("s"), {("s", "w1"): 7})
+    reader.registered({})
+    reader.receive(announced("w1", 7, "POSITION s w1 5 9"), 0.0)
+    assert reader.progress["s", "w1"].position == 5
+
+
+def test_9_16_and_9_19_only_the_claimed_incarnation_of_this_log_counts() -> None:
+    reader = reader_of(Followed("s"), {("s", "w1"): 7})
+    reader.receive(announced("w1", 7, "POSITION s w1 5 5"), 0.0)
+    for message in (
+        b"POSITION s w1 5 9",
+        announced("w1", 7, "POSITION s w1 5 9", OTHER),
+        announced("w1", 6, "POSITION s w1 5 9"),
+        announced("w1", 8, "POSITION s w1 5 9"),
+    ):
+        reader.receive(message, 0.0)
+    counters = reader.counters
+    assert reader.progress["s", "w1"].position == 5
+    assert (counters.unnamed_lines, counters.other_logs, counters.old_incarnations) == (1, 1, 2)
+    assert reader.registry_doubted  # of the higher one: the claim decides
+    reader.receive(b"NAME w1 9\nPOSITION s w1 5 9", 0.0)
+    assert (counters.other_logs, counters.old_incarnations) == (2, 2)  # it has not said of which log it is
+    reader.receive(announced("w1", 7, "POSITION s w1 5 9"), 0.0)
+    assert reader.progress["s", "w1"].position == 9
+
+
+def test_9_16_of_a_stream_without_a_table_unnamed_lines_of_a_native_writer_and_other_logs_do_not_count() -> None:
+    reader = reader_of(Followed("m", resettable=True, fetchable=False))
+    reader.follow(Followed("s"))
+    reader.start_at("s", "w1", 0)  # there is a log to read
+    reader.receive(announced("w1", 7, "POSITION m w1 0 0"), 0.0)
+    reader.receive(b"POSITION m w1 0 9", 0.0)
+    reader.receive(announced("w1", 8, "POSITION m w1 0 9", OTHER), 0.0)
+    assert reader.progress["m", "w1"].position == 0
+    assert (reader.counters.unnamed_lines, reader.counters.other_logs) == (1, 1)
+
+
+def test_9_18_a_name_that_has_no_claim_is_believed_on_a_stream_of_foreign_writers_alone() -> None:
+    reader = reader_of(Followed("s", foreign_writers=True), {("s", "w1"): 7})
+    reader.receive(b"POSITION s w1 5 9", 0.0)  # registered, and never heard to say its NAME: single lines
+    assert reader.progress["s", "w1"].position == 9
+
+
+def test_errors_about_too_many_writers_are_bounded() -> None:
+    reader = Reader([Followed("s")], settings=Settings(followed=1))
+    lines = "\n".join(f"POSITION s w{number} 0 0" for number in range(MOST_ERRORS + 10))
+    reader.receive(lines.encode(), 0.0)
+    assert len(reader.errors) == MOST_ERRORS
+    assert reader.counters.writers_refused == MOST_ERRORS + 9
+
+
+def test_a_reader_that_begins_now_begins_where_the_first_position_says() -> None:
+    reader = reader_of(Followed("s", foreign_writers=True, from_now=True), {})
+    reader.receive(b"POSITION s abroad 7 7", 0.0)
+    assert reader.progress["s", "abroad"].position == 7
+    assert reader.fetches(0.0) == []
+
+
+def test_whether_an_incarnation_has_a_log() -> None:
+    reader = reader_of(Followed("s"))
+    reader.receive(b"NAME w1 6\nPOSITION s w1 0 0", 0.0)
+    reader.receive(announced("w1", 7, "POSITION s w1 0 0"), 0.0)
+    assert [reader.has_log("w1", life) for life in (6, 7)] == [False, True]
+    assert not reader.has_log("w2", 7)
+
+
+def test_a_fenced_writer_takes_no_leave() -> None:
+    writer = Writer("test", "w1", incarnation=7, epoch=EPOCH, settings=Settings())
+    writer.add_stream(Stream("s"), 0)
+    writer.connected(0.0)
+    writer.fenced()
+    writer.farewell()
+    assert writer.frames_to_publish() == []
+
+
+def test_the_registry_by_stream_and_its_claims() -> None:
+    registry = Registered([("s", "w1", 4, 7), ("s", "w2", 5, 8), ("t", "w1", 6, 7)], {"s": 9})
+    assert registry == {"s": {"w1": 4, "w2": 5}, "t": {"w1": 6}}
+    assert registry.claims == {("s", "w1"): 7, ("s", "w2"): 8, ("t", "w1"): 7}
+    known = [KnownWriter("s", "w1", 4, 0, True, 7, 0.0), KnownWriter("s", "w2", 5, 0, False, 8, 0.0)]
+    assert claims_of(known) == {("s", "w1"): 7}
+
+
+@attrs.frozen
+class Order:
+    number: int
+    state: str = "new"
+
+
+def test_a_row_by_the_names_of_its_fields() -> None:
+    orders = Stream("orders", Order)
+    assert orders.decode_named({"number": 1}) == Order(1)
+    assert orders.decode_named({"state": "paid", "number": 2}) == Order(2, "paid")
+    for values, field in (({}, "number"), ({"number": 1, "colour": "red"}, "colour"), ({"number": "one"}, "number")):
+        with pytest.raises(RowError, match=field):
+            orders.decode_named(values)
+    with pytest.raises(ConfigError, match="no row type"):
+        Stream("raw").decode_named({})
+
+
+def test_a_stream_is_needed_and_not_its_name() -> None:
+    orders = Stream("orders", Order)
+    assert Registry([orders]).of(orders) is orders
+    for given in ("orders", None):
+        with pytest.raises(ConfigError, match=r"a busrep\.Stream is needed"):
+            checked_stream(given)
+
+
+def test_names_on_the_wire() -> None:
+    frame = parse_message("RDATA ströme w1 1 [1]\nPOSITION ströme w1 1 1".encode(), Settings())
+    assert [getattr(item, "stream", None) for item in frame.items] == ["ströme", "ströme"]
+    for line in ("RDATA a\x85b w1 1 [1]", f"RDATA s {'ü' * 128} 1 [1]"):
+        frame = parse_message(line.encode(), Settings())
+        assert (frame.items, frame.malformed) == ([], 1)
+    with pytest.raises(ConfigError, match="longer than 255 bytes"):
+        Name("n" * 256)
+
+
+def test_rows_behind_the_bound_of_a_message_are_dropped_whoever_sent_them() -> None:
+    settings = Settings(frame_rows=1, message_rows=1)
+    frame = parse_message(b"RDATA s a 1 [1]\nRDATA s b 1 [1]\nRDATA s b 2 [1]", settings)
+    assert frame.cut
+    assert [(item.writer, item.tokens) for item in frame.items if isinstance(item, Rows) and item.tokens] == [
+        ("a", [1])
+    ]
+
+
+def test_the_highest_id_that_was_reserved_here() -> None:
+    ids = IdGenerator("s", "w1", start={"w1": 5}, highest=9)
+    assert ids.own_highest == 0
+    ids.answer(ids.ask(now=0.0), [12])
+    assert (ids.own_highest, ids.position) == (12, 5)
+
+
+def test_a_name_that_is_won_back_starts_no_lower_than_it_was_announced_in_the_same_log() -> None:
+    claim = Claim("w", 2, "e", {"s": 5, "t": 5}, {}, {}, {}, {"s": 9})
+    assert claim.resumed("e", {"s": 7, "t": 7}).starts == {"s": 7, "t": 5}  # of t no sequence is known
+    assert claim.resumed("e", {"s": 3, "t": 3}).starts == {"s": 5, "t": 5}
+    assert claim.resumed("e", {"s": 12, "t": 5}).starts == {"s": 9, "t": 5}  # not above the sequence (9.17)
+    assert claim.resumed("another", {"s": 7, "t": 7}) is claim

@@ -1,0 +1,244 @@
+"""Handlers whose errors are an outage, or may be: they are called again, in their place, and nothing else waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import attrs
+import pytest
+
+import busrep
+from busrep.errors import HandlerFailed
+from busrep.testing import virtual
+from busrep.testing.pair import QUICK, MemoryDeployment
+from tests.shop import Order, orders, payments
+
+PATIENT = attrs.evolve(QUICK, poison_after=60.0, retry_max=5.0, heartbeat=5.0)  # an hour of beats takes its time
+
+
+def run(work: Any) -> None:
+    virtual.run(work)
+
+
+async def until(true: Any) -> None:
+    async with asyncio.timeout(1000.0):
+        while not true():
+            await asyncio.sleep(0.05)
+
+
+@attrs.define
+class Flaky:
+    """A handler that raises ``error`` while there is one."""
+
+    error: Exception | None = None
+    rows: list[int] = attrs.field(factory=list)
+    calls: int = 0
+
+    def __call__(self, batch: Any) -> None:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        self.rows += [row.number for row in batch.rows]
+
+
+@pytest.mark.parametrize("on_poison", ["stop", "dead_letter"])
+def test_an_outage_of_an_hour_is_no_poison(on_poison: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with (
+            MemoryDeployment(orders, payments, settings=PATIENT) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(writer="w2") as w2,
+            deployment.bus(reader="r", on_poison=on_poison) as reader,
+        ):
+            flaky, beside = Flaky(ConnectionRefusedError("away")), Flaky()
+            reader.subscribe(orders)(flaky)
+            reader.subscribe(payments)(beside)
+            for number in range(101):
+                await w1.publish(orders, [Order(number, "new")])
+            await asyncio.sleep(3600.0)
+            assert not reader.statistics()["reader"]["stopped"]
+            (state,) = reader.statistics()["reader"]["retrying"].items()
+            assert state[0] == "orders w1"
+            assert state[1]["outage"]
+            assert 3590.0 < state[1]["for"] <= 3600.0
+            assert state[1]["error"] == "ConnectionRefusedError: away"
+            assert reader.positions()["orders"]["w1"] == 0
+            assert reader.statistics()["reader"]["queue_bytes"] <= PATIENT.receive_queue_bytes
+            assert flaky.calls < 3600 / 2.5 + 20
+            token = (await w2.publish(payments, [Order(1, "paid")]))[-1]  # the others flow
+            await reader.wait_for(payments, "w2", token)
+            assert beside.rows == [1]
+            flaky.error = None
+            await until(lambda: len(flaky.rows) == 101)
+            assert flaky.rows == list(range(101))
+            await until(lambda: not reader.statistics()["reader"]["retrying"])
+            assert (await reader._store.status())["dead_letters"] == 0
+
+    with caplog.at_level(logging.INFO, "busrep.reader"):
+        run(main())
+    lines = [line for line in caplog.messages if "handler of" in line]
+    assert 100 <= len(lines) <= 125  # one in half a minute
+    assert sum(record.exc_info is not None for record in caplog.records if "handler of" in record.getMessage()) == 1
+    assert any("goes on after" in line for line in caplog.messages)
+
+
+def test_an_application_s_own_error_is_an_outage_where_it_says_so() -> None:
+    class AwayError(Exception):
+        pass
+
+    async def main() -> None:
+        async with (
+            MemoryDeployment(orders, settings=PATIENT) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r", transient=AwayError) as reader,
+        ):
+            flaky = Flaky(AwayError())
+            reader.subscribe(orders)(flaky)
+            await w1.publish(orders, [Order(1, "new")])
+            await asyncio.sleep(600.0)
+            flaky.error = None
+            await until(lambda: flaky.rows == [1])
+
+    run(main())
+
+
+def test_an_unknown_error_of_ten_seconds_sets_no_good_fact_aside() -> None:
+    async def main() -> None:
+        async with (
+            MemoryDeployment(orders, settings=PATIENT) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r", on_poison="dead_letter") as reader,
+        ):
+            flaky = Flaky(AttributeError("'NoneType' object has no attribute 'execute'"))
+            reader.subscribe(orders)(flaky)
+            for number in range(101):
+                await w1.publish(orders, [Order(number, "new")])
+            await asyncio.sleep(10.0)
+            flaky.error = None
+            await until(lambda: len(flaky.rows) == 101)
+            assert (await reader._store.status())["dead_letters"] == 0
+            assert flaky.rows == list(range(101))
+
+    run(main())
+
+
+@pytest.mark.parametrize("on_poison", ["stop", "dead_letter"])
+def test_the_fact_that_is_poison_is_found_after_a_minute_and_the_others_are_handled(on_poison: str) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with (
+            MemoryDeployment(orders, settings=PATIENT) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r", on_poison=on_poison) as reader,
+        ):
+            rows: list[int] = []
+            began = loop.time()
+
+            def handle(batch: Any) -> None:
+                numbers = [row.number for row in batch.rows]
+                if 5 in numbers:
+                    raise ValueError("no order")
+                rows.extend(numbers)
+
+            await w1.publish(orders, [Order(number, "new") for number in range(10)])
+            reader.subscribe(orders)(handle)
+            await until(lambda: len(rows) == 5)
+            assert loop.time() - began < 30.0  # those before it do not wait for the verdict
+            await asyncio.sleep(40.0)
+            assert not reader.statistics()["reader"]["stopped"]
+            assert not reader.statistics()["reader"]["retrying"]["orders w1"]["outage"]
+            if on_poison == "stop":
+                await until(lambda: reader.statistics()["reader"]["stopped"])
+                assert 60.0 <= loop.time() - began < 90.0
+                assert reader.statistics()["reader"]["retrying"] == {}
+                with pytest.raises(HandlerFailed, match="no order"):
+                    await reader.wait_for(orders, "w1", 10)
+                assert rows == [0, 1, 2, 3, 4]
+            else:
+                await until(lambda: len(rows) == 9)
+                assert 60.0 <= loop.time() - began < 90.0
+                assert rows == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+                assert (await reader._store.status())["dead_letters"] == 1
+
+    run(main())
+
+
+def test_close_ends_a_pause_at_once_and_the_rows_come_again() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        calm = attrs.evolve(PATIENT, retry_min=600.0, retry_max=600.0, shutdown_timeout=300.0)
+        async with MemoryDeployment(orders, settings=calm) as deployment, deployment.bus(writer="w1") as w1:
+            await w1.publish(orders, [Order(1, "new")])
+            flaky = Flaky(TimeoutError("away"))
+            async with deployment.bus(reader="r") as reader:
+                reader.subscribe(orders)(flaky)
+                await until(lambda: flaky.calls == 1)
+                began = loop.time()
+            assert loop.time() - began < 10.0
+            again = Flaky()
+            async with deployment.bus(reader="r") as reader:
+                reader.subscribe(orders)(again)
+                await until(lambda: again.rows == [1])
+
+    run(main())
+
+
+def test_invalidations_do_not_wait_for_a_handler() -> None:
+    """Rows of a stream of invalidations are better skipped: caches are cleared then, and go on."""
+
+    async def main() -> None:
+        from busrep.caches import invalidations
+
+        stream = invalidations()
+        async with (
+            MemoryDeployment(stream, settings=PATIENT) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(streams=[stream]) as reader,
+        ):
+            missed: list[Any] = []
+            flaky = Flaky(TimeoutError("away"))
+            reader.subscribe(stream)(flaky)
+            reader.on_missed(stream)(lambda *found: missed.append(found))
+            await w1.invalidate("a", ["b"])
+            began = asyncio.get_running_loop().time()
+            await until(lambda: missed)
+            assert asyncio.get_running_loop().time() - began < 5.0
+
+    run(main())
+
+
+def test_the_part_of_a_snapshot_waits_for_the_end_of_an_outage() -> None:
+    async def main() -> None:
+        async with (
+            MemoryDeployment(orders, settings=PATIENT) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r") as reader,
+        ):
+            await w1.publish(orders, [Order(number, "new") for number in range(10)])
+            rows: list[int] = []
+            away = True
+
+            @reader.snapshot(orders)
+            def apply(part: Any) -> None:
+                if away:
+                    raise ConnectionResetError("away")
+                rows.extend(row.number for row in part.rows)
+
+            reader.subscribe(orders)(lambda batch: None)
+            await asyncio.sleep(20.0)  # until a beat has proven the position, which is where a snapshot ends
+            waiting = asyncio.create_task(reader.bootstrap(orders))
+            await asyncio.sleep(600.0)
+            assert not waiting.done()
+            assert reader.statistics()["reader"]["retrying"]["orders"]["outage"]
+            away = False
+            await waiting
+            assert rows == list(range(10))
+            assert reader.statistics()["reader"]["retrying"] == {}
+
+    run(main())
+
+
+def test_the_default_is_a_minute() -> None:
+    assert busrep.Settings().poison_after == 60.0
