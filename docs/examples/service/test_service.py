@@ -26,7 +26,7 @@ from busrep.testing import (
     steady,
 )
 
-QUICK = busrep.Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.1)
+QUICK = busrep.Settings(heartbeat=0.1, poison_after=0.0, retry_min=0.02, retry_max=0.1)
 
 
 # In memory: two real buses, no server.
