@@ -202,6 +202,23 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        name="each-try-leaves-out-ids-anew",
+        rule="9.23",
+        harm="A COMMIT that is not answered leaves out as many IDs again; a failover that loses both gives IDs twice.",
+        edits=(Edit("stores/claims.py", "        if self.successor == now:\n", "        if False:\n"),),
+        checks=(
+            FAILOVER + "what_is_left_out_is_decided_once_for_each_failover",
+            FAILOVER + "a_claim_that_fails_after_a_failover_leaves_out_the_same_ids_again",
+        ),
+    ),
+    Mutant(
+        name="the-next-failover-forgets-what-the-last-one-chose",
+        rule="9.23",
+        harm="A failover within a failover leaves out IDs behind those that the first was about to leave out.",
+        edits=(Edit("stores/claims.py", "max(highest, self.up_to.get(stream, 0)) + left_out", "highest + left_out"),),
+        checks=(FAILOVER + "what_is_left_out_is_decided_once_for_each_failover",),
+    ),
+    Mutant(
         name="a-restored-log-has-no-server-before-the-first-claim",
         rule="9.23",
         harm="A failover between 'db restored' and the first claim passes unnoticed: IDs are given again.",

@@ -18,8 +18,8 @@ import pytest
 
 import busrep
 from busrep import sync
-from busrep.errors import CommitsLost, Unavailable, WriterFenced
-from busrep.stores.claims import _failovers
+from busrep.errors import CommitsLost, StatementRefused, Unavailable, WriterFenced
+from busrep.stores.claims import Home, _failovers
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer, start_postgres, start_replica
 
@@ -367,6 +367,43 @@ def test_another_timeline_fences_all_writers_until_they_claim_again(postgres_url
 def test_how_many_failovers_there_were(noted: str, now: str, times: int) -> None:
     """Of which this log knows nothing: each left out IDs, and may have been lost with those that were given behind."""
     assert _failovers(noted, now) == times
+
+
+def test_what_is_left_out_is_decided_once_for_each_failover() -> None:
+    first = Home("7/00000001").moved_to("7/00000002", {"orders": 500, "items": 0})
+    assert first.up_to == {"orders": 100_500, "items": 100_000}
+    assert Home.read(first.written()) == first
+    # Another try, behind IDs that were left out already, or given to who may not use them.
+    assert first.moved_to("7/00000002", {"orders": 100_510, "items": 0}) == first
+    # The next failover came before that was done. Its server may lack what this one left out, or have it.
+    for given in (500, 100_500):
+        again = first.moved_to("7/00000003", {"orders": given, "items": 0})
+        assert again == Home("7/00000001", "7/00000003", {"orders": 200_500, "items": 200_000})
+
+
+def test_a_claim_that_fails_after_a_failover_leaves_out_the_same_ids_again(postgres_url: str) -> None:
+    """No rollback takes a sequence back. What one failover leaves out is what the next one leaves out again."""
+    with opened_store(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as operator:
+        held = store.claim("a", ["orders"], timeout=10.0)
+        (given,) = store.reserve("orders", 1)
+        operator.execute("UPDATE busrep_meta SET value = '1/00000001' WHERE key = 'server'")  # a failover, as it looks
+        operator.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not now'; END $$; "
+            "CREATE TRIGGER refuse BEFORE UPDATE ON busrep_meta FOR EACH ROW WHEN (OLD.value LIKE '{%') "
+            "EXECUTE FUNCTION refuse()"
+        )
+        for _ in range(3):
+            with pytest.raises(StatementRefused, match="not now"):
+                store.claim("a", ["orders"], timeout=10.0, again=held.incarnation)
+            with pytest.raises(WriterFenced):
+                store.check_claim(held)
+        operator.execute("DROP TRIGGER refuse ON busrep_meta")
+        again = store.claim("a", ["orders"], timeout=10.0, again=held.incarnation)
+        assert store.reserve("orders", 1) == [given + 100_001]
+        store.check_claim(again)
+        ((noted,),) = operator.execute("SELECT value FROM busrep_meta WHERE key = 'server'")
+        assert noted.endswith("/00000001")
+        assert noted != "1/00000001"
 
 
 def test_a_restore_that_is_declared_notes_the_server_anew(postgres_url: str) -> None:

@@ -118,45 +118,100 @@ def _or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
         raise ClaimBlocked(writer, blockers) from locked
 
 
+@attrs.frozen
+class Home:
+    """The row `server` of busrep_meta: which server and timeline the log is on, "" before the first claim.
+
+    After a failover it also holds, until that is done, ``successor``, where the log goes on, and ``up_to``: up to which
+    ID each stream's sequence is to be moved there. Nothing takes nextval() back, so whoever tries again must find the
+    same IDs, not as many more: the next failover leaves out what this one did and as many again, no more than that.
+    """
+
+    server: str
+    successor: str = ""
+    up_to: dict[str, int] = attrs.field(factory=dict)
+
+    @classmethod
+    def read(cls, text: str) -> Home:
+        """What the row's value says."""
+        return cls(**orjson.loads(text)) if text.startswith("{") else cls(text)
+
+    def written(self) -> str:
+        """The row's value."""
+        return orjson.dumps(attrs.asdict(self)).decode() if self.successor else self.server
+
+    def moved_to(self, now: str, given: Mapping[str, int]) -> Home:
+        """The next state, on the server ``now``; ``given``: the highest ID that each stream's sequence gave."""
+        if self.successor == now:
+            return self
+        left_out = _failovers(self.successor or self.server, now) * IDS_LEFT_OUT
+        up_to = {stream: max(highest, self.up_to.get(stream, 0)) + left_out for stream, highest in given.items()}
+        return Home(self.server, now, up_to)
+
+
 def _follow_server(dialect: Dialect, seconds: float) -> Plan[None]:
     """Note which server and timeline the log is on (9.23). If they are others than were noted, no ID is given again
-    that was announced before, and all names are to be claimed again."""
+    that was announced before, and all names are to be claimed again.
+
+    In two transactions: which IDs are left out is committed before the first of them is.
+    """
     if dialect.server is None:
         return
     here = Sql(f"SELECT value, {dialect.server} FROM busrep_meta WHERE key = 'server'")
-    found = (yield here)[0]
-    if found and found[0][0] != found[0][1]:
-        yield from in_transaction(_change_server(dialect, here, seconds))
+    for step in (_choose_ids, _leave_out_ids):
+        found = (yield here)[0]
+        if not found or found[0][0] == found[0][1]:
+            return
+        yield from in_transaction(step(dialect, here, seconds))
 
 
-def _change_server(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
+def _alone_with_server(dialect: Dialect, here: Sql, seconds: float) -> Plan[tuple[Home, str]]:
+    """Begin a transaction: one of these at a time, and no claim meanwhile."""
     answers = yield (
         Control.BEGIN,
         Sql(f"SELECT {dialect.durable}"),
         *dialect.lock_timeout(seconds),
-        # One at a time, and no claim meanwhile.
         Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.exclusive),
         here,
-        Sql("SELECT stream FROM busrep_streams ORDER BY stream"),
     )
-    ((noted, now),) = answers[-2]
-    if now not in ("", noted):
-        if noted:
-            # Whoever holds IDs of the new timeline already got them below those that readers may have passed.
-            yield Sql(
-                "UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "
-                "WHERE coalesce(finished, -1) <> incarnation - 1"
-            )
-            failovers = _failovers(noted, now)
-            for (stream,) in answers[-1]:
-                for _ in range(failovers):
-                    yield dialect.next_ids(stream, IDS_LEFT_OUT)
-            log.error(
-                "PostgreSQL's system identifier and timeline were %s and are %s: a failover, or a restore. %d IDs of "
-                "each stream are left out, so that none is given twice. If the new primary lacks commits of the old "
-                "one, run 'busrep db restored'", noted, now, failovers * IDS_LEFT_OUT,
-            )  # fmt: skip
-        yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'server'", (now,))
+    ((noted, now),) = answers[-1]
+    return Home.read(noted), now
+
+
+def _note(home: Home) -> Sql:
+    return Sql("UPDATE busrep_meta SET value = ? WHERE key = 'server'", (home.written(),))
+
+
+def _choose_ids(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
+    home, now = yield from _alone_with_server(dialect, here, seconds)
+    if not home.server:
+        yield _note(Home(now))
+    elif now != home.server:
+        given: dict[str, int] = {}
+        for (stream,) in (yield Sql("SELECT stream FROM busrep_streams ORDER BY stream"))[0]:
+            given[stream] = int((yield dialect.sequence(stream))[0][0][0])
+        yield _note(home.moved_to(now, given))
+    yield Control.COMMIT
+
+
+def _leave_out_ids(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
+    home, now = yield from _alone_with_server(dialect, here, seconds)
+    if home.successor and home.successor == now:
+        # Whoever holds IDs of the new timeline already got them below those that readers may have passed.
+        yield Sql(
+            "UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "
+            "WHERE coalesce(finished, -1) <> incarnation - 1"
+        )
+        for stream, last in home.up_to.items():
+            # nextval(), for which a writer has the right; setval() could undo one of another process.
+            while (missing := last - int((yield dialect.sequence(stream))[0][0][0])) > 0:
+                yield dialect.next_ids(stream, min(missing, IDS_LEFT_OUT))
+        log.error(
+            "PostgreSQL's system identifier and timeline were %s and are %s: a failover, or a restore. At least %d IDs "
+            "of each stream are left out, so that none is given twice. If the new primary lacks commits of the old "
+            "one, run 'busrep db restored'", home.server, now, IDS_LEFT_OUT,
+        )  # fmt: skip
+        yield _note(Home(now))
     yield Control.COMMIT
 
 
