@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import gc
 import logging
@@ -10,6 +12,7 @@ import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -70,6 +73,24 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         for name in SPARK_LOGGERS:
             if name in logging.root.manager.loggerDict:
                 logging.getLogger(name).propagate = True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, Any, Any]:
+    """Before the stacks of the threads of a test that took too long, say where its asyncio tasks stand: the frame of an
+    event loop says nothing."""
+    handled = yield
+    ring = signal.getsignal(signal.SIGALRM)
+    if handled and callable(ring):
+
+        def with_tasks(signum: int, frame: FrameType | None) -> Any:
+            with contextlib.suppress(RuntimeError):  # no event loop runs in this thread
+                for task in asyncio.all_tasks():
+                    task.print_stack()
+            return ring(signum, frame)
+
+        signal.signal(signal.SIGALRM, with_tasks)
+    return handled
 
 
 def own_children() -> dict[int, str]:
