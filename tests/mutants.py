@@ -1323,7 +1323,13 @@ MUTANTS: tuple[Mutant, ...] = (
         name="no-row-at-registration",
         rule="9.12",
         harm="A reader from now on that crashes before its first save begins at a later now: all between is lost.",
-        edits=(Edit(READING, " | positions, epoch, oldest=oldest)\n", ", epoch)\n"),),
+        edits=(
+            Edit(
+                READING,
+                "{(name, \"\"): 0} | positions, epoch, oldest=oldest)\n",
+                "{key: at for key, at in positions.items() if not at}, epoch)\n",
+            ),
+        ),
         checks=(SIMULATOR, S + "9_12_the_row_to_save_to_is_inserted_at_registration"),
     ),
     Mutant(
