@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 "stores/claims.py",
                 '"UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "\n'
-                '                "WHERE coalesce(finished, -1) <> incarnation - 1"',
+                '            "WHERE coalesce(finished, -1) <> incarnation - 1"',
                 '"UPDATE busrep_writers SET incarnation = incarnation WHERE writer IS NULL"',
             ),
         ),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import attrs
 import pytest
 
 from busrep.errors import BusrepError, StatementRefused
+from busrep.storage import AsyncStore
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from tests.test_bus import QUICK, STREAMS, Seen, deployment, on_postgres, orders, run, write
@@ -15,6 +19,16 @@ from tests.test_bus import QUICK, STREAMS, Seen, deployment, on_postgres, orders
 __all__ = ["deployment", "on_postgres"]  # fixtures
 
 BAD = "w\0"  # PostgreSQL stores no NUL; no line brings one, but a table of other software's may
+
+
+@contextlib.asynccontextmanager
+async def opened(place: Any) -> AsyncIterator[AsyncStore]:
+    """A store that is closed when the test fails, too: its connections keep the event loop waiting."""
+    store = await place.store_of()
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 @pytest.mark.servers
@@ -37,9 +51,8 @@ def test_one_position_that_cannot_be_saved_holds_up_no_other(on_postgres: Any, *
             assert list(reader.statistics()["reader"]["unsavable"]) == [f"orders {BAD}"]
             await reader.wait_for(orders, "w1", last := await write(writer, 4))
             await reading.save()
-        store = await on_postgres.store_of()
-        assert (await store.load_reader("billing")).positions["orders", "w1"] == last
-        await store.close()
+        async with opened(on_postgres) as store:
+            assert (await store.load_reader("billing")).positions["orders", "w1"] == last
 
     run(main())
 
@@ -47,21 +60,19 @@ def test_one_position_that_cannot_be_saved_holds_up_no_other(on_postgres: Any, *
 @pytest.mark.servers
 def test_only_busrep_s_errors_leave_a_store(on_postgres: Any) -> None:
     async def main() -> None:
-        store = await on_postgres.store_of()
-        state = await store.load_reader("billing")
-        for work in (
-            store.register_reader("billing", {("orders", BAD): 1}, state.epoch or ""),
-            store.load_reader(BAD),
-            store.finish(BAD, 1, timeout=1),
-        ):
-            with pytest.raises(StatementRefused, match="PostgreSQL at .* refuses a statement") as caught:
-                await work
-            assert isinstance(caught.value, BusrepError)
-        await store.close()
+        async with opened(on_postgres) as store:
+            epoch = await store.epoch()
+            for work in (
+                partial(store.register_reader, "billing", {("orders", BAD): 1}, epoch),
+                partial(store.load_reader, BAD),
+                partial(store.finish, BAD, 1, timeout=1),
+            ):
+                with pytest.raises(StatementRefused, match="PostgreSQL at .* refuses a statement") as caught:
+                    await work()
+                assert isinstance(caught.value, BusrepError)
 
     run(main())
     blocking = open_blocking_store(on_postgres.store, Registry(STREAMS))
     blocking.open()
-    with pytest.raises(StatementRefused):
+    with contextlib.closing(blocking), pytest.raises(StatementRefused):
         blocking.finish(BAD, 1, timeout=1)
-    blocking.close()
