@@ -1326,7 +1326,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READING,
-                "{(name, \"\"): 0} | positions, epoch, oldest=oldest)\n",
+                '{(name, ""): 0} | positions, epoch, oldest=oldest)\n',
                 "{key: at for key, at in positions.items() if not at}, epoch)\n",
             ),
         ),

@@ -8,6 +8,8 @@ ENDED = "test_sessions_ended.py::test_"
 DURABLE = "test_durability.py::test_"
 FAILOVER = "test_failover.py::test_"
 CLOCK = "test_clock_behind.py::test_"
+ERRORS = "test_driver_errors.py::test_"
+TRANSACTION = "stores/transaction.py"
 BACK = "test_winning_back.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -416,5 +418,14 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=("test_sync_races.py::test_a_fenced_writer_waits_for_what_its_successor_wrote",),
+    ),
+    Mutant(
+        name="whatever-is-raised-at-commit-is-a-refusal",
+        rule="9.1",
+        harm="A handler of notifications on the caller's connection raises: a committed fact is announced as empty.",
+        edits=(
+            Edit(TRANSACTION, "            if isinstance(error, BusrepError) and not self", "            if not self"),
+        ),
+        checks=(ERRORS + "an_error_of_the_application_s_at_commit_is_no_refusal[asyncio]",),
     ),
 )

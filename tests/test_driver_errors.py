@@ -4,6 +4,7 @@ the caller's own statement."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import sqlite3
@@ -15,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from busrep.errors import BusrepError, ConfigError, StatementRefused, Unavailable
+from busrep.errors import BusrepError, CommitUnknown, ConfigError, StatementRefused, Unavailable
 from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
@@ -133,6 +134,33 @@ def test_the_caller_s_own_statement_raises_the_driver_s_error(url: str, opened: 
             with pytest.raises(StatementRefused, match="refuses a statement"):
                 await done(transaction.execute("SELECT 1"))
             await done(transaction.rollback())
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_an_error_of_the_application_s_at_commit_is_no_refusal(postgres_url: str, opened: Callable[[str], Any]) -> None:
+    """psycopg calls handlers of notifications while it reads the answer to COMMIT."""
+
+    def heard(_: psycopg.Notify) -> None:
+        raise ValueError("a bug of the application's")
+
+    async def main() -> None:
+        async with opened(postgres_url) as store:
+            claim = await done(store.claim("w", ["orders"], timeout=1))
+            (token,) = await done(store.reserve("orders", 1))
+            with contextlib.closing(psycopg.connect(postgres_url, autocommit=True)) as connection:
+                connection.execute("LISTEN shop")
+                connection.add_notify_handler(heard)
+                transaction = store.transaction(claim, connection)
+                await done(transaction.begin())
+                await done(transaction.insert("orders", [(token, [["[1]"]], [b"[1]"])]))
+                await done(transaction.execute("NOTIFY shop"))
+                with pytest.raises((CommitUnknown, ValueError)) as caught:
+                    await done(transaction.commit())
+                assert isinstance(caught.value, CommitUnknown) or transaction.in_doubt
+                asked = [("orders", token)]
+                assert await done(store.outcome(claim, transaction.marker, asked)) == {asked[0]: [b"[1]"]}
 
     run(main())
 

@@ -257,7 +257,8 @@ class ServerTransaction(abc.ABC):
             silence = TimeoutError(f"no answer within {self.store.settings.fetch_timeout:g} s")
             raise CommitUnknown(self.marker, silence) from error
         except Exception as error:
-            if not self.store._closed(connection):
+            # What is not busrep's came from code of the application's that the driver calls: the server did not say it.
+            if isinstance(error, BusrepError) and not self.store._closed(connection):
                 raise  # the server refused, and said so: nothing was committed
             await self.rollback()
             raise CommitUnknown(self.marker, error) from error
