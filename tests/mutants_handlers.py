@@ -142,4 +142,17 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(Edit("health.py", 'if writer is not None and writer["lost"]:', "if False:"),),
         checks=("test_health.py::test_each_reason",),
     ),
+    Mutant(
+        name="what-another-log-refuses-was-this-position",
+        rule="9.17",
+        harm="A relay whose target was restored to an older state hears nothing of that writer any more, in silence.",
+        edits=(
+            Edit(
+                READING,
+                "                    and (batch._tried and (error.stream, error.position) == (key[0], raw.position))\n",
+                "",
+            ),
+        ),
+        checks=(RETRIED + "what_the_handler_wrote_elsewhere_was_refused",),
+    ),
 )

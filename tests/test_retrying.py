@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 import busrep
-from busrep.errors import HandlerFailed
+from busrep.errors import HandlerFailed, PositionsAheadOfTable
 from busrep.testing import virtual
 from busrep.testing.pair import QUICK, MemoryDeployment
 from tests.shop import Order, orders, payments
@@ -161,6 +161,40 @@ def test_the_fact_that_is_poison_is_found_after_a_minute_and_the_others_are_hand
                 assert 60.0 <= loop.time() - began < 90.0
                 assert rows == [0, 1, 2, 3, 4, 6, 7, 8, 9]
                 assert (await reader._store.status())["dead_letters"] == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        PositionsAheadOfTable("payments", 9, 4),
+        PositionsAheadOfTable("orders", 9, 4),
+        PositionsAheadOfTable("orders", 1, 0),
+    ],
+)
+def test_what_the_handler_wrote_elsewhere_was_refused(refused: PositionsAheadOfTable) -> None:
+    """A relay's target is an older state, with streams of these or other names: nothing was saved here."""
+
+    async def main() -> None:
+        async with (
+            MemoryDeployment(orders, payments, settings=PATIENT) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r") as reader,
+        ):
+            relay = Flaky(refused)
+            reader.subscribe(orders)(relay)
+            await w1.publish(orders, [Order(1, "new")])
+            await until(lambda: relay.calls > 1)
+            relay.error = None
+            token = (await w1.publish(orders, [Order(2, "new")]))[-1]
+            await reader.wait_for(orders, "w1", token, timeout=1000.0)
+            assert relay.rows == [1, 2]
+            relay.error = refused
+            await w1.publish(orders, [Order(3, "new")])
+            await until(lambda: reader.statistics()["reader"]["stopped"])  # it is poison, as any other
+            with pytest.raises(HandlerFailed, match="PositionsAheadOfTable"):
+                await reader.wait_for(orders, "w1", token + 1)
 
     run(main())
 

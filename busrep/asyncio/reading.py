@@ -880,7 +880,12 @@ class Reading:
                 facts = 2 if raw.tokens and raw.tokens[0] != raw.tokens[-1] else 1
                 patient = key[0] not in self.unsaved  # rows of these are better skipped, see _failed
                 verdict = self.retrying.failed(key, raw.after, error, facts=facts, patient=patient)
-                if isinstance(error, PositionsAheadOfTable) and self._in_hand(key, raw) and key in self._saved:
+                if (
+                    isinstance(error, PositionsAheadOfTable)
+                    # Of this very save (9.17). From a write to another stream, or log, it is an error like any other.
+                    and (batch._tried and (error.stream, error.position) == (key[0], raw.position))
+                    and (self._in_hand(key, raw) and key in self._saved)
+                ):
                     self._go_back(error, [(*key, self._saved[key], raw.position)])
                     return True
                 if batch._tried or isinstance(error, ReaderMoved):
