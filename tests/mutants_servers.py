@@ -126,4 +126,25 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         checks=(PASSWORDS + "the_password_of_redis_comes_from_a_file_or_the_environment[serve]",),
     ),
+    # --- what servers say
+    Mutant(
+        name="a-state-over-http-names-anything",
+        rule="9.20",
+        harm="A server lists a writer whose name has a NUL: PostgreSQL refuses its position, which ends the reader.",
+        edits=(
+            Edit(
+                "asyncio/http_pages.py",
+                "        if reason := refuse_name(name):",
+                '        if reason := None if isinstance(name, str) and name and " " not in name else "is no word":',
+            ),
+        ),
+        checks=("test_http_pages.py::test_a_state_that_cannot_be_is_refused[a name with a NUL]",),
+    ),
+    Mutant(
+        name="a-snapshot-over-http-names-anything",
+        rule="9.20",
+        harm="A server agrees on positions of writers with names of any length, and they are saved.",
+        edits=(Edit("asyncio/snapshot_sources.py", "if refuse_name(writer) or not", 'if " " in writer or not'),),
+        checks=("test_http_snapshots.py::test_agreements_that_are_not_believed[a name that no database holds]",),
+    ),
 )

@@ -1344,6 +1344,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "another stream": {"stream": "payments"},
     "no epoch": {"epoch": "x"},
     "no word": {"positions": {"w 1": 9}, "floors": {}},
+    "a name that no database holds": {"positions": {"w1": 9, "w" * 256: 9}, "floors": {"w1": 2, "w" * 256: 2}},
     "a negative position": {"positions": {"w1": -1}, "floors": {}},
     "a position of 65 bits": {"positions": {"w1": 2**63}},
     "a floor above its position": {"floors": {"w1": 10}},

@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 import attrs
 import orjson
 
-from busrep.commands import INT64_MAX, json_bytes
+from busrep.commands import INT64_MAX, json_bytes, refuse_name
 from busrep.storage import KnownWriter
 from busrep.updates import FetchUpdates, UpdatesPage
 
@@ -39,7 +39,6 @@ STATE_VERSION = 1
 
 _HEAD, _BETWEEN, _END = b'{"updates":[[', b"],\n[", b"]],\n"
 _EPOCH = re.compile(r"[0-9a-f]{32}")
-_WORD = re.compile(r"[^ \n]+")
 # Stands between rows that are looked at together, and must be found between them: so ``1],[2`` is not taken for a row.
 # No server can know it.
 _MARK = secrets.randbelow(9 * 10**8) + 10**8
@@ -220,7 +219,7 @@ def read_state(body: bytes) -> CatchUpState:
     epoch, streams, writers = found.get("epoch"), found.get("streams"), found.get("writers")
     if not is_epoch(epoch):
         raise ValueError("epoch is not 32 hexadecimal digits")
-    if not isinstance(streams, list) or not all(isinstance(stream, str) for stream in streams):
+    if not isinstance(streams, list) or any(map(refuse_name, streams)):
         raise ValueError("streams is no list of names")
     if not isinstance(writers, list):
         raise ValueError("writers is no list")
@@ -228,7 +227,9 @@ def read_state(body: bytes) -> CatchUpState:
     if sequence is not None and not _is_position(sequence):
         raise ValueError("sequence is no position")
     newest = found.get("newest")
-    if newest is not None and not (isinstance(newest, dict) and all(map(_is_position, newest.values()))):
+    if newest is not None and not (
+        isinstance(newest, dict) and not any(map(refuse_name, newest)) and all(map(_is_position, newest.values()))
+    ):
         raise ValueError("newest is no object of positions")
     known = [_known_writer(writer) for writer in writers]
     if len({(one.stream, one.writer) for one in known}) != len(known):
@@ -241,8 +242,9 @@ def _known_writer(found: Any) -> KnownWriter:
     if not isinstance(found, Mapping) or not all(name in found for name in names):
         raise ValueError(f"a writer needs {', '.join(names)}")
     writer = KnownWriter(**{name: found[name] for name in names})
-    if not all(isinstance(name, str) and _WORD.fullmatch(name) for name in (writer.stream, writer.writer)):
-        raise ValueError("the name of a stream or a writer is no word")
+    for kind, name in (("stream", writer.stream), ("writer", writer.writer)):
+        if reason := refuse_name(name):  # 9.20: it may be one that no database can hold
+            raise ValueError(f"the name of a {kind} {reason}")
     if not all(map(_is_position, (writer.position, writer.floor, writer.incarnation))):
         raise ValueError(f"position, floor or incarnation of writer {writer.writer!r} is no integer of 64 bits")
     if writer.floor > writer.position:

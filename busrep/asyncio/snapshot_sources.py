@@ -6,13 +6,12 @@ Stores are sources as well, and opened elsewhere. What a check finds wrong it sa
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import gt
 from typing import Any
 
-from busrep.commands import INT64_MAX
+from busrep.commands import INT64_MAX, refuse_name
 from busrep.errors import ConfigError, RowError, Unavailable
 from busrep.settings import Settings
 from busrep.snapshots import Agreement, PartRange, PartRows, SnapshotSource, decode_part
@@ -28,8 +27,6 @@ STORES = ("sqlite", "postgresql", "postgres", "memory")
 
 # Bytes of a part that are decoded and checked between two looks at the event loop: some 1,000 rows, 1 ms.
 DECODED_AT_ONCE = 2**17
-
-_WORD = re.compile(r"[^\s\x00-\x1f\x7f]+")
 
 
 def open_source(
@@ -63,7 +60,7 @@ def check_agreement(agreement: Agreement, stream: str) -> None:
     if not is_epoch(agreement.epoch):
         raise ValueError("epoch is not 32 hexadecimal digits")
     for writer, position in agreement.positions.items():
-        if not _WORD.fullmatch(writer) or not 0 <= position <= INT64_MAX:
+        if refuse_name(writer) or not 0 <= position <= INT64_MAX:
             raise ValueError(f"{writer!r}: {position} is not a writer with a position of 64 bits")
     for writer, floor in agreement.floors.items():
         if not 0 < floor <= agreement.positions.get(writer, 0):
