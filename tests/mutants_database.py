@@ -428,4 +428,16 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         checks=(ERRORS + "an_error_of_the_application_s_at_commit_is_no_refusal[asyncio]",),
     ),
+    Mutant(
+        name="a-replica-decides-what-became-of-a-fact",
+        rule="9.1",
+        harm="store= leads to a lagging replica for a moment: a committed fact is announced as empty.",
+        edits=(
+            Edit("stores/claims.py", "    if answers[0][0][0]:\n        raise Unav", "    if 0:\n        raise Unav"),
+        ),
+        checks=(
+            "test_sim_store.py::test_9_9_a_replica_lags_never_goes_back_and_is_not_written",
+            "test_replica.py::test_9_1_a_replica_does_not_tell_what_became_of_a_fact",
+        ),
+    ),
 )

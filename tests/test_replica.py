@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
@@ -18,6 +19,7 @@ import busrep
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
 from busrep.stores import open_store
+from busrep.stores.blocking import open_blocking_store
 from busrep.stores.plans import Control, Plan, Sql
 from busrep.stores.postgres import PostgresStore
 from busrep.streams import Registry, Stream
@@ -299,6 +301,29 @@ async def test_a_question_cancelled_by_the_replay_is_asked_again_later(pair: Pai
         await primary.heartbeat(claim, {"orders": ids[0]})
         pair.catch_up()
         assert (await page(replica, 0, ids[0])).upto == ids[0]
+
+
+@sync
+async def test_9_1_a_replica_does_not_tell_what_became_of_a_fact(pair: Pair) -> None:
+    async with pair.stores() as (primary, replica):
+        claim = await primary.claim("w1", ["orders"], timeout=1)
+        pair.catch_up()
+        pair.pause()
+        transaction = primary.transaction(claim)
+        (token,) = await primary.reserve("orders", 1)
+        await transaction.begin()
+        await transaction.insert("orders", [(token, [[token, 0]], [row(token, 0)])])
+        await transaction.commit()
+        blocking = open_blocking_store(pair.replica, Registry([orders]))
+        blocking.open()
+        with contextlib.closing(blocking):
+            for marker in (transaction.marker, None):  # which is "in the future" there
+                with pytest.raises(Unavailable, match="replica"):
+                    await replica.outcome(claim, marker, [("orders", token)])
+                with pytest.raises(Unavailable, match="replica"):
+                    blocking.outcome(claim, marker, [("orders", token)])
+        found = await primary.outcome(claim, transaction.marker, [("orders", token)])
+        assert found == {("orders", token): [row(token, 0)]}
 
 
 def test_without_pg_basebackup_it_says_so(

@@ -805,6 +805,11 @@ def test_9_9_a_replica_lags_never_goes_back_and_is_not_written() -> None:
             ):
                 with pytest.raises(Unavailable, match="read-only"):
                     await writing
+            # Nor does it tell what became of a fact: it may lack its rows.
+            lacking = await write(at.store, claim, 1)
+            for asking in (store.check_claim(claim), store.outcome(claim, None, [("orders", lacking[0])])):
+                with pytest.raises(Unavailable, match="replica"):
+                    await asking
             # A snapshot there, too, is of one moment.
             connection = await Path(replica, at.dice).connect()
             await connection.run((SNAPSHOT, POSITIONS))

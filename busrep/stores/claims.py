@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 import orjson
 
-from busrep.errors import ClaimBlocked, ConfigError, WriterFenced
+from busrep.errors import ClaimBlocked, ConfigError, Unavailable, WriterFenced
 from busrep.ids import Start, plan_start
 from busrep.storage import Claim, KnownWriter, Newest, Registered
 from busrep.stores.backing import Backing
@@ -330,12 +330,18 @@ def lock_claim(dialect: Dialect, held: Claim) -> Sql:
 
 
 def check_claim(dialect: Dialect, held: Claim) -> Plan[None]:
-    """Read the claim (9.2)."""
-    answers = yield Sql(
-        f"SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND {dialect.same_server}",
-        (held.writer, held.incarnation),
+    """Read the claim (9.2). Unavailable on a server that only follows another: it may not have heard yet of what was
+    committed, nor of who has the name."""
+    answers = yield (
+        Sql(f"SELECT {dialect.replica}"),
+        Sql(
+            f"SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND {dialect.same_server}",
+            (held.writer, held.incarnation),
+        ),
     )
-    if not answers[0]:
+    if answers[0][0][0]:
+        raise Unavailable(dialect.name, "it is a replica, which may lag: only the primary can tell")
+    if not answers[1]:
         raise WriterFenced(held.writer, held.incarnation)
 
 

@@ -45,7 +45,7 @@ def outcome(
 ) -> Plan[dict[tuple[str, int], list[bytes]] | None]:
     """None while the transaction may be open. The rows are read by a later statement: its snapshot is taken after
     the transaction was seen to have ended (9.1). The claim is read last: it stands, so the rows are of its log still,
-    and of no older state that was restored since. Raises WriterFenced."""
+    and of no older state that was restored since, nor of a replica. Raises WriterFenced, Unavailable."""
     question = dialect.outcome(marker)
     if question is not None:
         answers = yield question
