@@ -51,7 +51,8 @@ class Settings:
     one_line_messages: bool = attrs.field(default=False, validator=in_((True, False)))
     """Whether a writer publishes each line as a message of its own, without SERVER and NAME, as the reference system
     does, which reads nothing but the first line of a message. Such a writer is a foreign one to busrep's readers: its
-    streams are declared so, ``Stream(..., foreign_writers=True)``. See protocol.md, section 2, for what that costs."""
+    streams are declared so, ``Stream(..., foreign_writers=True)``, and are not in memory. Protocol.md, section 2, says
+    what that costs."""
 
     publish_queue_bytes: int = attrs.field(default=16 * 2**20, validator=ge(0))
     """Rows waiting for Redis, all streams together; above it a stream's rows are dropped from memory and

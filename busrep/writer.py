@@ -296,7 +296,8 @@ class Writer:
     def add_stream(self, stream: Stream[Any], start: int) -> None:
         """Write ``stream`` too, announced as ``start start``: the own proven position at start (9.6).
 
-        Raises ConfigError for a second stream of that name, and for names too long for ``frame_bytes``.
+        Raises ConfigError for a second stream of that name, for names too long for ``frame_bytes``, and for a stream
+        that ``one_line_messages`` does not suit.
         """
         if stream.name in self._chains:
             raise ConfigError(f"stream {stream.name!r} was added to writer {self._name!r} twice")
@@ -304,6 +305,12 @@ class Writer:
             raise ConfigError(
                 f"with one_line_messages writer {self._name!r} does not say its name, and readers of stream "
                 f"{stream.name!r} would not believe it: declare Stream({stream.name!r}, ..., foreign_writers=True)"
+            )
+        if self._settings.one_line_messages and stream.resettable:
+            # A frame that goes out again begins below where it ended, and nothing tells that from a new beginning.
+            raise ConfigError(
+                f"with one_line_messages writer {self._name!r} does not say its incarnation, and readers of stream "
+                f"{stream.name!r}, which is in memory, would take a repeated message for a reset: give it a table"
             )
         line = Position(stream.name, self._name, 0, 0).format().removesuffix(b"0 0")
         rdata = Rdata(stream.name, self._name, 0, None).format().removesuffix(b"0 null")

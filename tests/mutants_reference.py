@@ -298,4 +298,17 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         checks=(f"{ONE_LINE}a_writer_of_single_lines_needs_streams_whose_readers_believe_it",),
     ),
+    Mutant(
+        name="a-writer-of-single-lines-of-streams-in-memory",
+        rule="2",
+        harm="The answer to a PUBLISH is lost: the message comes again, and resets the stream, whose rows are lost.",
+        edits=(
+            Edit(
+                "writer.py",
+                "        if self._settings.one_line_messages and stream.resettable:\n",
+                "        if False:\n",
+            ),
+        ),
+        checks=(f"{ONE_LINE}a_writer_of_single_lines_refuses_streams_in_memory",),
+    ),
 )

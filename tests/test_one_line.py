@@ -89,6 +89,24 @@ def test_a_writer_of_single_lines_needs_streams_whose_readers_believe_it() -> No
             writer.add_stream(stream, 0)
 
 
+def test_a_writer_of_single_lines_refuses_streams_in_memory() -> None:
+    """Of those a step back is a reset: a frame that arrived, and goes out again, would void its own rows."""
+    typing = Stream("typing", resettable=True, foreign_writers=True)
+    writer = Writer("test", "w1", incarnation=7, epoch=None, settings=Settings(one_line_messages=True))
+    with pytest.raises(ConfigError, match="'typing', which is in memory, would take a repeated message for a reset"):
+        writer.add_stream(typing, 0)
+    Writer("test", "w1", incarnation=7, epoch=None, settings=Settings()).add_stream(typing, 0)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_bus_of_single_lines_refuses_streams_in_memory(runtime: str, redis_url: str, bus_name: str) -> None:
+    typing = Stream("typing", resettable=True, foreign_writers=True)
+    bus = RUNTIMES[runtime](redis_url, name=bus_name, streams=[typing], writer="w1", settings=ONE_LINE)
+    with pytest.raises(ConfigError, match="'typing', which is in memory"), bus:
+        bus.publish(typing, [[1]])
+
+
 def test_unnamed_lines_of_a_registered_writer_count_where_foreign_writers_are_declared() -> None:
     """And only as long as it has never said its name: one that does may be spoken for by nobody else."""
 
