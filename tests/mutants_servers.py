@@ -8,6 +8,7 @@ LINK, URLS, POSTGRES = "asyncio/link.py", "urls.py", "stores/postgres.py"
 SERVE, STRANGERS = "asyncio/http_serve.py", "test_http_strangers.py::test_"
 PRIVATE, FILES = "private_files.py", "test_private_files.py::test_"
 SECRETS, PASSWORDS = "test_secrets.py::test_", "test_cli_passwords.py::test_"
+QUOTED = "test_tcp.py::test_what_quotes_the_secret_is_not_quoted"
 
 MUTANTS: tuple[Mutant, ...] = (
     # --- passwords in URLs
@@ -146,5 +147,25 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A server agrees on positions of writers with names of any length, and they are saved.",
         edits=(Edit("asyncio/snapshot_sources.py", "if refuse_name(writer) or not", 'if " " in writer or not'),),
         checks=("test_http_snapshots.py::test_agreements_that_are_not_believed[a name that no database holds]",),
+    ),
+    Mutant(
+        name="what-a-tcp-server-says-is-quoted",
+        rule="7",
+        harm="Another service at the address quotes the line that it cannot read: error and log show the secret.",
+        edits=(
+            Edit(
+                "asyncio/tcp.py",
+                'return said if secret is None else said.replace(secret.encode(), b"***")',
+                "return said",
+            ),
+        ),
+        checks=(QUOTED + "[500 unknown: %b]", QUOTED + "[ERROR unknown: %b]"),
+    ),
+    Mutant(
+        name="the-secret-sent-back-is-a-message",
+        rule="7",
+        harm="A server that sends back what it is told, behind its greeting: the bus logs a bad line with the secret.",
+        edits=(Edit("asyncio/tcp.py", '            if b"AUTH" in message:\n', "            if False:\n"),),
+        checks=(QUOTED + "[SERVER shop\\n\\nPING 1\\n\\n%b]",),
     ),
 )

@@ -539,6 +539,45 @@ async def test_something_else_that_listens(answer: bytes, says: str) -> None:
     await server.wait_closed()
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"%b",
+        b"500 unknown: %b",
+        b"SERVER %b",
+        b"ERROR unknown: %b",
+        b"SERVER shop\n%b",
+        b"SERVER shop\n\nPING 1\n\n%b",
+        b"SERVER shop\n\nERROR AUTH failed: %b",
+    ],
+)
+@sync
+async def test_what_quotes_the_secret_is_not_quoted(answer: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def quote(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer.replace(b"%b", (await reader.readline()).strip()) + b"\n")
+        writer.close()
+
+    caplog.set_level("DEBUG")
+    server = await asyncio.start_server(quote, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    told = []
+    for address in (f"tcp://:hush@127.0.0.1:{port}", TcpAddress("127.0.0.1", port, "hu\u00dfh")):
+        try:
+            async with bus(address) as one:
+                await until(lambda one=one: one.statistics()["link"]["reconnects"])
+                told.append(str(one.statistics()))
+        except (ConfigError, Unavailable) as error:
+            while error is not None:
+                told.append(f"{error} {error!r} {vars(error)}")
+                error = error.__cause__ or error.__context__
+    server.close()
+    await server.wait_closed()
+    for text in (*told, caplog.text):
+        assert "hush" not in text
+        assert "hu\u00dfh" not in text
+        assert "hu\\xc3\\x9fh" not in text
+
+
 @sync
 async def test_something_that_listens_and_says_nothing() -> None:
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

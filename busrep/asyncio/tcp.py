@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
-from busrep.commands import Error, Name, Server, parse
+from busrep.commands import Command, Error, Name, Server, parse
 from busrep.direct import CLOSING, FrameSplitter, Liveness, join_messages
 from busrep.errors import ConfigError, ParseError, Unavailable
 from busrep.settings import Settings
@@ -38,6 +38,8 @@ SLOWEST = 1.0
 # The longest secret: it has to fit the longest line that a server takes before it has seen it.
 SECRET_BYTES = 1_000
 
+# A line that shows a secret: neither side passes on, or quotes, one that is said to it.
+AUTH_LINE = re.compile(rb"^AUTH(?: .*)?(?:\n|\Z)", re.MULTILINE)
 _ERROR = re.compile(rb"^ERROR(?: (.*))?$", re.MULTILINE)
 
 
@@ -255,10 +257,13 @@ class TcpLink:
         while not (messages := splitter.feed(await _read(reader))):
             pass
         self._refused(messages)
-        line = parse(messages[0].partition(b"\n")[0])
+        opening = messages[0].partition(b"\n")[0]
+        shown = self._hide_secret(opening)
+        line = _parsed(opening, shown)
         if isinstance(line, Server) and line.name == self._name:
             return messages
-        other = line.name if isinstance(line, Server) else f"no SERVER line but {line.format()!r:.100}"
+        name = self._hide_secret(line.name.encode()).decode() if isinstance(line, Server) else ""
+        other = name or f"no SERVER line but {shown!r:.100}"
         text = f"the server at {self._address} is {other!r}, not {self._name!r}"
         writer.write(b"%b\n" % Error(f"wrong server: {self._name} was expected").format())
         with contextlib.suppress(OSError):
@@ -268,10 +273,16 @@ class TcpLink:
     def _refused(self, messages: Sequence[bytes]) -> None:
         for message in messages:
             if found := _ERROR.search(message):
-                text = found[1].decode("utf-8", "replace")
-                if text.startswith("AUTH"):
+                said = found[1] or b""
+                text = self._hide_secret(said).decode("utf-8", "replace")
+                if said.startswith(b"AUTH"):
                     raise ConfigError(f"the server at {self._address} refuses this process: {text}")
                 raise Unavailable(f"the TCP server at {self._address}", f"it says: {text}")
+
+    def _hide_secret(self, said: bytes) -> bytes:
+        """What the other side said, for an error: what is no server of ours may quote what it was told."""
+        secret = self._address.secret
+        return said if secret is None else said.replace(secret.encode(), b"***")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, splitter: FrameSplitter) -> None:
         reading = asyncio.create_task(self._read(reader, splitter), name="busrep-tcp-read")
@@ -299,6 +310,8 @@ class TcpLink:
         for message in messages:
             if self._closing:
                 return  # read only so that the connection ends in order
+            if b"AUTH" in message:
+                message = AUTH_LINE.sub(b"", message)  # no server says that, and whoever cannot read a line quotes it
             if b"ERROR" in message:
                 self._refused([message])
             self._on_message(self._name, message)
@@ -363,6 +376,15 @@ async def _deadline(seconds: float) -> AsyncIterator[None]:
         if deadline.expired():
             raise TimeoutError(f"no answer within {seconds:g} s") from None
         raise
+
+
+def _parsed(line: bytes, shown: bytes) -> Command:
+    """The command of a line. Raises ParseError, which quotes ``shown`` in its place, with no error behind it."""
+    try:
+        return parse(line)
+    except ParseError as error:
+        field, reason = error.field, error.reason
+    raise ParseError(shown, field, reason)
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:

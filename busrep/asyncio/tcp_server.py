@@ -29,7 +29,7 @@ from busrep.streams import Stream
 
 from .link import RedisLink
 from .tasks import spawn, stop
-from .tcp import DEFAULT_PORT, check_secret, no_passphrase
+from .tcp import AUTH_LINE, DEFAULT_PORT, check_secret, no_passphrase
 from .tcp_connection import GOODBYE, SHOWN, SOCKET_BYTES, Connection
 from .tcp_local import LocalLink
 
@@ -42,7 +42,6 @@ STRANGERS = 100
 # Messages that share a pipeline to Redis.
 RELAYED_AT_ONCE = 256
 
-_AUTH = re.compile(rb"^AUTH(?: .*)?(?:\n|\Z)", re.MULTILINE)
 _ERROR = re.compile(rb"^ERROR(?: .*)?(?:\n|\Z)", re.MULTILINE)
 
 
@@ -224,7 +223,7 @@ class TcpServer:
     def received(self, client: Connection, message: bytes) -> None:
         """What a client sent. Raises ParseError for what is not of the protocol."""
         if b"AUTH" in message:
-            message = _AUTH.sub(b"", message)  # not wanted, or not again, and never quoted
+            message = AUTH_LINE.sub(b"", message)  # not wanted, or not again, and never quoted
         goodbye = _ERROR.search(message) if b"ERROR" in message else None
         if goodbye is not None:
             message = message[: goodbye.start()]
