@@ -168,4 +168,17 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(Edit("asyncio/tcp.py", '            if b"AUTH" in message:\n', "            if False:\n"),),
         checks=(QUOTED + "[SERVER shop\\n\\nPING 1\\n\\n%b]",),
     ),
+    Mutant(
+        name="each-line-is-held-against-each-stream",
+        rule="9.20",
+        harm="A client says positions of 10,000 streams and a PING, 200 kB: the server does nothing else for a second.",
+        edits=(
+            Edit(
+                "asyncio/tcp_server.py",
+                "            elif stream and (suffix := wanted.get((command, stream[0]))) is not None:\n",
+                "            elif stream and (suffix := dict(wanted).get((command, stream[0]))) is not None:\n",
+            ),
+        ),
+        checks=("test_tcp_relay.py::test_a_message_of_many_streams_and_a_ping_is_taken_apart_in_one_go",),
+    ),
 )

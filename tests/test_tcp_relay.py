@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 import tracemalloc
 from typing import Any
 
@@ -12,10 +13,11 @@ import attrs
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from busrep import RemoteServerUp
+from busrep import RemoteServerUp, Settings
 from busrep.asyncio import tcp_local
 from busrep.asyncio.tcp_server import TcpServer, _has_line_over
 from busrep.errors import ConfigError, Unavailable
+from busrep.framing import parse_message
 from busrep.stores import memory, open_store
 from busrep.streams import Registry
 from busrep.testing import MemoryRedis
@@ -308,6 +310,18 @@ async def test_rows_of_several_sub_channels_in_one_message_go_to_each(monkeypatc
             ("shop/loud", b"NAME f\nRDATA shouts f 1 [2]"),
             ("shop", b"REPLICATE"),
         ]
+
+
+def test_a_message_of_many_streams_and_a_ping_is_taken_apart_in_one_go() -> None:
+    server = TcpServer("shop", port=0, streams=[typing, shouts], settings=Settings(message_items=100_000))
+    lines = [b"NAME c 1", *[b"POSITION s%d c 0 0" % number for number in range(30_000)]]
+    message = b"\n".join([*lines, b"PING 1", b"POSITION shouts c 0 0"])
+    frame = parse_message(message, server.settings)
+    begun = time.thread_time()
+    told = list(server._facts(message, frame))
+    # Takes 0.06 s; 5 s and more where each line is held against each stream.
+    assert time.thread_time() - begun < 1.5
+    assert told == [("shop", b"\n".join(lines)), ("shop/loud", b"NAME c 1\nPOSITION shouts c 0 0")]
 
 
 @sync

@@ -20,7 +20,7 @@ from typing import Any
 
 import redis.asyncio as aioredis
 
-from busrep.commands import Name, Ping, Position, Replicate, Server, UserIp
+from busrep.commands import NAME_BYTES, Name, Ping, Position, Replicate, Server, UserIp
 from busrep.direct import CLOSING, join_messages
 from busrep.errors import ConfigError, Unavailable
 from busrep.framing import Frame, Rows, parse_message
@@ -41,6 +41,9 @@ STRANGERS = 100
 
 # Messages that share a pipeline to Redis.
 RELAYED_AT_ONCE = 256
+
+# The head of a row or a position, up to its stream.
+HEAD_BYTES = len(b"POSITION ") + NAME_BYTES + 1
 
 _ERROR = re.compile(rb"^ERROR(?: .*)?(?:\n|\Z)", re.MULTILINE)
 
@@ -270,12 +273,20 @@ class TcpServer:
         if len(suffixes) == 1 and all(isinstance(item, Server | Name | Position | Rows) for item in frame.items):
             yield self._channel(next(iter(suffixes))), message
             return
-        for suffix in suffixes:
-            kept = [b"SERVER ", b"NAME "]
-            for stream in streams:
-                if self._subchannels.get(stream, "") == suffix:
-                    kept += [b"POSITION %b " % stream.encode(), b"RDATA %b " % stream.encode()]
-            lines = [line for line in message.split(b"\n") if line.startswith(tuple(kept))]
+        wanted = {
+            (command, stream.encode()): self._subchannels.get(stream, "")
+            for stream in streams
+            for command in (b"POSITION", b"RDATA")
+        }
+        kept: dict[str, list[bytes]] = {suffix: [] for suffix in suffixes}
+        for line in message.split(b"\n"):
+            command, *stream = line[:HEAD_BYTES].split(b" ", 2)[:2]
+            if command in (b"SERVER", b"NAME"):
+                for lines in kept.values():
+                    lines.append(line)
+            elif stream and (suffix := wanted.get((command, stream[0]))) is not None:
+                kept[suffix].append(line)
+        for suffix, lines in kept.items():
             yield self._channel(suffix), b"\n".join(lines)
 
     def _channel(self, suffix: str) -> str:
