@@ -181,4 +181,11 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         checks=("test_tcp_relay.py::test_a_message_of_many_streams_and_a_ping_is_taken_apart_in_one_go",),
     ),
+    Mutant(
+        name="a-reason-with-another-number-is-another-reason",
+        rule="1",
+        harm="Whoever may publish fills the disks of all processes with log lines, one for each line that he says.",
+        edits=(Edit("asyncio/bus.py", "_NUMBER.sub('', error.reason)", "error.reason"),),
+        checks=("test_bus.py::test_a_flood_of_bad_lines_fills_no_log",),
+    ),
 )

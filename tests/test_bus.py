@@ -1541,6 +1541,22 @@ def test_replicate_is_answered_and_bad_lines_are_counted(deployment: Deployment)
     run(main())
 
 
+def test_a_flood_of_bad_lines_fills_no_log(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with deployment.bus() as bus:
+            caplog.clear()
+            for number in range(5, 1000):
+                bus._message(deployment.name, b"POSITION s w %d 4" % number)
+            bus._message(deployment.name, b"POSITION s")
+            assert bus.statistics()["reader"]["parse_errors"] == 996
+
+    run(main())
+    logged = [record.message for record in caplog.records if "bad " in record.message]
+    assert len(logged) <= 20, "a line a second and reason, and not over and over"
+    assert any(text.startswith("bad prev: 5 is above new, 4") for text in logged)
+    assert any(text.startswith("bad line: POSITION takes 4 fields") for text in logged)
+
+
 # -- errors a user can make -----------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import random
+import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
@@ -62,6 +63,8 @@ COMMAND_CALLS = 10_000
 
 # A bad line is logged at most once in this many seconds per reason; all are counted (protocol.md, section 1).
 LOG_EVERY = 1.0
+
+_NUMBER = re.compile(r"\b\d+\b")
 
 
 class Bus:
@@ -785,7 +788,7 @@ class Bus:
             self._doubt_claim(writing, now, epoch)
 
     def _log_error(self, error: ParseError, now: float) -> None:
-        reason = f"{error.field} {error.reason}"
+        reason = f"{error.field} {_NUMBER.sub('', error.reason)}"  # else a line with another number is another reason
         if now - self._logged.get(reason, -LOG_EVERY) >= LOG_EVERY:
             if len(self._logged) > 1000:
                 self._logged.clear()
