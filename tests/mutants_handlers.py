@@ -155,4 +155,18 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         checks=(RETRIED + "what_the_handler_wrote_elsewhere_was_refused",),
     ),
+    Mutant(
+        name="any-handler-of-a-stream-may-save",
+        rule="9.12",
+        harm="The first of two handlers saves, the second fails: the rows are not handed to it again.",
+        edits=(Edit(READING, "        if not batch._last:", "        if False:"),),
+        checks=(ONCE + "only_the_last_handler_of_a_stream_may_save",),
+    ),
+    Mutant(
+        name="a-loop-that-was-left-is-waited-for",
+        rule="9.12",
+        harm="Another handler of its stream, which was at work then, gets nothing more of that writer, in silence.",
+        edits=(Edit(READING, "            if handler in self._handlers[stream]:", "            if True:"),),
+        checks=(RETRIED + "a_loop_that_is_left_while_another_handler_works_keeps_nothing_back",),
+    ),
 )

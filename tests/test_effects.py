@@ -226,6 +226,34 @@ def test_a_second_block_is_refused_before_it_has_effects(place: Place) -> None:
     assert place.bills() == list(range(5))
 
 
+def test_only_the_last_handler_of_a_stream_may_save(place: Place) -> None:
+    """What it saved is not handed out again: another one that came after it and failed would lose the rows."""
+    failures, seen = [ConnectionResetError("another server")], []
+
+    def beside(batch: Any) -> None:
+        if failures:
+            raise failures.pop()
+        seen.extend(row.number for row in batch.rows)
+
+    def subscribe(bus: Any, handler: Any) -> None:
+        if place.runtime == "asyncio":
+            bus.do(lambda: bus.bus.subscribe(orders)(handler))
+        else:
+            bus.subscribe(orders)(handler)
+
+    with place.bus(handler_of(place), settings=attrs.evolve(QUICK, handler_retries=0)) as bus:
+        subscribe(bus, beside)
+        write(place, range(1))
+        until(lambda: bus.statistics()["reader"]["stopped"])
+        assert "subscribe the one that saves last" in bus.statistics()["reader"]["stopped"]["orders w"]
+    assert (place.bills(), seen, saved(place)) == ([], [], 0)
+    with place.bus(beside if place.runtime == "threads" else lambda batch: beside(batch)) as bus:
+        subscribe(bus, handler_of(place))
+        last = write(place, range(1, 5))
+        until(lambda: saved(place) == last)
+    assert (place.bills(), seen, failures) == (list(range(5)), list(range(5)), [])
+
+
 def test_a_memory_store_has_no_connections() -> None:
     async def main() -> None:
         errors: list[Any] = []

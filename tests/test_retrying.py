@@ -199,6 +199,32 @@ def test_what_the_handler_wrote_elsewhere_was_refused(refused: PositionsAheadOfT
     run(main())
 
 
+def test_a_loop_that_is_left_while_another_handler_works_keeps_nothing_back() -> None:
+    async def main() -> None:
+        async with (
+            MemoryDeployment(orders, settings=PATIENT) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r") as reader,
+        ):
+            rows: list[int] = []
+
+            async def slow(batch: Any) -> None:
+                await asyncio.sleep(10.0)
+                rows.extend(row.number for row in batch.rows)
+
+            reader.subscribe(orders)(slow)
+            step = asyncio.ensure_future(anext(reader.follow(orders)))
+            await asyncio.sleep(1.0)
+            await w1.publish(orders, [Order(1, "new")])
+            await asyncio.sleep(1.0)
+            step.cancel()  # the loop ends
+            token = (await w1.publish(orders, [Order(2, "new")]))[-1]
+            await reader.wait_for(orders, "w1", token, timeout=100.0)
+            assert rows == [1, 2]
+
+    run(main())
+
+
 def test_close_ends_a_pause_at_once_and_the_rows_come_again() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -94,6 +94,7 @@ class Batch(Generic[RowT]):
     reader: str | None = attrs.field(default=None, repr=False)
     _tried: bool = attrs.field(default=False, init=False, repr=False)
     _saved: bool = attrs.field(default=False, init=False, repr=False)
+    _last: bool = attrs.field(default=True, init=False, repr=False)  # no other handler is called with it after this one
 
     @property
     def payloads(self) -> Sequence[bytes]:
@@ -111,7 +112,7 @@ class Batch(Generic[RowT]):
 
         ``connection``: the caller's, of the reader store's database. Commit before the handler returns. Raises
         ReaderMoved when these rows were handled before, or elsewhere: let it out, and roll back; ConfigError
-        when the bus has no ``reader`` name.
+        when the bus has no ``reader`` name, or the stream has another handler that was subscribed later.
         """
         await self._save(self, connection)
         self._saved = True
@@ -125,8 +126,9 @@ class Batch(Generic[RowT]):
         a batch. Where the server went away, or COMMIT got no answer, let the error out: the handler is called again
         unless the position shows that it was committed.
 
-        Raises ConfigError when the bus has no ``reader`` name, and for a store without connections (memory, HTTP);
-        ReaderMoved when these rows were handled before, or elsewhere; Unavailable, CommitUnknown.
+        Raises ConfigError when the bus has no ``reader`` name, or the stream has another handler that was subscribed
+        later, and for a store without connections (memory, HTTP); ReaderMoved when these rows were handled before, or
+        elsewhere; Unavailable, CommitUnknown.
         """
         return self._begin(self)
 
@@ -867,8 +869,7 @@ class Reading:
             self._oldest.pop(key, None)
             try:
                 batch._tried = batch._saved = False
-                for handler in list(self._handlers.get(raw.stream, ())):
-                    await call(handler, batch)
+                await self._call_handlers(raw.stream, batch)
             except _DetachedError:
                 if not batch._tried or not await self._reload(key, raw, log_read):
                     core.put_back(*key)
@@ -905,6 +906,14 @@ class Reading:
             self._saved[key] = raw.position
         core.done(*key)
         return True
+
+    async def _call_handlers(self, stream: str, batch: Batch[Any]) -> None:
+        due = list(self._handlers.get(stream, ()))
+        while due:
+            handler = due.pop(0)
+            batch._last = not due
+            if handler in self._handlers[stream]:  # a loop may have been left while another handler was at work
+                await call(handler, batch)
 
     def _in_hand(self, key: Key, raw: RawBatch) -> bool:
         return self.core.progress[key].queue.handling is raw
@@ -996,6 +1005,11 @@ class Reading:
             raise ConfigError("saving a position needs a durable reader: pass reader= and store= to connect()")
         if batch._saved:
             raise ConfigError("the position of this batch is saved already: one save, or one transaction, a batch")
+        if not batch._last:  # what is saved is not handed out again, whatever becomes of the calls that follow
+            raise ConfigError(
+                f"stream {batch.stream.name!r} has another handler, which is called later and would lose these rows if "
+                "it failed: subscribe the one that saves last, or give each a bus and a reader name of its own"
+            )
         key = (batch.stream.name, batch.writer)
         if not self.core.progress[key].stream.durable or key[0] in self.unsaved:
             what = "of invalidations" if key[0] in self.unsaved else "kept in memory"

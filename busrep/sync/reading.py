@@ -84,7 +84,8 @@ class Batch(Generic[RowT]):
 
         ``connection``: the caller's (a psycopg.Connection, or a sqlite3.Connection of this thread), of the reader
         store's database. Commit before the handler returns. Raises ReaderMoved when these rows were handled before, or
-        elsewhere: let it out, and roll back; ConfigError when the bus has no ``reader`` name.
+        elsewhere: let it out, and roll back; ConfigError when the bus has no ``reader`` name, or the stream has another
+        handler that was subscribed later.
         """
         self._save(self._batch, connection)
 
@@ -96,9 +97,9 @@ class Batch(Generic[RowT]):
         the transaction committed; when it raises, rolled back. One block a batch. Where the server went away, or COMMIT
         got no answer, let the error out: the handler is called again unless the position shows that it was committed.
 
-        Raises ConfigError when the bus has no ``reader`` name, and for a store that is not given by the URL of a
-        PostgreSQL or SQLite database; ReaderMoved when these rows were handled before, or elsewhere; Unavailable,
-        CommitUnknown.
+        Raises ConfigError when the bus has no ``reader`` name, or the stream has another handler that was subscribed
+        later, and for a store that is not given by the URL of a PostgreSQL or SQLite database; ReaderMoved when these
+        rows were handled before, or elsewhere; Unavailable, CommitUnknown.
         """
         return self._begin(self._batch)
 
