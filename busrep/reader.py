@@ -180,7 +180,7 @@ class Progress:
     error: BaseException | None = None
     incarnation: int | None = None
     starts_here: bool = False  # its first POSITION tells where it begins
-    began: int = 0  # the position at which it was taken up
+    began: int = 0  # the position at which it was taken up, by the first process under a reader's name
     lower_since: float | None = None  # lines of lower incarnations alone have come since then
     recent: RecentTokens | None = None  # of a foreign writer
 
@@ -717,9 +717,10 @@ class Reader:
         """The streams followed."""
         return self._streams
 
-    def start_at(self, stream: str, writer: str, position: int) -> None:
-        """Positions known at the start: saved ones, or proven ones for a reader that starts from now."""
-        self._add(self._streams[stream], writer, position).began = position
+    def start_at(self, stream: str, writer: str, position: int, began: int | None = None) -> None:
+        """Positions known at the start: saved ones, or proven ones for a reader that starts from now. ``began``: where
+        all began that was handled up to a saved one; else there."""
+        self._add(self._streams[stream], writer, position).began = position if began is None else began
 
     def registered(self, claims: Mapping[Key, int]) -> dict[Key, int]:
         """The registry: the incarnation of each registered (stream, writer). From then on a line of a stream with a

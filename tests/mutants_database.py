@@ -280,6 +280,19 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(FAILOVER + "effects_that_a_failover_took_back_are_made_again[False]",),
     ),
     Mutant(
+        name="what-a-process-before-saved-is-where-it-began",
+        rule="9.23",
+        harm="The same, once the reader was restarted.",
+        edits=(
+            Edit(
+                "asyncio/reading.py",
+                "core.start_at(*key, position, began=starts.get(key, 0))",
+                "core.start_at(*key, position)",
+            ),
+        ),
+        checks=(FAILOVER + "effects_are_made_again_that_the_process_before_had_made",),
+    ),
+    Mutant(
         name="a-handler-goes-on-behind-a-lost-registration",
         rule="9.23",
         harm="The same, where the handler's next transaction finds it out.",

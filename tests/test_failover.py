@@ -20,7 +20,9 @@ import busrep
 from busrep import sync
 from busrep.errors import CommitsLost, StatementRefused, Unavailable, WriterFenced
 from busrep.stores.claims import Home, _failovers
+from busrep.testing import virtual
 from busrep.testing.links import FaultyLink
+from busrep.testing.pair import MemoryDeployment
 from busrep.testing.servers import PostgresServer, start_postgres, start_replica
 
 from .shop import QUICK, STREAMS, Order, opened_store, orders
@@ -324,6 +326,29 @@ def test_effects_that_a_failover_took_back_are_made_again(redis_url: str, bus_na
             assert not reader.statistics()["reader"]["stopped"]
 
     run(work(), 240)
+
+
+def test_effects_are_made_again_that_the_process_before_had_made() -> None:
+    """The reader has been restarted since: what it loaded is not where its effects begin."""
+
+    async def main() -> None:
+        async with MemoryDeployment(orders, settings=QUICK) as deployment, deployment.bus(writer="w") as writer:
+            for number in range(5):
+                last = await writer.publish(orders, [Order(number, "new")])
+            async with deployment.bus(reader="r") as reader:
+                reader.subscribe(orders)(Handled())
+                await reader.wait_for(orders, "w", last[-1])
+            again = Handled()
+            async with deployment.bus(reader="r") as reader:
+                reader.subscribe(orders)(again)
+                await asyncio.sleep(5.0)
+                assert again.facts == []
+                del reader._store.world.readers["r"]["orders", "w"]
+                await asyncio.sleep(30.0)
+                assert [token for _, token in again.facts] == list(range(1, last[-1] + 1))
+                assert (await reader._store.load_reader("r")).positions == {("orders", "w"): last[-1]}
+
+    virtual.run(main())
 
 
 def test_another_timeline_fences_all_writers_until_they_claim_again(postgres_url: str) -> None:

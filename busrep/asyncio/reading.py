@@ -417,7 +417,9 @@ class Reading:
             self._saved |= positions
         core.follow(self.followed_as(name, from_now=foreign and self._start == "now" and not before))
         for key, position in positions.items():
-            core.start_at(*key, position)
+            # Where another process saved it, or one before: if a failover loses that, so it does all effects, and where
+            # they began is not known. If rows from there are pruned the fetch says so.
+            core.start_at(*key, position, began=starts.get(key, 0))
         self._learn(list(known.values()))
 
     async def _begin_anew(self, epoch: str, known: Sequence[KnownWriter], *names: str) -> ReaderState:
