@@ -169,4 +169,24 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(Edit(READING, "            if handler in self._handlers[stream]:", "            if True:"),),
         checks=(RETRIED + "a_loop_that_is_left_while_another_handler_works_keeps_nothing_back",),
     ),
+    Mutant(
+        name="a-cancelled-commit-is-a-stop",
+        rule="9.12",
+        harm="close() during a slow COMMIT tells of a handler that stopped for good, and stores that.",
+        edits=(Edit("asyncio/tasks.py", "        raise asyncio.CancelledError from error\n", "        raise error\n"),),
+        checks=(RETRIED + "close_cancels_a_handler_that_makes_another_error_of_it",),
+    ),
+    Mutant(
+        name="close-cancels-whoever-waits-for-the-name",
+        rule="9.5",
+        harm="A task of the application's that nobody cancelled gets CancelledError, and ends without a word.",
+        edits=(
+            Edit(
+                "asyncio/bus.py",
+                "                raise Closed from None  # only close() ends it\n",
+                "                raise\n",
+            ),
+        ),
+        checks=("test_winning_back.py::test_a_caller_is_told_that_the_bus_was_closed_meanwhile",),
+    ),
 )

@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 import busrep
+from busrep.delivery import Missed
 from busrep.errors import HandlerFailed, PositionsAheadOfTable
 from busrep.testing import virtual
 from busrep.testing.pair import QUICK, MemoryDeployment
@@ -243,6 +244,45 @@ def test_close_ends_a_pause_at_once_and_the_rows_come_again() -> None:
                 await until(lambda: again.rows == [1])
 
     run(main())
+
+
+@pytest.mark.parametrize("where", ["a batch", "a notice"])
+def test_close_cancels_a_handler_that_makes_another_error_of_it(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """As batch.transaction() does at COMMIT. The handler has not stopped for good."""
+
+    async def main() -> None:
+        told: list[Any] = []
+        started = asyncio.Event()
+
+        async def handle(*_: Any) -> None:
+            started.set()
+            try:
+                await asyncio.sleep(1000.0)
+            except asyncio.CancelledError as error:
+                raise busrep.CommitUnknown(1, error, cancelled=True) from error
+
+        async with (
+            MemoryDeployment(orders, settings=attrs.evolve(QUICK, shutdown_timeout=0.5)) as deployment,
+            deployment.bus(writer="w1") as w1,
+        ):
+            async with deployment.bus(reader="r", on_failure=told.append) as reader:
+                if where == "a batch":
+                    reader.subscribe(orders)(handle)
+                    await w1.publish(orders, [Order(1, "new")])
+                    await started.wait()
+                else:
+                    reader.on_missed(orders)(handle)
+                    task = asyncio.create_task(reader._reading._notify(Missed("orders", "w1", 0, 1)))
+                    await started.wait()
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+            assert told == []
+            assert reader.statistics()["reader"]["stopped"] == {}
+
+    with caplog.at_level(logging.ERROR, "busrep.reader"):
+        run(main())
+    assert caplog.messages == []
 
 
 def test_invalidations_do_not_wait_for_a_handler() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from busrep.asyncio.writing import WinningBack
-from busrep.errors import Unavailable, WriterFenced
+from busrep.errors import Closed, Unavailable, WriterFenced
 
 from .shop import Order, orders, typing
 from .test_bus import Deployment, deployment, on_postgres, run, until  # noqa: F401 - fixtures
@@ -127,6 +127,29 @@ def test_a_caller_who_is_cancelled_does_not_tear_the_claim(deployment: Deploymen
             go_on.set()
             await write(writer, 2)
             assert claims == [writer.statistics()["writer"]["incarnation"]]
+
+    run(work())
+
+
+def test_a_caller_is_told_that_the_bus_was_closed_meanwhile(deployment: Deployment) -> None:  # noqa: F811
+    """And not cancelled, for nobody cancelled it."""
+
+    async def work() -> None:
+        async with deployment.bus(writer="w") as writer:
+            store: Any = writer._store
+            asked = asyncio.Event()
+
+            async def held_up(*_: Any, **__: Any) -> Any:
+                asked.set()
+                await asyncio.Event().wait()
+
+            store.claim = held_up
+            await finish(writer)
+            task = asyncio.create_task(write(writer, 1))
+            await asked.wait()
+            await writer.close()
+            with pytest.raises(Closed):
+                await task
 
     run(work())
 

@@ -13,7 +13,7 @@ from busrep.failures import Verdict
 from busrep.snapshots import BootstrapProgress
 
 from .parts import Rows, SnapshotPart, decode_rows
-from .tasks import being_cancelled, call
+from .tasks import call, heed_cancellation
 
 if TYPE_CHECKING:
     from .bootstrap_run import Run
@@ -62,8 +62,7 @@ class Applying:
                 await call(self.applier.handler, part)
                 return part._saved or await self._saved(work, part)
             except (Exception, asyncio.CancelledError) as error:
-                if being_cancelled():  # close() lost its patience
-                    raise
+                heed_cancellation(error)  # close() lost its patience
                 self.reading.handler_failures += 1
                 verdict = retrying.failed(key, work.number, error, facts=1)
                 decided = await self._decided(work) if part._tried or isinstance(error, ReaderMoved) else None

@@ -41,7 +41,7 @@ from .failing import OnFailure, checked_callback, tell
 from .link import Link, RedisLink
 from .parts import Applier, ApplyHandler
 from .reading import Batch, Handler, NoticeHandler, OnEpochChange, OnPoison, OnTooOld, Reading, Start
-from .tasks import call, log_failure, pause_after, spawn, stop, within
+from .tasks import call, heed_cancellation, log_failure, pause_after, spawn, stop, within
 from .tcp import TcpAddress, TcpLink, identity_of
 from .tcp_server import TcpServer
 from .writing import Claimed, Fact, WinningBack, Writing
@@ -242,7 +242,7 @@ class Bus:
     async def _renew_writing(self, former: Writing) -> Writing:
         """What goes on in place of one that was fenced, if that was for its silence alone.
 
-        Raises WriterFenced when another process has the name, ClaimBlocked, Unavailable.
+        Raises WriterFenced when another process has the name, ClaimBlocked, Unavailable, Closed.
         """
         if self._writing is former:
             if self._winning is None or self._winning.done():
@@ -250,7 +250,11 @@ class Bus:
                 self._tasks[self._winning] = None
                 self._winning.add_done_callback(lambda done: self._tasks.pop(done, None))
             # Not given up with the caller: a claim that is committed and not noted would pass for another process's.
-            await asyncio.shield(self._winning)
+            try:
+                await asyncio.shield(self._winning)
+            except asyncio.CancelledError as error:
+                heed_cancellation(error)
+                raise Closed from None  # only close() ends it
         assert self._writing is not None  # noqa: S101 (there was one)
         if self._writing is former:
             raise former.fenced or WriterFenced(former.name, former.incarnation)

@@ -57,7 +57,7 @@ from .parts import Applier
 from .retrying import Retrying
 from .silent import SilentWriters
 from .stop_notes import StopNotes
-from .tasks import being_cancelled, call, spawn, stop, within
+from .tasks import call, heed_cancellation, spawn, stop, within
 
 log = logging.getLogger("busrep.reader")
 
@@ -839,9 +839,8 @@ class Reading:
         for function, args in calls:
             try:
                 await call(function, notice.stream, notice.writer, *args)
-            except (Exception, asyncio.CancelledError):
-                if being_cancelled():
-                    raise
+            except (Exception, asyncio.CancelledError) as error:
+                heed_cancellation(error)
                 log.exception("the handler of a reset or of missed rows failed")
 
     async def _handle(self, key: Key, raw: RawBatch) -> bool:
@@ -877,8 +876,7 @@ class Reading:
                     core.put_back(*key)
                 return False
             except (Exception, asyncio.CancelledError) as error:
-                if being_cancelled():  # close() lost its patience
-                    raise
+                heed_cancellation(error)  # close() lost its patience
                 self.handler_failures += 1
                 facts = 2 if raw.tokens and raw.tokens[0] != raw.tokens[-1] else 1
                 patient = key[0] not in self.unsaved  # rows of these are better skipped, see _failed

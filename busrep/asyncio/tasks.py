@@ -30,6 +30,13 @@ def being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+def heed_cancellation(error: BaseException) -> None:
+    """Raise CancelledError if this task is being cancelled, whatever became of it where it was caught: after a COMMIT
+    whose outcome is unknown for it, CommitUnknown."""
+    if being_cancelled():
+        raise asyncio.CancelledError from error
+
+
 async def stop(tasks: Iterable[asyncio.Task[Any]], timeout: float) -> None:
     """Cancel tasks until they end, within ``timeout``: Python 3.11's wait_for, which drivers use, may swallow one."""
     left = list(tasks)
