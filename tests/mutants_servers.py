@@ -188,4 +188,12 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(Edit("asyncio/bus.py", "_NUMBER.sub('', error.reason)", "error.reason"),),
         checks=("test_bus.py::test_a_flood_of_bad_lines_fills_no_log",),
     ),
+    # --- what may be asked
+    Mutant(
+        name="presence-is-told-as-often-as-asked",
+        rule="2",
+        harm="Five REPLICATEs a second: a process with 4,000 users says 2,700 lines a second, to all others.",
+        edits=(Edit("asyncio/presence.py", "pause = min(told / TOLD_AGAIN, self._refresh / 2)", "pause = 0 * told"),),
+        checks=("test_presence.py::test_a_flood_of_questions_costs_so_many_lines_a_second",),
+    ),
 )

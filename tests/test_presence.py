@@ -17,7 +17,7 @@ import redis.asyncio as aioredis
 import busrep
 from busrep import ConfigError, LockReleased, Unavailable, UserSync
 from busrep.asyncio import bus as bus_module
-from busrep.asyncio.presence import DEVICE_BYTES, MOST_WAITING, SLICE, SLICE_PAUSE, Presence, PresenceChange
+from busrep.asyncio.presence import DEVICE_BYTES, MOST_WAITING, SLICE, SLICE_PAUSE, TOLD_AGAIN, Presence, PresenceChange
 from busrep.commands import NAME_BYTES, ClearUserSync, Replicate
 from busrep.errors import Closed
 from busrep.testing import MemoryRedis, virtual
@@ -441,6 +441,28 @@ async def test_many_users_are_told_again_in_slices() -> None:
         await asyncio.sleep(5)
         assert len(there.syncing()) == count - 5
         assert at[-1] - at[0] >= 2 * SLICE_PAUSE, "with room for others between"
+
+
+@virtually
+async def test_a_flood_of_questions_costs_so_many_lines_a_second() -> None:
+    server = Lossy()
+    async with bus_of(server) as one:
+        here = Presence(one, "p1", refresh=1000.0, timeout=3000.0)
+        for number in range(4000):
+            await here.start(f"@{number}")
+            if number % 1000 == 0:
+                await asyncio.sleep(1)
+        await asyncio.sleep(10)
+        server.published.clear()
+        for _ in range(200):
+            server.publish("shop", b"REPLICATE")
+            await asyncio.sleep(0.2)
+        assert len(server.lines(b"start")) <= 4000 + 40 * TOLD_AGAIN
+        await asyncio.sleep(10)
+        server.published.clear()
+        server.publish("shop", b"REPLICATE")
+        await asyncio.sleep(2)
+        assert len(server.lines(b"start")) == 4000, "after a pause all are told at once"
 
 
 @virtually

@@ -46,8 +46,10 @@ SLICE, SLICE_PAUSE = 500, 0.1
 # What is told of presence is told again.
 MOST_WAITING = COMMAND_QUEUE // 2
 
-# Seconds between two rounds of telling all. A deployment that starts asks with a burst of REPLICATEs.
+# Seconds between two rounds of telling all, at least: a deployment that starts asks with a burst of REPLICATEs.
 ROUND_PAUSE = 1.0
+# Lines that a flood of REPLICATEs may cost a second, each heard by every process: a long round is not soon told again.
+TOLD_AGAIN = 1_000
 
 
 @attrs.frozen
@@ -331,21 +333,25 @@ class Presence:
             await wait_until_set(self._asked, max(0.0, due - clock()))
             self._asked.clear()
             due = self._next_round(clock())
-            await self._tell_all()
-            await asyncio.sleep(ROUND_PAUSE * (0.5 + random.random() / 2))
+            told = await self._tell_all()
+            pause = min(told / TOLD_AGAIN, self._refresh / 2)
+            await asyncio.sleep(max(ROUND_PAUSE * (0.5 + random.random() / 2), pause))
 
     def _next_round(self, now: float) -> float:
         return now + self._refresh * (0.9 + 0.2 * random.random())
 
-    async def _tell_all(self) -> None:
+    async def _tell_all(self) -> int:
+        """Tell of all own devices, until one cannot be told. Gives how many there were until then."""
+        at = 0
         for at, (user, device, _) in enumerate(self._own.devices(), 1):
             own = self._own.get(user, device)  # it may have ended meanwhile, and that was told
             if own is not None and not await self._try_to_send(
                 UserSync(self.instance_id, user, device, True, own.last_sync_ms)
             ):
-                return
+                break
             if at % SLICE == 0:
                 await self._pause()
+        return at
 
     async def _pause(self) -> None:
         while True:
