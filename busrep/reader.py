@@ -269,6 +269,7 @@ class Reader:
         self.ready: dict[Key, None] = {}  # what has something to take()
         self.asks = False  # somebody has to publish REPLICATE: POSITIONs of foreign writers are due
         self.stepped_back: dict[Key, None] = {}  # whose writer was heard below its position: look at the sequence
+        self.unproven: dict[Key, None] = {}  # whose writer said more than a page proves: likewise
         self.new_epoch: str | None = None  # set when the log is proven to be another: see rebase()
         self.registry: Mapping[Key, int] | None = None  # see `registered`
         self.registry_doubted = False  # a line was heard that an older state of the registry cannot explain: read it
@@ -801,7 +802,20 @@ class Reader:
         elif page.upto <= asked.after or (page.upto < asked.upto and not page.limited):
             # Asked of a source that cannot prove more yet (9.9): not an error, but no reason to hurry either.
             self.counters.pages_unproven += 1
+            # Nobody may ever have written that far (9.17). A foreign writer's next row would not show what it left out.
+            if progress.stream.durable and self._speakers.native(progress.writer):
+                self.unproven[asked.stream, asked.writer] = None
             self._retry_later(progress, now)
+
+    def nothing_above(self, stream: str, writer: str, asked: int, highest: int) -> None:
+        """No row is due above ``highest``, which is all that the sequence gave (9.17), though lines said that the
+        writer is at ``asked``. Where it is later its next head, or beat, shows a gap again."""
+        progress = self.progress[stream, writer]
+        if not progress.catching_up or progress.target != asked or asked <= highest:
+            return
+        progress.target = max(progress.position, highest)
+        if progress.asked is None and progress.position >= progress.target:
+            self._caught_up(progress)
 
     def _caught_up(self, progress: Progress) -> None:
         self.counters.gaps_filled += 1

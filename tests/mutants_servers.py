@@ -196,4 +196,31 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(Edit("asyncio/presence.py", "pause = min(told / TOLD_AGAIN, self._refresh / 2)", "pause = 0 * told"),),
         checks=("test_presence.py::test_a_flood_of_questions_costs_so_many_lines_a_second",),
     ),
+    Mutant(
+        name="what-was-said-is-waited-for-above-the-sequence",
+        rule="9.17",
+        harm="One forged line behind a gap: the rows of a live writer come by pages for ever, and late.",
+        edits=(Edit("asyncio/silent.py", "        await self._check_targets()\n", ""),),
+        checks=("test_rules.py::test_what_a_forged_line_said_above_the_sequence_is_not_waited_for",),
+    ),
+    Mutant(
+        name="a-foreign-writer-is-not-waited-for",
+        rule="9.17",
+        harm="Rows of a foreign writer that were inserted past the sequence are stepped over by its next one.",
+        edits=(
+            Edit(
+                "reader.py",
+                "if progress.stream.durable and self._speakers.native(progress.writer):\n                self.unproven",
+                "if progress.stream.durable:\n                self.unproven",
+            ),
+        ),
+        checks=("test_core_trust.py::test_9_17_a_foreign_writer_is_waited_for",),
+    ),
+    Mutant(
+        name="a-line-behind-the-sequence-that-was-read-is-not-waited-for",
+        rule="9.17",
+        harm="What a line said while the sequence was read is given up until the next beat.",
+        edits=(Edit("reader.py", "progress.target != asked or asked <= highest:", "asked <= highest:"),),
+        checks=("test_core_trust.py::test_9_17_what_lies_above_the_sequence_is_not_waited_for",),
+    ),
 )

@@ -9,10 +9,11 @@ from busrep.commands import Name
 from busrep.errors import ConfigError, RowError
 from busrep.framing import MOST_ERRORS, Rows, parse_message
 from busrep.ids import IdGenerator
-from busrep.reader import MOST_UNCONFIRMED, Followed, Reader
+from busrep.reader import MOST_UNCONFIRMED, Followed, Reader, State
 from busrep.settings import Settings
 from busrep.storage import Claim, KnownWriter, Registered, claims_of
 from busrep.streams import Registry, Stream, checked_stream
+from busrep.updates import UpdatesPage
 from busrep.writer import Writer
 
 EPOCH, OTHER = "0" * 32, "f" * 32
@@ -208,3 +209,55 @@ def test_a_name_that_is_won_back_starts_no_lower_than_it_was_announced_in_the_sa
     assert claim.resumed("e", {"s": 3, "t": 3}).starts == {"s": 5, "t": 5}
     assert claim.resumed("e", {"s": 12, "t": 5}).starts == {"s": 9, "t": 5}  # not above the sequence (9.17)
     assert claim.resumed("another", {"s": 7, "t": 7}) is claim
+
+
+def test_9_17_what_lies_above_the_sequence_is_not_waited_for() -> None:
+    reader = reader_of(Followed("s"), {("s", "w1"): 7})
+    reader.connected(0.0)
+    reader.receive(announced("w1", 7, "POSITION s w1 5 5"), 0.0)
+    reader.receive(announced("w1", 7, f"POSITION s w1 {10**17} {10**17}"), 0.0)
+    progress, now = reader.progress["s", "w1"], 0.0
+
+    def answer() -> None:
+        (asked,) = reader.fetches(now)
+        reader.receive_page(asked, UpdatesPage("s", "w1", asked.after, 5, [], [], False, EPOCH), now)
+
+    answer()
+    assert reader.unproven == {("s", "w1"): None}
+    reader.receive(announced("w1", 7, "POSITION s w1 5 5\nRDATA s w1 6 [6]"), now)  # held
+    for asked_at, highest in (
+        (10**17, 10**17),
+        (10**16, 5),
+    ):  # it may come yet; the line came after the sequence was read
+        reader.nothing_above("s", "w1", asked_at, highest)
+        assert progress.target == 10**17
+    now = 100.0
+    (asked,) = reader.fetches(now)
+    reader.nothing_above("s", "w1", 10**17, 6)
+    reader.receive_page(asked, UpdatesPage("s", "w1", 5, 6, [6], [b"[6]"], False, EPOCH), now)
+    assert progress.state is State.LIVE
+    assert progress.position == 6
+
+
+def test_9_17_a_pair_that_waits_for_nothing_else_is_live_at_once() -> None:
+    reader = reader_of(Followed("s"), {("s", "w1"): 7})
+    reader.connected(0.0)
+    reader.receive(announced("w1", 7, "POSITION s w1 9 9"), 0.0)
+    (asked,) = reader.fetches(0.0)
+    reader.receive_page(asked, UpdatesPage("s", "w1", 5, 5, [], [], False, EPOCH), 0.0)
+    reader.receive(announced("w1", 7, "POSITION s w1 5 5\nRDATA s w1 6 [6]"), 0.0)
+    reader.nothing_above("s", "w1", 9, 5)
+    assert reader.progress["s", "w1"].state is State.LIVE
+    assert reader.progress["s", "w1"].position == 6, "what was held is passed on"
+
+
+def test_9_17_a_foreign_writer_is_waited_for() -> None:
+    reader = Reader([Followed("s", foreign_writers=True)], epoch=EPOCH)
+    reader.registered({})
+    reader.start_at("s", "w1", 5)
+    reader.connected(0.0)
+    reader.receive(b"POSITION s w1 9 9", 0.0)
+    (asked,) = reader.fetches(0.0)
+    reader.receive_page(asked, UpdatesPage("s", "w1", 5, 5, [], [], False, EPOCH), 0.0)
+    assert reader.counters.pages_unproven == 1
+    assert not reader.unproven, "its next row would be taken in behind the gap"

@@ -1883,6 +1883,24 @@ def test_a_position_of_the_log_before_is_not_held_against_the_sequence_of_the_ne
     simulated(main)
 
 
+def test_what_a_forged_line_said_above_the_sequence_is_not_waited_for() -> None:
+    async def main() -> None:
+        async with MemoryDeployment(orders) as shop, shop.bus() as reader, shop.bus(writer="w1") as w1:
+            reader.subscribe(orders)(lambda _: None)
+            await reader.wait_for(orders, "w1", await write(w1, 1))
+            assert w1._writing is not None
+            opening = f"SERVER {shop.name} {w1._writing.epoch}\nNAME w1 {w1._writing.incarnation}\n"
+            reader._message(shop.name, f"{opening}POSITION orders w1 {10**17} {10**17}".encode())
+            core = reader._reading.core
+            assert core.progress["orders", "w1"].catching_up
+            await until(lambda: core.progress["orders", "w1"].state is State.LIVE)
+            found = core.counters.gaps_found
+            await reader.wait_for(orders, "w1", await write(w1, 2, 3))
+            assert core.counters.gaps_found == found == 1
+
+    simulated(main)
+
+
 def test_rows_pruned_from_the_log_before_stop_nobody_in_the_new_one() -> None:
     async def main() -> None:
         async with MemoryDeployment(orders) as shop, shop.bus(reader="r") as reader, shop.bus(writer="w1") as w1:

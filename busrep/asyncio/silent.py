@@ -34,6 +34,7 @@ class SilentWriters:
             return
         reading, core, settings = self._reading, self._reading.core, self._settings
         await self.check_sequences()
+        await self._check_targets()
         now = asyncio.get_running_loop().time()
         silent = set(core.silent(now))
         if not silent and not all_known and not core.registry_doubted:
@@ -102,6 +103,19 @@ class SilentWriters:
                 self._reading.above_sequence(key, PositionsAheadOfTable(key[0], held, highest))
             else:  # declared: the positions are void, and will be given up
                 core.doubt(epoch)
+
+    async def _check_targets(self) -> None:
+        """What a page does not prove may come yet. But above all that the sequence ever gave is nothing to wait for: a
+        forged line spoke of it (9.17)."""
+        assert self._store is not None  # noqa: S101 (`look` has looked)
+        core = self._reading.core
+        while core.unproven:
+            key, _ = core.unproven.popitem()  # one that is not looked at, for the table is away, comes by its next page
+            target = core.progress[key].target
+            highest = await self._store.sequence(key[0])
+            if highest is not None:
+                core.nothing_above(*key, target, highest)
+                self._reading.pump()
 
     async def _finish_all(self, dead: Mapping[str, int]) -> None:
         for writer, incarnation in dead.items():
