@@ -46,6 +46,9 @@ ITEM_BYTES = 1_024
 # Bytes that are decoded at a time where only their validity matters.
 CHUNK_BYTES = 65_536
 
+# How lines begin whose loss a foreign writer's next row does not show.
+_OF_STREAMS = (b"RDATA", b"POSITION")
+
 _BLANK_LINES = re.compile(rb"\n+")
 _RUN_HEAD = re.compile(rb"RDATA ([!-~]{1,255}) ([!-~]{1,255}) ")
 
@@ -74,8 +77,7 @@ class Frame:
 
     ``errors``: the reasons why lines were dropped; of unknown commands at most `MOST_ERRORS`. ``unknown``: how many
     commands were unknown. ``malformed``: whether the message, or the rest of it, was dropped for the last of the
-    errors. ``cut``: whether that was for a bound on what a message holds, so that well-formed rows may have been
-    dropped.
+    errors. ``cut``: whether lines that tell of a stream may have been dropped with it.
     """
 
     items: list[Command | Rows] = attrs.field(factory=list)
@@ -83,10 +85,6 @@ class Frame:
     unknown: int = 0
     malformed: bool = False
     cut: bool = False
-
-
-class _FullError(ParseError):
-    """The message holds more items, or more rows, than are allowed."""
 
 
 @attrs.define
@@ -102,7 +100,7 @@ class _Room:
         """Count items of the message; ``line`` is for the error."""
         items = self.items = self.items + count
         if items > self.most_items:
-            raise _FullError(line, "message", f"over {self.most_items} commands and runs of rows: the rest is dropped")
+            raise ParseError(line, "message", f"over {self.most_items} commands and runs of rows: the rest is dropped")
 
     @property
     def rows_left(self) -> int:
@@ -128,7 +126,8 @@ def parse_frame(
             _check_utf8(data)
         _parse_lines(data, frame, _Room(most_items, most_rows))
     except ParseError as error:
-        frame.malformed, frame.cut = True, isinstance(error, _FullError)
+        frame.malformed = True
+        frame.cut = any(data.startswith(line) or b"\n" + line in data for line in _OF_STREAMS)
         _note(frame, error)
     return frame
 
@@ -223,7 +222,7 @@ def _parse_run(data: bytes, at: int, frame: Frame, room: _Room, *, at_once: bool
     if pieces:
         _add_rows(frame, rows, prefix, pieces, room)
     if room.rows >= room.most_rows and data.startswith(prefix, end + 1):
-        raise _FullError(prefix, "message", f"over {room.most_rows} rows: the rest is dropped")
+        raise ParseError(prefix, "message", f"over {room.most_rows} rows: the rest is dropped")
     return end + 1
 
 

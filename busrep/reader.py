@@ -179,6 +179,7 @@ class Progress:
     retry_at: float = 0.0
     error: BaseException | None = None
     incarnation: int | None = None
+    native: bool = False  # whether the last line that counted said an incarnation
     starts_here: bool = False  # its first POSITION tells where it begins
     began: int = 0  # the position at which it was taken up, by the first process under a reader's name
     lower_since: float | None = None  # lines of lower incarnations alone have come since then
@@ -403,13 +404,16 @@ class Reader:
             self._cut()
 
     def _cut(self) -> None:
-        """The rest of a message was dropped for its size (9.20). A native writer's next frame shows by its head what
-        was in it. A foreign writer's next row shows nothing: its rows count again from its next POSITION on."""
+        """A message, or the rest of it, was dropped, and rows with it (9.20). A native writer's next frame shows by its
+        head what was in it. A foreign writer's next row shows nothing: its rows count again from its next POSITION on.
+        Of who was not heard no row counts as it is, and its catch-up goes on."""
         self.counters.messages_cut += 1
         for progress in self.progress.values():
-            if progress.state is not State.STOPPED and not self._speakers.native(progress.writer):
+            if progress.native or progress.state is State.STOPPED:
+                continue
+            self.asks = True
+            if progress.heard or progress.held:
                 self._lose(progress)
-                self.asks = True
 
     def _progress_of(self, item: Rows | Position) -> Progress | None:
         """The progress a line concerns; None for own echoes and streams nobody registered."""
@@ -563,6 +567,7 @@ class Reader:
         return self._speakers.has_log(writer, incarnation)
 
     def _line(self, progress: Progress, item: Rows | Position, incarnation: int | None) -> None:
+        progress.native = incarnation is not None
         if progress.holding:
             self._hold(progress, item, incarnation)
         elif isinstance(item, Rows):
@@ -644,7 +649,9 @@ class Reader:
     def _take_in(
         self, progress: Progress, tokens: list[int], payloads: list[bytes], upto: int, *, fetched: bool
     ) -> None:
-        if tokens and not self._speakers.native(progress.writer):
+        if progress.native:
+            progress.recent = None
+        elif tokens:
             if progress.recent is None:
                 progress.recent = RecentTokens(progress.position)
             progress.recent.add(tokens)
@@ -673,18 +680,19 @@ class Reader:
             self._gap(progress, new)
 
     def _step_back(self, progress: Progress, new: int) -> None:
-        native = self._speakers.native(progress.writer)
-        if progress.stream.resettable and progress.incarnation is None and not native:
-            self._reset(progress, 0 if progress.stream.fetchable else new)
+        stream, native = progress.stream, progress.native
+        foreign = not native and (progress.incarnation is None or stream.foreign_writers)
+        if stream.resettable and foreign:
+            self._reset(progress, 0 if stream.fetchable else new)
             progress.heard = True
-            if progress.stream.fetchable and new > 0:
+            if stream.fetchable and new > 0:
                 self._gap(progress, new)
             else:
                 self._move(progress, Event.UP_TO_DATE)
             return
         self.counters.old_positions += 1
-        if progress.stream.durable:
-            self.stepped_back[progress.stream.name, progress.writer] = None
+        if stream.durable:
+            self.stepped_back[stream.name, progress.writer] = None
         # Each frame of a native writer proves by its head what precedes it, so it can be followed from any head.
         # Of a foreign one it is unknown what was sent between this old line and now: wait for a newer.
         if native:
@@ -702,7 +710,7 @@ class Reader:
 
     def _miss(self, progress: Progress, upto: int) -> None:
         self.counters.missed += 1
-        certain = progress.stream.durable or self._speakers.native(progress.writer)
+        certain = progress.stream.durable or progress.native
         missed = Missed(progress.stream.name, progress.writer, progress.position, upto, certain)
         self._notice(progress, missed)
         progress.position, progress.recent = upto, None
@@ -787,7 +795,9 @@ class Reader:
             return
         if not self._verify_epoch(asked, page.epoch, now):
             return
-        if page.incarnation != progress.incarnation and progress.stream.resettable:
+        # A page of a foreign writer names no incarnation, whatever was said of one on the channel.
+        lives = progress.stream.resettable and not progress.stream.foreign_writers
+        if lives and page.incarnation != progress.incarnation:
             self.fetch_failed(asked, None, now)
             return
         self._fetching -= 1

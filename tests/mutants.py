@@ -1175,8 +1175,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "        if progress.stream.resettable and progress.incarnation is None and not native:\n",
-                "        if progress.stream.resettable:\n",
+                "        if stream.resettable and foreign:\n",
+                "        if stream.resettable:\n",
             ),
         ),
         checks=(SIMULATOR, R + "rule_9_11_a_step_back_within_one_incarnation_is_a_repeated_frame"),
@@ -1188,7 +1188,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "        if progress.stream.resettable and progress.incarnation is None and not native:\n",
+                "        if stream.resettable and foreign:\n",
                 "        if progress.incarnation is None and not (native and progress.stream.resettable):\n",
             ),
         ),

@@ -218,7 +218,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "        certain = progress.stream.durable or self._speakers.native(progress.writer)\n",
+                "        certain = progress.stream.durable or progress.native\n",
                 "        certain = True\n",
             ),
         ),

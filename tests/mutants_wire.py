@@ -53,6 +53,109 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(HOSTILE + "what_a_cut_message_held_of_a_foreign_writer_is_not_stepped_over",),
     ),
     Mutant(
+        name="a-malformed-message-says-nothing-of-foreign-writers",
+        rule="9.20",
+        harm="A foreign writer's row that is too long, or not UTF-8, is stepped over by its next row, in silence.",
+        edits=(
+            Edit(
+                FRAMING,
+                '        frame.cut = any(data.startswith(line) or b"\\n" + line in data for line in _OF_STREAMS)\n',
+                '        frame.cut = " are allowed" not in str(error) and " is dropped" in str(error)\n',
+            ),
+        ),
+        checks=(HOSTILE + "what_a_cut_message_held_of_a_foreign_writer_is_not_stepped_over",),
+    ),
+    Mutant(
+        name="any-malformed-line-silences-foreign-writers",
+        rule="9.20",
+        harm="A command of another system that is malformed here costs rows of streams in memory, each time it comes.",
+        edits=(
+            Edit(
+                FRAMING,
+                '        frame.cut = any(data.startswith(line) or b"\\n" + line in data for line in _OF_STREAMS)\n',
+                "        frame.cut = True\n",
+            ),
+        ),
+        checks=(HOSTILE + "a_message_without_a_line_of_a_stream_takes_nothing_from_foreign_writers",),
+    ),
+    Mutant(
+        name="a-cut-message-ends-the-catch-up-of-who-is-not-heard",
+        rule="9.20",
+        harm="Rows of a predecessor of the own name are not fetched until the link is lost.",
+        edits=(Edit(READER, "            if progress.heard or progress.held:\n", "            if True:\n"),),
+        checks=(HOSTILE + "a_cut_message_does_not_end_the_catch_up_of_who_is_not_heard",),
+    ),
+    Mutant(
+        name="what-is-held-is-joined-over-a-cut-message",
+        rule="9.20",
+        harm="A foreign writer's row in a message that was cut while a snapshot loads is stepped over by its next row.",
+        edits=(Edit(READER, "            if progress.heard or progress.held:\n", "            if progress.heard:\n"),),
+        checks=(HOSTILE + "what_is_held_of_a_foreign_writer_is_not_joined_over_a_cut_message",),
+    ),
+    Mutant(
+        name="a-stray-name-makes-a-native-writer",
+        rule="9.20",
+        harm="One line on the channel takes from a foreign writer what keeps its lost rows from being stepped over.",
+        edits=(
+            Edit(
+                READER,
+                "        progress.native = incarnation is not None\n",
+                "        progress.native = self._speakers.native(progress.writer)\n",
+            ),
+            Edit(
+                READER,
+                "            if progress.native or progress.state is State.STOPPED:\n",
+                "            if self._speakers.native(progress.writer) or progress.state is State.STOPPED:\n",
+            ),
+        ),
+        checks=(
+            HOSTILE + "what_a_cut_message_held_of_a_foreign_writer_is_not_stepped_over",
+            "test_core_trust.py::test_a_stray_name_makes_no_native_writer_of_a_foreign_one",
+            "test_core_trust.py::test_a_stray_name_does_not_hide_that_a_foreign_writer_began_anew",
+        ),
+    ),
+    Mutant(
+        name="an-incarnation-once-said-hides-a-foreign-writer-that-began-anew",
+        rule="R14",
+        harm="After one stray line all rows of a foreign writer that restarts are dropped as duplicates, for good.",
+        edits=(
+            Edit(
+                READER,
+                "not native and (progress.incarnation is None or stream.foreign_writers)\n",
+                "not native and progress.incarnation is None\n",
+            ),
+        ),
+        checks=("test_core_trust.py::test_a_stray_name_does_not_hide_that_a_foreign_writer_began_anew",),
+    ),
+    Mutant(
+        name="pages-of-foreign-writers-name-an-incarnation",
+        rule="9.25",
+        harm="After one stray line every page of a stream of the reference system is refused: stale for good.",
+        edits=(
+            Edit(
+                READER,
+                "        lives = progress.stream.resettable and not progress.stream.foreign_writers\n",
+                "        lives = progress.stream.resettable\n",
+            ),
+        ),
+        checks=("test_core_trust.py::test_pages_of_a_foreign_writer_count_whatever_incarnation_was_said",),
+    ),
+    Mutant(
+        name="tokens-of-before-are-kept-of-a-native-writer",
+        rule="3",
+        harm="Rows that a native writer repeats are logged as late ones that nobody gets.",
+        edits=(
+            Edit(
+                READER,
+                "        if progress.native:\n            progress.recent = None\n        elif tokens:\n",
+                "        if tokens and not progress.native:\n",
+            ),
+        ),
+        checks=(
+            "test_late_rows.py::test_what_a_native_writer_repeats_is_not_late_though_it_was_first_heard_of_as_any",
+        ),
+    ),
+    Mutant(
         name="announcements-of-many-streams-are-cut",
         rule="9.20",
         harm="Streams behind the bound of a message are never announced: the loss of their last frame is never found.",

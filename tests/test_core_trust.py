@@ -6,6 +6,7 @@ import attrs
 import pytest
 
 from busrep.commands import Name
+from busrep.delivery import Reset
 from busrep.errors import ConfigError, RowError
 from busrep.framing import MOST_ERRORS, Rows, parse_message
 from busrep.ids import IdGenerator
@@ -58,6 +59,46 @@ def test_9_18_a_bounded_number_of_writers_is_noted_for_the_registry() -> None:
         reader.receive(announced(f"w{number}", 1, f"POSITION s w{number} 1 1"), 0.0)
     claims = {("s", f"w{number}"): 1 for number in range(MOST_UNCONFIRMED + 10)}
     assert len(reader.registered(claims)) == MOST_UNCONFIRMED
+
+
+STRAY = b"NAME w 1"  # what anybody on the channel can say
+
+
+def test_a_stray_name_makes_no_native_writer_of_a_foreign_one() -> None:
+    """Its rows prove nothing of what was before them, whatever somebody said under its name."""
+    reader = reader_of(Followed("s", foreign_writers=True), {})
+    reader.start_at("s", "w", 5)
+    for line in (b"POSITION s w 5 5", b"RDATA s w 6 1", STRAY):
+        reader.receive(line, 0.0)
+    reader.connected(1.0)  # row 7 is lost meanwhile
+    for line in (b"POSITION s w 5 5", b"RDATA s w 8 1"):  # the first is an old one
+        reader.receive(line, 1.0)
+    assert reader.progress["s", "w"].position == 6
+
+
+@pytest.mark.parametrize("stray", [STRAY, STRAY + b"\nPOSITION s w 50 50"])
+def test_a_stray_name_does_not_hide_that_a_foreign_writer_began_anew(stray: bytes) -> None:
+    reader = reader_of(Followed("s", resettable=True, fetchable=False, foreign_writers=True), {})
+    for line in (b"POSITION s w 0 0", b"RDATA s w 50 1", stray, b"POSITION s w 50 50"):
+        reader.receive(line, 0.0)
+    for line in (b"POSITION s w 3 3", b"RDATA s w 4 1"):
+        reader.receive(line, 1.0)
+    assert reader.take("s", "w") == Reset("s", "w", 3)
+    reader.done("s", "w")
+    assert getattr(reader.take("s", "w"), "tokens", None) == [4]
+
+
+def test_pages_of_a_foreign_writer_count_whatever_incarnation_was_said() -> None:
+    """The reference system's answers name none: refused, the pair would be stale for good."""
+    reader = reader_of(Followed("s", resettable=True, foreign_writers=True), {})
+    for line in (b"POSITION s w 0 0", b"RDATA s w 6 1", STRAY + b"\nPOSITION s w 6 6", b"POSITION s w 9 9"):
+        reader.receive(line, 0.0)
+    (asked,) = reader.fetches(0.0)
+    reader.receive_page(asked, UpdatesPage("s", "w", asked.after, 6, [6], [b"1"], False, EPOCH), 0.0)
+    (asked,) = reader.fetches(9.0)
+    reader.receive_page(asked, UpdatesPage("s", "w", asked.after, 9, [9], [b"1"], False, EPOCH), 9.0)
+    assert reader.progress["s", "w"].position == 9
+    assert reader.counters.fetches_failed == 0
 
 
 def test_9_18_a_declared_foreign_writer_is_followed_without_name() -> None:

@@ -12,6 +12,7 @@ import busrep
 from busrep import Stream
 from busrep.delivery import RECENT_TOKENS, Missed, RecentTokens
 from busrep.reader import Followed, Reader
+from busrep.updates import UpdatesPage
 
 from .bootstraps import until
 from .store_conformance import sync
@@ -54,6 +55,18 @@ def test_what_was_reported_missed_is_not_late_as_well() -> None:
     reader = following(b"POSITION s w 0 35", *rdata(36), b"POSITION s w 39 40", *rdata(38, 41))
     assert counted(reader) == (0, 1)
     assert reader.counters.missed == 1
+
+
+def test_what_a_native_writer_repeats_is_not_late_though_it_was_first_heard_of_as_any() -> None:
+    reader = Reader([Followed("s")], epoch="0" * 32)
+    reader.registered({("s", "w"): 7})
+    reader.start_at("s", "w", 35)
+    reader.learned("s", "w", 38)
+    (asked,) = reader.fetches(0.0)
+    reader.receive_page(asked, UpdatesPage("s", "w", 35, 38, [36, 38], [b"1", b"1"], False, "0" * 32), 0.0)
+    for line in (b"POSITION s w 38 38", *rdata(39, 40, 40)):
+        reader.receive(OPENING + line, 0.0)
+    assert counted(reader) == (0, 1)
 
 
 def test_after_a_reset_tokens_are_of_another_life() -> None:
