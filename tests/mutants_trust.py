@@ -83,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.18",
         harm="The rows of a writer that joins, writes and dies come only once its silence is noticed.",
         edits=(Edit(SILENT, "                core.learned(*key, min(end, highest))\n", "                pass\n"),),
-        checks=(T + "9_18_a_writer_that_joins_is_followed_once_the_registry_lists_it[joins and dies]",),
+        checks=(T + "9_18_what_a_writer_said_that_joined_and_crashed_is_fetched_once_the_registry_lists_it",),
     ),
     Mutant(
         name="a-writer-follows-whoever-speaks",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import sqlite3
 import time
+import types
 from typing import Any
 
 import attrs
@@ -14,9 +16,11 @@ import pytest
 import redis.asyncio
 
 import busrep
+from busrep.asyncio.silent import SilentWriters
 from busrep.commands import Name
 from busrep.errors import PositionsAheadOfTable
 from busrep.reader import Followed, State
+from busrep.storage import KnownWriter
 from busrep.stores import open_store
 from busrep.streams import Registry
 
@@ -164,6 +168,34 @@ def test_9_18_a_writer_that_joins_is_followed_once_the_registry_lists_it(deploym
         assert [row.number for row in got] == [0, 1, 2] * 2
 
     run(main(), timeout=60)
+
+
+def test_9_18_what_a_writer_said_that_joined_and_crashed_is_fetched_once_the_registry_lists_it() -> None:
+    """It was heard, so it is not silent for a while, and its stored position is behind what it published."""
+    reader = Driver(at={}).reader
+    reader.registered({})
+    for lines in (announce("w", 7, position("w", 0, 0)), [b"NAME w 7", position("w", 0, 0), rdata("w", 3)]):
+        reader.receive(b"\n".join(lines), time.monotonic())
+    assert reader.registry_doubted
+    asked: list[str] = []
+
+    class Table:
+        """Knows the writer that has joined meanwhile."""
+
+        async def known(self) -> list[KnownWriter]:
+            return [KnownWriter("s", "w", 0, 0, True, 7, 0.0)]
+
+        async def sequence(self, stream: str) -> int:
+            return {"s": 3}[stream]
+
+        async def epoch(self) -> str:
+            return EPOCH
+
+    reading: Any = types.SimpleNamespace(core=reader, ask_for_positions=lambda: asked.append(""), pump=lambda: None)
+    table: Any = Table()
+    asyncio.run(SilentWriters(reading, QUICK, table).look(None, all_known=True))
+    assert [(one.writer, one.after, one.upto) for one in reader.fetches(math.inf)] == [("w", 0, 3)]
+    assert asked
 
 
 @pytest.mark.servers
