@@ -138,10 +138,26 @@ class DeliveryQueue:
         return 0
 
     def notice(self, notice: Reset | Missed) -> None:
-        """Append a notice, to be handled in its turn. Of resets that nobody was told of, the last will do."""
+        """Append a notice, to be handled in its turn. Of resets that nobody was told of, the last will do, and of
+        losses with no row between them one: a handler that hangs must not cost memory with each."""
         if isinstance(notice, Reset):
             self._entries.clear()
+        else:
+            notice = self._joined(notice)
         self._entries.append(notice)
+
+    def _joined(self, missed: Missed) -> Missed:
+        """``missed``, with what was missed right before it and waits, which is taken from the queue."""
+        entries = self._entries
+        # Between the two there may be a step without rows: that there were none in it is not worth an entry.
+        step = entries.pop() if entries and isinstance(last := entries[-1], Chunk) and not last.tokens else None
+        if entries and isinstance(before := entries[-1], Missed):
+            entries.pop()
+            certain = before.certain or missed.certain
+            return attrs.evolve(missed, after=before.after, certain=certain)
+        if step is not None:
+            entries.append(step)
+        return missed
 
     def take(self, most_rows: int) -> RawBatch | Reset | Missed | None:
         """The next thing to handle: a notice, or a batch of at most ``most_rows`` rows (more only for one fact).

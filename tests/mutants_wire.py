@@ -156,6 +156,26 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        name="each-loss-waits-by-itself",
+        rule="9.20",
+        harm="While a handler hangs, or its queue is full, every frame of a stream in memory costs memory for good.",
+        edits=(Edit("delivery.py", "            notice = self._joined(notice)\n", "            pass\n"),),
+        checks=("test_reader.py::test_losses_while_a_handler_hangs_are_one_notice",),
+    ),
+    Mutant(
+        name="a-step-between-two-losses-keeps-them-apart",
+        rule="9.20",
+        harm="While a handler hangs, each loss with a step without rows behind it costs memory for good.",
+        edits=(
+            Edit(
+                "delivery.py",
+                "        if entries and isinstance(before := entries[-1], Missed):\n",
+                "        if step is None and entries and isinstance(before := entries[-1], Missed):\n",
+            ),
+        ),
+        checks=("test_reader.py::test_losses_while_a_handler_hangs_are_one_notice[gaps and steps in turns]",),
+    ),
+    Mutant(
         name="announcements-of-many-streams-are-cut",
         rule="9.20",
         harm="Streams behind the bound of a message are never announced: the loss of their last frame is never found.",

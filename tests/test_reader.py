@@ -1059,6 +1059,43 @@ def test_put_back_gives_the_same_rows_again_one_fact_at_a_time() -> None:
     assert d.reader.take("s", "w") is None
 
 
+@pytest.mark.parametrize("lossy", ["each head shows a gap", "gaps and steps in turns", "the queue is full"])
+def test_losses_while_a_handler_hangs_are_one_notice(lossy: str) -> None:
+    settings = Settings(receive_queue_bytes=0 if lossy == "the queue is full" else 2**20)
+    reader = Reader([Followed("s", resettable=True, fetchable=False)], settings=settings, jitter=lambda: 0.0)
+    reader.connected(0.0)
+    reader.receive(b"NAME w 1\nPOSITION s w 0 0\nRDATA s w 1 [1]", 0.0)
+    batch = reader.take("s", "w")  # its handler does not return
+    for at in range(2, 10_000, 2):
+        if lossy == "the queue is full":
+            lines = b"POSITION s w %d %d\nRDATA s w %d [1]" % (at - 1, at - 1, at + 1)
+        elif lossy == "each head shows a gap":
+            lines = b"POSITION s w %d %d" % (at + 1, at + 1)
+        else:
+            lines = b"POSITION s w %d %d\nPOSITION s w %d %d" % (at, at, at, at + 1)
+        reader.receive(b"NAME w 1\n" + lines, 0.0)
+    reader.receive(b"NAME w 1\nPOSITION s w 9999 9999", 0.0)
+    assert reader.done("s", "w") == getattr(batch, "position", None) == 1
+    missed = reader.take("s", "w")
+    assert (getattr(missed, "after", None), getattr(missed, "certain", None)) == (1, True)
+    assert reader.done("s", "w") == 9_999
+    assert reader.take("s", "w") is None
+
+
+def test_losses_with_a_row_or_a_reset_between_them_are_told_in_their_turn() -> None:
+    reader = Reader([Followed("s", resettable=True, fetchable=False)], jitter=lambda: 0.0)
+    reader.connected(0.0)
+    frames = [(1, b"POSITION s w 5 5\nRDATA s w 6 [1]\nPOSITION s w 6 7"), (1, b"POSITION s w 9 9")]
+    frames += [(2, b"POSITION s w 0 3"), (2, b"POSITION s w 3 4\nPOSITION s w 6 6")]
+    told: list[object] = []
+    for number, (incarnation, lines) in enumerate(frames):
+        reader.receive(b"NAME w %d\n" % incarnation + lines, 0.0)
+        while number in (1, 3) and (found := reader.take("s", "w")) is not None:
+            told.append(found if not isinstance(found, RawBatch) else list(found.tokens))
+            reader.done("s", "w")
+    assert told == [Missed("s", "w", 0, 5), [6], Missed("s", "w", 7, 9), Reset("s", "w", 0), Missed("s", "w", 4, 6)]
+
+
 def test_a_position_behind_a_batch_being_handled_waits_for_it() -> None:
     d = Driver(at={"w": 0}, live=("w",))
     d.reader.receive(rdata("w", 1), 0.0)
