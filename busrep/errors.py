@@ -112,7 +112,14 @@ class RowError(BusrepError):
 
     def __init__(self, stream: str, field: str, reason: str, row: object = None) -> None:
         self.stream, self.field, self.reason, self.row = stream, field, reason, row
-        super().__init__(f"stream {stream!r}, {field}: {reason} (row {repr(row)[:QUOTED_BYTES]})")
+        super().__init__(f"stream {stream!r}, {field}: {reason} (row {_quoted(row)})")
+
+
+def _quoted(row: object) -> str:
+    try:
+        return repr(row)[:QUOTED_BYTES]
+    except RecursionError:  # JSON that is nested deeper than Python's stack
+        return f"{type(row).__name__}, nested too deep to show"
 
 
 class UnknownStream(BusrepError):

@@ -107,6 +107,21 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(f"{PUBLISHED}a_stream_with_a_table_of_its_own_has_to_be_declared",),
     ),
     Mutant(
+        name="publish-encodes-rows-only-when-it-writes-them",
+        rule="3",
+        harm="A row that a converter makes NaN fails when rows before it are committed, and no line is named.",
+        edits=(Edit(PUBLISH, "            stream.encode(row)  # a converter", "            # a converter"),),
+        checks=(f"{PUBLISHED}what_has_no_form_in_json_is_found_before_anything_is_written[bad0]",),
+    ),
+    Mutant(
+        name="input-that-fails-has-no-end",
+        rule="4",
+        harm="'busrep publish' waits for ever when its input cannot be read, and says nothing.",
+        edits=(Edit(PUBLISH, "            yield error\n", "            raise\n"),),
+        checks=(f"{PUBLISHED}input_that_fails_ends_after_the_lines_before_it",),
+        hangs=True,
+    ),
+    Mutant(
         name="a-fact-takes-any-row",
         rule="4",
         harm="mypy accepts fact.add() of a row of another class, which fails in production.",

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from busrep.cli.publish import Published, RowForms, StandardInput, next_batch, parse_line
+from busrep.errors import ConfigError
 from busrep.shapes import Field, row_of, value_fits
+from busrep.storage import StoredStream
 from busrep.stores import open_store
 from busrep.streams import Registry, Stream
 from busrep.updates import FetchUpdates
@@ -37,6 +43,19 @@ class Log:
     what: str
 
 log = Stream("log", Log, table=Table("app_log"))
+"""
+
+MEASURES = """
+import attrs
+from typing import Any
+from busrep import Stream
+
+@attrs.frozen
+class Measure:
+    value: float = attrs.field(converter=float)
+    more: Any = None
+
+measures = Stream("measures", Measure)
 """
 
 Publish = Callable[..., Any]
@@ -204,3 +223,71 @@ def test_a_class_that_does_not_fit_is_refused(
     said = publish(["x", 1], options=("--stream", "orders", "--streams", "swapped"), status=2)
     assert "does not fit the rows that are stored" in said
     assert payloads(sqlite_url, "orders") == []
+
+
+# -- what cannot be written, and input that ends badly -----------------------------------------------------------------
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("bad", [["nan"], {"value": "inf"}, [1, nested(260)], {"value": 1, "more": nested(600)}])
+def test_what_has_no_form_in_json_is_found_before_anything_is_written(
+    bad: Any, module: Callable[[str, str], None], publish: Publish, sqlite_url: str
+) -> None:
+    """It used to be found when the lines before it had been committed, and nothing said which line it was."""
+    module("measures", MEASURES)
+    options = ("--streams", "measures", "--streams", "shop_streams:orders")
+    assert busrep("db", "init", "--store", sqlite_url, *options).exit_code == 0
+    good = [{"stream": "measures", "row": ["1"]}, {"stream": "orders", "row": [1, "new"]}]
+    said = publish(*good, {"stream": "measures", "row": bad}, options=options, status=2)
+    assert "line 3: stream 'measures', row: " in said
+    count = published_before(said)
+    assert len(payloads(sqlite_url, "measures")) + len(payloads(sqlite_url, "orders")) == count
+
+
+@pytest.mark.parametrize("depth", [255, 1000])
+@pytest.mark.parametrize("fields", [None, (Field("number", "any", False),), (Field("number", "int", False),)])
+def test_no_stream_takes_json_that_is_nested_too_deep(depth: int, fields: tuple[Field, ...] | None) -> None:
+    forms = RowForms({}, {"raw": StoredStream(None, fields)})
+    with pytest.raises(ConfigError, match="line 7: stream 'raw', row: Recursion limit reached"):
+        parse_line(7, b"[" * depth + b"]" * depth, "raw", forms)
+
+
+def test_input_that_fails_ends_after_the_lines_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that reads used to end without a word, and the command waited for ever."""
+    pieces: list[bytes | OSError] = [b"[1]\n[2]\n[3", OSError(5, "Input/output error")]
+
+    class Terminal(io.BytesIO):
+        def fileno(self) -> int:
+            return -1
+
+    def read(_descriptor: int, _size: int) -> bytes:
+        piece = pieces.pop(0)
+        if isinstance(piece, OSError):
+            raise piece
+        return piece
+
+    async def main() -> None:
+        lines, done, forms = StandardInput(Terminal()), Published(facts=2), RowForms({}, {})
+        found: list[Any] = []
+        with pytest.raises(ConfigError, match=r"cannot be read to its end: Input/output error \(facts published: 2\)"):
+            while True:
+                found += await asyncio.wait_for(next_batch(lines, "raw", forms, done), 60)
+        assert [line.rows for line in found] == [[[1]], [[2]]]
+
+    monkeypatch.setattr("busrep.cli.publish.os.read", read)
+    asyncio.run(main())
+
+
+def test_without_standard_input() -> None:
+    command = ("-m", "busrep.cli", "publish", "--store", "sqlite:///none.db", "--name", "b")
+    found = subprocess.run(
+        ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, *command], capture_output=True, text=True, timeout=60
+    )
+    assert (found.returncode, found.stderr) == (2, "busrep: standard input is closed: the lines are read from there\n")

@@ -8,7 +8,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any, BinaryIO
 
 import attrs
@@ -64,10 +64,14 @@ class RowForms:
 
     def row(self, name: str, value: Any) -> Any:
         """The row that a JSON value stands for: an array, or an object of the values by field name. Raises ConfigError
-        or RowError for one that no reader could decode."""
+        or RowError for one that could not be written, or that does not fit the row class or the stored fields. Without
+        a row class nobody knows what its converters and validators refuse: such fields are stored as "any"."""
         stream = self.stream(name)
+        payload = Stream(name).encode(value)
         if stream.row_type is not None:
-            return stream.decode_named(value) if isinstance(value, dict) else stream.decode([orjson.dumps(value)])[0]
+            row = stream.decode_named(value) if isinstance(value, dict) else stream.decode([payload])[0]
+            stream.encode(row)  # a converter may give what has no form in JSON
+            return row
         fields = self.stored[name].fields if name in self.stored else None
         if fields is None:
             return value
@@ -127,22 +131,32 @@ class StandardInput:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         # The thread waits while it is full: input may be longer than memory.
-        self._lines: queue.Queue[tuple[int, bytes] | None] = queue.Queue(4 * BATCH)
+        self._lines: queue.Queue[tuple[int, bytes] | Exception | None] = queue.Queue(4 * BATCH)
         self._there = asyncio.Event()
         self._ended = False
+        self._failed: Exception | None = None
         threading.Thread(target=self._read, args=(asyncio.get_running_loop(),), daemon=True).start()
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        numbered = ((n, line) for n, line in enumerate(blocking_lines(self._file), 1) if line.strip())
-        for item in chain(numbered, [None]):
+        for item in self._items():
             self._lines.put(item)
             try:
                 loop.call_soon_threadsafe(self._there.set)
             except RuntimeError:
                 return  # the loop is closed, and with it all interest in further lines
 
+    def _items(self) -> Iterator[tuple[int, bytes] | Exception | None]:
+        """The lines that are not blank, with their numbers; then None, or what went wrong: nobody waits for ever."""
+        try:
+            yield from ((n, line) for n, line in enumerate(blocking_lines(self._file), 1) if line.strip())
+        except Exception as error:
+            yield error
+        else:
+            yield None
+
     async def batch(self) -> list[tuple[int, bytes]]:
-        """At least one line, at most BATCH; an empty list at the end of the input."""
+        """At least one line, at most BATCH; an empty list at the end of the input. Raises what reading it raised, after
+        all lines before that."""
         found: list[tuple[int, bytes]] = []
         while not self._ended and len(found) < BATCH:
             try:
@@ -154,10 +168,12 @@ class StandardInput:
                 if self._lines.empty():  # nothing came since: what comes now sets the event
                     await self._there.wait()
                 continue
-            if item is None:
-                self._ended = True
-            else:
+            if isinstance(item, tuple):
                 found.append(item)
+            else:
+                self._ended, self._failed = True, item
+        if self._failed is not None and not found:
+            raise self._failed
         return found
 
 
@@ -207,7 +223,12 @@ async def copy(source: BinaryIO, connect: Connect, stream: str | None, forms: Ro
 
 async def next_batch(lines: StandardInput, stream: str | None, forms: RowForms, done: Published) -> list[InputLine]:
     """The next lines, which may go in one transaction: all of them are looked at before any is written."""
-    batch = await lines.batch()
+    try:
+        batch = await lines.batch()
+    except OSError as error:
+        raise ConfigError(
+            f"standard input cannot be read to its end: {error.strerror} (facts published: {done.facts})"
+        ) from None
     try:
         return [parse_line(number, text, stream, forms) for number, text in batch]
     except ConfigError as error:
@@ -250,6 +271,8 @@ def publish(
     against the row class that --streams declares, else against the fields that the table knows of the stream. The
     streams must be known to the table ("busrep db init").
     """
+    if sys.stdin is None:
+        raise ConfigError("standard input is closed: the lines are read from there")
     streams = {one.name: one for one in declared_streams(declared)}
 
     async def work() -> Published:
