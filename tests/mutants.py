@@ -3739,6 +3739,31 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         ),
     ),
     Mutant(
+        name="a-redis-password-is-appended-to-that-of-the-url",
+        rule="9",
+        harm="Redis is given two passwords in one and refuses them, until somebody takes the old one out of the URL.",
+        edits=(Edit("spark/secrets.py", "{user.partition(':')[0]}:{quote", "{user}:{quote"),),
+        checks=(
+            "test_cli_passwords.py::test_a_file_replaces_the_password_of_the_url[redis://u:old@h:1/0-redis://u:{}@h:1/0]",
+        ),
+    ),
+    Mutant(
+        name="the-password-of-a-key-stands-for-that-of-redis",
+        rule="9",
+        harm="BUSREP_REDIS_PASSWORD is ignored without a word where the URL names an encrypted key.",
+        edits=(
+            Edit(
+                "spark/secrets.py",
+                'any(_SECRET_PARAMETER.findall(parts.query or ""))',
+                '"password=" in (parts.query or "")',
+            ),
+        ),
+        checks=(
+            "test_cli_passwords.py::test_only_the_password_of_redis_goes_before_that_of_the_environment"
+            "[rediss://h?ssl_password=k-rediss://:new@h?ssl_password=k]",
+        ),
+    ),
+    Mutant(
         name="a-password-file-that-all-may-read-is-taken",
         rule="9",
         harm="A password that others may have changed, or read, is used, where libpq would refuse it.",

@@ -123,3 +123,34 @@ def test_any_password_arrives_whole(monkeypatch: pytest.MonkeyPatch, file: str) 
     assert with_store_password("postgresql://me:own@h/x", file, "") == f"postgresql://me:{PASSWORD}@h/x"
     assert with_store_password("sqlite:///x.db", None, "") == "sqlite:///x.db"
     assert with_redis_password("unix:///run/redis.sock?db=1", file) == f"unix://:{PASSWORD}@/run/redis.sock?db=1"
+
+
+@pytest.mark.parametrize(
+    ("url", "filled"),
+    [
+        ("redis://u:old@h:1/0", "redis://u:{}@h:1/0"), ("redis://:old@h", "redis://:{}@h"),
+        ("redis://u:@h", "redis://u:{}@h"), ("redis://u:o:l:d@h", "redis://u:{}@h"), ("redis://u@h", "redis://u:{}@h"),
+        ("unix://u:old@/s", "unix://u:{}@/s"), ("redis://h?db=1&password=old", "redis://:{}@h?db=1"),
+        ("redis://h/1?password=old&socket_timeout=5", "redis://:{}@h/1?socket_timeout=5"),
+    ],
+)  # fmt: skip
+def test_a_file_replaces_the_password_of_the_url(url: str, filled: str, file: str) -> None:
+    """It used to be appended, and Redis was given both."""
+    assert with_redis_password(url, file) == filled.format(PASSWORD)
+
+
+@pytest.mark.parametrize(
+    ("url", "filled"),
+    [
+        ("rediss://h?ssl_password=k", "rediss://:new@h?ssl_password=k"),
+        ("rediss://u@h/1?ssl_password=k&db=2", "rediss://u:new@h/1?ssl_password=k&db=2"),
+        ("redis://u:@h", "redis://u:new@h"), ("redis://h?password=", "redis://:new@h"),
+        ("redis://h?password=old", None), ("redis://:old@h", None), ("rediss://u:old@h?ssl_password=k", None),
+    ],
+)  # fmt: skip
+def test_only_the_password_of_redis_goes_before_that_of_the_environment(
+    url: str, filled: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a key's file kept BUSREP_REDIS_PASSWORD out, without a word."""
+    monkeypatch.setenv("BUSREP_REDIS_PASSWORD", "new")
+    assert with_redis_password(url, None) == (filled or url)

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 import attrs
 
 from busrep.errors import ConfigError
-from busrep.urls import check_url, has_secret, parse_url
+from busrep.urls import check_url, parse_url
 
 REDIS_ADVICE = "the environment variable BUSREP_REDIS_PASSWORD of the driver"
 ADVICE = "a file named by passwordFile (--password-file), the environment variable BUSREP_STORE_PASSWORD, or ~/.pgpass"
@@ -119,17 +119,23 @@ def with_store_password(url: str, password_file: str | None, option: str) -> str
 
 def with_redis_password(url: str, password_file: str | None, option: str = "redisPasswordFile") -> str:
     """A Redis URL with the password of the file (its first line), or, unless it has one, of BUSREP_REDIS_PASSWORD.
-    Raises ConfigError, which names ``option``, for a file that cannot be read. To be called on the driver, and the
-    result to be kept there."""
-    password = None if has_secret(url) else os.environ.get("BUSREP_REDIS_PASSWORD")
+    Raises ConfigError, which names ``option``, for a file that cannot be read, and for a URL that is none. To be called
+    on the driver, and the result to be kept there."""
     if password_file is not None:
         password = _from_file(password_file, option)
-    if not password:
+    elif not (password := os.environ.get("BUSREP_REDIS_PASSWORD", "")) or _has_redis_password(url):
         return url
     check_url(url, "the Redis URL", "redis://user@host:port/db")
     parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    return parts._replace(netloc=f"{user if at else ''}:{quote(password, safe='')}@{host}").geturl()
+    user, _, host = parts.netloc.rpartition("@")
+    netloc = f"{user.partition(':')[0]}:{quote(password, safe='')}@{host}"
+    return parts._replace(netloc=netloc, query=_SECRET_PARAMETER.sub("", parts.query).rstrip("&")).geturl()
+
+
+def _has_redis_password(url: str) -> bool:
+    """Whether a URL holds the password of Redis, not of a key, or may hold it."""
+    parts = parse_url(url)
+    return parts is None or bool(parts.password) or any(_SECRET_PARAMETER.findall(parts.query or ""))
 
 
 def _from_file(path: str, option: str) -> str:
