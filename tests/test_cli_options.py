@@ -24,6 +24,13 @@ def test_durations(text: str, seconds: float) -> None:
     assert DURATION.convert(text, None, None) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize("text", ["0", "0ms", "0.0h"])
+def test_a_heartbeat_of_no_time_is_refused(text: str) -> None:
+    assert DURATION.convert(text, None, None) == 0
+    found = CliRunner().invoke(cli, ["serve", "--name", "x", "--tcp", "0", "--heartbeat", text, "--for", "0"])
+    assert (found.exit_code, "is not above 0" in found.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("text", ["", "ten", "5 s", "-1s", "1w", "1e3", "s"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(click.BadParameter, match="500ms"):

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from busrep.cli.app import cli
+from busrep.cli.db import make_store
 from busrep.errors import ConfigError
 from busrep.stores.declared import declared_in
 
@@ -99,6 +100,45 @@ def test_all_streams_are_taken(sqlite_url: str, options: tuple[str, ...]) -> Non
     found = busrep("db", "init", "--store", sqlite_url, *options)
     assert found.exit_code == 0, found.output
     assert listed(sqlite_url) == ["orders", "payments"]
+
+
+def test_the_tables_are_made_once(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def make(*of: Any) -> Any:
+        made.append(of)
+        return make_store(*of)
+
+    monkeypatch.setattr("busrep.cli.db.make_store", make)
+    assert busrep("db", "init", "--store", sqlite_url, "--stream", "orders").exit_code == 0
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x = 1\ndef :", "failing.py, line 2: invalid syntax"),
+        ("x = 1\n\n1 / 0", "failing.py, line 3: ZeroDivisionError: division by zero"),
+        ("import json\njson.loads('[')", "failing.py, line 2: JSONDecodeError: "),
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("from busrep import Stream\nStream('a b')", "stream name 'a b'"),
+        ("raise SystemExit(0)", "failing.py, line 1: SystemExit: 0"),
+    ],
+)
+def test_a_module_that_fails_is_named_with_its_line(
+    module: Callable[[str, str], None], sqlite_url: str, text: str, reason: str
+) -> None:
+    """It used to end in a traceback and status 1: streams that do not fit; or, by its own exit, as if all were well."""
+    module("failing", text)
+    found = busrep("db", "init", "--check", "--store", sqlite_url, "--streams", "failing:orders")
+    assert (found.exit_code, reason in found.stderr) == (2, True), found.output
+
+
+@pytest.mark.parametrize("where", ["..shop", ".", "", ":orders", "shop_streams.:orders", "\0"])
+@pytest.mark.usefixtures("module")
+def test_what_is_no_module(sqlite_url: str, where: str) -> None:
+    found = busrep("db", "init", "--check", "--store", sqlite_url, "--streams", where)
+    assert (found.exit_code, found.stderr.startswith("busrep: --streams")) == (2, True), found.output
 
 
 @pytest.mark.usefixtures("module")

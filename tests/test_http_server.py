@@ -1040,7 +1040,7 @@ def test_without_the_extra_it_says_what_to_install(module: str) -> None:
 @sync
 async def test_an_address_that_is_taken_is_named() -> None:
     async with serving_of(Scripted()) as serving:
-        for host, port in (("127.0.0.1", serving.port), ("127.0.0.1", 99_999), ("192.0.2.1", 0)):
+        for host, port in (("127.0.0.1", serving.port), ("127.0.0.1", 99_999), ("192.0.2.1", 0), ("a" * 70, 0)):
             with pytest.raises(ConfigError, match="cannot listen"):
                 async with serve(Starlette(), host, port):
                     pass

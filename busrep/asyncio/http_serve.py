@@ -217,7 +217,7 @@ def _listen(host: str, port: int) -> socket.socket:
         except BaseException:
             listening.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
         raise ConfigError(f"cannot listen on {host}:{port}: {error}") from None
     return listening
 

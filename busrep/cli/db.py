@@ -130,7 +130,6 @@ def init(
         if not only_check:
             raise
         fail(str(error), status=1)
-    found = run(work())
     if as_json:
         print_json({key: found[key] for key in ("schema_version", "epoch")} | {"streams": list(found["streams"])})
     else:

@@ -38,15 +38,22 @@ class Duration(click.ParamType[float]):
 
     name = "duration"
 
+    def __init__(self, *, above_zero: bool = False) -> None:
+        self._above_zero = above_zero
+
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Seconds, or a usage error."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)", str(value).strip())
         if found is None:
             self.fail(f"{value!r} is not a duration like 500ms, 10s, 2m, 1h or 7d", param, ctx)
-        return float(found[1]) * UNITS[found[2]]
+        seconds = float(found[1]) * UNITS[found[2]]
+        if self._above_zero and not seconds:
+            self.fail(f"{value!r} is not above 0", param, ctx)
+        return seconds
 
 
 DURATION = Duration()
+DURATION_ABOVE_ZERO = Duration(above_zero=True)
 
 
 def redis_option(

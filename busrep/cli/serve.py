@@ -14,7 +14,15 @@ import click
 import busrep
 from busrep.asyncio.tcp_server import TcpServer, server_tls
 from busrep.cli.db import declared_streams, open_with_all_streams, streams_option
-from busrep.cli.options import DURATION, json_option, print_json, redis_option, run, store_option
+from busrep.cli.options import (
+    DURATION,
+    DURATION_ABOVE_ZERO,
+    json_option,
+    print_json,
+    redis_option,
+    run,
+    store_option,
+)
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.streams import Stream
@@ -90,7 +98,11 @@ class Plan:
     help="Where parts of snapshots are kept for readers, up to 1 GiB [default: the system's temporary directory].",
 )
 @click.option(
-    "--heartbeat", default="2s", show_default=True, type=DURATION, help="The bus's, as its processes have it."
+    "--heartbeat",
+    default="2s",
+    show_default=True,
+    type=DURATION_ABOVE_ZERO,
+    help="The bus's, as its processes have it.",
 )
 @click.option("--for", "seconds", type=DURATION, help="Stop after this time [default: SIGINT or SIGTERM].")
 @json_option()

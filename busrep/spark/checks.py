@@ -42,6 +42,8 @@ def check_table(options: Any, streams: Iterable[str], *, may_be_empty: bool = Fa
 
 def check_bus(redis: str | None, name: str | None, password_file: str | None = None) -> None:
     """Check the Redis of a bus and the bus's name, which go together. Connects to nothing. Raises ConfigError."""
+    if redis is None and password_file is not None:
+        raise ConfigError("--redis-password-file needs --redis")
     if (redis is None) != (name is None):
         raise ConfigError("--redis and --name go together: the Redis of a bus, and the bus's name there")
     if redis is not None:

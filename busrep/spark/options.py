@@ -123,8 +123,10 @@ def store_of(found: Mapping[str, str]) -> str:
 
 
 def redis_of(found: Mapping[str, str]) -> str | None:
-    """Option ``redis``, checked: without a password. Raises ConfigError."""
+    """Option ``redis``, checked: without a password. Raises ConfigError, also for a password file without it."""
     url = found.get("redis")
+    if url is None and "redispasswordfile" in found:
+        raise ConfigError("option 'redisPasswordFile' needs the option 'redis'")
     if url is None or not has_secret(url):
         return url
     raise ConfigError(

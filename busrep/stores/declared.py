@@ -6,10 +6,13 @@ import importlib
 import os
 import shlex
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
-from busrep.errors import ConfigError
+from busrep.errors import BusrepError, ConfigError
 from busrep.streams import Stream
 
 # What `named` raises where nothing is.
@@ -17,21 +20,44 @@ NOT_THERE = (ImportError, AttributeError, ValueError)
 
 
 def named(where: str) -> Any:
-    """What MODULE:NAME names, or the module MODULE; the application need not be installed. Raises one of NOT_THERE."""
+    """What MODULE:NAME names, or the module MODULE; the application need not be installed. Raises one of NOT_THERE;
+    ConfigError for a module that fails while it is imported."""
     module, colon, name = where.partition(":")
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:
-        imported = importlib.import_module(module)
+        imported = _imported(module)
         return getattr(imported, name) if colon else imported
     finally:
         sys.path.remove(os.getcwd())
+
+
+def _imported(module: str) -> ModuleType:
+    if not module or module.startswith("."):
+        raise ValueError(f"{module!r} is not the whole name of a module")
+    try:
+        return importlib.import_module(module)
+    except (ImportError, BusrepError):
+        raise
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:  # a script that ends itself must not end the command, in good order even
+        at = _line_of(error)
+        raise ConfigError(f"{at.filename}, line {at.lineno}: {type(error).__name__}: {error}") from error
+
+
+def _line_of(error: BaseException) -> traceback.FrameSummary:
+    """Where it was raised: of the application, if that called something else that raised it."""
+    places = sysconfig.get_paths()
+    others = ("<", places["stdlib"], places["purelib"], places["platlib"])
+    frames = traceback.extract_tb(error.__traceback__)
+    return [one for one in frames if not one.filename.startswith(others)][-1]
 
 
 def declared_in(places: str) -> list[Stream[Any]]:
     """The streams of one place, or of several between commas.
 
     MODULE:NAME is a stream or several of them; MODULE means all its attributes that are streams. Raises one of
-    NOT_THERE; ConfigError where no streams are, and for two streams of one name.
+    NOT_THERE; ConfigError for a module that fails, where no streams are, and for two streams of one name.
     """
     found: dict[str, Stream[Any]] = {}
     for where in places.split(","):

@@ -36,8 +36,10 @@ class Options:
     once: bool = job.option(False, help="A row that a reader has handled again, after a crash perhaps, is wrong.")
     partitions: int | None = job.option(None, minimum=1, help="Tasks that read the table; by default up to 8.")
     max_behind: float | None = job.option(
-        None, duration=True, help="Proven and committed rows that are older, and not in the archive, are wrong."
-    )
+        None, duration=True,
+        help="Proven and committed rows that are older, and not in the archive, are wrong. Without --stream: of "
+        "streams that are in the archive.",
+    )  # fmt: skip
     lease: float = job.lease()
 
 
