@@ -74,11 +74,13 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _is_outage(error: BaseException) -> bool:
     if isinstance(error, Unavailable | CommitUnknown | TimeoutError):
         return True
+    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
     if isinstance(error, OSError):
-        return not isinstance(error, PATH_ERRORS) and _is_busy(_http_status(error))
+        # io.UnsupportedOperation, and requests' of an invalid URL, are of a call that was wrong; of ssl's the peer is.
+        mistaken = isinstance(error, ValueError) and ("ssl", "SSLError") not in names
+        return not mistaken and not isinstance(error, PATH_ERRORS) and _is_busy(_http_status(error))
     if getattr(error, "connection_invalidated", False):  # SQLAlchemy has thrown the connection away
         return True
-    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
     if ("sqlite3", "OperationalError") in names:
         return getattr(error, "sqlite_errorcode", 0) & 0xFF in SQLITE_OUTAGES
     state = getattr(error, "sqlstate", None) or ""

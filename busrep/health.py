@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-Code = Literal["stopped", "fenced", "link", "stale", "stuck", "retrying", "closed"]
+Code = Literal["stopped", "fenced", "link", "stale", "unsaved", "stuck", "retrying", "closed"]
 
 
 @attrs.frozen
@@ -19,7 +19,8 @@ class HealthReason:
     - ``stopped``: a (stream, writer), a bootstrap, or all reading stopped for good; a person has to act;
     - ``fenced``: another process has the writer's name; restart this one;
     - ``link``: Redis (or the TCP server) is not connected;
-    - ``stale``: a (stream, writer) cannot be caught up, for the table is away;
+    - ``stale``: a (stream, writer) cannot be caught up, or a stream not be followed at all, for the table is away;
+    - ``unsaved``: the store refuses a position; its rows come again at the next start;
     - ``stuck``: a fact has been open for longer than ``Settings.stuck_after``;
     - ``retrying``: a handler fails, and is called again;
     - ``closed``: the bus is not open.
@@ -63,11 +64,15 @@ def _reasons(statistics: Mapping[str, Any]) -> Iterator[HealthReason]:
     if writer is not None and writer["lost"]:
         yield HealthReason("fenced", "", "another process has claimed the writer's name: restart this one")
     yield from _links(statistics["link"], writing=writer is not None)
+    for stream, text in reader.get("not_begun", {}).items():
+        yield HealthReason("stale", stream, text)
     for stream, states in reader.get("states", {}).items():
         for name, state in states.items():
             if state == "stale":
                 text = reader["trouble"].get(f"{stream} {name}", "it cannot be caught up")
                 yield HealthReason("stale", f"{stream} {name}", text)
+    for about, text in reader.get("unsavable", {}).items():
+        yield HealthReason("unsaved", about, text)
     for fact in statistics["stuck"]:
         text = f"fact {fact['id']} is open for {fact['age']:.0f} s ({fact['owner']})"
         yield HealthReason("stuck", fact["stream"], text)

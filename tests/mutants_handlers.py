@@ -189,4 +189,58 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         checks=("test_winning_back.py::test_a_caller_is_told_that_the_bus_was_closed_meanwhile",),
     ),
+    Mutant(
+        name="a-stop-at-the-start-is-not-stored",
+        rule="9.12",
+        harm="The reader refuses to start in another log, and busrep lag does not say why.",
+        edits=(
+            Edit(
+                READING,
+                "                    self._note(changed, *state.positions)  # of all streams: none of them is loaded\n",
+                "",
+            ),
+        ),
+        checks=(TOLD + "a_reader_that_stops_at_its_start_stores_why",),
+    ),
+    Mutant(
+        name="what-stopped-comes-before-what-was-lost",
+        rule="9.23",
+        harm="Effects that a failover took back are made again after those of later rows.",
+        edits=(
+            Edit(
+                READING,
+                "                    if key in core.progress and key not in self._workers and not",
+                "                    if key in core.progress and key not in {*self._workers, *self.stopped} and not",
+            ),
+        ),
+        checks=(RETRIED + "effects_that_were_lost_behind_a_stop_come_before_what_stopped_it",),
+    ),
+    Mutant(
+        name="a-stream-that-is-not-followed-is-healthy",
+        rule="9.4",
+        harm="A reader that hears nothing, for the database is away since its start, says that all is well.",
+        edits=(Edit("health.py", 'reader.get("not_begun", {})', "{}"),),
+        checks=(TOLD + "each_reason",),
+    ),
+    Mutant(
+        name="a-position-that-cannot-be-saved-is-healthy",
+        rule="9.12",
+        harm="A month of rows comes again at the next start, and nobody was told.",
+        edits=(Edit("health.py", 'reader.get("unsavable", {})', "{}"),),
+        checks=(TOLD + "each_reason",),
+    ),
+    Mutant(
+        name="a-wrong-call-is-an-outage",
+        rule="9.12",
+        harm="A handler that reads from a file opened to write is called for ever, and the fact is never set aside.",
+        edits=(Edit(FAILURES, "return not mistaken and not", "return not"),),
+        checks=(POLICY + "other_errors_are_not",),
+    ),
+    Mutant(
+        name="each-thread-that-asks-first-opens-a-store",
+        rule="9.12",
+        harm="Connections for batch.transaction() stay open after the bus was closed.",
+        edits=(Edit(SYNC_EFFECTS, "        with self._opening:", "        with contextlib.nullcontext():"),),
+        checks=(ONCE + "threads_that_ask_first_at_the_same_time_share_a_store",),
+    ),
 )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,9 @@ import pytest
 
 import busrep
 import busrep.sync
+from busrep.stores.blocking import open_blocking_store
+from busrep.streams import Registry
+from busrep.sync.effects import EffectsStore
 from busrep.testing.links import FaultyLink
 from busrep.testing.pair import MemoryDeployment
 from tests.bus_conformance import AsyncioBus
@@ -252,6 +256,32 @@ def test_only_the_last_handler_of_a_stream_may_save(place: Place) -> None:
         last = write(place, range(1, 5))
         until(lambda: saved(place) == last)
     assert (place.bills(), seen, failures) == (list(range(5)), list(range(5)), [])
+
+
+def test_threads_that_ask_first_at_the_same_time_share_a_store(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two loops in threads of their own, at the start: one of two stores would never be closed."""
+    with opened_store(sqlite_url):
+        pass
+    opened: list[Any] = []
+    opening = threading.Event()
+
+    def open_slowly(*args: Any, **options: Any) -> Any:
+        store = open_blocking_store(*args, **options)
+        opened.append(store)
+        opening.wait(0.1)
+        return store
+
+    monkeypatch.setattr("busrep.sync.effects.open_blocking_store", open_slowly)
+    effects = EffectsStore(sqlite_url, Registry([orders]), QUICK)
+    threads = [threading.Thread(target=effects.begin) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    effects.close()
+    assert len(opened) == 1
 
 
 def test_a_memory_store_has_no_connections() -> None:

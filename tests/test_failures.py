@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import email.message
+import io
 import sqlite3
+import ssl
 import subprocess
 import sys
 import urllib.error
@@ -74,6 +76,7 @@ OUTAGES = [
     ConnectionRefusedError(111, "refused"),
     BrokenPipeError(32, "pipe"),
     OSError(28, "no space left"),
+    ssl.SSLCertVerificationError(1, "certificate has expired"),
     TimeoutError(),
     TimeoutError(),
     Unavailable("PostgreSQL", "away"),
@@ -114,6 +117,7 @@ SUSPICIONS = [
     ConfigError("a name is missing"),
     FileExistsError(17, "there"),
     IsADirectoryError(21, "a directory"),
+    io.UnsupportedOperation("not readable"),
     http_error(422),
     RequestsHTTPError(404),
     ExceptionGroup("a task group", [LOST, ValueError("a row")]),

@@ -16,6 +16,7 @@ import busrep.sync
 from busrep.cli.app import cli
 from busrep.errors import BusrepError, ConfigError, HandlerFailed, WriterFenced
 from busrep.health import health_of
+from busrep.testing import virtual
 from busrep.testing.pair import QUICK, MemoryDeployment
 from tests.shop import Order, opened_store, orders
 from tests.test_effects import Place, runtime, until, write
@@ -56,6 +57,8 @@ def test_each_reason() -> None:
     assert reasons_of(link={"connected": False, "last_error": "refused"}) == [("link", "", "refused")]
     stale = reader(states={"orders": {"v": "live", "w": "stale"}}, trouble={"orders w": "away"})
     assert reasons_of(reader=stale) == [("stale", "orders w", "away")]
+    assert reasons_of(reader=reader(not_begun={"orders": "away"})) == [("stale", "orders", "away")]
+    assert reasons_of(reader=reader(unsavable={"orders w": "refused"})) == [("unsaved", "orders w", "refused")]
     stuck = [{"id": 7, "stream": "orders", "age": 61.2, "owner": "a task"}]
     assert reasons_of(stuck=stuck) == [("stuck", "orders", "fact 7 is open for 61 s (a task)")]
     retrying = {"orders w": {"for": 3.21, "calls": 4, "error": "OSError: away", "outage": True}}
@@ -139,6 +142,25 @@ def test_a_stop_is_told_and_stored_beside_the_position_until_it_moves_on(place: 
 
 def saved_position(place: Place) -> int:
     return int(asked("lag", "--store", place.url)["readers"][0]["position"])
+
+
+def test_a_reader_that_stops_at_its_start_stores_why() -> None:
+    async def main() -> None:
+        async with MemoryDeployment(orders, settings=QUICK) as deployment:
+            async with deployment.bus(writer="w") as writer, deployment.bus(reader="r") as bus:
+                bus.subscribe(orders)(lambda _: None)
+                await bus.wait_for(orders, "w", (await writer.publish(orders, [Order(1, "new")]))[-1])
+                store: Any = writer._store
+                await asyncio.sleep(1.0)
+                await store.restored()
+            async with deployment.bus(reader="r", on_epoch_change="stop") as bus:
+                bus.subscribe(orders)(lambda _: None)
+                await asyncio.sleep(5.0)
+                assert [reason.code for reason in bus.health().reasons] == ["stopped"]
+                readers = (await bus._store.status())["readers"]
+            assert "on_epoch_change" in readers["r"]["orders"]["w"]["stopped"]
+
+    virtual.run(main())
 
 
 @pytest.mark.servers

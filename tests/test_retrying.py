@@ -226,6 +226,40 @@ def test_a_loop_that_is_left_while_another_handler_works_keeps_nothing_back() ->
     run(main())
 
 
+def test_effects_that_were_lost_behind_a_stop_come_before_what_stopped_it() -> None:
+    async def main() -> None:
+        async with (
+            MemoryDeployment(orders, settings=QUICK) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r") as reader,
+        ):
+            rows, poison = [], [3]
+
+            def handle(batch: Any) -> None:
+                for row in batch.rows:
+                    if row.number in poison:
+                        raise ValueError(row.number)
+                    rows.append(row.number)
+
+            reader.subscribe(orders)(handle)
+            for number in (1, 2):
+                last = (await w1.publish(orders, [Order(number, "new")]))[-1]
+                await reader.wait_for(orders, "w1", last)
+            await w1.publish(orders, [Order(3, "new")])
+            await until(lambda: reader.statistics()["reader"]["stopped"])
+            saved = reader._store.world.readers["r"]
+            await until(lambda: saved["orders", "w1"].position == last)
+            saved["orders", "w1"].position = last - 1  # by a failover
+            await asyncio.sleep(30.0)
+            assert rows == [1, 2]
+            poison.clear()
+            reader.resume(orders, "w1")
+            await until(lambda: len(rows) >= 4)
+            assert rows == [1, 2, 2, 3]
+
+    run(main())
+
+
 def test_close_ends_a_pause_at_once_and_the_rows_come_again() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()

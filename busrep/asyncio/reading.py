@@ -386,7 +386,9 @@ class Reading:
             state = await self._reader_store.load_reader(reader)
             if state.epoch not in (None, epoch):
                 if self._on_epoch_change == "stop":
-                    raise EpochChanged(state.epoch, epoch)
+                    changed = EpochChanged(state.epoch, epoch)
+                    self._note(changed, *state.positions)  # of all streams: none of them is loaded
+                    raise changed
                 log.warning("%s", EpochChanged(state.epoch, epoch))
                 state = await self._begin_anew(epoch, everything, name)
                 self._saved.clear()
@@ -1277,10 +1279,7 @@ class Reading:
                 [
                     key
                     for key in self._saved
-                    if key in core.progress
-                    and key not in self._workers
-                    and key not in self.stopped
-                    and not self.bootstrapping.holds(key[0])
+                    if key in core.progress and key not in self._workers and not self.bootstrapping.holds(key[0])
                 ]
             )
         # Positions of an older log, though this process has saved some of this one: the failover lost that step, too.

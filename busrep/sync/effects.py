@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,19 +20,21 @@ class EffectsStore:
     def __init__(self, store: Any, streams: Registry, settings: Settings) -> None:
         self._given, self._streams, self._settings = store, streams, settings
         self._store: BlockingStore | None = None
+        self._opening = threading.Lock()
 
     def begin(self) -> BlockingEffects:
         """A transaction, not begun yet. Raises ConfigError for a store that can give none, Unavailable."""
-        if self._store is None:
-            if not isinstance(self._given, str) or self._given.startswith(("http://", "https://")):
-                raise ConfigError(
-                    "batch.transaction() needs the URL of a PostgreSQL or SQLite database as store=, or as "
-                    f"reader_store=, not {type(self._given).__name__}"
-                )
-            store = open_blocking_store(self._given, self._streams, settings=self._settings)
-            store.open()
-            self._store = store
-        return self._store.effects()
+        with self._opening:  # loops of several threads may ask first
+            if self._store is None:
+                if not isinstance(self._given, str) or self._given.startswith(("http://", "https://")):
+                    raise ConfigError(
+                        "batch.transaction() needs the URL of a PostgreSQL or SQLite database as store=, or as "
+                        f"reader_store=, not {type(self._given).__name__}"
+                    )
+                store = open_blocking_store(self._given, self._streams, settings=self._settings)
+                store.open()
+                self._store = store
+            return self._store.effects()
 
     def close(self) -> None:
         """Close the connections. No handler is at work."""
