@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import hypothesis
 import pytest
 
 from busrep.testing.servers import PostgresServer, RedisServer
@@ -22,6 +23,11 @@ from busrep.testing.servers import PostgresServer, RedisServer
 pytest_plugins = ["busrep.testing.fixtures"]
 
 LINUX = sys.platform == "linux"
+
+
+# Hypothesis's own time limits (200 ms an example, a second to make ten) fail on a busy machine.
+hypothesis.settings.register_profile("busrep", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busrep")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from busrep.asyncio import http_pages
@@ -27,7 +27,7 @@ from busrep.updates import FetchUpdates, UpdatesPage
 EPOCH = "0123456789abcdef" * 2
 OTHER_EPOCH = "f" * 32
 
-QUICKLY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICKLY = settings(max_examples=200)
 
 json_values = st.recursive(
     st.none()
