@@ -137,6 +137,9 @@ class DeadLetter:
     age: float
 
 
+ENDED_INSIDE = "the transaction was ended inside the block of bus.write(), which ends it itself, after the block"
+
+
 class AsyncTransaction(Protocol):
     """One database transaction that holds the claim, so that no successor can start before it ends (9.4).
 

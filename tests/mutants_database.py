@@ -453,4 +453,37 @@ MUTANTS: tuple[Mutant, ...] = (
             "test_replica.py::test_9_1_a_replica_does_not_tell_what_became_of_a_fact",
         ),
     ),
+    Mutant(
+        name="a-transaction-ended-inside-the-block-goes-unnoticed",
+        rule="9.4",
+        harm="Code inside the block commits: a row is written without the claim, under a name that somebody else has.",
+        edits=(
+            Edit(TRANSACTION, "        if ended:\n", "        if False:\n"),
+            Edit(
+                "stores/sqlite.py",
+                "        if not in_transaction(self.connection):\n            self._re",
+                "        if 0:\n            self._re",
+            ),
+        ),
+        checks=(
+            ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-asyncio-ours]",
+            ERRORS + "a_transaction_that_is_ended_inside_the_block[postgres-asyncio-ours]",
+            ERRORS + "a_transaction_that_is_ended_inside_the_block[postgres-threads-the caller's]",
+        ),
+    ),
+    Mutant(
+        name="another-transaction-of-the-caller-s-connection-is-ours",
+        rule="9.4",
+        harm="The driver begins another transaction after one that was ended inside the block: rows without the claim.",
+        edits=(
+            Edit(TRANSACTION, "self._idle() or (self._callers and await self._lock() != self.marker)", "self._idle()"),
+            Edit("stores/sqlite.py", "        if self._callers:  # sq", "        if False:  # sq"),
+            Edit("stores/blocking_sqlite.py", "            if self._callers:  # sq", "            if False:  # sq"),
+        ),
+        checks=(
+            ERRORS + "a_transaction_that_is_ended_inside_the_block[postgres-asyncio-the caller's, and another]",
+            ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-asyncio-the caller's, and another]",
+            ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-threads-the caller's, and another]",
+        ),
+    ),
 )

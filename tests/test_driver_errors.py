@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from busrep.errors import BusrepError, CommitUnknown, ConfigError, StatementRefused, Unavailable
+from busrep.errors import BusrepError, CommitUnknown, ConfigError, StatementRefused, Unavailable, WriterFenced
 from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
@@ -161,6 +161,39 @@ def test_an_error_of_the_application_s_at_commit_is_no_refusal(postgres_url: str
                 assert isinstance(caught.value, CommitUnknown) or transaction.in_doubt
                 asked = [("orders", token)]
                 assert await done(store.outcome(claim, transaction.marker, asked)) == {asked[0]: [b"[1]"]}
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["ours", "the caller's", "the caller's, and another"])
+def test_a_transaction_that_is_ended_inside_the_block(url: str, opened: Callable[[str], Any], how: str) -> None:
+    """The claim is let go of with it: a row that is inserted afterwards is none that a successor waited for."""
+    sqlite = url.startswith("sqlite")
+
+    def connect() -> Any:
+        return sqlite3.connect(url.removeprefix("sqlite:///")) if sqlite else psycopg.connect(url)
+
+    async def main() -> None:
+        async with opened(url) as store:
+            claim = await done(store.claim("w", ["orders"], timeout=1))
+            with contextlib.closing(connect()) as callers:
+                callers.execute("CREATE TABLE shop (number int)")
+                callers.commit()
+                (token,) = await done(store.reserve("orders", 1))
+                transaction = store.transaction(claim, None if "ours" in how else callers)
+                await done(transaction.begin())
+                await done(transaction.execute("COMMIT"))
+                if not sqlite or "caller" in how:
+                    with contextlib.closing(open_blocking_store(url, Registry(STREAMS))) as successor:
+                        successor.open()
+                        successor.claim("w", ["orders"], timeout=1)
+                if "another" in how:
+                    callers.execute("INSERT INTO shop VALUES (1)")
+                await done(transaction.insert("orders", [(token, [["[1]"]], [b"[1]"])]))
+                with pytest.raises((CommitUnknown, WriterFenced)):
+                    await done(transaction.commit())
+                await done(transaction.rollback())
+                assert callers.execute("SELECT * FROM busrep_facts").fetchall() == []
 
     run(main())
 

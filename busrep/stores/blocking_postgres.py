@@ -223,6 +223,7 @@ class BlockingPostgresTransaction(PostgresTransaction):
         if self.joined:
             await self._leave_to_caller()
             return
+        await self._check_not_ended()
         try:
             await self._flush(Control.COMMIT)
         except BusrepError as error:

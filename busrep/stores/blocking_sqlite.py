@@ -12,7 +12,7 @@ from typing import Any
 
 from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, Unavailable, WriterFenced
 from busrep.settings import Settings
-from busrep.storage import Claim, EffectsTransaction, FactRows
+from busrep.storage import ENDED_INSIDE, Claim, EffectsTransaction, FactRows
 from busrep.stores import claims, facts, schema
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import Control, Plan, Sql, T
@@ -294,10 +294,15 @@ class BlockingSqliteTransaction(Holder):
     async def commit(self) -> None:
         """See `AsyncTransaction`."""
         pending, self._pending = self._pending, []
+        if not in_transaction(self.connection):
+            self._end()
+            raise CommitUnknown(self, ConfigError(ENDED_INSIDE))
 
         def plan() -> Plan[None]:
             if pending:
                 yield tuple(pending)
+            if self._callers:  # sqlite3 may have begun another one since; with the write lock the claim is as good
+                yield from claims.hold(self.store.dialect, self.claim)
             yield Control.COMMIT
 
         try:
@@ -414,26 +419,22 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
 
     async def begin(self) -> None:
         """See `AsyncTransaction`. `reserve` has taken the write lock, which keeps any successor out (9.4)."""
-        self._run(self._check())
+        self._run(claims.hold(self.store.dialect, self.claim))
         self._begun = True
-
-    def _check(self) -> Plan[None]:
-        answers = yield claims.lock_claim(self.store.dialect, self.claim)
-        if not answers[0]:
-            raise WriterFenced(self.claim.writer, self.claim.incarnation)
 
     async def commit(self) -> None:
         """See `AsyncTransaction`."""
         pending, self._pending = self._pending, []
         if not self.may_be_open:
             raise ConfigError("the connection's transaction ended inside the fact's block: commit after it")
-        if pending:
-            self._run(_steps(pending))
+
+        def plan() -> Plan[None]:
+            if pending:
+                yield tuple(pending)
+            yield from claims.hold(self.store.dialect, self.claim)  # sqlite3 may have begun another one since
+
+        self._run(plan())
 
     async def rollback(self) -> None:
         """See `AsyncTransaction`; it is the caller's."""
         self._pending = []
-
-
-def _steps(steps: Sequence[Sql]) -> Plan[None]:
-    yield tuple(steps)

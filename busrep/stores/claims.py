@@ -329,6 +329,13 @@ def lock_claim(dialect: Dialect, held: Claim) -> Sql:
     )
 
 
+def hold(dialect: Dialect, held: Claim) -> Plan[None]:
+    """Lock the claim in the transaction that is open. Raises WriterFenced."""
+    answers = yield lock_claim(dialect, held)
+    if not answers[0]:
+        raise WriterFenced(held.writer, held.incarnation)
+
+
 def check_claim(dialect: Dialect, held: Claim) -> Plan[None]:
     """Read the claim (9.2). Unavailable on a server that only follows another: it may not have heard yet of what was
     committed, nor of who has the name."""

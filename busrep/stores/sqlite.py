@@ -17,7 +17,7 @@ from typing import Any
 from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, Unavailable, WriterFenced
 from busrep.settings import Settings
 from busrep.snapshots import Agreement
-from busrep.storage import Claim, EffectsTransaction, FactRows
+from busrep.storage import ENDED_INSIDE, Claim, EffectsTransaction, FactRows
 from busrep.stores import claims, facts, schema
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import Control, Plan, Sql, T
@@ -309,13 +309,10 @@ class SqliteTransaction:
     async def commit(self) -> None:
         """See `AsyncTransaction`."""
         pending, self._pending = self._pending, []
-
-        def plan() -> Plan[None]:
-            if pending:
-                yield tuple(pending)
-            yield Control.COMMIT
-
-        self._committing = asyncio.ensure_future(self._run(plan()))
+        if not in_transaction(self.connection):
+            self._release()
+            raise CommitUnknown(self, ConfigError(ENDED_INSIDE))
+        self._committing = asyncio.ensure_future(self._run(self._commit(pending)))
         try:
             await asyncio.shield(self._committing)
         except asyncio.CancelledError as cancelled:
@@ -327,6 +324,13 @@ class SqliteTransaction:
             self._release()
             raise CommitUnknown(self, error) from error
         self._release()
+
+    def _commit(self, pending: Sequence[Sql]) -> Plan[None]:
+        if pending:
+            yield tuple(pending)
+        if self._callers:  # sqlite3 may have begun another one since; with the write lock the claim is as good
+            yield from claims.hold(self.store.dialect, self.claim)
+        yield Control.COMMIT
 
     def _committed(self, done: asyncio.Future[Any]) -> None:
         """A commit whose caller was cancelled has ended; if it failed nobody else rolls back."""

@@ -21,7 +21,7 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
-from busrep.storage import Claim, FactRows
+from busrep.storage import ENDED_INSIDE, Claim, FactRows
 from busrep.stores import claims, facts, schema
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import (
@@ -242,6 +242,7 @@ class ServerTransaction(abc.ABC):
         if self.joined:
             await self._leave_to_caller()
             return
+        await self._check_not_ended()
         connection = self.connection
         committing = asyncio.ensure_future(self._flush(Control.COMMIT))
         try:
@@ -263,6 +264,24 @@ class ServerTransaction(abc.ABC):
             await self.rollback()
             raise CommitUnknown(self.marker, error) from error
         await self._give_back()
+
+    async def _check_not_ended(self) -> None:
+        """CommitUnknown when code inside the block has ended the transaction: the claim is not held any more, and rows
+        of a fact that somebody else has stepped over must not be written.
+
+        On the caller's connection the driver may have begun another one since: only the server can tell. On busrep's
+        own it begins none by itself, and what the driver knows costs no round trip.
+        """
+        if self.store._closed(self.connection):
+            return  # which COMMIT will show
+        try:
+            ended = self._idle() or (self._callers and await self._lock() != self.marker)
+        except Unavailable as lost:
+            await self.rollback()
+            raise CommitUnknown(self.marker, lost) from lost
+        if ended:
+            await self.rollback()
+            raise CommitUnknown(self.marker, ConfigError(ENDED_INSIDE))
 
     async def _leave_to_caller(self) -> None:
         """Insert; the transaction's end is the caller's.
