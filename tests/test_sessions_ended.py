@@ -71,6 +71,24 @@ def test_a_session_that_the_server_ended_is_an_outage_to_a_thread(
     complete(store.close())
 
 
+def test_a_fact_s_begin_has_a_deadline(on_postgres: Deployment) -> None:  # noqa: F811
+    """As on a pooled connection at whose other end is nobody: its IDs would be open for ever."""
+
+    async def work() -> None:
+        settings = Settings(fetch_timeout=0.2, claim_timeout=0.2)
+        store: Any = open_store(on_postgres.store, Registry(STREAMS), settings=settings)
+        await store.open()
+        claim = await store.claim("w", ["orders"], timeout=5)
+        with psycopg.connect(on_postgres.store) as other:
+            other.execute("SELECT 1 FROM busrep_writers FOR UPDATE")
+            with pytest.raises(Unavailable, match="no answer within"):
+                async with asyncio.timeout(20):
+                    await store.transaction(claim).begin()
+        await store.close()
+
+    run(work())
+
+
 def skip_unknown(url: str, setting: str) -> None:
     with psycopg.connect(url) as connection:
         if setting and not connection.execute("SELECT 1 FROM pg_settings WHERE name = %s", (setting,)).fetchone():

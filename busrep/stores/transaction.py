@@ -208,8 +208,9 @@ class ServerTransaction(abc.ABC):
                 raise WriterFenced(self.claim.writer, self.claim.incarnation)
             return answers[0][0][0]
 
-        try:
-            return await self._run(plan())
+        settings = self.store.settings
+        try:  # a claim that holds the lock gives up in time
+            return await self._run(plan(), settings.fetch_timeout + settings.claim_timeout)
         except WriterFenced:
             if self._callers:
                 await self.store.check_claim(self.claim)
