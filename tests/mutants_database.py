@@ -486,4 +486,24 @@ MUTANTS: tuple[Mutant, ...] = (
             ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-threads-the caller's, and another]",
         ),
     ),
+    Mutant(
+        name="begin-waits-for-its-answer-for-ever",
+        rule="9.1",
+        harm="A pooled connection at whose other end is nobody: write() hangs with its IDs open.",
+        edits=(
+            Edit(
+                TRANSACTION,
+                "self._run(plan(), settings.fetch_timeout + settings.claim_timeout)",
+                "self._run(plan())",
+            ),
+        ),
+        checks=(ENDED + "a_fact_s_begin_has_a_deadline",),
+    ),
+    Mutant(
+        name="back-on-the-noted-server-nobody-writes",
+        rule="9.23",
+        harm="The server that was noted is back before a failover was done: every claim is refused, for good.",
+        edits=(Edit("stores/claims.py", "now != home.server or home.successor:", "now != home.server:"),),
+        checks=(FAILOVER + "back_on_the_noted_server_before_the_failover_was_done",),
+    ),
 )

@@ -441,3 +441,16 @@ def test_a_restore_that_is_declared_notes_the_server_anew(postgres_url: str) -> 
         assert noted != "1/00000001"
         store.check_claim(store.claim("a", ["orders"], timeout=10.0))
         assert store.reserve("orders", 1)[0] < 1000
+
+
+def test_back_on_the_noted_server_before_the_failover_was_done(postgres_url: str) -> None:
+    """Somebody may have been given IDs on the other one: they are left out here as well."""
+    with opened_store(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as operator:
+        held = store.claim("a", ["orders"], timeout=10.0)
+        ((here,),) = operator.execute("SELECT value FROM busrep_meta WHERE key = 'server'")
+        chosen = Home(here).moved_to("1/00000002", {"orders": 5, "payments": 0})
+        operator.execute("UPDATE busrep_meta SET value = %s WHERE key = 'server'", [chosen.written()])
+        again = store.claim("a", ["orders"], timeout=10.0, again=held.incarnation)
+        store.check_claim(again)
+        assert store.reserve("orders", 1)[0] > chosen.up_to["orders"] + 99_000
+        assert operator.execute("SELECT value FROM busrep_meta WHERE key = 'server'").fetchall() == [(here,)]

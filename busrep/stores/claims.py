@@ -186,7 +186,7 @@ def _choose_ids(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
     home, now = yield from _alone_with_server(dialect, here, seconds)
     if not home.server:
         yield _note(Home(now))
-    elif now != home.server:
+    elif now != home.server or home.successor:  # back here before that was done: somebody may have written there
         given: dict[str, int] = {}
         for (stream,) in (yield Sql("SELECT stream FROM busrep_streams ORDER BY stream"))[0]:
             given[stream] = int((yield dialect.sequence(stream))[0][0][0])
@@ -209,7 +209,8 @@ def _leave_out_ids(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
         log.error(
             "PostgreSQL's system identifier and timeline were %s and are %s: a failover, or a restore. At least %d IDs "
             "of each stream are left out, so that none is given twice. If the new primary lacks commits of the old "
-            "one, run 'busrep db restored'", home.server, now, IDS_LEFT_OUT,
+            "one (facts in tables of the application's are not looked for), run 'busrep db restored'",
+            home.server, now, IDS_LEFT_OUT,
         )  # fmt: skip
         yield _note(Home(now))
     yield Control.COMMIT
