@@ -424,8 +424,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 CLAIMS,
-                "SET incarnation = {dialect.largest}(busrep_writers.incarnation, ?) + 1, ",
-                "SET incarnation = busrep_writers.incarnation + 0 * ?, ",  # the clock alone would make it rise
+                "ELSE 0 END, ?) + 1, ",
+                "ELSE 0 END, 0 * ?), ",  # the clock alone would make it rise
             ),
         ),
         checks=(

@@ -204,6 +204,23 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        name="the-fence-s-number-is-a-claim",
+        rule="9.23",
+        harm="A claim that a failover lost, under a clock that was behind, has the number of the fence: it goes on.",
+        edits=(Edit("stores/claims.py", 'LIVE = "coalesce(finished, -1) < 0"', 'LIVE = "incarnation > 0"'),),
+        checks=(
+            FAILOVER + "a_claim_that_was_lost_does_not_pass_for_the_fence[failover]",
+            FAILOVER + "a_claim_that_was_lost_does_not_pass_for_the_fence[restore]",
+        ),
+    ),
+    Mutant(
+        name="numbers-of-lost-claims-are-given-again",
+        rule="9.23",
+        harm="The second of two claims that a failover lost has the number of the name's next one: both hold it.",
+        edits=(Edit("stores/claims.py", "CLAIMS_LEFT_OUT = 1_000", "CLAIMS_LEFT_OUT = 0"),),
+        checks=(FAILOVER + "a_claim_that_was_lost_does_not_pass_for_the_fence[failover]",),
+    ),
+    Mutant(
         name="each-try-leaves-out-ids-anew",
         rule="9.23",
         harm="A COMMIT that is not answered leaves out as many IDs again; a failover that loses both gives IDs twice.",

@@ -791,7 +791,7 @@ class StoreConformance:
                 with pytest.raises(WriterFenced):
                     await store.check_claim(first)
                 again = await store.claim("w1", ["orders"], timeout=1)
-            assert again.incarnation == first.incarnation + 2
+            assert again.incarnation > first.incarnation + 1
 
     @sync
     async def test_9_15_positions_ahead_of_table_and_sequence_refuse_to_start(self, url: str) -> None:

@@ -431,6 +431,33 @@ def test_a_claim_that_fails_after_a_failover_leaves_out_the_same_ids_again(postg
         assert noted != "1/00000001"
 
 
+@pytest.mark.parametrize("restored", [False, True], ids=["failover", "restore"])
+def test_a_claim_that_was_lost_does_not_pass_for_the_fence(postgres_url: str, restored: bool) -> None:
+    """Under a clock that is behind incarnations go up by one, and so does the fence: the numbers are the same."""
+    with opened_store(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as operator:
+        store.claim("a", ["orders"], timeout=10.0)
+        operator.execute("UPDATE busrep_writers SET incarnation = %s", (ahead := 10**15,))  # of the clock
+        lost = store.claim("a", ["orders"], timeout=10.0)
+        assert lost.incarnation == ahead + 1
+        operator.execute("UPDATE busrep_writers SET incarnation = %s", (ahead,))  # what a lagging standby knows
+        if restored:
+            store.restored()
+        else:
+            operator.execute("UPDATE busrep_meta SET value = '1/00000001' WHERE key = 'server'")
+            store.claim("b", ["orders"], timeout=10.0)
+        assert operator.execute("SELECT incarnation FROM busrep_writers WHERE writer = 'a'").fetchone() == (ahead + 1,)
+        for work in (
+            lambda: store.check_claim(lost),
+            lambda: store.heartbeat(lost, {}),
+            lambda: store.transaction(lost).begin(),
+            lambda: store.claim("a", ["orders"], timeout=10.0, again=lost.incarnation),
+        ):
+            with pytest.raises(WriterFenced):
+                work()
+        # Nor does whoever claims the name next: more claims may be lost than this one.
+        assert store.claim("a", ["orders"], timeout=10.0).incarnation > lost.incarnation + 1_000
+
+
 def test_a_restore_that_is_declared_notes_the_server_anew(postgres_url: str) -> None:
     with opened_store(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as operator:
         store.claim("a", ["orders"], timeout=10.0)

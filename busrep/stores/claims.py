@@ -26,6 +26,11 @@ log = logging.getLogger("busrep.stores")
 # After a failover: more IDs than a lagging replica may have missed. Its sequence is behind by no more than that.
 IDS_LEFT_OUT = 100_000
 EMPTY = "''"
+# Of a name that is nobody's now: the incarnation in its row is the one after that which was fenced. A process may have
+# won this very number in commits that a failover has lost, under a clock that is behind (9.23).
+LIVE = "coalesce(finished, -1) < 0"
+# More claims than a failover may have lost: the next one of the name takes no number of theirs.
+CLAIMS_LEFT_OUT = 1_000
 # Most failovers without a claim in between, of which each left out as many.
 FAILOVERS = 100
 
@@ -240,7 +245,8 @@ def _win(
             # Locked: between this look and the claim nobody else may win the name.
             Sql(
                 "SELECT 1 FROM busrep_writers WHERE writer = ? AND "
-                f"(incarnation = ? OR (incarnation = ? AND finished = ?) OR finished = ?){dialect.exclusive}",
+                f"((incarnation = ? AND {LIVE}) OR (incarnation = ? AND finished = ?) OR finished = ?)"
+                f"{dialect.exclusive}",
                 (writer, again, again + 1, again, -again),
             ),
         )
@@ -253,7 +259,8 @@ def _win(
         # Waits until no transaction of a predecessor holds the row FOR SHARE.
         Sql(
             f"INSERT INTO busrep_writers (writer, incarnation, claimed_at, finished) VALUES (?, ?, {dialect.now}, ?) "
-            f"ON CONFLICT (writer) DO UPDATE SET incarnation = {dialect.largest}(busrep_writers.incarnation, ?) + 1, "
+            f"ON CONFLICT (writer) DO UPDATE SET incarnation = {dialect.largest}(busrep_writers.incarnation + "
+            f"CASE WHEN busrep_writers.finished >= 0 THEN {CLAIMS_LEFT_OUT} ELSE 0 END, ?) + 1, "
             "claimed_at = excluded.claimed_at, finished = excluded.finished RETURNING incarnation",
             (writer, now, won_by, now - 1),
         ),
@@ -277,7 +284,7 @@ def _where(
     answers = yield (
         Control.SNAPSHOT,
         Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'"),
-        Sql("SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ?", (writer, incarnation)),
+        Sql(f"SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND {LIVE}", (writer, incarnation)),
     )
     ((epoch,),), held = answers
     if not held:
@@ -325,7 +332,7 @@ def lock_claim(dialect: Dialect, held: Claim) -> Sql:
     """
     return Sql(
         f"SELECT {dialect.marker}, {dialect.durable} FROM busrep_writers "
-        f"WHERE writer = ? AND incarnation = ? AND {dialect.same_server}{dialect.share}",
+        f"WHERE writer = ? AND incarnation = ? AND {LIVE} AND {dialect.same_server}{dialect.share}",
         (held.writer, held.incarnation),
     )
 
@@ -343,7 +350,7 @@ def check_claim(dialect: Dialect, held: Claim) -> Plan[None]:
     answers = yield (
         Sql(f"SELECT {dialect.replica}"),
         Sql(
-            f"SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND {dialect.same_server}",
+            f"SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND {LIVE} AND {dialect.same_server}",
             (held.writer, held.incarnation),
         ),
     )
@@ -517,7 +524,7 @@ def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, now:
             # First, as a claim does: then the two never wait for each other.
             Sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", (epoch,)),
             Sql(f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),
-            Sql("UPDATE busrep_writers SET finished = NULL"),  # nobody wins back a name of the log before
+            Sql("UPDATE busrep_writers SET finished = 0"),  # nobody holds a name of the log before, or wins it back
             Sql(f"UPDATE busrep_meta SET value = {dialect.server or EMPTY} WHERE key = 'server'"),  # the log is its own
         )
         for backing in backings:
