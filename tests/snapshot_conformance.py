@@ -496,6 +496,7 @@ class SnapshotConformance:
                 for reader in ("a", "b")
                 for agreement in agreements
             ]
+            await asyncio.sleep(0.01)  # SQLite's clock ticks in milliseconds
             await store.save_bootstrap("a", "payments", ids[1], parts=0, applied=0, rows=0, bytes=0, state="online")
             found = [(one.reader, one.agreement.stream) for one in await store.bootstraps()]
             assert len(found) == 4

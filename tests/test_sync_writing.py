@@ -589,7 +589,8 @@ def silence(deployment: Deployment, writer: str = "w1") -> int:
     """As a reader does with a writer that gives no sign of life: finish it."""
     with deployment.table() as store:
         incarnation = next(one.incarnation for one in store.known() if one.writer == writer)
-        assert store.finish(writer, incarnation, timeout=5)
+        # It tells no final positions where the writer has won its name back by then.
+        store.finish(writer, incarnation, timeout=5)
         return int(incarnation)
 
 
