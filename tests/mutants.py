@@ -2133,7 +2133,10 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="incarnations-begin-anew-after-a-restore",
         rule="9.4",
         harm="A name gets an incarnation a second time: a process from before the restore passes for its successor.",
-        edits=(Edit(CLAIMS, "            (writer, now, won_by, now - 1),\n", "            (writer, 1, won_by, 0),\n"),),
+        edits=(
+            Edit(CLAIMS, "            (writer, now, won_by, random", "            (writer, 1, won_by, random"),
+            Edit(CLAIMS, "CLAIMS_LEFT_OUT), now - 1),\n", "CLAIMS_LEFT_OUT), 0),\n"),
+        ),
         checks=(SIMULATOR, L + "restored_gives_no_incarnation_out_again"),
     ),
     Mutant(

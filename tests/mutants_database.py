@@ -217,8 +217,21 @@ MUTANTS: tuple[Mutant, ...] = (
         name="numbers-of-lost-claims-are-given-again",
         rule="9.23",
         harm="The second of two claims that a failover lost has the number of the name's next one: both hold it.",
-        edits=(Edit("stores/claims.py", "CLAIMS_LEFT_OUT = 1_000", "CLAIMS_LEFT_OUT = 0"),),
+        edits=(Edit("stores/claims.py", "CLAIMS_LEFT_OUT = 1_000_000", "CLAIMS_LEFT_OUT = 0"),),
         checks=(FAILOVER + "a_claim_that_was_lost_does_not_pass_for_the_fence[failover]",),
+    ),
+    Mutant(
+        name="as-many-incarnations-are-left-out-each-time",
+        rule="9.23",
+        harm="Two claims from the same row get one number: readers of a stream in memory are deaf to the second.",
+        edits=(
+            Edit(
+                "stores/claims.py",
+                "random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT)",
+                "CLAIMS_LEFT_OUT // 1_000",
+            ),
+        ),
+        checks=("test_simulation.py::test_what_the_simulator_found_stays_mended[a-lost-incarnation-is-given-again]",),
     ),
     Mutant(
         name="each-try-leaves-out-ids-anew",

@@ -7,6 +7,7 @@ Rule numbers are those of protocol.md, section 9.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -29,8 +30,9 @@ EMPTY = "''"
 # Of a name that is nobody's now: the incarnation in its row is the one after that which was fenced. A process may have
 # won this very number in commits that a failover has lost, under a clock that is behind (9.23).
 LIVE = "coalesce(finished, -1) < 0"
-# More claims than a failover may have lost: the next one of the name takes no number of theirs.
-CLAIMS_LEFT_OUT = 1_000
+# The next claim of such a name leaves out a random number of incarnations, up to this many: claims that a failover has
+# lost went on from the same row.
+CLAIMS_LEFT_OUT = 1_000_000
 # Most failovers without a claim in between, of which each left out as many.
 FAILOVERS = 100
 
@@ -260,9 +262,9 @@ def _win(
         Sql(
             f"INSERT INTO busrep_writers (writer, incarnation, claimed_at, finished) VALUES (?, ?, {dialect.now}, ?) "
             f"ON CONFLICT (writer) DO UPDATE SET incarnation = {dialect.largest}(busrep_writers.incarnation + "
-            f"CASE WHEN busrep_writers.finished >= 0 THEN {CLAIMS_LEFT_OUT} ELSE 0 END, ?) + 1, "
+            "CASE WHEN busrep_writers.finished >= 0 THEN ? ELSE 0 END, ?) + 1, "
             "claimed_at = excluded.claimed_at, finished = excluded.finished RETURNING incarnation",
-            (writer, now, won_by, now - 1),
+            (writer, now, won_by, random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT), now - 1),
         ),
         Sql("SELECT stream FROM busrep_positions WHERE writer = ? AND registered", (writer,)),
     )

@@ -235,7 +235,11 @@ class World:
                 _, left = await asyncio.wait(list(service.working), timeout=SETTLED_WITHIN / 2)
                 if left and service.process.alive:
                     self.record.breaks("no work hangs", f"{service.name}: {len(left)} facts")
-        while behind := self._behind():
+        # By then durable readers have looked whether a failover has put their saved positions back (9.23).
+        settings = self.scenario.settings
+        beats = settings["silent_after_beats"] + 2 if self.database.timeline > 1 else 0
+        looked = self.now() + beats * settings["heartbeat"]
+        while (behind := self._behind()) or self.now() < looked:
             if self.now() > deadline:
                 self.record.breaks("settles", f"{SETTLED_WITHIN:g} s after the last fault: {'; '.join(behind)}")
                 return
