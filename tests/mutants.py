@@ -2375,7 +2375,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
                 'incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),',
                 'incarnation = {dialect.largest}(incarnation, ?) + 1", (0,)),',
             ),
-            Edit(CLAIMS, "            (writer, now, won_by, now - 1),\n", "            (writer, now, won_by, 0),\n"),
+            Edit(CLAIMS, "random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT), now - 1),", "0, 0),"),
         ),
         checks=(L + "restored_gives_no_incarnation_out_again",),
     ),
