@@ -279,6 +279,10 @@ def test_a_bad_line_is_quoted_only_in_part() -> None:
 
 def test_a_large_row_is_quoted_only_in_part() -> None:
     assert len(str(RowError("s", "row", "too large", "x" * 10_000))) < 300
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert "(row list, nested too deep to show)" in str(RowError("s", "row", "nested too deep", deep))
 
 
 def test_extras_that_errors_name_can_be_installed() -> None:
