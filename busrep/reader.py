@@ -813,7 +813,7 @@ class Reader:
             # Asked of a source that cannot prove more yet (9.9): not an error, but no reason to hurry either.
             self.counters.pages_unproven += 1
             # Nobody may ever have written that far (9.17). A foreign writer's next row would not show what it left out.
-            if progress.stream.durable and self._speakers.native(progress.writer):
+            if progress.stream.durable and progress.native:
                 self.unproven[asked.stream, asked.writer] = None
             self._retry_later(progress, now)
 

@@ -210,7 +210,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "reader.py",
-                "if progress.stream.durable and self._speakers.native(progress.writer):\n                self.unproven",
+                "if progress.stream.durable and progress.native:\n                self.unproven",
                 "if progress.stream.durable:\n                self.unproven",
             ),
         ),

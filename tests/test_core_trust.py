@@ -292,11 +292,13 @@ def test_9_17_a_pair_that_waits_for_nothing_else_is_live_at_once() -> None:
     assert reader.progress["s", "w1"].position == 6, "what was held is passed on"
 
 
-def test_9_17_a_foreign_writer_is_waited_for() -> None:
+@pytest.mark.parametrize("stray", [b"", b"NAME w1 1"], ids=["", "a stray NAME before"])
+def test_9_17_a_foreign_writer_is_waited_for(stray: bytes) -> None:
     reader = Reader([Followed("s", foreign_writers=True)], epoch=EPOCH)
     reader.registered({})
     reader.start_at("s", "w1", 5)
     reader.connected(0.0)
+    reader.receive(stray, 0.0)
     reader.receive(b"POSITION s w1 9 9", 0.0)
     (asked,) = reader.fetches(0.0)
     reader.receive_page(asked, UpdatesPage("s", "w1", 5, 5, [], [], False, EPOCH), 0.0)
