@@ -371,13 +371,13 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that lost its name commits facts under it that its successor has stepped over.",
         edits=(
             Edit(
-                TRANSACTION,
+                CLAIMS,
                 """\
-            if not answers[0]:
-                raise WriterFenced(self.claim.writer, self.claim.incarnation)
-            return answers[0][0][0]
+    if not answers[0]:
+        raise WriterFenced(held.writer, held.incarnation)
+    return answers[0][0][0]
 """,
-                "            return answers[0][0][0] if answers[0] else None\n",
+                "    return answers[0][0][0] if answers[0] else None\n",
             ),
         ),
         checks=(SIMULATOR, L + "9_2_and_9_4_a_fenced_writer_is_told_everywhere"),

@@ -507,8 +507,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The driver begins another transaction after one that was ended inside the block: rows without the claim.",
         edits=(
             Edit(TRANSACTION, "self._idle() or (self._callers and await self._lock() != self.marker)", "self._idle()"),
-            Edit("stores/sqlite.py", "        if self._callers:  # sq", "        if False:  # sq"),
-            Edit("stores/blocking_sqlite.py", "            if self._callers:  # sq", "            if False:  # sq"),
+            Edit("stores/sqlite_files.py", "    if again:  # sq", "    if False:  # sq"),
         ),
         checks=(
             ERRORS + "a_transaction_that_is_ended_inside_the_block[postgres-asyncio-the caller's, and another]",
@@ -523,8 +522,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 TRANSACTION,
-                "self._run(plan(), settings.fetch_timeout + settings.claim_timeout)",
-                "self._run(plan())",
+                "self._run(held, settings.fetch_timeout + settings.claim_timeout)",
+                "self._run(held)",
             ),
         ),
         checks=(ENDED + "a_fact_s_begin_has_a_deadline",),

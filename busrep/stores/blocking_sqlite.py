@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, Unavailable, WriterFenced
+from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, Unavailable
 from busrep.settings import Settings
 from busrep.storage import ENDED_INSIDE, Claim, EffectsTransaction, FactRows
 from busrep.stores import claims, facts, schema
@@ -25,6 +25,7 @@ from busrep.stores.sqlite_files import (
     executor,
     file_at,
     in_transaction,
+    last_steps,
     require_durable,
     run,
     translating,
@@ -271,15 +272,10 @@ class BlockingSqliteTransaction(Holder):
             self.store.turn.take(self, BUSY)
             if self.connection is None:
                 self.connection = self.store.writing()
-            self._run(self._begin())
+            self._run(claims.hold(self.store.dialect, self.claim, Control.BEGIN))
         except BaseException:
             self._end()
             raise
-
-    def _begin(self) -> Plan[None]:
-        answers = yield (Control.BEGIN, claims.lock_claim(self.store.dialect, self.claim))
-        if not answers[0]:
-            raise WriterFenced(self.claim.writer, self.claim.incarnation)
 
     async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
         """See `AsyncTransaction`; sent with the next statement."""
@@ -297,16 +293,8 @@ class BlockingSqliteTransaction(Holder):
         if not in_transaction(self.connection):
             self._end()
             raise CommitUnknown(self, ConfigError(ENDED_INSIDE))
-
-        def plan() -> Plan[None]:
-            if pending:
-                yield tuple(pending)
-            if self._callers:  # sqlite3 may have begun another one since; with the write lock the claim is as good
-                yield from claims.hold(self.store.dialect, self.claim)
-            yield Control.COMMIT
-
         try:
-            self._run(plan())
+            self._run(last_steps(self.store.dialect, self.claim, pending, Control.COMMIT, again=self._callers))
         except BusrepError as error:
             if in_transaction(self.connection):
                 raise  # nothing was committed; rollback() is due
@@ -427,13 +415,7 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
         pending, self._pending = self._pending, []
         if not self.may_be_open:
             raise ConfigError("the connection's transaction ended inside the fact's block: commit after it")
-
-        def plan() -> Plan[None]:
-            if pending:
-                yield tuple(pending)
-            yield from claims.hold(self.store.dialect, self.claim)  # sqlite3 may have begun another one since
-
-        self._run(plan())
+        self._run(last_steps(self.store.dialect, self.claim, pending, again=True))
 
     async def rollback(self) -> None:
         """See `AsyncTransaction`; it is the caller's."""

@@ -30,6 +30,7 @@ EMPTY = "''"
 # Of a name that is nobody's now: the incarnation in its row is the one after that which was fenced. A process may have
 # won this very number in commits that a failover has lost, under a clock that is behind (9.23).
 LIVE = "coalesce(finished, -1) < 0"
+HELD = f"writer = ? AND incarnation = ? AND {LIVE}"
 # The next claim of such a name leaves out a random number of incarnations, up to this many: claims that a failover has
 # lost went on from the same row.
 CLAIMS_LEFT_OUT = 1_000_000
@@ -286,7 +287,7 @@ def _where(
     answers = yield (
         Control.SNAPSHOT,
         Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'"),
-        Sql(f"SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND {LIVE}", (writer, incarnation)),
+        Sql(f"SELECT 1 FROM busrep_writers WHERE {HELD}", (writer, incarnation)),
     )
     ((epoch,),), held = answers
     if not held:
@@ -334,16 +335,18 @@ def lock_claim(dialect: Dialect, held: Claim) -> Sql:
     """
     return Sql(
         f"SELECT {dialect.marker}, {dialect.durable} FROM busrep_writers "
-        f"WHERE writer = ? AND incarnation = ? AND {LIVE} AND {dialect.same_server}{dialect.share}",
+        f"WHERE {HELD} AND {dialect.same_server}{dialect.share}",
         (held.writer, held.incarnation),
     )
 
 
-def hold(dialect: Dialect, held: Claim) -> Plan[None]:
-    """Lock the claim in the transaction that is open. Raises WriterFenced."""
-    answers = yield lock_claim(dialect, held)
+def hold(dialect: Dialect, held: Claim, *begin: Control) -> Plan[object]:
+    """Lock the claim until the transaction's end (9.4). ``begin``: what begins it, in the same round trip; nothing for
+    one that is open. Returns the marker. Raises WriterFenced."""
+    answers = yield (*begin, lock_claim(dialect, held))
     if not answers[0]:
         raise WriterFenced(held.writer, held.incarnation)
+    return answers[0][0][0]
 
 
 def check_claim(dialect: Dialect, held: Claim) -> Plan[None]:
@@ -352,7 +355,7 @@ def check_claim(dialect: Dialect, held: Claim) -> Plan[None]:
     answers = yield (
         Sql(f"SELECT {dialect.replica}"),
         Sql(
-            f"SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND {LIVE} AND {dialect.same_server}",
+            f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server}",
             (held.writer, held.incarnation),
         ),
     )

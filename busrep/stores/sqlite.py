@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, Unavailable, WriterFenced
+from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, Unavailable
 from busrep.settings import Settings
 from busrep.snapshots import Agreement
 from busrep.storage import ENDED_INSIDE, Claim, EffectsTransaction, FactRows
@@ -30,6 +30,7 @@ from busrep.stores.sqlite_files import (
     executor,
     file_at,
     in_transaction,
+    last_steps,
     require_durable,
     run,
     translating,
@@ -282,19 +283,13 @@ class SqliteTransaction:
             if self.connection is None:
                 self.connection = self.store._role(0)[1]
             ours = not in_transaction(self.connection)
-            await self._run(self._begin())
+            await self._run(claims.hold(self.store.dialect, self.claim, Control.BEGIN))
         except BaseException:
             if ours:  # in the same thread: BEGIN may be under way still, or done, and what came behind it failed
                 await self._end(Control.ROLLBACK)
             else:
                 self._release()
             raise
-
-    def _begin(self) -> Plan[None]:
-        answers = yield (Control.BEGIN, claims.lock_claim(self.store.dialect, self.claim))
-        if not answers[0]:
-            yield Control.ROLLBACK
-            raise WriterFenced(self.claim.writer, self.claim.incarnation)
 
     async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
         """See `AsyncTransaction`; sent with the next statement, to save a change of threads."""
@@ -312,7 +307,8 @@ class SqliteTransaction:
         if not in_transaction(self.connection):
             self._release()
             raise CommitUnknown(self, ConfigError(ENDED_INSIDE))
-        self._committing = asyncio.ensure_future(self._run(self._commit(pending)))
+        last = last_steps(self.store.dialect, self.claim, pending, Control.COMMIT, again=self._callers)
+        self._committing = asyncio.ensure_future(self._run(last))
         try:
             await asyncio.shield(self._committing)
         except asyncio.CancelledError as cancelled:
@@ -324,13 +320,6 @@ class SqliteTransaction:
             self._release()
             raise CommitUnknown(self, error) from error
         self._release()
-
-    def _commit(self, pending: Sequence[Sql]) -> Plan[None]:
-        if pending:
-            yield tuple(pending)
-        if self._callers:  # sqlite3 may have begun another one since; with the write lock the claim is as good
-            yield from claims.hold(self.store.dialect, self.claim)
-        yield Control.COMMIT
 
     def _committed(self, done: asyncio.Future[Any]) -> None:
         """A commit whose caller was cancelled has ended; if it failed nobody else rolls back."""

@@ -12,7 +12,9 @@ from typing import Any
 
 from busrep.errors import ConfigError, SchemaError, StatementRefused, Unavailable
 from busrep.private_files import create_file
-from busrep.stores import schema
+from busrep.storage import Claim
+from busrep.stores import claims, schema
+from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Answers, Control, Locked, NoSuchTable, Plan, Row, Signal, Sql, Step, T, run_sync
 
 # How long a write waits for another process's transaction, seconds; then Unavailable, and it may be tried again.
@@ -127,6 +129,16 @@ def callers(sql: str, params: Sequence[Any] | Mapping[str, Any], pending: Sequen
     except (StatementRefused, NoSuchTable) as refused:
         raise (refused.reason if isinstance(refused, StatementRefused) else refused.cause) from None
     return answers[0]
+
+
+def last_steps(dialect: Dialect, held: Claim, pending: Sequence[Sql], *last: Control, again: bool) -> Plan[None]:
+    """The rows of a fact, and ``last``. ``again``: on the caller's connection the claim is locked again before that."""
+    if pending:
+        yield tuple(pending)
+    if again:  # sqlite3 may have begun another transaction since; with the write lock the claim is as good
+        yield from claims.hold(dialect, held)
+    if last:
+        yield last
 
 
 def file_at(path: str) -> tuple[int, int] | None:

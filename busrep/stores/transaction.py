@@ -25,7 +25,6 @@ from busrep.storage import ENDED_INSIDE, Claim, FactRows
 from busrep.stores import claims, facts, schema
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import (
-    Answers,
     Control,
     Locked,
     NoSuchTable,
@@ -201,16 +200,9 @@ class ServerTransaction(abc.ABC):
 
     async def _lock(self, *begin: Control) -> object:
         """Hold the claim until the transaction's end (9.4). Returns the marker."""
-
-        def plan() -> Plan[object]:
-            answers: Answers = yield (*begin, claims.lock_claim(self.store.dialect, self.claim))
-            if not answers[0]:
-                raise WriterFenced(self.claim.writer, self.claim.incarnation)
-            return answers[0][0][0]
-
-        settings = self.store.settings
+        settings, held = self.store.settings, claims.hold(self.store.dialect, self.claim, *begin)
         try:  # a claim that holds the lock gives up in time
-            return await self._run(plan(), settings.fetch_timeout + settings.claim_timeout)
+            return await self._run(held, settings.fetch_timeout + settings.claim_timeout)
         except WriterFenced:
             if self._callers:
                 await self.store.check_claim(self.claim)
