@@ -158,6 +158,15 @@ class Trouble:
 LOG_EVERY = 30.0
 
 
+def pause_after(
+    failures: int, settings: Settings, slowest: float | None = None, jitter: Callable[[], float] = random.random
+) -> float:
+    """Seconds to wait after so many failures in a row: from ``retry_min`` doubling up to ``slowest`` (``retry_max``),
+    jittered. ``jitter``: gives numbers in [0, 1)."""
+    most = min(settings.retry_max, slowest or settings.retry_max)
+    return min(most, settings.retry_min * 2.0 ** min(max(failures, 1) - 1, 16)) * (0.5 + jitter() / 2)
+
+
 @attrs.define
 class RetryPolicy:
     """Decides what follows the failure of a handler, or of the application's function that applies a snapshot.
@@ -194,10 +203,8 @@ class RetryPolicy:
         return Verdict.POISON if late or not patient else Verdict.AGAIN
 
     def pause(self, trouble: Trouble) -> float:
-        """Seconds until the next call: from ``retry_min`` doubling up to ``retry_max``, jittered."""
-        settings = self.settings
-        longest = min(settings.retry_max, settings.retry_min * 2.0 ** min(trouble.pauses - 1, 16))
-        return longest * (0.5 + self.jitter() / 2)
+        """Seconds until the next call, see `pause_after`."""
+        return pause_after(trouble.pauses, self.settings, jitter=self.jitter)
 
     def to_log(self, trouble: Trouble, now: float) -> bool:
         """Whether this failure is to be logged; then it counts as logged."""

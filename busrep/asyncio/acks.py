@@ -22,7 +22,8 @@ from busrep.streams import Stream
 from busrep.updates import FetchUpdates, UpdatesPage
 
 from .bus import Bus
-from .news import run_until_closed, wait_until_set
+from .news import run_until_closed
+from .tasks import wait_until_set
 
 log = logging.getLogger("busrep.acks")
 

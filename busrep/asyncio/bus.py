@@ -27,7 +27,7 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
-from busrep.failures import Transient
+from busrep.failures import Transient, pause_after
 from busrep.framing import COMMAND_BYTES, parse_message
 from busrep.health import Health, closed, health_of
 from busrep.settings import Settings
@@ -41,7 +41,7 @@ from .failing import OnFailure, checked_callback, tell
 from .link import Link, RedisLink
 from .parts import Applier, ApplyHandler
 from .reading import Batch, Handler, NoticeHandler, OnEpochChange, OnPoison, OnTooOld, Reading, Start
-from .tasks import call, heed_cancellation, log_failure, pause_after, spawn, stop, within
+from .tasks import call, heed_cancellation, log_failure, spawn, stop, within
 from .tcp import TcpAddress, TcpLink, identity_of
 from .tcp_server import TcpServer
 from .writing import Claimed, Fact, WinningBack, Writing

@@ -20,10 +20,11 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, InvalidResponse, NoPermissionError, RedisError
 
 from busrep.errors import ConfigError, Unavailable
+from busrep.failures import pause_after
 from busrep.settings import Settings
 from busrep.urls import check_url, shown_url
 
-from .tasks import pause_after, stop
+from .tasks import stop
 
 log = logging.getLogger("busrep.redis")
 

@@ -19,8 +19,8 @@ from busrep.commands import LockReleased
 from busrep.errors import Closed, ConfigError, Unavailable
 
 from .bus import Bus
-from .news import WAITERS, Waiters, in_background, see_through, wait_until_set
-from .tasks import log_failure
+from .news import WAITERS, Waiters, in_background, see_through
+from .tasks import log_failure, wait_until_set
 
 log = logging.getLogger("busrep.locks")
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from busrep.errors import Closed, ConfigError
 
 from .bus import Bus
-from .tasks import call, log_failure
+from .tasks import call, log_failure, wait_until_set
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 T = TypeVar("T")
@@ -54,14 +54,6 @@ async def see_through(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         task.add_done_callback(log_failure)
         raise
-
-
-async def wait_until_set(event: asyncio.Event, timeout: float) -> bool:
-    """Whether the event was set within ``timeout`` seconds."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout):
-            await event.wait()
-    return event.is_set()
 
 
 class Waiters(Generic[KeyT]):

@@ -21,8 +21,8 @@ from busrep.commands import ClearUserSync, Replicate, UserSync
 from busrep.errors import Closed, ConfigError, Unavailable
 
 from .bus import COMMAND_QUEUE, Bus
-from .news import in_background, run_until_closed, see_through, wait_until_set
-from .tasks import call
+from .news import in_background, run_until_closed, see_through
+from .tasks import call, wait_until_set
 
 log = logging.getLogger("busrep.presence")
 

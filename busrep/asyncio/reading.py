@@ -8,7 +8,6 @@ import heapq
 import itertools
 import logging
 import math
-import random
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -42,7 +41,7 @@ from busrep.errors import (
     Unavailable,
     WaitTimeout,
 )
-from busrep.failures import Transient, Verdict
+from busrep.failures import Transient, Verdict, pause_after
 from busrep.framing import Frame
 from busrep.reader import Followed, Key, Reader
 from busrep.settings import Settings
@@ -316,7 +315,7 @@ class Reading:
         return task
 
     async def _begin(self, stream: Stream[Any]) -> None:
-        pause = self._settings.retry_min
+        failures = 0
         while not self._closed:
             try:
                 await self._load(stream)
@@ -334,8 +333,8 @@ class Reading:
                 self._ask()
                 self.pump()
                 return
-            await asyncio.sleep(pause * (0.5 + random.random() / 2))
-            pause = min(2 * pause, self._settings.retry_max)
+            failures += 1
+            await asyncio.sleep(pause_after(failures, self._settings))
 
     async def followed(self, stream: Stream[Any]) -> None:
         """Wait until a stream's positions are known. Raises what keeps them from it."""

@@ -11,6 +11,8 @@ from busrep.failures import RetryPolicy, Transient, Trouble, Verdict, predicate_
 from busrep.reader import Key
 from busrep.settings import Settings
 
+from .tasks import wait_until_set
+
 log = logging.getLogger("busrep.reader")
 
 
@@ -55,11 +57,7 @@ class Retrying:
 
     async def sleep(self, seconds: float) -> None:
         """Wait so many seconds, or until the bus closes."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._ended.wait()
-        except TimeoutError:
-            pass
+        await wait_until_set(self._ended, seconds)
 
     def begin(self, key: Key, after: int) -> None:
         """What follows ``after`` is handled next: what failed before that is over."""

@@ -6,11 +6,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
-
-from busrep.settings import Settings
 
 T = TypeVar("T")
 
@@ -83,10 +80,12 @@ def spawn(tasks: dict[asyncio.Task[Any], None], work: Coroutine[Any, Any, T], na
     return task
 
 
-def pause_after(failures: int, settings: Settings, slowest: float | None = None) -> float:
-    """Seconds to wait after so many failures in a row: doubling up to ``slowest`` (``retry_max``), jittered."""
-    most = min(settings.retry_max, slowest or settings.retry_max)
-    return min(most, settings.retry_min * 2.0 ** min(max(failures, 1) - 1, 16)) * (0.5 + random.random() / 2)
+async def wait_until_set(event: asyncio.Event, timeout: float) -> bool:
+    """Whether the event was set within ``timeout`` seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            await event.wait()
+    return event.is_set()
 
 
 async def in_thread(work: Callable[..., T], *args: Any) -> T:

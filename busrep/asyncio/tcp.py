@@ -18,10 +18,9 @@ import attrs
 from busrep.commands import Command, Error, Name, Server, parse
 from busrep.direct import CLOSING, FrameSplitter, Liveness, join_messages
 from busrep.errors import ConfigError, ParseError, Unavailable
+from busrep.failures import pause_after
 from busrep.settings import Settings
 from busrep.urls import check_url
-
-from .tasks import pause_after
 
 log = logging.getLogger("busrep.tcp")
 

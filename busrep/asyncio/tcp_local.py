@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from busrep.errors import ConfigError, Unavailable
+from busrep.failures import pause_after
 
-from .tasks import pause_after
 from .tcp import SLOWEST
 
 if TYPE_CHECKING:

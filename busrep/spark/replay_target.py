@@ -24,8 +24,8 @@ from typing import Any
 import attrs
 
 from busrep import sync
-from busrep.asyncio.tasks import pause_after
 from busrep.errors import CommitUnknown, ConfigError, PositionTooOld, Unavailable
+from busrep.failures import pause_after
 from busrep.settings import Settings
 from busrep.spark.replay_pace import Fact
 from busrep.spark.table import dialect_of

@@ -24,8 +24,8 @@ from __future__ import annotations
 import logging
 import time
 
-from busrep.asyncio.tasks import pause_after
 from busrep.errors import BusrepError, Unavailable, WriterFenced
+from busrep.failures import pause_after
 from busrep.settings import Settings
 from busrep.spark.sink_options import SinkOptions
 from busrep.spark.sink_publish import publish, rows_to_publish

@@ -32,7 +32,6 @@ from typing import Any, TypeVar
 
 import attrs
 
-from busrep.asyncio.tasks import pause_after
 from busrep.asyncio.writing import (
     SETTLE_FIRST,
     SETTLE_SLOWEST,
@@ -52,6 +51,7 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
+from busrep.failures import pause_after
 from busrep.ids import ReservedIds
 from busrep.settings import Settings
 from busrep.storage import Claim
