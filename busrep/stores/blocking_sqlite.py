@@ -272,10 +272,13 @@ class BlockingSqliteTransaction(Holder):
             self.store.turn.take(self, BUSY)
             if self.connection is None:
                 self.connection = self.store.writing()
-            self._run(claims.hold(self.store.dialect, self.claim, Control.BEGIN))
+            self._run(self._begin())
         except BaseException:
             self._end()
             raise
+
+    def _begin(self) -> Plan[object]:
+        return claims.hold(self.store.dialect, self.claim, Control.BEGIN)
 
     async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
         """See `AsyncTransaction`; sent with the next statement."""

@@ -283,13 +283,16 @@ class SqliteTransaction:
             if self.connection is None:
                 self.connection = self.store._role(0)[1]
             ours = not in_transaction(self.connection)
-            await self._run(claims.hold(self.store.dialect, self.claim, Control.BEGIN))
+            await self._run(self._begin())
         except BaseException:
             if ours:  # in the same thread: BEGIN may be under way still, or done, and what came behind it failed
                 await self._end(Control.ROLLBACK)
             else:
                 self._release()
             raise
+
+    def _begin(self) -> Plan[object]:
+        return claims.hold(self.store.dialect, self.claim, Control.BEGIN)
 
     async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
         """See `AsyncTransaction`; sent with the next statement, to save a change of threads."""
