@@ -10,6 +10,7 @@ READER, SPEAKERS, BUS, WRITING, SILENT = (
 READING, CLAIMS, FACTS = "asyncio/reading.py", "stores/claims.py", "stores/facts.py"
 DIALECT, SQLITE = "stores/postgres_dialect.py", "stores/sqlite_dialect.py"
 T = "test_trust.py::test_"
+CORE, FAULTS = "test_core_trust.py::test_", "test_faults.py::test_"
 STRAY = "test_stray_lines.py::test_what_a_stranger_says_harms_nobody"
 STORES = "test_stores.py::"
 
@@ -72,10 +73,43 @@ MUTANTS: tuple[Mutant, ...] = (
         name="who-joins-waits-for-the-look-for-silent-writers",
         rule="9.18",
         harm="The first rows of a new writer come when the registry is read for other reasons, ten seconds later.",
-        edits=(Edit(READER, "        self.registry_doubted = True\n", "        pass\n"),),
+        edits=(Edit(READER, "        self.doubts += 1\n", "        return\n"),),
         checks=(
             T + "9_18_the_registry_is_doubted_for_who_names_itself_in_this_log",
             T + "9_18_a_writer_that_joins_is_followed_once_the_registry_lists_it",
+        ),
+    ),
+    Mutant(
+        name="an-answer-explains-what-was-heard-after-the-question",
+        rule="9.18",
+        harm="Rows of a writer that joins while the registry is read wait for its next line, which may never come.",
+        edits=(
+            Edit(
+                READER,
+                "        self._explained = self.doubts if doubts is None else doubts\n",
+                "        self._explained = self.doubts\n",
+            ),
+            Edit(READER, "            elif doubts is None or number <= doubts:\n", "            else:\n"),
+        ),
+        checks=(
+            CORE + "9_18_an_answer_of_the_registry_explains_nothing_that_was_heard_after_it_was_asked",
+            FAULTS + "a_writer_without_beats_that_joins_while_the_registry_is_read_is_heard",
+        ),
+    ),
+    Mutant(
+        name="what-was-heard-of-a-writer-that-joined-is-forgotten-with-a-failed-question",
+        rule="9.18",
+        harm="The database is away for a moment when a writer has joined: its rows wait for its next sign of life.",
+        edits=(
+            Edit(
+                READER,
+                "                found[said[:2]] = end\n            elif doubts",
+                "                found[said[:2]] = end\n            if doubts",
+            ),
+        ),
+        checks=(
+            CORE + "9_18_a_line_of_a_writer_that_is_not_registered_moves_nothing_and_asks_for_the_registry",
+            FAULTS + "a_writer_without_beats_that_joined_is_heard_though_the_sequence_was_away",
         ),
     ),
     Mutant(
@@ -214,8 +248,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "for (of, who, life), end in unconfirmed if claims.get((of, who)) == life}",
-                "for (of, who, _), end in unconfirmed if (of, who) in claims}",
+                "            if claims.get(said[:2]) == said[2]:\n",
+                "            if said[:2] in claims:\n",
             ),
         ),
         checks=(T + "9_18_the_registry_is_doubted_for_who_names_itself_in_this_log",),

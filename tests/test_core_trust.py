@@ -44,6 +44,26 @@ def test_9_18_a_line_of_a_writer_that_is_not_registered_moves_nothing_and_asks_f
     assert ("s", "ghost") not in reader.progress
     assert reader.counters.unregistered_lines == 3
     assert reader.registered({("s", "w1"): 7, ("s", "w2"): 3}) == {("s", "w2"): 11}
+    assert reader.registry_doubted  # until that is asked for, which may fail
+    assert reader.registered({("s", "w1"): 7, ("s", "w2"): 3}) == {("s", "w2"): 11}
+    reader.confirmed("s", "w2")
+    assert not reader.registry_doubted
+    assert reader.registered({("s", "w1"): 7, ("s", "w2"): 3}) == {}
+
+
+def test_9_18_an_answer_of_the_registry_explains_nothing_that_was_heard_after_it_was_asked() -> None:
+    """The writer joined meanwhile. One without beats says nothing again for long."""
+    reader = reader_of(Followed("s"), {("s", "w1"): 7})
+    reader.receive(announced("w2", 3, "POSITION s w2 0 9"), 0.0)
+    doubts = reader.doubts
+    reader.receive(announced("w3", 4, "RDATA s w3 11 [1]"), 0.0)
+    reader.receive(announced("w4", 5, "RDATA s w4 12 [1]"), 0.0)
+    assert reader.registered({("s", "w1"): 7, ("s", "w3"): 4}, doubts) == {("s", "w3"): 11}
+    reader.confirmed("s", "w3")
+    assert reader.registry_doubted
+    everybody = {("s", "w1"): 7, ("s", "w2"): 3, ("s", "w3"): 4, ("s", "w4"): 5}
+    assert reader.registered(everybody, reader.doubts) == {("s", "w4"): 12}
+    reader.confirmed("s", "w4")
     assert not reader.registry_doubted
 
 

@@ -20,6 +20,7 @@ import psycopg
 import pytest
 import redis.asyncio
 
+import busrep.sync
 from busrep import Batch, Bus
 from busrep.asyncio.tasks import stop
 from busrep.commands import RemoteServerUp
@@ -219,6 +220,48 @@ def test_a_link_lost_while_a_predecessor_s_rows_are_fetched_does_not_end_that(de
             await until(lambda: seen.numbers == [1, 2])
 
     run(main())
+
+
+async def heard_once(deployment: Deployment, method: str) -> None:
+    """A writer without beats joins while the reader asks the registry, and ``method`` of the reader's store fails once
+    after that: its one row comes though nothing is said of it again."""
+    patient = attrs.evolve(QUICK, silent_after_beats=10_000)  # nobody is finished, nor looked for
+    seen = Seen()
+    async with deployment.bus(settings=patient, streams=[orders]) as reader:
+        reader.subscribe(orders)(seen)
+        await until(lambda: "orders" in reader._reading.core.followed)
+        core, store = reader._reading.core, reader._reading._store
+        asked = Gate(store, "known", after=True)
+        reader._reading.beat(all_known=True)
+        await asked.at.wait()
+        given, failed = getattr(store, method), asyncio.Event()
+
+        async def fails_once(*args: Any, **kwargs: Any) -> Any:
+            if not failed.is_set():
+                failed.set()
+                raise Unavailable("the store", "a test")
+            return await given(*args, **kwargs)
+
+        with busrep.sync.connect(
+            deployment.redis, name=deployment.name, streams=[orders], store=deployment.store, writer="w1", beats=False,
+            settings=patient,
+        ) as writer:  # fmt: skip
+            (token,) = await asyncio.to_thread(writer.publish, orders, [Order(1, "new")])
+            await until(lambda: any(end == token for end, _ in core._unconfirmed.values()))
+            if method != "known":
+                setattr(store, method, fails_once)
+            asked.go_on.set()
+            await until(lambda: seen.numbers == [1])
+            assert reader.positions()["orders"]["w1"] == token
+            assert failed.is_set() == (method != "known")
+
+
+def test_a_writer_without_beats_that_joins_while_the_registry_is_read_is_heard(deployment: Deployment) -> None:
+    run(heard_once(deployment, "known"))
+
+
+def test_a_writer_without_beats_that_joined_is_heard_though_the_sequence_was_away(deployment: Deployment) -> None:
+    run(heard_once(deployment, "sequence"))
 
 
 def test_a_fenced_process_goes_on_as_a_reader_of_its_successor(deployment: Deployment) -> None:

@@ -41,8 +41,9 @@ class SilentWriters:
             return
         bound = settings.heartbeat * settings.silent_after_beats
         dead: dict[str, int] = {}  # writer -> incarnation
+        doubts = core.doubts
         everything = await self._store.known()
-        await self._confirm(core.registered(claims_of(everything)))
+        await self._confirm(core.registered(claims_of(everything), doubts))
         # A writer that no longer writes one of its streams is not dead: its latest sign of life counts for all.
         silence: dict[str, float] = {}
         for known in everything:
@@ -74,6 +75,7 @@ class SilentWriters:
             highest = await self._store.sequence(key[0])
             if highest is not None and key[0] in core.followed:
                 core.learned(*key, min(end, highest))
+            core.confirmed(*key)
         if heard:
             self._reading.ask_for_positions()
 
