@@ -495,7 +495,11 @@ class Bus:
         return register
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """Where this process is, {stream: {writer: token}}: handled for others, published for itself."""
+        """Where this process is, {stream: {writer: token}}: handled for others, published for itself.
+
+        While facts that a predecessor under the own name left are not handled, the own name counts as another's. After
+        a failover that took back their effects that is so once more, and the position is lower than before.
+        """
         found = self._reading.core.positions()
         for stream in self._reading.core.bootstrapping:  # what is there of it is no position
             found.pop(stream, None)

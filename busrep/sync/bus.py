@@ -445,7 +445,11 @@ class Bus:
         return register
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """Where this process is, {stream: {writer: token}}: handled for others, published for itself."""
+        """Where this process is, {stream: {writer: token}}: handled for others, published for itself.
+
+        While facts that a predecessor under the own name left are not handled, the own name counts as another's. After
+        a failover that took back their effects that is so once more, and the position is lower than before.
+        """
         self._check_open()
         if self._reading is not None:
             return self._reading.positions()

@@ -432,8 +432,10 @@ class World:
                 key = (stream, writer)
                 record.samples.append(Sample(now, service.role.name, service.number, epoch, key, position, "position"))
                 before = self.last_position.get((service.number, epoch, *key), 0)
-                # A restore puts them back, before its new epoch is noticed; a failover, to what was saved.
-                back = before if writer == service.role.name else self._put_back(service, epoch, key, before)
+                # A restore puts them back, before its new epoch is noticed; a failover, to what was saved. The own one
+                # only until those facts of a predecessor are handled again whose effects the failover took back.
+                counts = bus._reading._own == writer and bus._reading.own_counts(stream)
+                back = before if counts else self._put_back(service, epoch, key, before)
                 if position < min(before, back) and epoch == self.epoch() and epoch not in record.void:
                     record.breaks("positions never go back", f"{service.name}: {key} {before} -> {position}")
                 self.last_position[service.number, epoch, stream, writer] = position
