@@ -129,6 +129,8 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
 }
 
 Key = tuple[str, str]
+Life = tuple[str, str, int | None]
+"""(stream, writer, incarnation)."""
 
 # (stream, writer) pairs noted at a time that the registry does not list yet; what is not noted waits for its next line.
 MOST_UNCONFIRMED = 1_000
@@ -273,8 +275,6 @@ class Reader:
         self.unproven: dict[Key, None] = {}  # whose writer said more than a page proves: likewise
         self.new_epoch: str | None = None  # set when the log is proven to be another: see rebase()
         self.registry: Mapping[Key, int] | None = None  # see `registered`
-        self.doubts = 0  # how many lines were heard that the registry, as it was known then, does not explain
-        self._explained = 0  # how many of these an answer of the registry is newer than
         self.other_deployments: list[str] = []  # epochs found to be of other logs, for the runtime to report
         self.queue_bytes = 0
         self.queue_bytes_peak = 0
@@ -293,8 +293,9 @@ class Reader:
         self._draining: dict[Key, int] = {}  # bootstrapped, and not delivered yet up to here
         self._speakers = Speakers(self.settings.followed)
         self._claims: dict[str, int] = {}  # writer -> incarnation, of the registry
-        # (stream, writer, incarnation) that the registry did not list so when it was read: how far it said to be.
-        self._unconfirmed: dict[tuple[str, str, int | None], tuple[int, int]] = {}  # the end; the last of `doubts`
+        # (stream, writer, incarnation) that the registry did not list so when it was read: how far it said to be, and
+        # how many answers have come since.
+        self._unconfirmed: dict[Life, tuple[int, int]] = {}
         self._refuted: dict[str, None] = {}  # epochs announced that are of other logs than the one that is read
         self._doubted: str | None = None
         self._epoch_check: FetchUpdates | None = None
@@ -460,12 +461,11 @@ class Reader:
         return False
 
     def _doubt_registry(self, item: Rows | Position) -> None:
-        self.doubts += 1
         # Noted for this incarnation alone: what a forged one said of the same writer is no word of its own.
         said = (item.stream, item.writer, self._speakers.speaking(item.writer))
         if said in self._unconfirmed or len(self._unconfirmed) < MOST_UNCONFIRMED:
             before, _ = self._unconfirmed.get(said, (0, 0))
-            self._unconfirmed[said] = max(before, _end(item)), self.doubts
+            self._unconfirmed[said] = max(before, _end(item)), 0
 
     def _current(self, progress: Progress, item: Rows | Position, incarnation: int | None, now: float) -> bool:
         """Whether what is said of a stream is of this log, and of a writer's present life (9.11, 9.16, 9.19)."""
@@ -733,32 +733,37 @@ class Reader:
         all began that was handled up to a saved one; else there."""
         self._add(self._streams[stream], writer, position).began = position if began is None else began
 
-    def registered(self, claims: Mapping[Key, int], doubts: int | None = None) -> dict[Key, int]:
+    def registered(self, claims: Mapping[Key, int]) -> None:
         """The registry: the incarnation of each registered (stream, writer). From then on a line of a stream with a
-        table counts only from one of those (9.18). ``doubts``: how many there were when it was asked. What was heard
-        since is no older than the answer, and goes on being doubted; None: nothing was.
-
-        Gives the keys of which lines of that very incarnation were heard before it listed them so, and how far these
-        said that the writer is. Answer each with ``confirmed``, or be given it again.
-        """
+        table counts only from one of those (9.18)."""
         self.registry, self._claims = dict(claims), {writer: claim for (_, writer), claim in claims.items()}
-        found = {}
-        for said, (end, number) in list(self._unconfirmed.items()):
-            if claims.get(said[:2]) == said[2]:
-                found[said[:2]] = end
-            elif doubts is None or number <= doubts:
-                del self._unconfirmed[said]
-        self._explained = self.doubts if doubts is None else doubts
-        return found
 
     @property
     def registry_doubted(self) -> bool:
-        """Whether to read the registry: a line was heard that no answer explains, or that nobody has `confirmed`."""
-        return bool(self._unconfirmed) or self.doubts > self._explained
+        """Whether to read the registry: a line was heard that it does not explain as it is known."""
+        return bool(self._unconfirmed)
 
-    def confirmed(self, stream: str, writer: str) -> None:
-        """What was heard of a writer before the registry listed it has been asked for."""
-        self._unconfirmed.pop((stream, writer, (self.registry or {}).get((stream, writer))), None)
+    def joined(self) -> dict[Life, int]:
+        """To be asked after each answer of the registry. The (stream, writer, incarnation) that it lists, and of which
+        lines were heard before it did, with how far these said that the writer is. Answer with ``confirmed``.
+
+        An answer may be older than such a line: the question was, or a replica gave it. So what an answer does not
+        explain, or nobody confirmed, is kept for ``silent_after_beats`` answers.
+        """
+        assert self.registry is not None  # noqa: S101 - without a registry nothing is doubted
+        found = {}
+        for said, (end, answers) in list(self._unconfirmed.items()):
+            if self.registry.get(said[:2]) == said[2]:
+                found[said] = end
+            if answers + 1 < self.settings.silent_after_beats:
+                self._unconfirmed[said] = end, answers + 1
+            else:
+                del self._unconfirmed[said]
+        return found
+
+    def confirmed(self, life: Life) -> None:
+        """What was heard of it before the registry listed it has been asked for."""
+        self._unconfirmed.pop(life, None)
 
     def learned(self, stream: str, writer: str, position: int) -> None:
         """A proven position that was not heard on the wire: from the positions table, or of a finished writer."""

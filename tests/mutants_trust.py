@@ -73,38 +73,47 @@ MUTANTS: tuple[Mutant, ...] = (
         name="who-joins-waits-for-the-look-for-silent-writers",
         rule="9.18",
         harm="The first rows of a new writer come when the registry is read for other reasons, ten seconds later.",
-        edits=(Edit(READER, "        self.doubts += 1\n", "        return\n"),),
+        edits=(Edit(READER, "        return bool(self._unconfirmed)\n", "        return False\n"),),
         checks=(
             T + "9_18_the_registry_is_doubted_for_who_names_itself_in_this_log",
             T + "9_18_a_writer_that_joins_is_followed_once_the_registry_lists_it",
         ),
     ),
     Mutant(
-        name="an-answer-explains-what-was-heard-after-the-question",
+        name="an-answer-of-the-registry-is-the-last-word",
         rule="9.18",
         harm="Rows of a writer that joins while the registry is read wait for its next line, which may never come.",
         edits=(
             Edit(
                 READER,
-                "        self._explained = self.doubts if doubts is None else doubts\n",
-                "        self._explained = self.doubts\n",
+                "            if answers + 1 < self.settings.silent_after_beats:\n",
+                "            if said in found:\n",
             ),
-            Edit(READER, "            elif doubts is None or number <= doubts:\n", "            else:\n"),
         ),
         checks=(
-            CORE + "9_18_an_answer_of_the_registry_explains_nothing_that_was_heard_after_it_was_asked",
+            CORE + "9_18_an_answer_of_the_registry_may_be_older_than_what_was_heard",
             FAULTS + "a_writer_without_beats_that_joins_while_the_registry_is_read_is_heard",
         ),
     ),
     Mutant(
-        name="what-was-heard-of-a-writer-that-joined-is-forgotten-with-a-failed-question",
+        name="who-is-nobody-is-asked-for-for-ever",
+        rule="9.18",
+        harm="One forged line makes every reader read the registry each beat until it is restarted.",
+        edits=(
+            Edit(READER, "            if answers + 1 < self.settings.silent_after_beats:\n", "            if True:\n"),
+        ),
+        checks=(CORE + "9_18_an_answer_of_the_registry_may_be_older_than_what_was_heard",),
+    ),
+    Mutant(
+        name="what-was-heard-of-who-joined-is-forgotten-with-a-failed-question",
         rule="9.18",
         harm="The database is away for a moment when a writer has joined: its rows wait for its next sign of life.",
         edits=(
             Edit(
                 READER,
-                "                found[said[:2]] = end\n            elif doubts",
-                "                found[said[:2]] = end\n            if doubts",
+                "                found[said] = end\n",
+                "                found[said] = end\n                del self._unconfirmed[said]\n"
+                "                continue\n",
             ),
         ),
         checks=(
@@ -113,10 +122,25 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        name="one-sequence-that-cannot-be-read-keeps-silent-writers-from-being-looked-after",
+        rule="9.18",
+        harm="A right that is missing on one sequence: a dead writer is never finished, and its last rows never come.",
+        edits=(
+            Edit(
+                SILENT,
+                "            except BusrepError as error:  # the others are looked",
+                "            except KeyError as error:  # the others are looked",
+            ),
+        ),
+        checks=(T + "9_18_a_sequence_that_cannot_be_read_keeps_no_dead_writer_s_rows_back",),
+    ),
+    Mutant(
         name="what-who-joined-and-died-had-said-is-forgotten",
         rule="9.18",
         harm="The rows of a writer that joins, writes and dies come only once its silence is noticed.",
-        edits=(Edit(SILENT, "                core.learned(*key, min(end, highest))\n", "                pass\n"),),
+        edits=(
+            Edit(SILENT, "                core.learned(stream, writer, min(end, highest))\n", "                pass\n"),
+        ),
         checks=(T + "9_18_what_a_writer_said_that_joined_and_crashed_is_fetched_once_the_registry_lists_it",),
     ),
     Mutant(
@@ -248,8 +272,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 READER,
-                "            if claims.get(said[:2]) == said[2]:\n",
-                "            if said[:2] in claims:\n",
+                "            if self.registry.get(said[:2]) == said[2]:\n",
+                "            if said[:2] in self.registry:\n",
             ),
         ),
         checks=(T + "9_18_the_registry_is_doubted_for_who_names_itself_in_this_log",),

@@ -373,9 +373,8 @@ class Reading:
         epoch = await store.epoch()
         if core.epoch is None:
             core.epoch = epoch
-        doubts = core.doubts
         everything = await store.known()
-        core.registered(claims_of(everything), doubts)
+        core.registered(claims_of(everything))
         known = {(name, writer.writer): writer for writer in everything if writer.stream == name}
         positions: dict[Key, int] = {}
         before = False
@@ -766,7 +765,6 @@ class Reading:
                     core.new_epoch = current
                 loop.call_soon(self.pump)
                 return
-            doubts = core.doubts
             everything = await self._store.known()
             known = [one for one in everything if one.stream in core.followed]
             positions = {
@@ -783,7 +781,7 @@ class Reading:
                     self.bootstrapping.log_changed(core.followed)
                 self._on_epoch(found)
                 core.rebase(found, positions)
-                core.registered(claims_of(everything), doubts)
+                core.registered(claims_of(everything))
                 self._saved = dict(positions)
                 self._oldest = oldest
                 self._careful.clear()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from busrep.errors import BusrepError, PositionsAheadOfTable
-from busrep.reader import Key
+from busrep.reader import Life
 from busrep.settings import Settings
 from busrep.storage import AsyncStore, claims_of
 
@@ -41,9 +41,9 @@ class SilentWriters:
             return
         bound = settings.heartbeat * settings.silent_after_beats
         dead: dict[str, int] = {}  # writer -> incarnation
-        doubts = core.doubts
         everything = await self._store.known()
-        await self._confirm(core.registered(claims_of(everything), doubts))
+        core.registered(claims_of(everything))
+        await self._confirm(core.joined())
         # A writer that no longer writes one of its streams is not dead: its latest sign of life counts for all.
         silence: dict[str, float] = {}
         for known in everything:
@@ -66,17 +66,24 @@ class SilentWriters:
         if dead:  # by itself: one that cannot be finished yet must not keep the others from being followed
             reading.spawn(self._finish_all(dead), "finish", once=True)
 
-    async def _confirm(self, heard: Mapping[Key, int]) -> None:
+    async def _confirm(self, joined: Mapping[Life, int]) -> None:
         """Follow writers that the registry lists now, and lines were heard of before: a writer that joined, or began
         anew. How far they said to be is fetched, as far as the sequence has come; the rest they tell again."""
         assert self._store is not None  # noqa: S101 (`look` has looked)
         core = self._reading.core
-        for key, end in heard.items():
-            highest = await self._store.sequence(key[0])
-            if highest is not None and key[0] in core.followed:
-                core.learned(*key, min(end, highest))
-            core.confirmed(*key)
-        if heard:
+        for life, end in joined.items():
+            stream, writer, _ = life
+            try:
+                highest = await self._store.sequence(stream)
+            except BusrepError as error:  # the others are looked after all the same
+                log.warning("the sequence of %s cannot be read yet: %s", stream, error)
+                continue
+            if highest is None:  # of a replica, which cannot tell: another one may answer the next time
+                continue
+            if stream in core.followed:
+                core.learned(stream, writer, min(end, highest))
+            core.confirmed(life)
+        if joined:
             self._reading.ask_for_positions()
 
     async def check_sequences(self) -> None:
