@@ -1152,6 +1152,7 @@ class Reader:
         self.epoch, self.new_epoch = epoch, None
         self._doubted = self._epoch_check = None
         self._refuted.pop(epoch, None)
+        self._unconfirmed.clear()  # how far they said to be is of the log before
         for key in dict.fromkeys((*self.progress, *positions)):
             progress = self.progress.get(key) or self._add(self._streams[key[0]], key[1], 0)
             if progress.stream.durable:

@@ -96,6 +96,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        name="what-was-said-in-the-log-before-counts-in-the-new-one",
+        rule="9.18",
+        harm="After a restore a reader steps over an open fact: its writer had said to be further, in the other log.",
+        edits=(
+            Edit(READER, "        self._unconfirmed.clear()  # how far they said to be is of the log before\n", ""),
+        ),
+        checks=(CORE + "9_18_what_was_said_in_the_log_before_is_no_word_in_the_new_one",),
+    ),
+    Mutant(
         name="who-is-nobody-is-asked-for-for-ever",
         rule="9.18",
         harm="One forged line makes every reader read the registry each beat until it is restarted.",

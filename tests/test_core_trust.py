@@ -84,6 +84,14 @@ def test_9_18_a_life_that_began_while_one_before_was_confirmed_is_asked_for() ->
     assert reader.joined() == {("s", "w", 2): 20}
 
 
+def test_9_18_what_was_said_in_the_log_before_is_no_word_in_the_new_one() -> None:
+    """Its writer may have the same incarnation there, and an open fact below what it said."""
+    reader = reader_of(Followed("s"), {})
+    reader.receive(announced("w", 1, "POSITION s w 0 9"), 0.0)
+    reader.rebase(OTHER, {})
+    assert joined(reader, {("s", "w"): 1}) == {}
+
+
 def test_9_18_what_another_incarnation_said_is_no_word_of_the_registered_one() -> None:
     reader = reader_of(Followed("s"), {("s", "w1"): 7})
     reader.receive(announced("w2", 99, "POSITION s w2 9 9"), 0.0)

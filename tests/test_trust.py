@@ -153,6 +153,23 @@ def test_9_18_a_sequence_that_cannot_be_read_keeps_no_dead_writer_s_rows_back() 
     assert core.registry_doubted  # and the sequence will be asked for again
 
 
+def test_9_18_a_log_that_changes_while_the_sequence_is_read_makes_void_what_was_heard() -> None:
+    core = Reader([Followed("s")], epoch=EPOCH)
+    core.registered({})
+    core.receive(b"\n".join(announce("w", 3, position("w", 0, 9))), 0.0)
+    core.registered({("s", "w"): 3})
+
+    class Store:
+        async def sequence(self, _stream: str) -> int:
+            core.rebase(OTHER, {("s", "w"): 0})
+            return 100
+
+    process: Any = types.SimpleNamespace(core=core, ask_for_positions=lambda: None)
+    silent = SilentWriters(process, Settings(), Store())  # type: ignore[arg-type]
+    asyncio.run(silent._confirm(core.joined()))
+    assert core.progress["s", "w"].target == 0
+
+
 def test_9_18_a_declared_foreign_writer_is_believed() -> None:
     d = Driver(stream=Followed("s", foreign_writers=True))
     d.reader.registered({("s", "native"): 7})

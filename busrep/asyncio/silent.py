@@ -71,6 +71,7 @@ class SilentWriters:
         anew. How far they said to be is fetched, as far as the sequence has come; the rest they tell again."""
         assert self._store is not None  # noqa: S101 (`look` has looked)
         core = self._reading.core
+        log_read = core.epoch
         for life, end in joined.items():
             stream, writer, _ = life
             try:
@@ -78,6 +79,8 @@ class SilentWriters:
             except BusrepError as error:  # the others are looked after all the same
                 log.warning("the sequence of %s cannot be read yet: %s", stream, error)
                 continue
+            if core.epoch != log_read:  # begun again meanwhile
+                return
             if highest is None:  # of a replica, which cannot tell: another one may answer the next time
                 continue
             if stream in core.followed:
