@@ -2301,7 +2301,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             EMPTIED_STAYS_READY,
             Edit(
-                READING, "elif key not in self._workers and key not in self.stopped:", "elif key not in self._workers:"
+                READING,
+                " and key not in self.stopped and key not in self._cancelled:",
+                " and key not in self._cancelled:",
             ),
         ),
         checks=(SIMULATOR, F + "a_stopped_writer_with_rows_waiting_makes_no_tasks"),
@@ -2312,7 +2314,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A new epoch while a stream is stopped: its worker is started over and over, at full load.",
         edits=(
             Edit(
-                READING, "elif key not in self._workers and key not in self.stopped:", "elif key not in self._workers:"
+                READING,
+                " and key not in self.stopped and key not in self._cancelled:",
+                " and key not in self._cancelled:",
             ),
             Edit(
                 READING,

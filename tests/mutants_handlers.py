@@ -177,6 +177,64 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(RETRIED + "close_cancels_a_handler_that_makes_another_error_of_it",),
     ),
     Mutant(
+        name="a-deadline-of-the-handlers-own-ends-its-worker",
+        rule="9.12",
+        harm="A handler makes TimeoutError of a task.cancel() of its own: its batch stays in hand, nothing of that "
+        "writer is handed out again, and nothing says so.",
+        edits=(
+            Edit(
+                READING,
+                "        if self._closed:\n            heed_cancellation(error)  # it lost its patience\n",
+                "        heed_cancellation(error)\n",
+            ),
+            Edit(
+                READING,
+                "                if core.progress[key].queue.handling is not None:\n",
+                "                if False:\n",
+            ),
+        ),
+        checks=(
+            RETRIED + "a_deadline_of_the_handlers_own_is_an_error_like_any_other",
+            ONCE + "a_deadline_of_the_handlers_own_rolls_both_back",
+        ),
+    ),
+    Mutant(
+        name="a-deadline-of-the-functions-own-ends-the-bootstrap",
+        rule="9.12",
+        harm="The function that applies a snapshot's part makes TimeoutError of a task.cancel() of its own: the "
+        "bootstrap waits for ever, and nothing says so.",
+        edits=(
+            Edit(
+                "asyncio/bootstrap_run.py",
+                "            if being_cancelled() and (self.owner.closed or work not in machine.under_way):",
+                "            if being_cancelled():",
+            ),
+            Edit(
+                APPLYING,
+                "                if self.owner.closed:\n                    heed_cancellation(error)",
+                "                if True:\n                    heed_cancellation(error)",
+            ),
+        ),
+        checks=("test_bootstrap_faults.py::test_a_deadline_of_the_functions_own_is_an_error_like_any_other",),
+    ),
+    Mutant(
+        name="a-cancellation-that-is-over-counts-on",
+        rule="9.12",
+        harm="A handler that got over a cancellation leaves its count up: what is called next in that task takes its "
+        "own timeouts and task groups for cancelled ones.",
+        edits=(Edit("asyncio/tasks.py", "        task.uncancel()\n", "        break\n"),),
+        checks=(RETRIED + "a_deadline_of_the_handlers_own_is_an_error_like_any_other",),
+    ),
+    Mutant(
+        name="a-worker-that-is-cancelled-goes-on-itself",
+        rule="9.12",
+        harm="A program that ends without close(): asyncio.run() cancels all tasks, and waits for a worker for ever.",
+        edits=(
+            Edit(READING, "            if self._closed or key in self._cancelled:\n", "            if self._closed:\n"),
+        ),
+        checks=(RETRIED + "a_worker_that_somebody_cancels_ends_and_another_goes_on",),
+    ),
+    Mutant(
         name="close-cancels-whoever-waits-for-the-name",
         rule="9.5",
         harm="A task of the application's that nobody cancelled gets CancelledError, and ends without a word.",

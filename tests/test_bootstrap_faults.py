@@ -488,6 +488,81 @@ def test_a_function_that_cancels_itself_is_one_that_raises() -> None:
     virtual.run(main())
 
 
+@pytest.mark.parametrize("then", ["TimeoutError", "CancelledError", "ValueError", "nothing"])
+@pytest.mark.parametrize("reader", ["billing", None])
+def test_a_deadline_of_the_functions_own_is_an_error_like_any_other(reader: str | None, then: str) -> None:
+    """Whatever the function makes of it, the task was cancelled, and nobody but the function knows by whom."""
+
+    async def main() -> None:
+        calls: list[int] = []
+        async with bench(handler_retries=3) as made, made.read(reader=reader) as (bus, _source, target):
+
+            @bus.snapshot(orders)
+            async def apply(part: SnapshotPart[Any]) -> None:
+                calls.append(part.number)
+                task = asyncio.current_task()
+                assert task is not None
+                assert task.cancelling() == 0
+                if len(calls) == 2:
+                    asyncio.get_running_loop().call_later(0.05, task.cancel)
+                    try:
+                        await asyncio.sleep(1000.0)
+                    except asyncio.CancelledError:
+                        if then == "TimeoutError":
+                            raise TimeoutError("too slow") from None
+                        if then == "ValueError":
+                            raise ValueError(part) from None
+                        if then == "CancelledError":
+                            raise
+                target.apply(part)
+
+            bus.subscribe(orders)(target.handle)
+            await bus.wait_for(orders, "w1", made.last)
+            assert calls == ([0, 1, 2, 3] if then == "nothing" else [0, 1, 1, 2, 3])
+            assert target.numbers == list(range(35))
+            assert bus.health().ok
+
+    virtual.run(main())
+
+
+@pytest.mark.parametrize("work", ["agree", "load", "apply"])
+def test_a_bootstrap_that_somebody_cancels_goes_on(work: str) -> None:
+    """asyncio.run() cancels all tasks at its end, and waits until each has ended."""
+
+    async def main() -> None:
+        async with bench() as made, made.read(reader="billing") as (bus, source, target):
+            gate, calls = Gate(), []
+
+            async def held(*_: Any) -> None:
+                calls.append(work)
+                if len(calls) == 1:
+                    await gate()
+
+            if work == "agree":
+                source.on_agree = held
+            elif work == "load":
+                source.on_load = held
+
+            @bus.snapshot(orders)
+            async def apply(part: SnapshotPart[Any]) -> None:
+                if work == "apply":
+                    await held()
+                target.apply(part)
+
+            bus.subscribe(orders)(target.handle)
+            await until(lambda: calls)
+            tasks = [one for one in asyncio.all_tasks() if one.get_name() == f"busrep-bootstrap-{work}"]
+            before = len(calls)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert len(calls) == before
+            await bus.wait_for(orders, "w1", made.last)
+            assert target.numbers == list(range(35))
+
+    virtual.run(main())
+
+
 def test_without_a_name_nothing_can_be_saved() -> None:
     async def main() -> None:
         async with bench(handler_retries=0) as made, made.read() as (bus, _source, _target):

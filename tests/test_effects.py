@@ -187,6 +187,42 @@ def test_an_exception_rolls_both_back(place: Place) -> None:
     assert place.bills() == list(range(10))
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["in the block", "after it"])
+@pytest.mark.parametrize("runtime", ["asyncio"], indirect=True)
+def test_a_deadline_of_the_handlers_own_rolls_both_back(place: Place, late: bool) -> None:
+    """One made with ``task.cancel()``, which counts on as a cancellation of the task."""
+    calls = []
+
+    async def handle(batch: Any) -> None:
+        calls.append(batch.position)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        try:
+            async with batch.transaction() as db:
+                for row in batch.rows:
+                    done = db.execute(place.insert, (row.number,))
+                    if inspect.isawaitable(done):
+                        await done
+                if len(calls) == 1 and not late:
+                    task.cancel()
+                    await asyncio.sleep(60.0)
+            if len(calls) == 1 and late:
+                task.cancel()
+                await asyncio.sleep(60.0)
+        except asyncio.CancelledError:
+            raise TimeoutError("too slow") from None
+
+    with place.bus(handle) as bus:
+        last = write(place, range(10))
+        until(lambda: saved(place) == last)
+        write(place, range(10, 20))
+        until(lambda: len(place.bills()) >= 20)
+        assert bus.statistics()["reader"]["handler_failures"] == 1
+        assert bus.statistics()["reader"]["stopped"] == {}
+    assert place.bills() == list(range(20))
+
+
 def test_a_block_that_ends_the_transaction_itself_is_told(place: Place) -> None:
     async def coroutine(batch: Any) -> None:
         async with batch.transaction() as db:

@@ -14,7 +14,7 @@ from busrep.delivery import Missed
 from busrep.errors import HandlerFailed, PositionsAheadOfTable
 from busrep.testing import virtual
 from busrep.testing.pair import QUICK, MemoryDeployment
-from tests.shop import Order, orders, payments
+from tests.shop import Order, orders, payments, typing
 
 PATIENT = attrs.evolve(QUICK, poison_after=60.0, retry_max=5.0, heartbeat=5.0)  # an hour of beats takes its time
 
@@ -308,6 +308,7 @@ def test_close_cancels_a_handler_that_makes_another_error_of_it(where: str, capl
                     reader.on_missed(orders)(handle)
                     task = asyncio.create_task(reader._reading._notify(Missed("orders", "w1", 0, 1)))
                     await started.wait()
+                    reader._reading._closed = True  # as close() does first
                     task.cancel()
                     with pytest.raises(asyncio.CancelledError):
                         await task
@@ -317,6 +318,159 @@ def test_close_cancels_a_handler_that_makes_another_error_of_it(where: str, capl
     with caplog.at_level(logging.ERROR, "busrep.reader"):
         run(main())
     assert caplog.messages == []
+
+
+def deadline(seconds: float) -> None:
+    """Cancel whoever calls after so many seconds: how a deadline was made before asyncio.timeout()."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_later(seconds, task.cancel)
+
+
+@pytest.mark.parametrize("then", ["TimeoutError", "CancelledError", "ValueError", "nothing"])
+@pytest.mark.parametrize("reader", ["r", None])
+def test_a_deadline_of_the_handlers_own_is_an_error_like_any_other(reader: str | None, then: str) -> None:
+    """Whatever the handler makes of it, the task was cancelled, and nobody but the handler knows by whom."""
+
+    async def main() -> None:
+        told: list[Any] = []
+        calls, beside = [], []
+
+        async def handle(batch: Any) -> None:
+            calls.append([row.number for row in batch.rows])
+            assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+            if len(calls) > 1:
+                return
+            deadline(0.5)
+            try:
+                await asyncio.sleep(1000.0)
+            except asyncio.CancelledError:
+                if then == "TimeoutError":
+                    raise TimeoutError("too slow") from None
+                if then == "ValueError":
+                    raise ValueError(batch) from None
+                if then == "CancelledError":
+                    raise
+
+        async def second(batch: Any) -> None:
+            beside.append(asyncio.current_task().cancelling())  # type: ignore[union-attr]
+
+        async with (
+            MemoryDeployment(orders, settings=PATIENT) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader=reader, start="earliest", on_failure=told.append) as bus,
+        ):
+            bus.subscribe(orders)(handle)
+            bus.subscribe(orders)(second)
+            await w1.publish(orders, [Order(1, "new")])
+            await until(lambda: calls)
+            last = (await w1.publish(orders, [Order(2, "new")]))[-1]
+            await bus.wait_for(orders, "w1", last, timeout=100.0)
+            assert [number for call in calls for number in call] == ([1, 2] if then == "nothing" else [1, 1, 2])
+            assert beside == [0] * len(beside)
+            found = bus.statistics()["reader"]
+            assert (found["stopped"], found["retrying"], told) == ({}, {}, [])
+            assert found["handler_failures"] == (then != "nothing")
+
+    run(main())
+
+
+def test_a_handler_that_is_cut_off_again_and_again_is_called_with_pauses_and_told() -> None:
+    async def main() -> None:
+        calls = []
+
+        async def handle(batch: Any) -> None:
+            calls.append(asyncio.get_running_loop().time())
+            deadline(0.5)
+            await asyncio.sleep(1000.0)
+
+        async with (
+            MemoryDeployment(orders, settings=attrs.evolve(PATIENT, handler_retries=0)) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r") as reader,
+        ):
+            reader.subscribe(orders)(handle)
+            await w1.publish(orders, [Order(1, "new")])
+            await asyncio.sleep(300.0)
+            found = reader.statistics()["reader"]
+            assert found["stopped"] == {}
+            assert found["retrying"]["orders w1"]["outage"]
+            assert found["retrying"]["orders w1"]["calls"] >= len(calls) - 1
+            assert 50 <= len(calls) <= 150
+            assert not reader.health().ok
+
+    run(main())
+
+
+@pytest.mark.parametrize("where", ["the handler", "a pause", "between"])
+def test_a_worker_that_somebody_cancels_ends_and_another_goes_on(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio.run() does, at its end, and waits until it has ended."""
+
+    async def main() -> None:
+        flaky = Flaky(ValueError("bug") if where == "a pause" else None)
+
+        async def handle(batch: Any) -> None:
+            flaky(batch)
+            if where == "the handler" and flaky.calls == 1:
+                flaky.rows.clear()
+                await asyncio.sleep(1000.0)
+            if where == "between" and flaky.calls == 1:
+                asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)  # type: ignore[union-attr]
+
+        async with (
+            MemoryDeployment(orders, settings=PATIENT) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r") as reader,
+        ):
+            reader.subscribe(orders)(handle)
+            await w1.publish(orders, [Order(1, "new")])
+            await until(lambda: flaky.calls)
+            flaky.error = None
+            workers = list(reader._reading._workers.values())
+            if where != "between":
+                [worker], before = workers, flaky.calls
+                worker.cancel()
+                done, _ = await asyncio.wait(workers, timeout=0.001)
+                assert done
+                assert flaky.calls == before
+            last = (await w1.publish(orders, [Order(2, "new")]))[-1]
+            await reader.wait_for(orders, "w1", last, timeout=100.0)
+            assert flaky.rows == [1, 2]
+            assert reader.statistics()["reader"]["stopped"] == {}
+
+    with caplog.at_level(logging.WARNING, "busrep.reader"):
+        run(main())
+    assert any("handler of (orders, w1) failed" in line or "was cancelled" in line for line in caplog.messages)
+
+
+def test_a_notice_whose_handler_has_a_deadline_of_its_own_is_over_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        handled, told = [], []
+
+        async def first(*_: Any) -> None:
+            deadline(0.5)
+            await asyncio.sleep(1000.0)
+
+        async def second(stream: str, writer: str, position: int) -> None:
+            told.append((position, asyncio.current_task().cancelling()))  # type: ignore[union-attr]
+
+        async with (
+            MemoryDeployment(typing, settings=PATIENT) as deployment,
+            deployment.bus(reader=None) as reader,
+        ):
+            reader.subscribe(typing)(handled.append)
+            for function in (first, second):
+                reader.on_reset(typing)(function)
+            for number in (1, 2):
+                async with deployment.bus(writer="w1") as w1:
+                    await w1.publish(typing, [[number]])
+                    await until(lambda number=number: len(handled) == number)
+            assert [count for _, count in told] == [0] * len(told)
+            assert told
+
+    with caplog.at_level(logging.ERROR, "busrep.reader"):
+        run(main())
+    assert "the handler of a reset or of missed rows failed" in caplog.messages
 
 
 def test_invalidations_do_not_wait_for_a_handler() -> None:

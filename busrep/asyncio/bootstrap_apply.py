@@ -13,7 +13,7 @@ from busrep.failures import Verdict
 from busrep.snapshots import BootstrapProgress
 
 from .parts import Rows, SnapshotPart, decode_rows
-from .tasks import call, heed_cancellation
+from .tasks import call, forget_cancellation, heed_cancellation
 
 if TYPE_CHECKING:
     from .bootstrap_run import Run
@@ -32,7 +32,7 @@ class Applying:
     async def apply(self, work: Apply) -> None:
         """Apply a part, and tell the machine what became of it."""
         await self._quiet()
-        machine, applied = self.machine, False
+        machine, applied, cancelled = self.machine, False, False
         self.busy = True
         try:
             decided = await self._decided(work) if self.run.restored and self.owner.reader is not None else None
@@ -42,9 +42,13 @@ class Applying:
                 applied = decided
         except RowError as error:
             self._poison(work, error)
+        except asyncio.CancelledError:
+            cancelled = True  # and if not by close(), another task goes on with the same part
+            raise
         finally:
             self.busy = False
-            self.reading.retrying.over((self.name, ""))
+            if not cancelled:
+                self.reading.retrying.over((self.name, ""))
         if applied:
             machine.applied(work, len(work.part.tokens), self.run.now())
         elif machine.stopped_by is None:  # not by this process, or not any more: what is saved has been looked up
@@ -60,11 +64,14 @@ class Applying:
                 if self.applier.key is not None:
                     part.keep_latest(self.applier.key)
                 await call(self.applier.handler, part)
+                forget_cancellation()
                 return part._saved or await self._saved(work, part)
             except (Exception, asyncio.CancelledError) as error:
-                heed_cancellation(error)  # close() lost its patience
+                if self.owner.closed:
+                    heed_cancellation(error)  # close() lost its patience
+                cancelled = forget_cancellation()  # by a deadline of the function's own, or who cancels all tasks
                 self.reading.handler_failures += 1
-                verdict = retrying.failed(key, work.number, error, facts=1)
+                verdict = retrying.failed(key, work.number, error, facts=1, cancelled=cancelled)
                 decided = await self._decided(work) if part._tried or isinstance(error, ReaderMoved) else None
                 if decided is not None or self.owner.closed:
                     return bool(decided)
@@ -74,6 +81,8 @@ class Applying:
                 await retrying.pause(key)
                 if self._void(work) or self.owner.closed:
                     return False
+                if cancelled:  # another task goes on: asyncio.run(), which cancels all, waits until this one has ended
+                    raise asyncio.CancelledError from error
 
     async def _quiet(self) -> None:
         """Wait for the handlers that are at work, and the notices of a reset: the fresh target is no place for them."""

@@ -135,8 +135,9 @@ class Run:
             log.warning("bootstrap of %s: %s", self.name, error)
             machine.failed(work, error, self.now())
         except asyncio.CancelledError:
-            if being_cancelled():
+            if being_cancelled() and (self.owner.closed or work not in machine.under_way):  # it is not wanted any more
                 raise
+            log.warning("bootstrap of %s: %s was cancelled: it is tried again", self.name, type(work).__name__.lower())
             machine.failed(work, Unavailable("the snapshot source", "it was cancelled"), self.now())
         except Exception as error:  # a bug, in a source perhaps: loud, and tried again
             log.exception("bootstrap of %s failed", self.name)

@@ -56,7 +56,7 @@ from .parts import Applier
 from .retrying import Retrying
 from .silent import SilentWriters
 from .stop_notes import StopNotes
-from .tasks import call, heed_cancellation, spawn, stop, within
+from .tasks import call, forget_cancellation, heed_cancellation, spawn, stop, within
 
 log = logging.getLogger("busrep.reader")
 
@@ -224,6 +224,7 @@ class Reading:
         self._reset_handlers: list[tuple[str | None, NoticeHandler]] = []
         self._missed_handlers: list[tuple[str | None, Callable[..., Awaitable[None] | None]]] = []
         self._workers: dict[Key, asyncio.Task[None]] = {}
+        self._cancelled: dict[Key, None] = {}  # whose worker was cancelled, not by close(): another one will go on
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._careful: dict[Key, int] = {}
         # Without a name, for which pruning would wait: begun at the oldest row there was, {key: (its floor, the last
@@ -592,7 +593,7 @@ class Reading:
         for key in list(core.ready):
             if not self._handed_out(key):
                 self._pause(key)
-            elif key not in self._workers and key not in self.stopped:
+            elif key not in self._workers and key not in self.stopped and key not in self._cancelled:
                 task = asyncio.create_task(self._work(key), name=f"busrep-handle-{key[0]}-{key[1]}")
                 self._workers[key] = task
         self.bootstrapping.pumped()
@@ -806,7 +807,7 @@ class Reading:
         """Hand out what waits for one (stream, writer), in order, until nothing does."""
         core = self.core
         try:
-            while not self._closed and self._handed_out(key) and key not in self.stopped:
+            while not (self._closed or key in self.stopped or key in self._cancelled) and self._handed_out(key):
                 careful = core.delivered(*key) < self._careful.get(key, 0)
                 taken = core.take(*key, 1 if careful else None)
                 if taken is None:
@@ -821,12 +822,26 @@ class Reading:
                 await self._save_if_due(key)
                 # A handler that never waits must not keep the link from being read.
                 await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if not self._closed:
+                log.warning("what hands out rows of %s was cancelled, not by close(): it begins again", key)
+                self._cancelled[key] = None
+                if core.progress[key].queue.handling is not None:
+                    core.put_back(*key)
+            raise
         except Exception as error:  # ours, not the handler's: loud, and not over and over
             self.stop(key, HandlerFailed(*key, core.delivered(*key), error))
             log.exception("handing out rows of %s failed", key)
         finally:
             del self._workers[key]
+            if key in self._cancelled:
+                seconds = self.retrying.seconds(key, self._settings.retry_min)
+                asyncio.get_running_loop().call_later(seconds, self._begin_again, key)
             self.pump()
+
+    def _begin_again(self, key: Key) -> None:
+        del self._cancelled[key]
+        self.pump()
 
     async def _notify(self, notice: Reset | Missed) -> None:
         if isinstance(notice, Reset):
@@ -840,9 +855,21 @@ class Reading:
         for function, args in calls:
             try:
                 await call(function, notice.stream, notice.writer, *args)
+                forget_cancellation()
             except (Exception, asyncio.CancelledError) as error:
-                heed_cancellation(error)
+                self._call_failed((notice.stream, notice.writer), error)
                 log.exception("the handler of a reset or of missed rows failed")
+
+    def _call_failed(self, key: Key, error: BaseException) -> None:
+        """Raise CancelledError if it is close() that cancelled this worker, whatever the handler made of it.
+
+        Somebody else may have: the handler, at a deadline of its own, or who cancels all tasks, as asyncio.run() does
+        at its end. It failed then, and another worker calls it again, for asyncio.run() waits until this one has ended.
+        """
+        if self._closed:
+            heed_cancellation(error)  # it lost its patience
+        if forget_cancellation():
+            self._cancelled[key] = None
 
     async def _handle(self, key: Key, raw: RawBatch) -> bool:
         """Call the handlers with a batch. False: nothing was handled, and this worker ends."""
@@ -865,7 +892,7 @@ class Reading:
         while True:
             if not self._in_hand(key, raw):  # while it was registered, or paused for: stopped, or of a log that is gone
                 return True
-            if self._closed:
+            if self._closed or key in self._cancelled:
                 core.put_back(*key)
                 return False
             self._oldest.pop(key, None)
@@ -877,11 +904,12 @@ class Reading:
                     core.put_back(*key)
                 return False
             except (Exception, asyncio.CancelledError) as error:
-                heed_cancellation(error)  # close() lost its patience
+                self._call_failed(key, error)
                 self.handler_failures += 1
                 facts = 2 if raw.tokens and raw.tokens[0] != raw.tokens[-1] else 1
                 patient = key[0] not in self.unsaved  # rows of these are better skipped, see _failed
-                verdict = self.retrying.failed(key, raw.after, error, facts=facts, patient=patient)
+                cut_off = key in self._cancelled
+                verdict = self.retrying.failed(key, raw.after, error, facts=facts, patient=patient, cancelled=cut_off)
                 if (
                     isinstance(error, PositionsAheadOfTable)
                     # Of this very save (9.17). From a write to another stream, or log, it is an error like any other.
@@ -896,7 +924,8 @@ class Reading:
                         return True
                 if verdict in (Verdict.NARROW, Verdict.POISON):
                     return await self._failed(key, raw, error)
-                await self.retrying.pause(key)
+                if not cut_off:
+                    await self.retrying.pause(key)
             else:
                 break
         self.retrying.over(key)
@@ -915,6 +944,7 @@ class Reading:
             batch._last = not due
             if handler in self._handlers[stream]:  # a loop may have been left while another handler was at work
                 await call(handler, batch)
+                forget_cancellation()
 
     def _in_hand(self, key: Key, raw: RawBatch) -> bool:
         return self.core.progress[key].queue.handling is raw
@@ -1442,7 +1472,7 @@ class Reading:
             "positions_refused": self.positions_refused,
             "handler_failures": self.handler_failures,
             "poison_rows": self.poison_rows,
-            "retrying": self.retrying.statistics(self._workers),
+            "retrying": self.retrying.statistics([*self._workers, *self._cancelled]),
             "stopped": {f"{stream} {writer}": str(error) for (stream, writer), error in self.stopped.items()},
             "unsavable": {f"{stream} {writer}": str(error) for (stream, writer), error in self.unsavable.items()},
             "failure": None if self.failure is None else str(self.failure),

@@ -25,9 +25,25 @@ class Retrying:
         self._troubles: dict[Key, Trouble] = {}
         self._ended = asyncio.Event()
 
-    def failed(self, key: Key, after: int, error: BaseException, *, facts: int, patient: bool = True) -> Verdict:
-        """A call failed with what follows ``after``. Logs it, and says what follows; see `RetryPolicy.judge`."""
+    def failed(
+        self,
+        key: Key,
+        after: int,
+        error: BaseException,
+        *,
+        facts: int,
+        patient: bool = True,
+        cancelled: bool = False,
+    ) -> Verdict:
+        """A call failed with what follows ``after``. Logs it, and says what follows; see `RetryPolicy.judge`.
+
+        ``cancelled``: the task that called was. If that is the error, it counts as TimeoutError: the rows of a call
+        that was cut off are not at fault.
+        """
         now = asyncio.get_running_loop().time()
+        if cancelled and isinstance(error, asyncio.CancelledError):
+            cause, error = error, TimeoutError("the handler was cancelled")
+            error.__cause__ = cause
         trouble = self._troubles.get(key)
         if trouble is None or trouble.after != after:
             trouble = self._troubles[key] = Trouble(after, now)
@@ -50,10 +66,14 @@ class Retrying:
                 exc_info=known,
             )
 
+    def seconds(self, key: Key, otherwise: float) -> float:
+        """How long to wait before the next call; ``otherwise``, where none has failed."""
+        trouble = self._troubles.get(key)
+        return otherwise if trouble is None else self.policy.pause(trouble)
+
     async def pause(self, key: Key) -> None:
         """Wait until the next call is due, or the bus closes."""
-        trouble = self._troubles.get(key)
-        await self.sleep(self._settings.retry_max if trouble is None else self.policy.pause(trouble))
+        await self.sleep(self.seconds(key, self._settings.retry_max))
 
     async def sleep(self, seconds: float) -> None:
         """Wait so many seconds, or until the bus closes."""

@@ -34,6 +34,19 @@ def heed_cancellation(error: BaseException) -> None:
         raise asyncio.CancelledError from error
 
 
+def forget_cancellation() -> bool:
+    """Whether this task was cancelled, and goes on: a handler with a deadline of its own may see to that.
+
+    The count is taken down, or whatever the task does next would find it cancelled: task groups, timeouts of Python
+    before 3.12, `being_cancelled`.
+    """
+    task = asyncio.current_task()
+    cancelled = being_cancelled()
+    while task is not None and task.cancelling() > 0:
+        task.uncancel()
+    return cancelled
+
+
 async def stop(tasks: Iterable[asyncio.Task[Any]], timeout: float) -> None:
     """Cancel tasks until they end, within ``timeout``: Python 3.11's wait_for, which drivers use, may swallow one."""
     left = list(tasks)
