@@ -173,9 +173,12 @@ class AsyncTransaction(Protocol):
         """Commit; nothing when joined, but what was inserted has been sent. Raises CommitUnknown (9.1); any other
         exception means that nothing was committed, and rollback() is still due."""
 
-    async def rollback(self) -> None:
+    async def rollback(self) -> bool:
         """Roll back; nothing when joined, or when the transaction has ended. Never raises for a lost connection:
-        the server rolls back by itself."""
+        the server rolls back by itself.
+
+        Whether it is known that nothing was committed. Code inside the fact's block may have: then only the table
+        tells."""
 
 
 @attrs.frozen
@@ -207,7 +210,7 @@ class EffectsTransaction(Protocol):
         """Commit. Raises CommitUnknown (9.1); any other exception means that nothing was committed, and rollback() is
         still due."""
 
-    async def rollback(self) -> None:
+    async def rollback(self) -> object:
         """Roll back; nothing when the transaction has ended. Never raises for a lost connection."""
 
 

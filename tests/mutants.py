@@ -163,8 +163,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 WRITING,
-                "            if transaction.joined and transaction.marker is not None:\n",
-                "            if False:\n",
+                "            if not known or (transaction.joined and transaction.marker is not None):\n",
+                "            if not known:\n",
             ),
         ),
         checks=(S + "9_1_a_joined_transaction_may_commit_though_the_fact_s_block_failed",),

@@ -11,6 +11,7 @@ CLOCK = "test_clock_behind.py::test_"
 ERRORS = "test_driver_errors.py::test_"
 TRANSACTION = "stores/transaction.py"
 BACK = "test_winning_back.py::test_"
+INSIDE = "test_ended_inside.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -491,8 +492,8 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(TRANSACTION, "        if ended:\n", "        if False:\n"),
             Edit(
                 "stores/sqlite.py",
-                "        if not in_transaction(self.connection):\n            self._re",
-                "        if 0:\n            self._re",
+                "        if not in_transaction(self.connection) or (",
+                "        if (",
             ),
         ),
         checks=(
@@ -507,13 +508,82 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The driver begins another transaction after one that was ended inside the block: rows without the claim.",
         edits=(
             Edit(TRANSACTION, "self._idle() or (self._callers and await self._lock() != self.marker)", "self._idle()"),
-            Edit("stores/sqlite_files.py", "    if again:  # sq", "    if False:  # sq"),
+            Edit("stores/sqlite_files.py", "    if again:  # a tr", "    if False:  # a tr"),
         ),
         checks=(
             ERRORS + "a_transaction_that_is_ended_inside_the_block[postgres-asyncio-the caller's, and another]",
             ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-asyncio-the caller's, and another]",
             ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-threads-the caller's, and another]",
         ),
+    ),
+    Mutant(
+        name="what-was-committed-inside-a-block-that-fails-is-forgotten",
+        rule="9.1",
+        harm="Code in a block commits rows, and then raises: the fact is announced as empty, and its rows are lost.",
+        edits=(
+            Edit(
+                "asyncio/writing.py",
+                "            if not known or (transaction.joined",
+                "            if (transaction.joined",
+            ),
+            Edit(
+                "sync/writing.py",
+                "            if not known or (transaction.joined",
+                "            if (transaction.joined",
+            ),
+        ),
+        checks=(
+            INSIDE
+            + "what_the_caller_committed_inside_is_published_though_the_block_fails[postgres_url-asyncio-raises]",
+            INSIDE
+            + "what_the_caller_committed_inside_is_published_though_the_block_fails[postgres_url-threads-raises]",
+            INSIDE + "what_a_statement_committed_inside_is_published_though_the_block_fails[sqlite_url-asyncio]",
+        ),
+    ),
+    Mutant(
+        name="sqlite3-s-next-transaction-passes-for-the-fact-s",
+        rule="9.1",
+        harm="A rollback inside the block: a row is published that is in no table, or written under an ID given again.",
+        edits=(
+            Edit(
+                "stores/sqlite_files.py",
+                "            return found.fetchone() is not None\n        except sqlite3.Error:",
+                "            return True\n        except KeyError:",
+            ),
+            Edit(
+                "stores/sqlite_files.py",
+                '"SELECT 1 FROM temp.busrep_marks WHERE mark = ?", (self._number,)',
+                '"SELECT 1"',
+            ),
+            Edit(
+                "stores/sqlite_files.py",
+                '"DELETE FROM temp.busrep_marks WHERE mark = ?", (self._number,)',
+                '"SELECT 1"',
+            ),
+        ),
+        checks=(
+            INSIDE + "what_the_caller_rolled_back_inside_is_not_published[asyncio]",
+            INSIDE + "what_the_caller_rolled_back_inside_is_not_published[threads]",
+            INSIDE + "a_joined_transaction_that_was_rolled_back_inside_is_refused",
+        ),
+    ),
+    Mutant(
+        name="a-joined-fact-s-row-goes-before-its-claim",
+        rule="9.4",
+        harm="Whoever catches WriterFenced and commits writes a row under the name of its successor.",
+        edits=(
+            Edit(
+                "stores/sqlite_files.py",
+                "    if again:  # a tr",
+                "    if pending:\n        yield tuple(pending)\n    if again:  # a tr",
+            ),
+            Edit(
+                "stores/sqlite_files.py",
+                "    if pending:\n        yield tuple(pending)\n    if last:\n",
+                "    if last:\n",
+            ),
+        ),
+        checks=(INSIDE + "no_row_is_written_in_a_joined_transaction_whose_name_has_a_successor",),
     ),
     Mutant(
         name="begin-waits-for-its-answer-for-ever",

@@ -347,11 +347,11 @@ class Fact(FactBase[RowT]):
     async def _rolled_back(self) -> None:
         transaction = self._transaction
         if transaction is not None:
-            if transaction.joined and transaction.marker is not None:
-                # The caller may yet commit: rows the application inserted under this ID would be facts.
+            known = await transaction.rollback()
+            # The caller may yet commit, or have committed: rows the application inserted under this ID would be facts.
+            if not known or (transaction.joined and transaction.marker is not None):
                 self._doubt()
                 return
-            await transaction.rollback()
         for opened in self._opened.values():
             opened.forget()
         await self._writing.completed(list(self._opened.values()), self._stack)

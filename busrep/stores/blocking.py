@@ -113,9 +113,9 @@ class BlockingTransaction:
             self.in_doubt = False
             raise
 
-    def rollback(self) -> None:
+    def rollback(self) -> bool:
         """See `AsyncTransaction`."""
-        complete(self._transaction.rollback())
+        return complete(self._transaction.rollback())
 
 
 class BlockingEffects:

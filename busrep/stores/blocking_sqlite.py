@@ -19,6 +19,7 @@ from busrep.stores.plans import Control, Plan, Sql, T
 from busrep.stores.sqlite_dialect import SqliteDialect
 from busrep.stores.sqlite_files import (
     BUSY,
+    Mark,
     callers,
     check_file,
     connect,
@@ -251,6 +252,7 @@ class BlockingSqliteTransaction(Holder):
         self._callers = connection is not None
         self.connection: sqlite3.Connection | None = connection
         self._pending: list[Sql] = []
+        self._mark: Mark | None = None  # on the caller's connection
 
     @property
     def marker(self) -> object:
@@ -273,6 +275,8 @@ class BlockingSqliteTransaction(Holder):
             if self.connection is None:
                 self.connection = self.store.writing()
             self._run(self._begin())
+            if self._callers:
+                self._mark = Mark(self.connection, self.store.path)
         except BaseException:
             self._end()
             raise
@@ -293,10 +297,12 @@ class BlockingSqliteTransaction(Holder):
     async def commit(self) -> None:
         """See `AsyncTransaction`."""
         pending, self._pending = self._pending, []
-        if not in_transaction(self.connection):
+        if not in_transaction(self.connection) or (self._mark is not None and not self._mark.stands):
             self._end()
             raise CommitUnknown(self, ConfigError(ENDED_INSIDE))
         try:
+            if self._mark is not None:
+                self._mark.clear()
             self._run(last_steps(self.store.dialect, self.claim, pending, Control.COMMIT, again=self._callers))
         except BusrepError as error:
             if in_transaction(self.connection):
@@ -305,10 +311,14 @@ class BlockingSqliteTransaction(Holder):
             raise CommitUnknown(self, error) from error
         self._end()
 
-    async def rollback(self) -> None:
+    async def rollback(self) -> bool:
         """See `AsyncTransaction`."""
         self._pending = []
+        if not self.store.turn.of(self):
+            return True
+        open_still = self.connection_closed() or in_transaction(self.connection)
         self._end()
+        return open_still and not (self._mark is not None and self._mark.stands)
 
     def _end(self) -> None:
         """Roll back what is open, and let the next one write."""
@@ -411,15 +421,21 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
     async def begin(self) -> None:
         """See `AsyncTransaction`. `reserve` has taken the write lock, which keeps any successor out (9.4)."""
         self._run(claims.hold(self.store.dialect, self.claim))
+        assert self.connection is not None  # noqa: S101 - given
+        self._mark = Mark(self.connection, self.store.path)
         self._begun = True
 
     async def commit(self) -> None:
         """See `AsyncTransaction`."""
         pending, self._pending = self._pending, []
-        if not self.may_be_open:
+        if not self.may_be_open or self._mark is None or not self._mark.stands:
             raise ConfigError("the connection's transaction ended inside the fact's block: commit after it")
+        self._mark.clear()
         self._run(last_steps(self.store.dialect, self.claim, pending, again=True))
 
-    async def rollback(self) -> None:
+    async def rollback(self) -> bool:
         """See `AsyncTransaction`; it is the caller's."""
         self._pending = []
+        if self._mark is not None and self._mark.stands and in_transaction(self.connection):
+            self._mark.clear()
+        return True

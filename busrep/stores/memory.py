@@ -584,10 +584,11 @@ class MemoryTransaction:
                 facts[token] = (payloads, time.monotonic())
             await self.rollback()
 
-    async def rollback(self) -> None:
+    async def rollback(self) -> bool:
         """See `AsyncTransaction`."""
         with self.store.world.lock:
             self._rows = []
             if self.open:
                 self.open = False
                 self.store.world.names[self.claim.writer].open -= 1
+        return True

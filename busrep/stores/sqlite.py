@@ -24,6 +24,7 @@ from busrep.stores.plans import Control, Plan, Sql, T
 from busrep.stores.sqlite_dialect import SqliteDialect
 from busrep.stores.sqlite_files import (
     BUSY,
+    Mark,
     callers,
     check_file,
     connect,
@@ -252,6 +253,7 @@ class SqliteTransaction:
         self.connection: sqlite3.Connection | None = connection
         self._pending: list[Sql] = []
         self._holds = False
+        self._mark: Mark | None = None  # on the caller's connection
         self._committing: asyncio.Future[Any] | None = None
 
     @property
@@ -284,6 +286,8 @@ class SqliteTransaction:
                 self.connection = self.store._role(0)[1]
             ours = not in_transaction(self.connection)
             await self._run(self._begin())
+            if self._callers:
+                self._mark = Mark(self.connection, self.store.path)
         except BaseException:
             if ours:  # in the same thread: BEGIN may be under way still, or done, and what came behind it failed
                 await self._end(Control.ROLLBACK)
@@ -307,9 +311,11 @@ class SqliteTransaction:
     async def commit(self) -> None:
         """See `AsyncTransaction`."""
         pending, self._pending = self._pending, []
-        if not in_transaction(self.connection):
-            self._release()
+        if not in_transaction(self.connection) or (self._mark is not None and not self._mark.stands):
+            await self._end(Control.ROLLBACK)
             raise CommitUnknown(self, ConfigError(ENDED_INSIDE))
+        if self._mark is not None:
+            self._mark.clear()
         last = last_steps(self.store.dialect, self.claim, pending, Control.COMMIT, again=self._callers)
         self._committing = asyncio.ensure_future(self._run(last))
         try:
@@ -331,11 +337,14 @@ class SqliteTransaction:
         else:
             self._release()
 
-    async def rollback(self) -> None:
+    async def rollback(self) -> bool:
         """See `AsyncTransaction`."""
         self._pending = []
-        if self._holds and (self._committing is None or self._committing.done()):
-            await self._end(Control.ROLLBACK)
+        if not self._holds or not (self._committing is None or self._committing.done()):
+            return True
+        open_still = in_transaction(self.connection)
+        await self._end(Control.ROLLBACK)
+        return open_still and not (self._mark is not None and self._mark.stands)
 
     async def _end(self, how: Control) -> None:
         def plan() -> Plan[None]:

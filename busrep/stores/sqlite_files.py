@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,12 +132,43 @@ def callers(sql: str, params: Sequence[Any] | Mapping[str, Any], pending: Sequen
     return answers[0]
 
 
+class Mark:
+    """Set in a transaction on the caller's connection; tells what became of that. To be used in the caller's thread.
+
+    Code inside a fact's block may commit, or roll back, and sqlite3 then begins another transaction by itself, which
+    looks just like the first one.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+        self._connection, self._path = connection, path
+        self._number = random.getrandbits(62)
+        with translating(path):
+            # Temporary: of this connection alone, in no file of the application's, and rolled back like any table.
+            connection.execute("CREATE TEMP TABLE IF NOT EXISTS busrep_marks (mark INTEGER PRIMARY KEY)")
+            connection.execute("INSERT INTO temp.busrep_marks VALUES (?)", (self._number,))
+
+    @property
+    def stands(self) -> bool:
+        """In a transaction: whether none was rolled back since it was set. After a ROLLBACK: whether it was committed
+        before."""
+        try:
+            found = self._connection.execute("SELECT 1 FROM temp.busrep_marks WHERE mark = ?", (self._number,))
+            return found.fetchone() is not None
+        except sqlite3.Error:  # closed, or the table was rolled back as well
+            return False
+
+    def clear(self) -> None:
+        """In a transaction: it has told."""
+        with translating(self._path):
+            self._connection.execute("DELETE FROM temp.busrep_marks WHERE mark = ?", (self._number,))
+
+
 def last_steps(dialect: Dialect, held: Claim, pending: Sequence[Sql], *last: Control, again: bool) -> Plan[None]:
     """The rows of a fact, and ``last``. ``again``: on the caller's connection the claim is locked again before that."""
+    if again:  # a transaction may have been committed since. First: no row is written without the claim
+        yield from claims.hold(dialect, held)
     if pending:
         yield tuple(pending)
-    if again:  # sqlite3 may have begun another transaction since; with the write lock the claim is as good
-        yield from claims.hold(dialect, held)
     if last:
         yield last
 

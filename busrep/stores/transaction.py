@@ -295,16 +295,20 @@ class ServerTransaction(abc.ABC):
         else:
             await self._give_back()
 
-    async def rollback(self) -> None:
-        """See `AsyncTransaction`."""
+    async def rollback(self) -> bool:
+        """See `AsyncTransaction`. On the caller's connection the driver may have begun another one since. On busrep's
+        own it begins none by itself."""
         self._pending = []
         if self.joined or self.connection is None:
-            return
-        if not self.store._closed(self.connection) and not self._idle():
+            return True
+        closed = self.store._closed(self.connection)
+        known = self.marker is None or closed or not (self._callers or self._idle())
+        if not closed and not self._idle():
             # Whatever goes wrong, the server rolls back when the connection ends.
             with contextlib.suppress(BusrepError):
                 await self._run(_rollback(), self.store.settings.fetch_timeout)
         await self._give_back()
+        return known
 
     async def _give_back(self) -> None:
         if not self._callers and self.connection is not None:

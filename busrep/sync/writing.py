@@ -266,11 +266,11 @@ class Fact(FactBase[RowT]):
     def _roll_back(self, session: Session) -> None:
         transaction = self._transaction
         if transaction is not None:
-            if transaction.joined and transaction.marker is not None:
-                # The caller may yet commit: rows the application inserted under this ID would be facts.
+            known = transaction.rollback()
+            # The caller may yet commit, or have committed: rows the application inserted under this ID would be facts.
+            if not known or (transaction.joined and transaction.marker is not None):
                 self._doubt(session)
                 return
-            transaction.rollback()
         for opened in self._opened.values():
             opened.forget()
         self._complete(session)
