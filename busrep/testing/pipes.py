@@ -243,7 +243,10 @@ class End(asyncio.Protocol):
         if self.incoming.source.gone or self.ended or not self.transport.can_write_eof():
             self.transport.close()
         elif not self.transport.is_closing():
-            self.transport.write_eof()
+            try:
+                self.transport.write_eof()
+            except OSError:  # it was reset, and the loop has not said so yet
+                self.transport.abort()
 
     def reset(self) -> None:
         """Close at once, with RST instead of FIN."""
