@@ -284,7 +284,7 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(
-            FAILOVER + "effects_that_a_failover_took_back_are_made_again[True]",
+            FAILOVER + "effects_that_a_failover_took_back_are_made_again[True-False]",
             "test_simulation.py::test_what_the_simulator_found_stays_mended[effects-that-a-failover-took-back]",
         ),
     ),
@@ -308,7 +308,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "state.positions.get(key, self.core.delivered(*key))",
             ),
         ),
-        checks=(FAILOVER + "effects_that_a_failover_took_back_are_made_again[False]",),
+        checks=(FAILOVER + "effects_that_a_failover_took_back_are_made_again[False-False]",),
     ),
     Mutant(
         name="what-a-process-before-saved-is-where-it-began",
