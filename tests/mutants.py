@@ -2126,6 +2126,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
                 'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)',
                 'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ? * 0)", (now,)',
             ),
+            Edit(CLAIMS, '"UPDATE busrep_writers SET finished = 0"', '"UPDATE busrep_writers SET finished = finished"'),
         ),
         checks=(L + "restored_changes_the_epoch_and_fences_everybody",),
     ),
