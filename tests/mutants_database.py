@@ -12,6 +12,7 @@ ERRORS = "test_driver_errors.py::test_"
 TRANSACTION = "stores/transaction.py"
 BACK = "test_winning_back.py::test_"
 INSIDE = "test_ended_inside.py::test_"
+SQLITE_FILES = "stores/sqlite_files.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -395,7 +396,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-caller-s-sqlite-connection-stays-as-it-is",
         rule="9.22",
         harm="A power cut takes back facts that were published in a caller's transaction with synchronous = NORMAL.",
-        edits=(Edit("stores/sqlite_files.py", "        if level >= FULL:\n            return\n", "        return\n"),),
+        edits=(Edit(SQLITE_FILES, "        if level >= FULL:\n            return\n", "        return\n"),),
         checks=(
             DURABLE + "a_caller_s_sqlite_connection_is_made_durable[NORMAL]",
             DURABLE + "a_caller_s_transaction_on_sqlite_that_may_be_lost_is_refused[NORMAL]",
@@ -508,7 +509,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The driver begins another transaction after one that was ended inside the block: rows without the claim.",
         edits=(
             Edit(TRANSACTION, "self._idle() or (self._callers and await self._lock() != self.marker)", "self._idle()"),
-            Edit("stores/sqlite_files.py", "    if again:  # a tr", "    if False:  # a tr"),
+            Edit(SQLITE_FILES, "    if again:  # a tr", "    if False:  # a tr"),
         ),
         checks=(
             ERRORS + "a_transaction_that_is_ended_inside_the_block[postgres-asyncio-the caller's, and another]",
@@ -545,21 +546,8 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.1",
         harm="A rollback inside the block: a row is published that is in no table, or written under an ID given again.",
         edits=(
-            Edit(
-                "stores/sqlite_files.py",
-                "            return found.fetchone() is not None\n        except sqlite3.Error:",
-                "            return True\n        except KeyError:",
-            ),
-            Edit(
-                "stores/sqlite_files.py",
-                '"SELECT 1 FROM temp.busrep_marks WHERE mark = ?", (self._number,)',
-                '"SELECT 1"',
-            ),
-            Edit(
-                "stores/sqlite_files.py",
-                '"DELETE FROM temp.busrep_marks WHERE mark = ?", (self._number,)',
-                '"SELECT 1"',
-            ),
+            Edit(SQLITE_FILES, '            return bool(self._run(Sql("SELECT 1 FROM', "            return True  # "),
+            Edit(SQLITE_FILES, '"DELETE FROM temp.busrep_marks WHERE mark = ?", self._number', '"SELECT 1"'),
         ),
         checks=(
             INSIDE + "what_the_caller_rolled_back_inside_is_not_published[asyncio]",
@@ -573,12 +561,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Whoever catches WriterFenced and commits writes a row under the name of its successor.",
         edits=(
             Edit(
-                "stores/sqlite_files.py",
+                SQLITE_FILES,
                 "    if again:  # a tr",
                 "    if pending:\n        yield tuple(pending)\n    if again:  # a tr",
             ),
             Edit(
-                "stores/sqlite_files.py",
+                SQLITE_FILES,
                 "    if pending:\n        yield tuple(pending)\n    if last:\n",
                 "    if last:\n",
             ),

@@ -184,6 +184,20 @@ def test_what_the_caller_rolled_back_inside_is_not_published(on_file: Place) -> 
     assert given == [99]
 
 
+def test_how_the_caller_s_connection_shows_rows_does_not_matter(on_file: Place) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("busrep's own rows are not the application's")
+
+    with followed(on_file) as given, on_file.connection() as connection:
+        connection.row_factory = refuse
+
+        def body(fact: Any, _: Any) -> None:
+            fact.add(Invoice(7))
+
+        on_file.fact(body, connection)
+    assert given == [7, 99]
+
+
 def test_a_fact_that_fails_leaves_no_doubt_where_nothing_was_committed(on_file: Place) -> None:
     """No question to the table for each: its transaction is rolled back, and that is known."""
     with on_file.connection() as connection, followed(on_file):

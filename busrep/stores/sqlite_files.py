@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from busrep.errors import ConfigError, SchemaError, StatementRefused, Unavailable
+from busrep.errors import BusrepError, ConfigError, SchemaError, StatementRefused, Unavailable
 from busrep.private_files import create_file
 from busrep.storage import Claim
 from busrep.stores import claims, schema
@@ -140,27 +140,33 @@ class Mark:
     """
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
-        self._connection, self._path = connection, path
-        self._number = random.getrandbits(62)
-        with translating(path):
-            # Temporary: of this connection alone, in no file of the application's, and rolled back like any table.
-            connection.execute("CREATE TEMP TABLE IF NOT EXISTS busrep_marks (mark INTEGER PRIMARY KEY)")
-            connection.execute("INSERT INTO temp.busrep_marks VALUES (?)", (self._number,))
+        self._execute, self._path = executor(connection, path), path
+        self._number = (random.getrandbits(62),)
+        # Temporary: of this connection alone, in no file of the application's, and rolled back like any table.
+        self._run(
+            Sql("CREATE TEMP TABLE IF NOT EXISTS busrep_marks (mark INTEGER PRIMARY KEY)"),
+            Sql("INSERT INTO temp.busrep_marks VALUES (?)", self._number),
+        )
 
     @property
     def stands(self) -> bool:
         """In a transaction: whether none was rolled back since it was set. After a ROLLBACK: whether it was committed
         before."""
         try:
-            found = self._connection.execute("SELECT 1 FROM temp.busrep_marks WHERE mark = ?", (self._number,))
-            return found.fetchone() is not None
-        except sqlite3.Error:  # closed, or the table was rolled back as well
+            return bool(self._run(Sql("SELECT 1 FROM temp.busrep_marks WHERE mark = ?", self._number))[0])
+        except BusrepError:  # the connection is closed, or the table was rolled back as well
             return False
 
     def clear(self) -> None:
         """In a transaction: it has told."""
-        with translating(self._path):
-            self._connection.execute("DELETE FROM temp.busrep_marks WHERE mark = ?", (self._number,))
+        self._run(Sql("DELETE FROM temp.busrep_marks WHERE mark = ?", self._number))
+
+    def _run(self, *steps: Sql) -> Answers:
+        def plan() -> Plan[Answers]:
+            answers = yield steps
+            return answers
+
+        return run(plan(), self._execute, self._path)
 
 
 def last_steps(dialect: Dialect, held: Claim, pending: Sequence[Sql], *last: Control, again: bool) -> Plan[None]:
