@@ -14,6 +14,7 @@ from busrep.delivery import Missed
 from busrep.errors import HandlerFailed, PositionsAheadOfTable
 from busrep.testing import virtual
 from busrep.testing.pair import QUICK, MemoryDeployment
+from tests.deadlines import cut_off, deadline
 from tests.shop import Order, orders, payments, typing
 
 PATIENT = attrs.evolve(QUICK, poison_after=60.0, retry_max=5.0, heartbeat=5.0)  # an hour of beats takes its time
@@ -320,13 +321,6 @@ def test_close_cancels_a_handler_that_makes_another_error_of_it(where: str, capl
     assert caplog.messages == []
 
 
-def deadline(seconds: float) -> None:
-    """Cancel whoever calls after so many seconds: how a deadline was made before asyncio.timeout()."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().call_later(seconds, task.cancel)
-
-
 @pytest.mark.parametrize("then", ["TimeoutError", "CancelledError", "ValueError", "nothing"])
 @pytest.mark.parametrize("reader", ["r", None])
 def test_a_deadline_of_the_handlers_own_is_an_error_like_any_other(reader: str | None, then: str) -> None:
@@ -341,16 +335,7 @@ def test_a_deadline_of_the_handlers_own_is_an_error_like_any_other(reader: str |
             assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
             if len(calls) > 1:
                 return
-            deadline(0.5)
-            try:
-                await asyncio.sleep(1000.0)
-            except asyncio.CancelledError:
-                if then == "TimeoutError":
-                    raise TimeoutError("too slow") from None
-                if then == "ValueError":
-                    raise ValueError(batch) from None
-                if then == "CancelledError":
-                    raise
+            await cut_off(0.5, then)
 
         async def second(batch: Any) -> None:
             beside.append(asyncio.current_task().cancelling())  # type: ignore[union-attr]
