@@ -10,9 +10,13 @@ SIMULATOR = "simulator"
 
 @attrs.frozen
 class Edit:
-    """In ``file``, below busrep/, ``old`` stands exactly once; ``new`` takes its place."""
+    """In the definition ``where`` stands ``old``, exactly once; ``new`` takes its place.
 
-    file: str
+    ``where``: the end of a dotted name that no other definition of busrep ends with, as "Reader.receive". The file does
+    not matter, nor do comments and line breaks of ``old``: see anchors.py.
+    """
+
+    where: str
     old: str
     new: str
 

@@ -19,25 +19,6 @@ from . import (
 )
 from .mutant import SIMULATOR, Edit, Mutant
 
-READER, DELIVERY, WRITER, IDS, FRAMING = "reader.py", "delivery.py", "writer.py", "ids.py", "framing.py"
-SPEAKERS, MACHINE = "speakers.py", "bootstrap.py"
-BUS, LINK, READING, WRITING = "asyncio/bus.py", "asyncio/link.py", "asyncio/reading.py", "asyncio/writing.py"
-SILENT = "asyncio/silent.py"
-CLAIMS, FACTS, SAVED = "stores/claims.py", "stores/facts.py", "stores/readers.py"
-BOOTSTRAPS, SNAPSHOTS, ANY_DIALECT = "stores/bootstraps.py", "stores/snapshots.py", "stores/dialect.py"
-RUN, APPLYING, BOOTSTRAPPING = (f"asyncio/{name}.py" for name in ("bootstrap_run", "bootstrap_apply", "bootstrapping"))
-CACHED, FRESHNESS, CACHING = "cached.py", "freshness.py", "asyncio/caching.py"
-EXPORTED, COPY = "stores/postgres_snapshots.py", "stores/postgres_copy.py"
-POSTGRES, DIALECT, TRANSACTION = "stores/postgres.py", "stores/postgres_dialect.py", "stores/transaction.py"
-BLOCKING, BLOCKING_SQLITE, SQLITE = "stores/blocking.py", "stores/blocking_sqlite.py", "stores/sqlite.py"
-SYNC_BUS, SYNC_LINK, SYNC_READING, SYNC_WRITING = (
-    "sync/bus.py", "sync/link.py", "sync/reading.py", "sync/writing.py"
-)  # fmt: skip
-
-PLAN, FILLING = "spark/backfill_plan.py", "spark/backfilling.py"
-SNAPSHOT_TASKS, SNAPSHOTTING = "spark/snapshot_tasks.py", "spark/snapshotting.py"
-
-STAGING, SQLITE_DIALECT, SINK_COMMIT = "stores/staging.py", "stores/sqlite_dialect.py", "spark/sink_commit.py"
 # Prefixes of tests.
 KEPT, HELD, FRESH = (f"test_{name}.py::test_" for name in ("caches", "cached", "freshness"))
 R, W, I, B = "test_reader.py::test_", "test_writer.py::test_", "test_ids.py::test_", "test_bus.py::test_"  # noqa: E741
@@ -58,7 +39,7 @@ SINK, AGAIN = "test_spark_sink.py::test_", "test_spark_sink_again.py::test_"
 
 # An emptied queue is still among those to be taken from.
 EMPTIED_STAYS_READY = Edit(
-    READER,
+    "Reader._empty",
     "        if not progress.queue:\n            self.ready.pop((progress.stream.name, progress.writer), None)\n",
     "",
 )
@@ -71,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="COMMIT lands after the position has stepped over its ID: rows that no reader ever fetches.",
         edits=(
             Edit(
-                WRITING,
+                "asyncio.writing.Fact._commit",
                 "            except CommitUnknown:  # the table will tell\n                self._doubt()\n",
                 "            except CommitUnknown as error:\n                await self._failed(error)\n",
             ),
@@ -84,7 +65,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A transaction that was rolled back after all is published: readers see rows that do not exist.",
         edits=(
             Edit(
-                WRITING,
+                "Ledger.decide",
                 """\
             one.each = None
             one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
@@ -104,7 +85,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A connection that breaks during COMMIT counts as a rollback: committed rows are announced as none.",
         edits=(
             Edit(
-                TRANSACTION, "            raise CommitUnknown(self.marker, error) from error\n", "            raise\n"
+                "ServerTransaction.commit",
+                "            raise CommitUnknown(self.marker, error) from error\n",
+                "            raise\n",
             ),
         ),
         checks=(SIMULATOR, L + "9_1_no_answer_to_commit"),
@@ -113,7 +96,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="outcome-does-not-wait-for-the-end",
         rule="9.1",
         harm="A transaction still open on the server is taken for rolled back; when it commits its rows are skipped.",
-        edits=(Edit(FACTS, "        if answers[0][0][0]:\n            return None\n", ""),),
+        edits=(Edit("facts.outcome", "        if answers[0][0][0]:\n            return None\n", ""),),
         checks=(SIMULATOR, L + "9_1_outcome_open_committed_and_rolled_back"),
     ),
     Mutant(
@@ -122,12 +105,14 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="COMMIT between the look at the rows and the look at the transaction: its rows are announced as none.",
         edits=(
             Edit(
-                FACTS,
+                "facts.outcome",
                 "    question = dialect.outcome(marker)\n",
                 "    found = yield from rows_of(dialect, facts, held.writer)\n    question = dialect.outcome(marker)\n",
             ),
             Edit(
-                FACTS, "    found = yield from rows_of(dialect, facts, held.writer)\n    yield from", "    yield from"
+                "facts.outcome",
+                "    found = yield from rows_of(dialect, facts, held.writer)\n    yield from",
+                "    yield from",
             ),
         ),
         checks=(SIMULATOR, S + "9_1_the_rows_are_read_after_the_transaction_was_seen_to_have_ended"),
@@ -136,21 +121,27 @@ MUTANTS: tuple[Mutant, ...] = (
         name="the-table-decides-though-the-claim-is-gone",
         rule="9.1",
         harm="After a restore a fact in doubt is found missing in another log, and completed in it as empty.",
-        edits=(Edit(FACTS, "    yield from check_claim(dialect, held)\n    return found\n", "    return found\n"),),
+        edits=(
+            Edit(
+                "facts.outcome", "    yield from check_claim(dialect, held)\n    return found\n", "    return found\n"
+            ),
+        ),
         checks=(L + "9_1_a_cancelled_commit_is_unknown_until_the_table_decides",),
     ),
     Mutant(
         name="cancellation-tears-commit",
         rule="9.1",
         harm="A web request that is cancelled during COMMIT leaves a fact that is neither open nor complete.",
-        edits=(Edit(WRITING, "            await asyncio.shield(task)\n", "            await task\n"),),
+        edits=(Edit("Writing.finish", "            await asyncio.shield(task)\n", "            await task\n"),),
         checks=(S + "9_1_a_cancelled_caller_does_not_tear_the_commit",),
     ),
     Mutant(
         name="an-exception-completes-after-commit-was-sent",
         rule="9.1",
         harm="As with a lost answer, for whoever uses the ID generator directly.",
-        edits=(Edit(IDS, "        elif error is None or not ids.in_doubt:\n", "        else:\n"),),
+        edits=(
+            Edit("IdGenerator._leave_block", "        elif error is None or not ids.in_doubt:\n", "        else:\n"),
+        ),
         checks=(
             I + "an_exception_after_commit_was_sent_leaves_the_fact_open[rule 9.1]",
             I + "a_cancellation_after_commit_was_sent_leaves_the_fact_open[rule 9.1]",
@@ -162,7 +153,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The caller catches the error and commits all the same: rows under an ID that is complete already.",
         edits=(
             Edit(
-                WRITING,
+                "Fact._rolled_back",
                 "            if not known or (transaction.joined and transaction.marker is not None):\n",
                 "            if not known:\n",
             ),
@@ -173,7 +164,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="commit-of-a-failed-transaction-is-a-commit",
         rule="9.1",
         harm="PostgreSQL answers COMMIT of a failed transaction with ROLLBACK: rows are published that do not exist.",
-        edits=(Edit(POSTGRES, '    if status != "COMMIT":\n', "    if status is None:\n"),),
+        edits=(Edit("postgres._committed", '    if status != "COMMIT":\n', "    if status is None:\n"),),
         checks=(L + "9_1_commit_of_a_failed_transaction_is_an_error",),
     ),
     Mutant(
@@ -182,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One lost answer to COMMIT holds back all later facts of this process for ever.",
         edits=(
             Edit(
-                WRITING,
+                "Writing.in_doubt",
                 "        self._doubts.append(doubt)\n        self._doubted.set()\n",
                 "        self._doubts.append(doubt)\n",
             ),
@@ -196,7 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer that lost its name meanwhile announces past a fact that its successor holds open.",
         edits=(
             Edit(
-                WRITING,
+                "Ledger.registry_read",
                 "                generator.follow(min(noted[name][0], registry.sequences[name]))\n",
                 "                generator.follow(min(generator.followable(), registry.sequences[name]))\n",
             ),
@@ -209,11 +200,13 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A heartbeat announces the highest ID known while an own fact below it is open: it is skipped.",
         edits=(
             Edit(
-                IDS,
+                "IdGenerator",
                 "        return self.open_floor\n\n    def follow(",
                 "        return self._highest\n\n    def follow(",
             ),
-            Edit(IDS, "max(self._position, min(noted, self.open_floor))", "max(self._position, noted)"),
+            Edit(
+                "IdGenerator.follow", "max(self._position, min(noted, self.open_floor))", "max(self._position, noted)"
+            ),
         ),
         checks=(SIMULATOR, I + "following_never_passes_the_open_floor[rule 9.2]"),
     ),
@@ -223,7 +216,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="An ID on its way from the sequence is stepped over by a heartbeat: its fact is lost, or raises.",
         edits=(
             Edit(
-                IDS,
+                "IdGenerator.open_floor",
                 "        return (self._keys[0] - 1) // 2 if self._keys else self._highest\n",
                 """\
         opened = [key for key, barrier in zip(self._keys, self._barriers, strict=True) if barrier.ticket is not None]
@@ -239,7 +232,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that was paused and replaced goes on storing and announcing positions under its old name.",
         edits=(
             Edit(
-                CLAIMS,
+                "heartbeat.body",
                 """\
         if not answers[0]:
             raise WriterFenced(held.writer, held.incarnation)
@@ -254,7 +247,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-fenced-writer-goes-on-publishing",
         rule="9.2",
         harm="Two processes chain frames under one name: readers take one's positions for the other's.",
-        edits=(Edit(WRITING, "            self.core.fenced()\n", ""),),
+        edits=(Edit("Ledger.fence", "            self.core.fenced()\n", ""),),
         checks=(S + "9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing",),
     ),
     Mutant(
@@ -263,7 +256,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A fact refused by the fence counts as empty: the position moves over rows of the successor.",
         edits=(
             Edit(
-                IDS,
+                "IdGenerator._leave_block",
                 "            self.fenced(error)\n        elif error is None",
                 "            self.complete_many(ids)\n            self.fenced(error)\n        elif error is None",
             ),
@@ -276,7 +269,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Each row heard makes every writer announce, without a look at its claim: skipped rows, and a storm.",
         edits=(
             Edit(
-                WRITING,
+                "Ledger.heard",
                 "                self.generators[item.stream].announced(item.writer, item.new)\n",
                 """\
                 generator = self.generators[item.stream]
@@ -295,7 +288,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The positions table claims what is still open: readers that start now, or follow it, skip those rows.",
         edits=(
             Edit(
-                WRITING,
+                "Ledger.noted",
                 "        positions = {name: self.generators[name].position for name in self._durable}\n",
                 "        positions = {name: self.generators[name].highest for name in self._durable}\n",
             ),
@@ -308,7 +301,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader from now on takes a writer's highest row for its position, and skips what is open below.",
         edits=(
             Edit(
-                CLAIMS,
+                "claims.known",
                 '"SELECT p.stream, p.writer, p.position, p.floor, p.registered, coalesce(w.incarnation, 0), "\n',
                 '"SELECT p.stream, p.writer, (SELECT coalesce(max(f.id), p.position) FROM busrep_facts f WHERE "\n'
                 '        "f.stream = p.stream AND f.writer = p.writer), p.floor, p.registered, "\n'
@@ -326,7 +319,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader that begins now at the sequence's last value skips every fact that is open at that moment.",
         edits=(
             Edit(
-                READING,
+                "Reading._load_durable",
                 "        positions |= starts\n",
                 """\
         if self._start == "now":
@@ -343,7 +336,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A sequence never used shows 1: a writer finished before its first fact refuses its own first ID later.",
         edits=(
             Edit(
-                DIALECT,
+                "PostgresDialect.sequence",
                 '"SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, p.seqcache',
                 '"SELECT s.last_value, p.seqcache',
             ),
@@ -357,7 +350,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows committed and not published before a crash lie below the first head of the successor: skipped.",
         edits=(
             Edit(
-                IDS,
+                "plan_start",
                 "start[own] = max(proven[own], sign * rows.get(own, 0)) if own in proven else highest",
                 "start[own] = proven[own] if own in proven else highest",
             ),
@@ -371,7 +364,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that lost its name commits facts under it that its successor has stepped over.",
         edits=(
             Edit(
-                CLAIMS,
+                "claims.hold",
                 """\
     if not answers[0]:
         raise WriterFenced(held.writer, held.incarnation)
@@ -386,7 +379,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="the-claim-is-checked-and-not-locked",
         rule="9.4",
         harm="A transaction that passed the check commits after the successor has read its start: skipped.",
-        edits=(Edit(DIALECT, '    share: str = " FOR SHARE"\n', '    share: str = ""\n'),),
+        edits=(Edit("PostgresDialect.share", '    share: str = " FOR SHARE"\n', '    share: str = ""\n'),),
         checks=(
             SIMULATOR,
             L + "9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it",
@@ -398,7 +391,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What the predecessor commits while the claim waits for it lies below the successor's start, unannounced.",
         edits=(
             Edit(
-                CLAIMS,
+                "claims.claim",
                 "    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))\n",
                 """\
     early = yield from in_transaction(_where(writer, 0, dialect, backings))
@@ -406,14 +399,14 @@ MUTANTS: tuple[Mutant, ...] = (
 """,
             ),
             Edit(
-                CLAIMS,
+                "claims.claim",
                 "    starts = {name: _start(writer, name, name in registered, found[name]) for name in found}\n",
                 """\
     found = {name: (*early[1][name][:3], state[3]) for name, state in found.items()}
     starts = {name: _start(writer, name, name in registered, found[name]) for name in found}
 """,
             ),
-            Edit(CLAIMS, "    if not held:\n", "    if incarnation and not held:\n"),
+            Edit("_where", "    if not held:\n", "    if incarnation and not held:\n"),
         ),
         checks=(L + "9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it",),
     ),
@@ -423,7 +416,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A new process takes a name that its predecessor still holds: both write and announce under it.",
         edits=(
             Edit(
-                CLAIMS,
+                "_win",
                 "ELSE 0 END, ?) + 1, ",
                 "ELSE 0 END, 0 * ?), ",  # the clock alone would make it rise
             ),
@@ -439,7 +432,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.4",
         harm="A predecessor's forgotten transaction keeps the service from starting, and nothing says which it is.",
         edits=(
-            Edit(DIALECT, 'f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}"', '"SET LOCAL lock_timeout = 0"'),
+            Edit(
+                "PostgresDialect.lock_timeout",
+                'f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}"',
+                '"SET LOCAL lock_timeout = 0"',
+            ),
         ),
         checks=(L + "9_4_a_claim_that_waits_too_long_names_the_blocker",),
         hangs=True,
@@ -450,7 +447,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="In a caller's REPEATABLE READ transaction a lost name shows as a driver's error, to be retried for ever.",
         edits=(
             Edit(
-                TRANSACTION,
+                "ServerTransaction.begin",
                 "                await self.store.check_claim(self.claim)\n            raise\n",
                 "                pass\n            raise\n",
             ),
@@ -464,7 +461,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The last facts of a process that was killed, committed and never published, reach nobody.",
         edits=(
             Edit(
-                CLAIMS,
+                "_finals",
                 "yield from _final_position(dialect, backings.get(stream), stream, writer, position)\n",
                 "position\n",
             ),
@@ -477,7 +474,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What the silent writer commits while the fence waits for it lies above its final position: lost.",
         edits=(
             Edit(
-                CLAIMS,
+                "claims.finish",
                 "    fenced = yield from _or_blocked(dialect, writer, in_transaction(_fence(",
                 """\
     early: dict[str, int] = {}
@@ -486,12 +483,12 @@ MUTANTS: tuple[Mutant, ...] = (
     fenced = yield from _or_blocked(dialect, writer, in_transaction(_fence(""",
             ),
             Edit(
-                CLAIMS,
+                "claims.finish",
                 "    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds))\n",
                 "    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds, early))\n",
             ),
             Edit(
-                CLAIMS,
+                "_finals",
                 """\
     dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
 ) -> Plan[dict[str, int]]:
@@ -504,7 +501,7 @@ MUTANTS: tuple[Mutant, ...] = (
 """,
             ),
             Edit(
-                CLAIMS,
+                "_finals",
                 "yield from _final_position(dialect, backings.get(stream), stream, writer, position)\n",
                 "max(position, early.get(stream, 0))\n",
             ),
@@ -517,17 +514,17 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer that was merely slow commits below the final position that was taken of it: lost.",
         edits=(
             Edit(
-                CLAIMS,
+                "_fence",
                 '"UPDATE busrep_writers SET incarnation = incarnation + 1, finished = incarnation "\n',
                 '"UPDATE busrep_writers SET finished = incarnation "\n',
             ),
             Edit(
-                CLAIMS,
+                "_fence",
                 "            (writer, incarnation + 1, incarnation, incarnation, incarnation - 1),\n",
                 "            (writer, incarnation, incarnation, incarnation, incarnation - 1),\n",
             ),
             Edit(
-                CLAIMS,
+                "_finals",
                 "+ dialect.exclusive,\n            (writer, incarnation + 1, incarnation),\n",
                 "+ dialect.exclusive,\n            (writer, incarnation, incarnation),\n",
             ),
@@ -543,7 +540,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A successor claims the name and reserves below the final position that is just being stored.",
         edits=(
             Edit(
-                CLAIMS,
+                "_finals",
                 'incarnation = ? AND finished = ?" + dialect.exclusive,\n',
                 'incarnation = ? AND finished = ?",\n',
             ),
@@ -556,7 +553,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What a killed process committed last stays in the table unseen, and the linear position stands still.",
         edits=(
             Edit(
-                SILENT, '            reading.spawn(self._finish_all(dead), "finish", once=True)\n', "            pass\n"
+                "SilentWriters.look",
+                '            reading.spawn(self._finish_all(dead), "finish", once=True)\n',
+                "            pass\n",
             ),
         ),
         checks=(SIMULATOR, B + "a_silent_writer_is_finished_from_the_table"),
@@ -565,7 +564,11 @@ MUTANTS: tuple[Mutant, ...] = (
         name="whoever-is-not-heard-is-finished",
         rule="9.5",
         harm="A writer cut off from Redis alone loses its name and all its facts fail, though it is healthy.",
-        edits=(Edit(SILENT, "if known.registered and silence[known.writer] > bound:", "if known.registered:"),),
+        edits=(
+            Edit(
+                "SilentWriters.look", "if known.registered and silence[known.writer] > bound:", "if known.registered:"
+            ),
+        ),
         checks=(B + "a_writer_cut_off_from_redis_alone_is_followed_not_fenced",),
     ),
     Mutant(
@@ -574,7 +577,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Facts of a writer that cannot reach Redis wait until it can, hours perhaps, though the table has them.",
         edits=(
             Edit(
-                SILENT,
+                "SilentWriters.look",
                 "            core.learned(known.stream, known.writer, known.position)\n            if heard:\n",
                 "            if heard:\n",
             ),
@@ -586,14 +589,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="no-chain-check",
         rule="9.6",
         harm="A message lost on a live link is lost for good as soon as the next one arrives (case R4).",
-        edits=(Edit(READER, "        if prev <= progress.position:\n", "        if True:\n"),),
+        edits=(Edit("Reader._position", "        if prev <= progress.position:\n", "        if True:\n"),),
         checks=(SIMULATOR, R + "case[R4]", R + "case[R5]"),
     ),
     Mutant(
         name="frames-without-a-head",
         rule="9.6",
         harm="As upstream: RDATA carries no predecessor, so nobody can see that a message before it was lost.",
-        edits=(Edit(WRITER, '                    lines.append(b"%b%d %d" % (self.line, at, at))\n', ""),),
+        edits=(Edit("_Chain.take", '                    lines.append(b"%b%d %d" % (self.line, at, at))\n', ""),),
         checks=(SIMULATOR, W + "rules[rule 9.6 the head is where the previous frame ended]"),
     ),
     Mutant(
@@ -602,7 +605,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Of several messages in flight a lost one shows nowhere: the next one's head lies before it.",
         edits=(
             Edit(
-                WRITER,
+                "_Chain.take",
                 "draft.lines, self.ready, self.composed, 0, False\n",
                 "draft.lines, self.ready, self.sent, 0, False\n",
             ),
@@ -615,7 +618,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="In a message with two streams the loss of the second one's rows before it shows nowhere.",
         edits=(
             Edit(
-                WRITER,
+                "_Chain.take",
                 "                if not headed:\n                    draft",
                 "                if not headed and not lines:\n                    draft",
             ),
@@ -628,7 +631,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A message that Redis did not take counts as sent: rows kept in memory only are lost.",
         edits=(
             Edit(
-                BUS,
+                "Bus._publish_all",
                 "            try:\n                await link.publish(messages)\n",
                 """\
             if writing is not None:
@@ -647,7 +650,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a PUBLISH without an answer its rows are not sent again: those kept in memory only are lost.",
         edits=(
             Edit(
-                WRITER,
+                "Writer.publish_failed",
                 '        self._in_flight = 0\n        self._counts["publish_failures"] += 1\n',
                 """\
         self._in_flight = 0
@@ -667,7 +670,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A heartbeat overtakes rows that wait: readers of a stream kept in memory give them up for missed.",
         edits=(
             Edit(
-                WRITER,
+                "Writer._compose",
                 "(chain.line, chain.composed, chain.composed) for chain in roll.chains",
                 "(chain.line, chain.position, chain.position) for chain in roll.chains",
             ),
@@ -678,7 +681,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="sent-moves-when-composed",
         rule="4",
         harm="positions(), and what a reader of its own stream saves, claim rows that Redis does not have yet.",
-        edits=(Edit(WRITER, "        self.composed = end\n", "        self.composed = self.sent = end\n"),),
+        edits=(Edit("_Chain._end", "        self.composed = end\n", "        self.composed = self.sent = end\n"),),
         checks=(GAPS + "4_positions_move_only_when_redis_has_confirmed",),
     ),
     Mutant(
@@ -687,7 +690,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows dropped from a full queue are stepped over with 'prev new': readers believe that there are none.",
         edits=(
             Edit(
-                WRITER,
+                "_Chain._end",
                 """\
         if stepped_over:
             draft.lines.append(b"%b%d %d" % (self.line, end, end))
@@ -711,7 +714,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Every burst looks like a loss to every reader, and rows kept in memory only are given up for missed.",
         edits=(
             Edit(
-                BUS,
+                "Bus._publish_all",
                 "            for frame in frames:\n                messages",
                 "            for frame in reversed(frames):\n                messages",
             ),
@@ -724,7 +727,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A heartbeat between the two announces past a fact that is not queued yet: it is lost, or raises.",
         edits=(
             Edit(
-                WRITING,
+                "asyncio.writing.Writing.completed",
                 "        for one in opened:\n            facts, rows = one.complete(self.core)\n",
                 """\
         await stack.aclose()
@@ -742,7 +745,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="When the slower transaction commits its rows lie below what readers have: dropped as duplicates.",
         edits=(
             Edit(
-                WRITING,
+                "asyncio.writing.Writing.completed",
                 "            self.core.position_moved(name, self.generators[name].position)\n        self._wake()\n",
                 """\
             self.core.position_moved(name, max(self.generators[name].position, one.ids[-1]))
@@ -758,12 +761,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The announced position steps over transactions that are still open: their rows are skipped.",
         edits=(
             Edit(
-                IDS,
+                "IdGenerator._raise_peak",
                 "            below.peak = max(below.peak, peak)\n        else:\n            self._position",
                 "            below.peak = max(below.peak, peak)\n        if peak:\n            self._position",
             ),
             Edit(
-                IDS,
+                "IdGenerator._finish",
                 "            barrier.peak = max(barrier.peak, high)\n",
                 """\
             barrier.peak = max(barrier.peak, high)
@@ -779,7 +782,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One failed business transaction holds back all later facts of this process for ever.",
         edits=(
             Edit(
-                WRITING,
+                "Fact._rolled_back",
                 """\
         for opened in self._opened.values():
             opened.forget()
@@ -800,7 +803,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Readers see orders whose transaction was rolled back.",
         edits=(
             Edit(
-                WRITING,
+                "Fact._rolled_back",
                 """\
         for opened in self._opened.values():
             opened.forget()
@@ -816,7 +819,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The loss of the last message before a pause is found late, and of rows kept in memory only never.",
         edits=(
             Edit(
-                WRITER,
+                "Writer.tick",
                 "        self._begin_announcement(now)\n        self._schedule_beat(now)\n        for chain",
                 "        self._schedule_beat(now)\n        for chain",
             ),
@@ -829,7 +832,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer whose database hangs for some seconds counts as dead.",
         edits=(
             Edit(
-                BUS,
+                "Bus._keep_beating",
                 "                await asyncio.wait({beating}, timeout=heartbeat / 4)\n",
                 "                await asyncio.wait({beating})\n",
             ),
@@ -842,7 +845,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A save on a link at whose other end is nobody: no handler is called any more, and nobody says so.",
         edits=(
             Edit(
-                POSTGRES,
+                "PostgresStore._read",
                 "self._run(connection, plan, self.settings.fetch_timeout + wait)\n",
                 "self._run(connection, plan)\n",
             ),
@@ -855,7 +858,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A link at whose other end is nobody: the fact never comes into doubt, and its stream stands still.",
         edits=(
             Edit(
-                TRANSACTION,
+                "ServerTransaction.commit",
                 "timeout(self.store.settings.fetch_timeout):\n                await asyncio.shield(committing)",
                 "timeout(None):\n                await asyncio.shield(committing)",
             ),
@@ -868,7 +871,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A link at whose other end is nobody: the fact never ends, and its stream stands still.",
         edits=(
             Edit(
-                TRANSACTION,
+                "ServerTransaction.rollback",
                 "self._run(_rollback(), self.store.settings.fetch_timeout)",
                 "self._run(_rollback())",
             ),
@@ -881,7 +884,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One that does not answer keeps all the others out of the pool: the database is away until a restart.",
         edits=(
             Edit(
-                POSTGRES,
+                "PostgresStore.renew",
                 "ensure_future(pool.drain())",
                 "ensure_future(pool.check())",
             ),
@@ -894,7 +897,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="BEGIN has succeeded, and what comes behind it has not: no process can write until this one is restarted.",
         edits=(
             Edit(
-                SQLITE,
+                "SqliteTransaction.begin",
                 "            if ours:  # in",
                 "            if False:  # in",
             ),
@@ -907,7 +910,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A connection is lost, and whoever it was promised to waits half a minute: a stream is not followed yet.",
         edits=(
             Edit(
-                POSTGRES,
+                "PostgresStore._read",
                 "        finally:\n            self._give_back(pool, connection)\n",
                 "        finally:\n            await pool.putconn(connection)\n",
             ),
@@ -921,7 +924,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer that registered meanwhile does not count: its open facts lie below what is called complete.",
         edits=(
             Edit(
-                WRITING,
+                "Ledger.registry_read",
                 "            generator.registry_read(noted[name][1], registry[name])\n",
                 "            generator.registry_read(generator.noted(), registry[name])\n",
             ),
@@ -933,9 +936,9 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.7",
         harm="A linear consumer passes the first fact of a writer that joins at that moment.",
         edits=(
-            Edit(BUS, "        handled = self.positions().get(stream.name, {})\n", ""),
+            Edit("asyncio.bus.Bus.linear_position", "        handled = self.positions().get(stream.name, {})\n", ""),
             Edit(
-                BUS,
+                "asyncio.bus.Bus.linear_position",
                 "        known = await self._store.known()\n",
                 "        known = await self._store.known()\n        handled = self.positions().get(stream.name, {})\n",
             ),
@@ -948,7 +951,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A registered writer that was never heard does not count: its first fact comes below the linear position.",
         edits=(
             Edit(
-                BUS,
+                "asyncio.bus.Bus.linear_position",
                 "            if one.registered or at < one.position:\n",
                 "            if (one.registered or at < one.position) and one.writer in handled:\n",
             ),
@@ -959,7 +962,13 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-finished-writer-counts-no-more",
         rule="9.7",
         harm="A linear consumer passes the last rows of a killed process before they have been handled.",
-        edits=(Edit(BUS, "            if one.registered or at < one.position:\n", "            if one.registered:\n"),),
+        edits=(
+            Edit(
+                "asyncio.bus.Bus.linear_position",
+                "            if one.registered or at < one.position:\n",
+                "            if one.registered:\n",
+            ),
+        ),
         checks=(S + "9_7_a_writer_that_left_counts_until_its_last_rows_were_handled",),
     ),
     Mutant(
@@ -968,7 +977,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="persisted_upto passes what a writer has open that registered just before the registry was read.",
         edits=(
             Edit(
-                IDS,
+                "IdGenerator.registry_read",
                 "(max(noted.positions.get(writer, 0), position) for writer, position in writers.items()),\n",
                 "(\n                max(noted.positions[writer], position)\n"
                 "                for writer, position in writers.items()\n"
@@ -984,7 +993,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A POSITION that followed others marks another writer's open ID as complete.",
         edits=(
             Edit(
-                WRITING,
+                "Ledger.heard",
                 "                self.generators[item.stream].announced(item.writer, item.new)\n",
                 "                self.generators[item.stream].rows_seen(item.writer, (item.new,))\n",
             ),
@@ -1000,7 +1009,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="IDs that others hold open, or that a crash jumped over, count as seen when a process starts.",
         edits=(
             Edit(
-                IDS,
+                "plan_start",
                 "    highest = max(last_row, last_proven)\n",
                 "    highest = max(last_row, last_proven, sequence)\n",
             ),
@@ -1011,7 +1020,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-writer-does-not-hear-the-others",
         rule="9.8",
         harm="An idle writer, and the linear position of everybody with it, lags by a heartbeat more.",
-        edits=(Edit(BUS, "            self._writing.heard(frame)\n", "            pass\n"),),
+        edits=(Edit("Bus._message", "            self._writing.heard(frame)\n", "            pass\n"),),
         checks=(S + "9_8_a_writer_hears_the_rows_of_the_others",),
     ),
     # --- 9.9: proof of a page
@@ -1021,7 +1030,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A page from a lagging replica counts up to what was asked for: rows not replayed yet are skipped.",
         edits=(
             Edit(
-                FACTS,
+                "fetch.body",
                 "        proven = max(after, min(upto, position if replica else given))\n",
                 "        proven = max(after, min(upto, upto if replica else given))\n",
             ),
@@ -1034,7 +1043,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A replica that shows a row counts as complete below it, though an older transaction is not replayed yet.",
         edits=(
             Edit(
-                FACTS,
+                "fetch.body",
                 "        proven = max(after, min(upto, position if replica else given))\n",
                 """\
         position = max(position, rows[-1][0] if rows else 0)
@@ -1052,7 +1061,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="two-statement-page",
         rule="9.9",
         harm="Rows pruned between the look at the floor and the look at the rows are skipped without a word.",
-        edits=(Edit(FACTS, "            Control.SNAPSHOT,\n", "            Control.BEGIN,\n"),),
+        edits=(Edit("fetch.body", "            Control.SNAPSHOT,\n", "            Control.BEGIN,\n"),),
         checks=(S + "9_9_a_page_is_of_one_snapshot",),
     ),
     Mutant(
@@ -1061,7 +1070,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A catch-up of more than a page, or from a source that lags, skips all that the page did not bring.",
         edits=(
             Edit(
-                READER,
+                "Reader.receive_page",
                 "list(page.payloads), page.upto, fetched=True)\n",
                 "list(page.payloads), asked.upto, fetched=True)\n",
             ),
@@ -1073,7 +1082,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-full-page-proves-all-that-was-asked",
         rule="9.10",
         harm="Who was away for more than a page of rows gets the first thousand and nothing else.",
-        edits=(Edit(FACTS, "            proven = tokens[-1]\n", ""),),
+        edits=(Edit("fetch.body", "            proven = tokens[-1]\n", ""),),
         checks=(SIMULATOR, L + "9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact"),
     ),
     Mutant(
@@ -1082,7 +1091,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A fact of several rows that crosses a page's end is delivered in part, and its rest never.",
         edits=(
             Edit(
-                FACTS,
+                "fetch.body",
                 "            if whole > 0:\n                del tokens[whole:], rows[whole:]\n",
                 "            if whole > 0:\n                del tokens[limit:], rows[limit:]\n",
             ),
@@ -1093,7 +1102,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-fact-larger-than-a-page-is-cut",
         rule="9.10",
         harm="The rest of a bulk of more rows than a page has never reaches those who fetch it.",
-        edits=(Edit(DIALECT, "ROWS WITH TIES", "ROWS ONLY"),),
+        edits=(Edit("PostgresDialect.page", "ROWS WITH TIES", "ROWS ONLY"),),
         checks=(
             SIMULATOR,
             L + "9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact",
@@ -1104,7 +1113,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.10",
         harm="A fact too large for a message is announced as no rows: nobody fetches it.",
         edits=(
-            Edit(WRITER, "                stepped_over, headed = True, False\n", "                headed = False\n"),
+            Edit(
+                "_Chain.take",
+                "                stepped_over, headed = True, False\n",
+                "                headed = False\n",
+            ),
         ),
         checks=(W + "rules[rule 9.10 a fact over the frame bound is POSITION id id]",),
     ),
@@ -1114,7 +1127,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A handler gets half a fact; after a crash there it begins behind it, and the other half is lost.",
         edits=(
             Edit(
-                DELIVERY,
+                "DeliveryQueue._cut",
                 """\
         while cut > 0 and tokens[cut] == tokens[cut - 1]:
             cut -= 1
@@ -1129,7 +1142,11 @@ MUTANTS: tuple[Mutant, ...] = (
         name="frames-without-a-name",
         rule="9.11",
         harm="Rows of a restarted writer are dropped as duplicates of those of its former life.",
-        edits=(Edit(WRITER, "        lines = [self._name_line, *draft.lines]\n", "        lines = draft.lines\n"),),
+        edits=(
+            Edit(
+                "Writer._compose", "        lines = [self._name_line, *draft.lines]\n", "        lines = draft.lines\n"
+            ),
+        ),
         checks=(
             SIMULATOR,
             W + "rules[rule 9.11, 9.16 every frame opens with NAME, of resettable streams and of the others]",
@@ -1141,7 +1158,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a writer's restart readers keep what its former life said, and drop what it says now.",
         edits=(
             Edit(
-                READER,
+                "Reader._present_life",
                 """\
             if known is not None or progress.position:
                 self._reset(progress, 0)
@@ -1157,7 +1174,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A late message of a writer's former life resets its stream: readers forget what is true.",
         edits=(
             Edit(
-                READER,
+                "Reader._present_life",
                 """\
         if known is not None and incarnation < known and not self._outlived(progress, known, incarnation, now):
             self.counters.old_incarnations += 1
@@ -1174,7 +1191,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A message that Redis delivers twice makes readers forget everything that is kept in memory.",
         edits=(
             Edit(
-                READER,
+                "Reader._step_back",
                 "        if stream.resettable and foreign:\n",
                 "        if stream.resettable:\n",
             ),
@@ -1187,7 +1204,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A repeated message sends readers of a table's stream back: every row comes a second time.",
         edits=(
             Edit(
-                READER,
+                "Reader._step_back",
                 "        if stream.resettable and foreign:\n",
                 "        if progress.incarnation is None and not (native and progress.stream.resettable):\n",
             ),
@@ -1200,7 +1217,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A handler told to forget gets the old rows once more afterwards.",
         edits=(
             Edit(
-                READER,
+                "Reader._reset",
                 "        self._move_to(progress, position)\n        progress.target = progress.later = 0\n",
                 "        self._forget(progress)\n"
                 "        progress.position = progress.queue.delivered = position\n"
@@ -1215,7 +1232,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The position of the old life is saved, and waited for, as one of the new: rows below it are skipped.",
         edits=(
             Edit(
-                READER,
+                "Reader._reset",
                 "        self._move_to(progress, position)\n        progress.target = progress.later = 0\n",
                 "        self._forget(progress)\n        self._empty(progress)\n"
                 "        progress.position = position\n        progress.target = progress.later = 0\n",
@@ -1236,7 +1253,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process does not hear that its name was taken over, and its local handlers miss the successor's rows.",
         edits=(
             Edit(
-                WRITING,
+                "writing.Ledger.__init__",
                 '        self._own_opening = b"NAME %b %d\\n" % (name.encode(), incarnation)\n',
                 '        self._own_opening = b"NAME %b" % name.encode()\n',
             ),
@@ -1250,7 +1267,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader that crashes while it handles rows begins behind them next time: lost.",
         edits=(
             Edit(
-                READING,
+                "Reading._to_save",
                 "            position = progress.queue.delivered\n            if key[1] == self._own",
                 "            position = progress.position\n            if key[1] == self._own",
             ),
@@ -1263,7 +1280,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The handler's transaction rolls back, the position does not: its effects are lost.",
         edits=(
             Edit(
-                READING,
+                "Reading._save_batch",
                 "        await self._store_changes([change], connection)\n",
                 "        await self._store_changes([change])\n",
             ),
@@ -1276,7 +1293,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Two processes under one reader name both apply every row: money is booked twice.",
         edits=(
             Edit(
-                SAVED,
+                "readers.save",
                 "    missed = [change for change in changes if change[:2] not in hit]\n",
                 "    missed = [change for change in changes if change[:2] not in hit][:0]\n",
             ),
@@ -1287,7 +1304,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-save-does-not-look-where-the-row-was",
         rule="9.12",
         harm="Two processes under one reader name both apply every row: money is booked twice.",
-        edits=(Edit(DIALECT, " AND r.position = v.old ", " "),),
+        edits=(Edit("PostgresDialect.save", " AND r.position = v.old ", " "),),
         checks=(
             SIMULATOR,
             L + "9_12_a_save_hits_the_row_it_left_or_none",
@@ -1299,7 +1316,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A position of the log before a restore is saved over one of the log after it.",
         edits=(
             Edit(
-                DIALECT,
+                "PostgresDialect.save",
                 '"WHERE r.reader = ? AND r.epoch = ? AND {NO_BOOTSTRAP} AND',
                 '"WHERE r.reader = ? AND (r.epoch = ?) IS NOT NULL AND {NO_BOOTSTRAP} AND',
             ),
@@ -1312,7 +1329,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A handler whose COMMIT landed without an answer is called again for the same rows until they are poison.",
         edits=(
             Edit(
-                READING,
+                "Reading._handle",
                 "                if batch._tried or isinstance(error, ReaderMoved):\n",
                 "                if False:\n",
             ),
@@ -1325,7 +1342,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader from now on that crashes before its first save begins at a later now: all between is lost.",
         edits=(
             Edit(
-                READING,
+                "Reading._load_durable",
                 '{(name, ""): 0} | positions, epoch, oldest=oldest)\n',
                 "{key: at for key, at in positions.items() if not at}, epoch)\n",
             ),
@@ -1336,7 +1353,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-writer-that-joined-meanwhile-counts-from-now",
         rule="9.12",
         harm="A durable reader misses what a new writer wrote while the reader was down.",
-        edits=(Edit(READING, "starts = {key: 0 if before else ", "starts = {key: 0 if False else "),),
+        edits=(Edit("Reading._load_durable", "starts = {key: 0 if before else ", "starts = {key: 0 if False else "),),
         checks=(B + "a_durable_reader_from_now_owes_all_of_a_writer_that_joins_while_it_is_down",),
     ),
     Mutant(
@@ -1345,7 +1362,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows on which a handler keeps failing are skipped, with a line in a log.",
         edits=(
             Edit(
-                READING,
+                "Reading._failed",
                 """\
         log.error("%s: stopped", failure, exc_info=error)
         self.stop(key, failure)
@@ -1369,7 +1386,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A POSITION behind rows that are being handled makes them count as handled: lost in a crash.",
         edits=(
             Edit(
-                DELIVERY, "        elif self._entries or self.handling is not None:\n", "        elif self._entries:\n"
+                "DeliveryQueue._step",
+                "        elif self._entries or self.handling is not None:\n",
+                "        elif self._entries:\n",
             ),
         ),
         checks=(SIMULATOR, R + "a_position_behind_a_batch_being_handled_waits_for_it"),
@@ -1380,7 +1399,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a store's hiccup rows are handled out of order, and the saved position skips some.",
         edits=(
             Edit(
-                DELIVERY,
+                "DeliveryQueue.put_back",
                 "            self._entries.appendleft(Chunk(batch.tokens",
                 "            self._entries.append(Chunk(batch.tokens",
             ),
@@ -1392,7 +1411,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lines-are-dropped-while-catching-up",
         rule="9.13",
         harm="Rows that arrive during a catch-up are lost, and it ends as live all the same.",
-        edits=(Edit(READER, "        progress.held.append((item, incarnation, cost))\n", ""),),
+        edits=(Edit("Reader._hold", "        progress.held.append((item, incarnation, cost))\n", ""),),
         checks=(R + "rule_9_13_lines_are_held_in_order_while_catching_up_and_follow_the_same_rules",),
     ),
     Mutant(
@@ -1401,7 +1420,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Held rows pass without the heads between them: a message lost during a catch-up is lost for good.",
         edits=(
             Edit(
-                READER,
+                "Reader._hold",
                 "        progress.held.append((item, incarnation, cost))\n",
                 """\
         if isinstance(item, Position):
@@ -1418,7 +1437,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Lines dropped for want of room are forgotten: what follows them passes for the next row.",
         edits=(
             Edit(
-                READER,
+                "Reader._release",
                 "        if overflowed:  # what came after the held lines is unknown\n",
                 "        if False:\n",
             ),
@@ -1431,7 +1450,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The end of a fact is kept whose beginning was dropped for want of room: half of it is delivered.",
         edits=(
             Edit(
-                READER,
+                "Reader._hold",
                 "        if progress.overflowed or full:\n",
                 "        if full:\n",
             ),
@@ -1444,7 +1463,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows heard during a catch-up that the table began pass for live ones, whatever was lost before them.",
         edits=(
             Edit(
-                READER,
+                "Reader._hold",
                 "        if isinstance(item, Rows) and not (progress.heard or progress.held):\n",
                 "        if False:\n",
             ),
@@ -1457,7 +1476,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What was held of one link is joined to what comes over the next: rows between them are lost.",
         edits=(
             Edit(
-                READER,
+                "Reader.disconnected",
                 "        for progress in self.progress.values():\n            self._lose(progress)\n",
                 "        for progress in self.progress.values():\n"
                 "            if progress.state is not State.BOOTSTRAPPING:\n                self._lose(progress)\n",
@@ -1469,7 +1488,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-writer-first-heard-during-a-bootstrap-is-live",
         rule="9.13",
         harm="Rows of a writer that registered while the snapshot loads are handled before it, and wiped out by it.",
-        edits=(Edit(READER, "        if stream.name in self._bootstrapping:  #", "        if False:  #"),),
+        edits=(Edit("Reader._add", "        if stream.name in self._bootstrapping:  #", "        if False:  #"),),
         checks=(R + "rule_9_13_while_a_snapshot_loads_all_lines_are_held_and_follow_it_in_order",),
     ),
     Mutant(
@@ -1478,7 +1497,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows between the snapshot and the last line heard while it was loading are skipped.",
         edits=(
             Edit(
-                READER,
+                "Reader.bootstrapped",
                 "            progress.position = progress.queue.delivered = positions.get(progress.writer, 0)\n",
                 "            heard = max(positions.get(progress.writer, 0), progress.later, _end_of_held(progress))\n"
                 "            progress.position = progress.queue.delivered = heard\n",
@@ -1492,7 +1511,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Its line is behind what is known, and counts as heard all the same: what was dropped is skipped.",
         edits=(
             Edit(
-                READER,
+                "Reader._position",
                 "            self._step_back(progress, new)\n            return\n",
                 "            progress.heard = True\n            self._step_back(progress, new)\n            return\n",
             ),
@@ -1507,7 +1526,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A held line counts before it is looked at: once caught up, rows that came before it are skipped.",
         edits=(
             Edit(
-                READER,
+                "Reader._hold",
                 "        # Unknown what came before these rows: once caught up they would pass for live ones.\n",
                 "        progress.heard = progress.heard or isinstance(item, Position)\n",
             ),
@@ -1520,7 +1539,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Held lines wait for room in the receive queue, later ones do not: the waiting rows are skipped as known.",
         edits=(
             Edit(
-                READER,
+                "Progress.holding",
                 "        return self.state is State.BOOTSTRAPPING or self.catching_up or bool(self.held)\n",
                 "        return self.state is State.BOOTSTRAPPING or self.catching_up\n",
             ),
@@ -1533,7 +1552,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What was held for hours is pushed into the receive queue at once: what has no room is fetched once more.",
         edits=(
             Edit(
-                READER,
+                "Reader._release",
                 " and not progress.catching_up and (self.queue_bytes <= limit or not progress.queue.size):\n",
                 " and not progress.catching_up:\n",
             ),
@@ -1546,7 +1565,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Held lines wait until slow handlers of other writers have made room, with nothing of their own in it.",
         edits=(
             Edit(
-                READER,
+                "Reader._release",
                 " and not progress.catching_up and (self.queue_bytes <= limit or not progress.queue.size):\n",
                 " and not progress.catching_up and self.queue_bytes <= limit:\n",
             ),
@@ -1559,7 +1578,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Held lines of a thousand writers take a thousand times the memory that full_sync_buffer_limit allows.",
         edits=(
             Edit(
-                READER,
+                "Reader._hold",
                 "            full = self.buffer_bytes + cost > self.settings.full_sync_buffer_limit\n",
                 "            full = progress.held_size + cost > self.settings.full_sync_buffer_limit\n",
             ),
@@ -1572,7 +1591,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What was held counts for ever: from some bootstrap on nothing is held any more, and all is fetched.",
         edits=(
             Edit(
-                READER,
+                "Reader._hold_size",
                 "            self.buffer_bytes += size - progress.held_size\n",
                 "            self.buffer_bytes += max(0, size - progress.held_size)\n",
             ),
@@ -1585,7 +1604,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows that had no room are fetched only when their writer is heard again, which may be never.",
         edits=(
             Edit(
-                READER,
+                "Reader._hold",
                 "            progress.later = max(progress.later, _end(item))\n            return\n",
                 "            return\n",
             ),
@@ -1598,7 +1617,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows held when the link broke during a bootstrap come only when their writer is heard again.",
         edits=(
             Edit(
-                READER,
+                "Reader._forget",
                 "        progress.later = max(progress.later, _end_of_held(progress)) if waits else 0\n",
                 "        progress.later = progress.later if waits else 0\n",
             ),
@@ -1611,7 +1630,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Positions learned while lines were held are forgotten: a dead writer's last rows never come.",
         edits=(
             Edit(
-                READER,
+                "Reader._release",
                 "        if later > progress.position:\n            self._gap(progress, later)\n\n",
                 "\n",
             ),
@@ -1624,7 +1643,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Held lines are fetched once more, and live ones are taken in ahead of them.",
         edits=(
             Edit(
-                READER,
+                "Reader.learned",
                 "        elif progress.holding:  # what is held may bring it\n",
                 "        elif progress.state is State.BOOTSTRAPPING:  # what is held may bring it\n",
             ),
@@ -1637,7 +1656,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows taken in before the snapshot are handled while it loads, and wiped out by its first part.",
         edits=(
             Edit(
-                READER,
+                "Reader._begin_bootstrap",
                 "        self._move_to(progress, progress.queue.delivered)\n        self._draining.pop(",
                 "        self._forget(progress)\n        self._draining.pop(",
             ),
@@ -1650,7 +1669,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows between a snapshot and what was handled before it come only when their writer is heard again.",
         edits=(
             Edit(
-                READER,
+                "Reader._begin_bootstrap",
                 "        progress.later = _due(progress)\n",
                 "",
             ),
@@ -1666,7 +1685,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A page asked for before reports rows as missed that the snapshot brings.",
         edits=(
             Edit(
-                READER,
+                "Reader.skip",
                 "        if progress.state is State.BOOTSTRAPPING:\n"
                 "            return\n"
                 "        self._abandon(progress)\n",
@@ -1681,7 +1700,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What an application was told has stopped goes on, and fills the receive queue, for nobody handles it.",
         edits=(
             Edit(
-                READER,
+                "Reader.stop",
                 "            progress.stops = True\n            return\n",
                 "            return\n",
             ),
@@ -1694,7 +1713,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After an epoch change a bootstrap waits for positions of the log before: it is never online.",
         edits=(
             Edit(
-                READER,
+                "Reader._reset",
                 "        progress.target = progress.later = 0\n        self._draining",
                 "        progress.target = 0\n        self._draining",
             ),
@@ -1707,7 +1726,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Who bootstraps because its rows were pruned never finds out that the log is another one.",
         edits=(
             Edit(
-                READER,
+                "Reader._check_epoch",
                 "                at = _due(progress) if progress.state is State.BOOTSTRAPPING else progress.position\n",
                 "                at = progress.position\n",
             ),
@@ -1720,7 +1739,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A bootstrap says that it is over while rows that were held when the link broke are still missing.",
         edits=(
             Edit(
-                READER,
+                "Reader.drained",
                 "            done = not progress.holding and progress.queue.delivered >= due\n",
                 "            done = not progress.holding\n",
             ),
@@ -1733,7 +1752,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A bootstrap says that it is over while its rows are still being caught up with.",
         edits=(
             Edit(
-                READER,
+                "Reader.drained",
                 "            done = not progress.holding and progress.queue.delivered >= due\n",
                 "            done = progress.queue.delivered >= due\n",
             ),
@@ -1746,7 +1765,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What the former bootstrap waited for is waited for in the next one, whatever its snapshot holds.",
         edits=(
             Edit(
-                READER,
+                "reader.Reader",
                 "        self._draining.pop((progress.stream.name, progress.writer), None)\n\n    def bootstrapped",
                 "\n    def bootstrapped",
             ),
@@ -1759,7 +1778,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="While the reader's store cannot be read a bootstrap takes all of the processor, and fills the log.",
         edits=(
             Edit(
-                MACHINE,
+                "Bootstrap.failed",
                 "        elif isinstance(work, Begin | Apply | Drain):\n",
                 "        elif isinstance(work, Begin | Apply):\n",
             ),
@@ -1770,7 +1789,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-paced-bootstrap-does-not-rest",
         rule="3",
         harm="snapshot_rate is ignored: a bootstrap takes the processors that the writers' commits need.",
-        edits=(Edit(MACHINE, "if now >= self._rests_until else []", "if now >= 0 else []"),),
+        edits=(Edit("Bootstrap._plan", "if now >= self._rests_until else []", "if now >= 0 else []"),),
         checks=("test_bootstrap_core.py::test_a_bootstrap_of_a_rate_rests_behind_each_part_for_the_rest_of_its_time",),
     ),
     Mutant(
@@ -1779,7 +1798,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A handler that lags loses what does not fit in memory, and nothing says so.",
         edits=(
             Edit(
-                READER,
+                "Reader._rows",
                 "            self._gap(progress, tokens[-1])  # fetched when there is room\n            return\n",
                 "            progress.position = tokens[-1]\n            return\n",
             ),
@@ -1795,7 +1814,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-held-batch-survives-a-position",
         rule="9.14",
         harm="Rows of a fact that a catch-up has brought whole are delivered once more, as part of the next fact.",
-        edits=(Edit(READER, "        self._close_batch(progress)  # rule 9.14\n", ""),),
+        edits=(Edit("Reader._position", "        self._close_batch(progress)  # rule 9.14\n", ""),),
         checks=(R + "rule_9_14_a_position_clears_a_held_batch",),
     ),
     Mutant(
@@ -1804,7 +1823,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One writer's rows are delivered as another's, or dropped with another's duplicate.",
         edits=(
             Edit(
-                READER,
+                "Reader._add",
                 "        self.progress[stream.name, writer] = progress\n",
                 """\
         self.progress[stream.name, writer] = progress
@@ -1812,7 +1831,7 @@ MUTANTS: tuple[Mutant, ...] = (
 """,
             ),
             Edit(
-                READER,
+                "Reader._close_batch",
                 """\
             self.counters.rows_dropped += len(progress.open)
             progress.open, progress.open_size = [], 0
@@ -1820,7 +1839,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "            self.counters.rows_dropped += len(progress.open)\n            progress.open.clear()\n",
             ),
             Edit(
-                READER,
+                "Reader._rows",
                 """\
             payloads = progress.open + payloads
             progress.open, progress.open_size = [], 0
@@ -1836,7 +1855,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The POSITION of one writer connects all: what another wrote before its own POSITION is lost.",
         edits=(
             Edit(
-                READER,
+                "Reader._rows",
                 "        if progress.state is not State.LIVE:\n            self.counters.rows_dropped",
                 """\
         alike = [one.state for key, one in self.progress.items() if key[0] == progress.stream.name]
@@ -1852,7 +1871,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The first row after a reconnect is taken for the next one: all that was missed meanwhile is lost.",
         edits=(
             Edit(
-                READER,
+                "Reader._rows",
                 "        if progress.state is not State.LIVE:\n            self.counters.rows_dropped",
                 "        if progress.state is State.STOPPED:\n            self.counters.rows_dropped",
             ),
@@ -1863,7 +1882,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="duplicates-are-delivered",
         rule="R2",
         harm="A message that arrives twice, or after a fetch that brought it, is handled twice.",
-        edits=(Edit(READER, "        if tokens[0] <= progress.position:\n", "        if False:\n"),),
+        edits=(Edit("Reader._rows", "        if tokens[0] <= progress.position:\n", "        if False:\n"),),
         checks=(SIMULATOR, R + "case[R2]", R + "case[R15]"),
     ),
     Mutant(
@@ -1872,7 +1891,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A database that is away for longer than some retries costs every row of that gap.",
         edits=(
             Edit(
-                READER,
+                "Reader._retry_later",
                 "            self._move(progress, Event.KEEPS_FAILING)\n",
                 "            progress.position = progress.target\n            self._caught_up(progress)\n",
             ),
@@ -1885,7 +1904,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One failed fetch, and that writer's stream is silent until the process restarts.",
         edits=(
             Edit(
-                READER,
+                "Reader.fetch_failed",
                 "        progress.asked, self._fetching, progress.error = None, self._fetching - 1, error\n",
                 "        progress.error = error\n",
             ),
@@ -1898,7 +1917,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A page asked for before a reset or a disconnect is taken in behind what came since.",
         edits=(
             Edit(
-                READER,
+                "Reader.receive_page",
                 "        if progress.asked is not asked and self._epoch_check is not asked:\n",
                 "        if False:\n",
             ),
@@ -1914,11 +1933,15 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The answer passes before the subscription stands: nothing is taken in until somebody announces again.",
         edits=(
             Edit(
-                LINK,
+                "RedisLink._subscribe_once",
                 "                asked = confirmed = 0\n",
                 "                asked = confirmed = 0\n                self._on_up()\n",
             ),
-            Edit(LINK, "            self._on_up()\n            if self._first", "            if self._first"),
+            Edit(
+                "RedisLink._subscribe_once",
+                "            self._on_up()\n            if self._first",
+                "            if self._first",
+            ),
         ),
         checks=(GAPS + "2_replicate_follows_the_confirmation_of_the_subscription",),
     ),
@@ -1927,8 +1950,8 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="2",
         harm="Behind a reconnect the first row of a foreign writer is taken for the next one.",
         edits=(
-            Edit(READER, "        self.disconnected()\n        silent", "        silent"),
-            Edit(READING, "        self.core.disconnected()\n", ""),
+            Edit("Reader.connected", "        self.disconnected()\n        silent", "        silent"),
+            Edit("Reading.disconnected", "        self.core.disconnected()\n", ""),
         ),
         checks=(S + "9_14_what_follows_a_lost_link_is_not_trusted_before_a_position",),
     ),
@@ -1938,7 +1961,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Readers learn only a beat later what was published while the connection was down.",
         edits=(
             Edit(
-                BUS,
+                "Bus._publish_all",
                 "                writing.core.connected(asyncio.get_running_loop().time())\n",
                 "                pass\n",
             ),
@@ -1951,7 +1974,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A subscription that Redis forgot, or a half-open link, leaves a process deaf until it is restarted.",
         edits=(
             Edit(
-                BUS,
+                "Bus._check_link",
                 "        if not self._link.connected:\n            return\n        if self",
                 "        if bound:\n            return\n        if self",
             ),
@@ -1964,7 +1987,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Behind a line cut in the middle the next row is taken: the damaged one is lost.",
         edits=(
             Edit(
-                FRAMING,
+                "_parse_lines",
                 "            at = _parse_run(data, at, frame, room, at_once=runs <= RUNS_AT_ONCE)\n",
                 """\
             try:
@@ -1975,7 +1998,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 at = len(data) if end < 0 else end + 1
 """,
             ),
-            Edit(FRAMING, "            if not is_unknown(line):\n                raise\n", ""),
+            Edit("_parse_lines", "            if not is_unknown(line):\n                raise\n", ""),
         ),
         checks=("test_framing.py::test_frames[rest is dropped]",),
     ),
@@ -1985,7 +2008,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="wait_for returns before the row it waits for was handled: a read after it misses the own write.",
         edits=(
             Edit(
-                READING,
+                "Reading._wake",
                 "            delivered = self.core.delivered(*key)\n            while waiters",
                 """\
             delivered = max(self.core.positions().get(key[0], {0: 0}).values())
@@ -2000,7 +2023,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="wait_for returns though the row was not handled: a read after it misses it.",
         edits=(
             Edit(
-                READING,
+                "asyncio.reading.Reading.wait_for",
                 "            raise WaitTimeout(*key, token, self.core.delivered(*key), timeout) from None\n",
                 "            return\n",
             ),
@@ -2013,7 +2036,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.15",
         harm="A sequence with CACHE gives each session IDs of its own: lower ones come after higher ones were skipped.",
         edits=(
-            Edit(CLAIMS, "        if (cache, bool(cycles), increment) != (1, False, 1):\n", "        if not found:\n"),
+            Edit(
+                "claims.verify",
+                "        if (cache, bool(cycles), increment) != (1, False, 1):\n",
+                "        if not found:\n",
+            ),
         ),
         checks=(L + "9_15_the_sequence_is_verified",),
     ),
@@ -2023,7 +2050,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a restore that set the sequence back, facts get IDs that readers have passed: never delivered.",
         edits=(
             Edit(
-                IDS,
+                "IdGenerator._check",
                 """\
         if runs[0][0] <= ticket.known:
             raise SequenceWentBack(self.stream, runs[0][0], ticket.known)
@@ -2031,7 +2058,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "",
             ),
             Edit(
-                IDS,
+                "IdGenerator._check",
                 "            if in_use or first <= self._upto or self._complete.overlaps(first, last):\n",
                 "            if in_use:\n",
             ),
@@ -2048,7 +2075,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a restore every reservation is refused until somebody sets the sequence by hand.",
         edits=(
             Edit(
-                CLAIMS,
+                "claims.claim",
                 "        if start.repair_sequence_to is not None:\n",
                 "        if start.repair_sequence_to == -1:\n",
             ),
@@ -2062,7 +2089,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Who fetches below what was pruned gets a page without those rows, and no word of it.",
         edits=(
             Edit(
-                FACTS,
+                "_prune_batch",
                 """\
 f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream = ? AND writer = ?",
             (top,""",
@@ -2077,7 +2104,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-fetch-below-the-floor-is-answered",
         rule="8",
         harm="Who was away for longer than rows are kept goes on without those rows, and no word of it.",
-        edits=(Edit(FACTS, "        if after < floor and after < upto:\n", "        if False:\n"),),
+        edits=(Edit("fetch.body", "        if after < floor and after < upto:\n", "        if False:\n"),),
         checks=(L + "pruning_moves_the_floor_and_a_fetch_below_it_is_told",),
     ),
     Mutant(
@@ -2086,7 +2113,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Rows are deleted that a reader which is down for the weekend has not handled yet.",
         edits=(
             Edit(
-                FACTS, "    return int(min([position, *(row[0] for row in held[0])]))\n", "    return int(position)\n"
+                "_readers_bound",
+                "    return int(min([position, *(row[0] for row in held[0])]))\n",
+                "    return int(position)\n",
             ),
         ),
         checks=(L + "pruning_stops_at_registered_readers_up_to_a_cap",),
@@ -2097,7 +2126,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="After a restore from a backup readers mix rows of two logs, and skip what the new one has below them.",
         edits=(
             Edit(
-                READER,
+                "Reader._verify_epoch",
                 """\
         if self.new_epoch is None:
             self.counters.epoch_changes += 1
@@ -2113,7 +2142,11 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="saved-positions-of-another-log-count",
         rule="9",
         harm="A reader that was down during a restore begins in the middle of the new log: all before it is lost.",
-        edits=(Edit(READING, "            if state.epoch not in (None, epoch):\n", "            if False:\n"),),
+        edits=(
+            Edit(
+                "Reading._load_durable", "            if state.epoch not in (None, epoch):\n", "            if False:\n"
+            ),
+        ),
         checks=(S + "saved_positions_of_another_epoch_are_not_gone_on_from",),
     ),
     Mutant(
@@ -2122,11 +2155,15 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A process from before the restore goes on writing with IDs of the old log.",
         edits=(
             Edit(
-                CLAIMS,
+                "restored.body",
                 'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)',
                 'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ? * 0)", (now,)',
             ),
-            Edit(CLAIMS, '"UPDATE busrep_writers SET finished = 0"', '"UPDATE busrep_writers SET finished = finished"'),
+            Edit(
+                "restored.body",
+                '"UPDATE busrep_writers SET finished = 0"',
+                '"UPDATE busrep_writers SET finished = finished"',
+            ),
         ),
         checks=(L + "restored_changes_the_epoch_and_fences_everybody",),
     ),
@@ -2135,8 +2172,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="9.4",
         harm="A name gets an incarnation a second time: a process from before the restore passes for its successor.",
         edits=(
-            Edit(CLAIMS, "            (writer, now, won_by, random", "            (writer, 1, won_by, random"),
-            Edit(CLAIMS, "CLAIMS_LEFT_OUT), now - 1),\n", "CLAIMS_LEFT_OUT), 0),\n"),
+            Edit("_win", "            (writer, now, won_by, random", "            (writer, 1, won_by, random"),
+            Edit("_win", "CLAIMS_LEFT_OUT), now - 1),\n", "CLAIMS_LEFT_OUT), 0),\n"),
         ),
         checks=(SIMULATOR, L + "restored_gives_no_incarnation_out_again"),
     ),
@@ -2146,7 +2183,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Of two processes under one reader name the second to notice a restore sends both back to the beginning.",
         edits=(
             Edit(
-                SAVED,
+                "reset.body",
                 '            Sql("DELETE FROM busrep_readers WHERE reader = ? AND epoch <> ?", (reader, epoch)),\n',
                 '            Sql("DELETE FROM busrep_readers WHERE reader = ?", (reader,)),\n',
             ),
@@ -2159,7 +2196,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that was told that its twin is further handles the same rows a second time.",
         edits=(
             Edit(
-                READING, " or self._saved.get(key, batch.after + 1) > batch.after:\n", " or key not in self._saved:\n"
+                "Reading.check_saving",
+                " or self._saved.get(key, batch.after + 1) > batch.after:\n",
+                " or key not in self._saved:\n",
             ),
         ),
         checks=(S + "9_12_a_handler_s_save_never_takes_back_what_another_process_saved",),
@@ -2170,7 +2209,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Refuted by a replica that lags, a restore is not noticed: rows of two logs are mixed.",
         edits=(
             Edit(
-                READER,
+                "Reader._verify_epoch",
                 "                self._epoch_retry_at = now + self.settings.retry_max\n                return False\n",
                 '                self._epoch_retry_at = float("inf")\n                return False\n',
             ),
@@ -2184,7 +2223,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A writer from before a restore announces over IDs that its successor gives out again: skipped.",
         edits=(
             Edit(
-                READER,
+                "Reader._current",
                 "        if not speakers.trusted(writer, self.epoch):\n",
                 "        if False:\n",
             ),
@@ -2201,7 +2240,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="What a crashed process committed never reaches the handlers of the one that took its place.",
         edits=(
             Edit(
-                READING,
+                "Reading.own_counts",
                 """\
         return stream not in self._own_from or self.core.delivered(stream, self._own or "") >= self._own_from[stream]
 """,
@@ -2216,7 +2255,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="What a crashed process committed never reaches the handlers of the one that took its place.",
         edits=(
             Edit(
-                READING, "            self.core.learned(*key, position)\n", "            self.core.learned(*key, 0)\n"
+                "Reading._learn",
+                "            self.core.learned(*key, position)\n",
+                "            self.core.learned(*key, 0)\n",
             ),
         ),
         checks=(SIMULATOR, B + "a_reader_that_writes_too_gets_what_its_dead_predecessor_committed"),
@@ -2227,7 +2268,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Redis restarts while they are fetched: nobody announces the own name, so they never come.",
         edits=(
             Edit(
-                READING,
+                "Reading._learn_own",
                 "        for stream, position in self._own_from.items():\n            self.core.learned(",
                 "        for stream, position in {}.items():\n            self.core.learned(",
             ),
@@ -2240,7 +2281,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A process that was replaced while its database was away goes on publishing under the name.",
         edits=(
             Edit(
-                BUS,
+                "Bus._command",
                 "            elif command.incarnation is not None and command.incarnation > writing.incarnation:\n",
                 "            elif False:\n",
             ),
@@ -2256,12 +2297,12 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Who asks just after an answer was composed hears nothing, and stays deaf until the next heartbeat.",
         edits=(
             Edit(
-                WRITER,
+                "Writer._compose",
                 "            self._announce = False\n            self._to_announce.extend(self._rolls)\n",
                 "            self._to_announce.extend(self._rolls)\n        self._announce = False\n",
             ),
             Edit(
-                WRITER,
+                "Writer._compose",
                 "        if self._to_announce:\n            roll",
                 "        if self._to_announce:\n            self._announce = False\n            roll",
             ),
@@ -2274,7 +2315,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="On a stream that follows nobody each write makes every process publish: a storm that grows with them.",
         edits=(
             Edit(
-                WRITER,
+                "_Chain.goal",
                 "        if self.stream.follows or self.dropped > self.position:\n",
                 "        if self.position:\n",
             ),
@@ -2288,7 +2329,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="With save_every=0 the task that saves positions never waits: it takes a whole processor.",
         edits=(
             Edit(
-                READING,
+                "Reading.keep_saving",
                 "await asyncio.sleep(self._settings.save_every or self._settings.heartbeat)",
                 "await asyncio.sleep(self._settings.save_every)",
             ),
@@ -2302,7 +2343,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             EMPTIED_STAYS_READY,
             Edit(
-                READING,
+                "Reading.pump",
                 " and key not in self.stopped and key not in self._cancelled:",
                 " and key not in self._cancelled:",
             ),
@@ -2315,12 +2356,12 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A new epoch while a stream is stopped: its worker is started over and over, at full load.",
         edits=(
             Edit(
-                READING,
+                "Reading.pump",
                 " and key not in self.stopped and key not in self._cancelled:",
                 " and key not in self._cancelled:",
             ),
             Edit(
-                READING,
+                "Reading._change_epoch",
                 """\
                 for key in list(self.stopped):  # on a row, or a position, of the log before
                     del self.stopped[key]
@@ -2337,7 +2378,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A poison row that a restore took away keeps its stream stopped: rows of the new log wait for ever.",
         edits=(
             Edit(
-                READING,
+                "Reading._change_epoch",
                 """\
                 for key in list(self.stopped):  # on a row, or a position, of the log before
                     del self.stopped[key]
@@ -2354,12 +2395,12 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that meets the restored sequence before the new epoch stops, and stays stopped in the new one.",
         edits=(
             Edit(
-                SILENT,
+                "SilentWriters.check_sequences",
                 "            if epoch == log_read:\n                self._reading.above_sequence(",
                 "            if True:\n                self._reading.above_sequence(",
             ),
             Edit(
-                READING,
+                "Reading._change_epoch",
                 """\
                 for key in list(self.stopped):  # on a row, or a position, of the log before
                     del self.stopped[key]
@@ -2376,11 +2417,11 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="After a restore a claim gives out the incarnation that a process from before it holds: both write.",
         edits=(
             Edit(
-                CLAIMS,
+                "restored.body",
                 'incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),',
                 'incarnation = {dialect.largest}(incarnation, ?) + 1", (0,)),',
             ),
-            Edit(CLAIMS, "random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT), now - 1),", "0, 0),"),
+            Edit("_win", "random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT), now - 1),", "0, 0),"),
         ),
         checks=(L + "restored_gives_no_incarnation_out_again",),
     ),
@@ -2390,7 +2431,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A writer takes IDs of a log that is gone for given out in this one: it announces, and refuses, by them.",
         edits=(
             Edit(
-                WRITING,
+                "Ledger.heard",
                 "if speakers.speaking(item.writer) != claim or not speakers.trusted(item.writer, epoch):\n",
                 "if speakers.speaking(item.writer) != claim:\n",
             ),
@@ -2403,7 +2444,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A restored log whose writers are all dead is never noticed by a reader that is up.",
         edits=(
             Edit(
-                SILENT,
+                "SilentWriters.look",
                 "        core.doubt(await self._store.epoch())  # which nobody may be there to announce\n",
                 "",
             ),
@@ -2416,7 +2457,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A batch comes again although the next one was asked for, when the loop ends at that moment.",
         edits=(
             Edit(
-                READING,
+                "asyncio.reading.Reading.follow",
                 "                await asyncio.sleep(0)\n            finally:\n                for stream in streams:",
                 "                pass\n            finally:\n                for stream in streams:",
             ),
@@ -2429,7 +2470,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="After a new epoch bus.follow() still yields a batch of the old log that had waited for the loop.",
         edits=(
             Edit(
-                READING,
+                "asyncio.reading.Reading.follow",
                 "                if not self._in_hand((batch.stream.name, batch.writer), batch._raw):",
                 "                if False:",
             ),
@@ -2442,7 +2483,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A timed save that lost reads the saved positions, a handler saves, and its rows are handled again.",
         edits=(
             Edit(
-                READING,
+                "Reading._compare_saved",
                 "            if self._saved.get(key, 0) > known.get(key, 0):\n",
                 "            if False:\n",
             ),
@@ -2455,7 +2496,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A position of the old log is registered while the new one begins: readers step over facts of it.",
         edits=(
             Edit(
-                READING,
+                "Reading._reload",
                 """\
             async with self._saving:
                 state = await self._reader_store.load_reader(self._name)
@@ -2474,7 +2515,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A writer that joined before a restore is registered after it, at its old position: facts are skipped.",
         edits=(
             Edit(
-                READING,
+                "Reading._registered",
                 "                if not self._in_hand(key, raw):  # of a log that is gone by now",
                 "                if False:  # of a log that is gone by now",
             ),
@@ -2487,7 +2528,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A position that another process registered in the old log is taken for one of the new log.",
         edits=(
             Edit(
-                SAVED,
+                "load.body",
                 "        epoch=MIXED if len(epochs) > 1 else next(iter(epochs), None),\n",
                 "        epoch=min(epochs, default=None),\n",
             ),
@@ -2500,7 +2541,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A writer that closes waits for what nothing publishes: a processor at 100 %, until it gives up.",
         edits=(
             Edit(
-                WRITER,
+                "Writer._bound",
                 "            self._queued_bytes -= largest.drop()\n            self._mark(largest)\n",
                 "            self._queued_bytes -= largest.drop()\n",
             ),
@@ -2511,7 +2552,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-lagging-registry-is-taken-for-all-writers",
         rule="9.7",
         harm="A reader on a replica takes a position for linear while a writer that joined has an ID open below it.",
-        edits=(Edit(BUS, "            if lags:\n", "            if False:\n"),),
+        edits=(Edit("asyncio.bus.Bus.linear_position", "            if lags:\n", "            if False:\n"),),
         checks=(GAPS + "9_7_a_registry_that_lags_bounds_the_linear_position_by_its_own_positions",),
     ),
     Mutant(
@@ -2520,7 +2561,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="After a failover a writer publishes to the old master for ever, where nobody hears it.",
         edits=(
             Edit(
-                LINK,
+                "RedisLink.open_publisher",
                 "        if self._publisher is not None and not self._publisher_doubted:\n",
                 "        if self._publisher is not None:\n",
             ),
@@ -2533,7 +2574,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A fenced process that reads, not the first of its name, hands its own facts to its own handlers.",
         edits=(
             Edit(
-                READING,
+                "asyncio.reading.Reading.disown",
                 """\
         counted = {stream for stream in self.core.followed if self.own_counts(stream)}
         own, self._own = self._own, None
@@ -2552,7 +2593,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A batch given up while its reader was registered, or between two tries, is handled, and comes again.",
         edits=(
             Edit(
-                READING,
+                "Reading._handle",
                 """\
             if not self._in_hand(key, raw):  # while it was registered, or paused for: stopped, or of a log that is gone
                 return True
@@ -2571,7 +2612,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A process that reads and writes says, and saves, that it is past what its predecessor left unhandled.",
         edits=(
             Edit(
-                READING,
+                "Reading.own_counts",
                 "        if stream in self._following and stream not in self.core.followed:\n"
                 "            return False\n",
                 "",
@@ -2583,7 +2624,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="own-positions-of-the-log-before-count",
         rule="9.16",
         harm="A process whose reading half is in another log already saves its own positions of the one before.",
-        edits=(Edit(READING, "                self._on_epoch(found)\n", ""),),
+        edits=(Edit("Reading._change_epoch", "                self._on_epoch(found)\n", ""),),
         checks=(GAPS + "9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one",),
     ),
     Mutant(
@@ -2592,7 +2633,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that registers while its stream is pruned begins below the floor: it stops at once, for good.",
         edits=(
             Edit(
-                SAVED,
+                "register.body",
                 "loading = yield (Control.BEGIN, *_unpruned(dialect, positions), Sql(LOADING, (reader,)))\n",
                 "loading = yield (Control.BEGIN, Sql(LOADING, (reader,)))\n",
             ),
@@ -2608,7 +2649,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A restored log is pruned by positions that are just being replaced: their reader stops at the rows gone.",
         edits=(
             Edit(
-                SAVED,
+                "reset.body",
                 "        yield (Control.BEGIN, *_unpruned(dialect, positions))\n",
                 "        yield Control.BEGIN\n",
             ),
@@ -2624,7 +2665,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader is registered below a floor that moved since it looked: it stops there after a restart.",
         edits=(
             Edit(
-                SAVED,
+                "register.body",
                 "        raised = _raised(positions, floors if here == epoch else {}, oldest)\n",
                 "        raised = positions\n",
             ),
@@ -2637,7 +2678,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that saves elsewhere begins at the floor of another log: rows are skipped without a word.",
         edits=(
             Edit(
-                SAVED,
+                "reset.body",
                 "        raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)\n",
                 "        raised = _without(_raised(positions, floors, positions), loading)\n",
             ),
@@ -2650,7 +2691,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader of a restored log is registered below a floor that moved since it looked: it stops there.",
         edits=(
             Edit(
-                SAVED,
+                "reset.body",
                 "        raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)\n",
                 "        raised = _without(positions, loading)\n",
             ),
@@ -2661,14 +2702,24 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-lagging-replica-s-epoch-replaces-the-log-s-own",
         rule="9.12",
         harm="A process that was told of the epoch before throws out what its twin has saved in this one: rows twice.",
-        edits=(Edit(SAVED, "        if here != epoch and here in {row[1] for row in held}:\n", "        if False:\n"),),
+        edits=(
+            Edit(
+                "reset.body", "        if here != epoch and here in {row[1] for row in held}:\n", "        if False:\n"
+            ),
+        ),
         checks=(L + "9_12_positions_of_the_log_that_is_kept_here_are_replaced_by_none_of_another",),
     ),
     Mutant(
         name="a-joined-fact-s-lock-believed-to-be-there",
         rule="9.4",
         harm="A savepoint rolled back inside the block lets go of the claim: rows under an ID announced as empty.",
-        edits=(Edit(TRANSACTION, "            await self._leave_to_caller()\n", "            await self._flush()\n"),),
+        edits=(
+            Edit(
+                "ServerTransaction.commit",
+                "            await self._leave_to_caller()\n",
+                "            await self._flush()\n",
+            ),
+        ),
         checks=(B + "a_savepoint_rolled_back_inside_the_block_does_not_let_go_of_the_claim",),
     ),
     Mutant(
@@ -2677,7 +2728,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Rows are inserted in another transaction than the one whose outcome decides of their fact.",
         edits=(
             Edit(
-                TRANSACTION,
+                "ServerTransaction._leave_to_caller",
                 "        if await self._lock() != self.marker:\n",
                 "        if await self._lock() is None:\n",
             ),
@@ -2690,7 +2741,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="One write with a connection of another database, and the process does not write any more.",
         edits=(
             Edit(
-                TRANSACTION,
+                "ServerTransaction._lock",
                 "            if self._callers:\n                await self.store",
                 "            if False:\n                await self.store",
             ),
@@ -2701,7 +2752,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="what-was-pruned-since-is-no-loss",
         rule="9",
         harm="A reader that began at the oldest row steps over rows written and pruned later, without a word.",
-        edits=(Edit(READING, " or error.floor > last:", ":"),),
+        edits=(Edit("Reading._begins_later", " or error.floor > last:", ":"),),
         checks=(S + "9_what_was_written_since_and_pruned_is_no_later_beginning",),
     ),
     Mutant(
@@ -2710,7 +2761,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="After a restore a stream that this process does not follow yet begins from now: all between is lost.",
         edits=(
             Edit(
-                READING,
+                "Reading._begin_anew",
                 "streams = {*names, *before.streams}\n",
                 "streams = {*names}\n",
             ),
@@ -2721,7 +2772,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="begins-later-with-rows-in-hand",
         rule="9",
         harm="A reader that has been handed the oldest rows steps over those pruned behind them without a word.",
-        edits=(Edit(READING, "            self._oldest.pop(key, None)\n", ""),),
+        edits=(Edit("Reading._handle", "            self._oldest.pop(key, None)\n", ""),),
         checks=(S + "9_rows_pruned_behind_those_in_hand_are_reported",),
     ),
     Mutant(
@@ -2730,7 +2781,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Of two processes under one reader name the slower one stops at rows that the other handled, now pruned.",
         edits=(
             Edit(
-                READING,
+                "Reading._fetch",
                 " and not await self._handled_by_a_twin(error):\n",
                 ":\n",
             ),
@@ -2742,7 +2793,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-name-won-back-without-an-answer-is-another-s",
         rule="9.4",
         harm="A process that wins its name back, and gets no answer, takes it for another's: it never writes again.",
-        edits=(Edit(CLAIMS, "    won_by = None if again is None else -again  # below", "    won_by = None  # below"),),
+        edits=(Edit("_win", "    won_by = None if again is None else -again  # below", "    won_by = None  # below"),),
         checks=(
             THREADS + "a_name_won_back_without_an_answer_is_this_process_s_still[once]",
             "test_sync_stores.py::test_a_name_is_won_back_only_while_it_is_nobody_else_s[sqlite]",
@@ -2754,7 +2805,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Until then readers may finish what was won, and nothing tells any more whose it was: the name is lost.",
         edits=(
             Edit(
-                WRITING,
+                "WinningBack.failed",
                 "        elif self._tried:\n            raise error\n",
                 "        elif isinstance(error, Unavailable):\n            raise error\n",
             ),
@@ -2767,7 +2818,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Two readers finish a silent process one after the other: it cannot win its name back.",
         edits=(
             Edit(
-                CLAIMS,
+                "_fence",
                 """\
             "WHERE writer = ? AND incarnation = ? AND coalesce(finished, -1) <> ?",
             (writer, incarnation, incarnation - 1),
@@ -2786,7 +2837,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A process that was stopped between winning its name back and noting so takes it for another's.",
         edits=(
             Edit(
-                WRITING,
+                "WinningBack.failed",
                 "            if error.incarnation <= self.again:\n                raise error\n",
                 "            raise error\n",
             ),
@@ -2798,7 +2849,11 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="9",
         harm="After a failover it publishes to a server that passes nothing on: facts come late, through the table.",
         edits=(
-            Edit(SYNC_LINK, "        elif now - self._heard_at > self._deaf_after:\n            self.drop()\n", ""),
+            Edit(
+                "Publisher.publish",
+                "        elif now - self._heard_at > self._deaf_after:\n            self.drop()\n",
+                "",
+            ),
         ),
         checks=("test_soak.py::test_a_writer_in_threads_does_not_stay_with_an_old_master",),
     ),
@@ -2808,7 +2863,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A time limit strikes between COMMIT's answer and its booking: the fact is announced as none.",
         edits=(
             Edit(
-                BLOCKING,
+                "BlockingTransaction.commit",
                 "        except BusrepError:\n            self.in_doubt = False\n            raise\n",
                 "        except BusrepError:\n            self.in_doubt = False\n            raise\n"
                 "        self.in_doubt = False\n",
@@ -2822,7 +2877,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Interrupted while it is noted, a fact in doubt is completed twice: the next write raises for no reason.",
         edits=(
             Edit(
-                SYNC_WRITING,
+                "sync.writing.Fact._doubt",
                 "        self._booked = True\n        note(doubt)\n",
                 "        note(doubt)\n        self._booked = True\n",
             ),
@@ -2835,7 +2890,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="The fact stays open for as long as somebody holds it, and holds back all later ones of its process.",
         edits=(
             Edit(
-                SYNC_WRITING,
+                "Fact.__exit__",
                 """\
         except BaseException:
             if not self._booked and self._session is not None and writing.here(raising=False):
@@ -2853,7 +2908,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="On SQLite one Ctrl-C at the wrong moment, and the process never writes again.",
         edits=(
             Edit(
-                BLOCKING_SQLITE, "            holder.over = True  # an interrupt may come before `leave` begins\n", ""
+                "BlockingSqliteStore._write",
+                "            holder.over = True  # an interrupt may come before `leave` begins\n",
+                "",
             ),
         ),
         checks=(RACES + "on_sqlite_an_interrupted_thread_keeps_no_turn[False]",),
@@ -2864,7 +2921,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="On SQLite an ID is reserved in what is left of a beat, and taken back with it: it is given out twice.",
         edits=(
             Edit(
-                BLOCKING_SQLITE,
+                "BlockingSqliteStore.writing",
                 """\
         with translating(self.path):
             if connection.in_transaction:  # of a thread that was interrupted in it
@@ -2881,7 +2938,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A process that writes and reads saves its own positions in a restored log, and skips what they cover.",
         edits=(
             Edit(
-                SYNC_READING,
+                "ReadingBus._epoch_changed",
                 """\
             if writing.lost is not None:  # now, before anything is saved in the new log
                 self._reading.disown()
@@ -2897,12 +2954,12 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A process that lost its name, and begins to read, takes all that its successor writes for its own: lost.",
         edits=(
             Edit(
-                SYNC_BUS,
+                "Bus._make_reading_bus",
                 "        beside = None if self._writing is None or self._writing.lost is not None else self.writer\n",
                 "        beside = self.writer\n",
             ),
             Edit(
-                SYNC_BUS,
+                "Bus._begin_reading",
                 "        if writing is not None and writing.lost is not None:  # meanwhile\n"
                 "            reading.disown()\n",
                 "",
@@ -2919,7 +2976,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A process gets facts of its own from before its name was finished: its handlers do their work twice.",
         edits=(
             Edit(
-                SYNC_READING,
+                "ReadingBus.__init__",
                 "            self._reading.own_starts = writing.starts\n",
                 "            claim = writing.session.claim\n"
                 "            self._reading.own_starts = {} if claim is None else claim.starts\n",
@@ -2931,7 +2988,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="rows-in-memory-go-down-with-their-incarnation",
         rule="9.11",
         harm="A fact of a stream in memory ends after its writer began anew: nobody gets it, and nobody is told.",
-        edits=(Edit(SYNC_WRITING, "        if not taken:\n            self._tell_what_is_gone()\n", ""),),
+        edits=(Edit("Fact._complete", "        if not taken:\n            self._tell_what_is_gone()\n", ""),),
         checks=(RACES + "a_fact_in_memory_whose_incarnation_has_ended_says_that_it_was_not_published",),
     ),
     Mutant(
@@ -2939,7 +2996,11 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="4",
         harm="Of several threads that write first, at the same time, all but one are told that the bus is closed.",
         edits=(
-            Edit(SYNC_BUS, '        if self._state in ("new", "opening"):\n', '        if self._state == "new":\n'),
+            Edit(
+                "sync.bus.Bus._check_open",
+                '        if self._state in ("new", "opening"):\n',
+                '        if self._state == "new":\n',
+            ),
         ),
         checks=(THREADS + "threads_that_use_it_first_at_once_open_it_once",),
     ),
@@ -2949,7 +3010,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="bus.settle() says 'restart this process' where its name was only finished, and is won back by itself.",
         edits=(
             Edit(
-                SYNC_WRITING,
+                "sync.writing.Writing.settle",
                 "            self.live()  # perhaps it was finished for its silence alone",
                 "            raise  # perhaps it was finished for its silence alone",
             ),
@@ -2962,7 +3023,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="What follows a snapshot is pruned by a prune that had not seen its reader: the reader stops, loaded.",
         edits=(
             Edit(
-                BOOTSTRAPS,
+                "begin.body",
                 "        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
                 "        yield Control.BEGIN\n",
             ),
@@ -2973,14 +3034,14 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-save-while-a-snapshot-is-loaded",
         rule="9.12",
         harm="A twin's rows are saved as handled, and the target is emptied of them: lost.",
-        edits=(Edit(ANY_DIALECT, "b.state NOT IN {LOADED} OR b.id <> v.begun", "b.id <> v.begun"),),
+        edits=(Edit("NO_BOOTSTRAP", "b.state NOT IN {LOADED} OR b.id <> v.begun", "b.id <> v.begun"),),
         checks=(L + "9_12_no_position_moves_while_a_snapshot_is_loaded",),
     ),
     Mutant(
         name="a-save-of-what-was-handled-before-a-snapshot",
         rule="9.12",
         harm="The position is what it was, and the rows are gone: a twin loaded a snapshot between two saves. Lost.",
-        edits=(Edit(ANY_DIALECT, "b.state NOT IN {LOADED} OR b.id <> v.begun", "b.state NOT IN {LOADED}"),),
+        edits=(Edit("NO_BOOTSTRAP", "b.state NOT IN {LOADED} OR b.id <> v.begun", "b.state NOT IN {LOADED}"),),
         checks=(L + "9_12_no_position_moves_while_a_snapshot_is_loaded",),
     ),
     Mutant(
@@ -2989,7 +3050,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A writer's position that a twin made up stands among those of the snapshot: its rows are skipped.",
         edits=(
             Edit(
-                BOOTSTRAPS,
+                "begin.body",
                 "        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
                 "        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.share, (stream,)))\n",
             ),
@@ -3000,14 +3061,14 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-joined-snapshot-is-young-again",
         rule="9",
         harm="Readers that come one after the other all load the oldest state, and the server can clean nothing up.",
-        edits=(Edit(EXPORTED, "        if joined is not None:\n", "        if False:\n"),),
+        edits=(Edit("PostgresSnapshots._share", "        if joined is not None:\n", "        if False:\n"),),
         checks=(SHARED + "a_snapshot_is_joined_for_a_while_whoever_has_joined_it",),
     ),
     Mutant(
         name="a-bootstrap-begins-below-the-floor",
         rule="9",
         harm="A snapshot is loaded for hours, and at its end what follows it is gone: it begins anew.",
-        edits=(Edit(BOOTSTRAPS, "        if floor > position:\n", "        if floor > position and not held:\n"),),
+        edits=(Edit("check_begin", "        if floor > position:\n", "        if floor > position and not held:\n"),),
         checks=(PARTS + "it_does_not_begin_when_what_follows_is_pruned",),
     ),
     Mutant(
@@ -3016,7 +3077,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Two processes under one name both apply a part, and both commit it.",
         edits=(
             Edit(
-                BOOTSTRAPS,
+                "bootstraps.save",
                 "    if not answers[0]:\n        raise ReaderMoved(reader, stream, PARTS, parts)\n",
                 "",
             ),
@@ -3028,7 +3089,11 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="9.12",
         harm="Begun anew with the same snapshot, on a target emptied since: a part of before counts, and is lost.",
         edits=(
-            Edit(BOOTSTRAPS, "AND id = ? AND parts = ? RETURNING parts", "AND ? <> '' AND parts = ? RETURNING parts"),
+            Edit(
+                "bootstraps.save",
+                "AND id = ? AND parts = ? RETURNING parts",
+                "AND ? <> '' AND parts = ? RETURNING parts",
+            ),
         ),
         checks=(PARTS + "a_part_of_a_bootstrap_that_was_begun_anew_is_not_saved",),
     ),
@@ -3036,7 +3101,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="the-same-snapshot-is-taken-for-the-same-bootstrap",
         rule="9.12",
         harm="A process counts on parts that it applied before another one emptied the target: they are lost.",
-        edits=(Edit(MACHINE, " and self.id in (None, saved.id)\n", "\n"),),
+        edits=(Edit("Bootstrap.restore", " and self.id in (None, saved.id)\n", "\n"),),
         checks=("test_bootstrap_core.py::test_another_bootstrap_of_the_same_snapshot_is_adopted",),
     ),
     Mutant(
@@ -3045,7 +3110,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A bootstrap that goes on after a prune lacks rows, and nobody is told.",
         edits=(
             Edit(
-                SNAPSHOTS,
+                "check_part",
                 "        if floor > max(part.after, agreement.floors.get(writer, 0)):\n",
                 "        if floor > max(part.upto, agreement.floors.get(writer, 0)):\n",
             ),
@@ -3056,14 +3121,14 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-snapshot-of-what-is-visible",
         rule="9.3",
         harm="Rows above the positions agreed are in the snapshot, and come once more by catch-up.",
-        edits=(Edit(SNAPSHOTS, "min(part.upto, at)) for writer, at", "part.upto) for writer, at"),),
+        edits=(Edit("snapshots.spans", "min(part.upto, at)) for writer, at", "part.upto) for writer, at"),),
         checks=(PARTS + "it_is_all_rows_at_its_positions",),
     ),
     Mutant(
         name="a-replica-that-lags-gives-a-snapshot",
         rule="9.9",
         harm="A part is loaded from a replica that does not have all of its rows yet.",
-        edits=(Edit(SNAPSHOTS, "        if log.positions.get(writer, 0) < due:\n", "        if False:\n"),),
+        edits=(Edit("snapshots._reached", "        if log.positions.get(writer, 0) < due:\n", "        if False:\n"),),
         checks=(SHARED + "a_replica_gives_what_it_has_proven",),
     ),
     Mutant(
@@ -3072,7 +3137,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A snapshot's name that is left over is of another by now: rows are missing in what is loaded from it.",
         edits=(
             Edit(
-                EXPORTED,
+                "PostgresSnapshots._shared",
                 "                if log.floors == agreement.floors and snapshots.still(agreement, log):\n",
                 "                if log is not None:\n",
             ),
@@ -3085,7 +3150,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A part is loaded from the table as it is by then: what was pruned meanwhile is missing, and nobody told.",
         edits=(
             Edit(
-                EXPORTED,
+                "PostgresSnapshots._loader",
                 "            await self._import(connection, held.name)\n",
                 '            await connection.execute(b"BEGIN")\n',
             ),
@@ -3096,7 +3161,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-copy-that-fails-is-a-short-part",
         rule="9.10",
         harm="The server ends a COPY in its middle: the rest of the part is never applied.",
-        edits=(Edit(COPY, "    if failed is not None:\n        raise _problem(failed)\n", ""),),
+        edits=(Edit("postgres_copy._end", "    if failed is not None:\n        raise _problem(failed)\n", ""),),
         checks=(SHARED + "a_failing_copy_is_no_short_part",),
     ),
     Mutant(
@@ -3105,7 +3170,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that was killed while it loaded a snapshot goes on behind it: parts never applied are lost.",
         edits=(
             Edit(
-                BOOTSTRAPPING,
+                "Bootstrapping.at_start",
                 "        if saved is not None and unfinished(saved):\n            self._hold(name, known)\n",
                 "        if False:\n            self._hold(name, known)\n",
             ),
@@ -3118,7 +3183,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A handler that was at work when a snapshot began writes older rows over newer ones of it.",
         edits=(
             Edit(
-                APPLYING,
+                "Applying._quiet",
                 "        while any(key[0] == self.name for key in reading.at_work()):\n",
                 "        while False:\n",
             ),
@@ -3131,7 +3196,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A function raises behind its COMMIT, and its part is applied twice.",
         edits=(
             Edit(
-                APPLYING,
+                "Applying._hand_out",
                 " = await self._decided(work) if part._tried or isinstance(error, ReaderMoved) else None\n",
                 " = None\n",
             ),
@@ -3142,14 +3207,14 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-snapshot-is-ahead-of-the-log",
         rule="9",
         harm="A source names positions that are proven nowhere: rows up to there are taken for handled when they come.",
-        edits=(Edit("asyncio/snapshot_sources.py", "        if position > proven:\n", "        if False:\n"),),
+        edits=(Edit("_ahead", "        if position > proven:\n", "        if False:\n"),),
         checks=("test_snapshot_sources.py::test_a_reader_loses_nothing_to_a_source_that_is_wrong",),
     ),
     Mutant(
         name="the-last-parts-of-a-snapshot-are-not-missed",
         rule="9",
         harm="A manifest was written without its last part: the reader goes on behind rows that it never got.",
-        edits=(Edit("asyncio/snapshot_sources.py", "        if page.tokens:\n", "        if False:\n"),),
+        edits=(Edit("check_log", "        if page.tokens:\n", "        if False:\n"),),
         checks=("test_snapshot_sources.py::test_a_reader_loses_nothing_to_a_source_that_is_wrong",),
     ),
     Mutant(
@@ -3158,7 +3223,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A directory written yesterday is loaded, and what followed it is pruned: the reader loads for ever.",
         edits=(
             Edit(
-                RUN,
+                "Run._check",
                 "            if one.stream == self.name and one.floor > at:\n",
                 "            if False:\n",
             ),
@@ -3171,7 +3236,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Two rows out of order, one at the end of a piece: the application ends at the earlier one.",
         edits=(
             Edit(
-                "asyncio/snapshot_sources.py",
+                "checked_part",
                 "            before = max(0, len(tokens) - 1)",
                 "            before = len(tokens)",
             ),
@@ -3182,7 +3247,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="another-part-than-agreed-is-applied",
         rule="9.10",
         harm="A source gives fewer rows than there are in a part: the rest is lost in silence.",
-        edits=(Edit("asyncio/snapshot_sources.py", "        _check_count(agreement.parts[number], tokens)\n", ""),),
+        edits=(Edit("checked_part", "        _check_count(agreement.parts[number], tokens)\n", ""),),
         checks=(FAULTS + "a_part_that_is_not_what_was_agreed_on_is_refused",),
     ),
     Mutant(
@@ -3191,7 +3256,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A process empties its target, and what it wrote itself since the snapshot never comes back.",
         edits=(
             Edit(
-                READING,
+                "Reading.bootstrapped",
                 "            self._own_due[stream] = None\n",
                 "            pass\n",
             ),
@@ -3207,7 +3272,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader below the floor goes on with a snapshot that was over long ago, below the floor.",
         edits=(
             Edit(
-                RUN,
+                "Run._follow_twin",
                 "                self._before = saved.id  # over before this one was asked for\n",
                 "                pass\n",
             ),
@@ -3220,7 +3285,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Who waits for a row is told that it is there, and the target has just been emptied.",
         edits=(
             Edit(
-                READING,
+                "Reading._reached",
                 "        if self.core.delivered(*key) >= token and not self.bootstrapping.holds(key[0]):\n",
                 "        if self.core.delivered(*key) >= token:\n",
             ),
@@ -3233,7 +3298,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A process goes on to handle rows while another of its name empties and fills their target.",
         edits=(
             Edit(
-                BOOTSTRAPPING,
+                "Bootstrapping.look_at",
                 "        for name in [name for name in begun if not self.holds(name)]:\n",
                 "        for name in ():\n",
             ),
@@ -3249,7 +3314,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Rows handled before another process emptied their target, and saved after it: lost.",
         edits=(
             Edit(
-                READING,
+                "Reading._store_changes",
                 'if hasattr(self._reader_store, "bootstraps"):\n',
                 "if False:\n",
             ),
@@ -3260,7 +3325,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="half-a-snapshot-is-drained",
         rule="9.12",
         harm="Behind a snapshot that another process has begun anew rows are handed out, and their target is emptied.",
-        edits=(Edit(RUN, "            if self.name in state.loading:\n", "            if False:\n"),),
+        edits=(Edit("Run._end_of", "            if self.name in state.loading:\n", "            if False:\n"),),
         checks=(TWINS + "one_that_drains_when_the_other_begins_anew_goes_on_with_that",),
     ),
     # -- caches -----------------------------------------------------------------------------------------------
@@ -3270,7 +3335,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A value that was read before the invalidation is stored after it, and stays for ever.",
         edits=(
             Edit(
-                CACHED,
+                "Cache.end",
                 "            if fill.refused or number < feed.number:\n",
                 "            if number < feed.number:\n",
             ),
@@ -3282,7 +3347,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="6",
         harm="A value that was read before rows were lost for good is stored after all was cleared, and stays.",
         edits=(
-            Edit(CACHED, "            if fill.refused or number < feed.number:\n", "            if fill.refused:\n"),
+            Edit(
+                "Cache.end", "            if fill.refused or number < feed.number:\n", "            if fill.refused:\n"
+            ),
         ),
         checks=(KEPT + "whatever_doubts_all_entries_refuses_what_is_being_loaded",),
     ),
@@ -3292,7 +3359,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Applied again, it does not find the load that is under way: the old value is stored, and stays for ever.",
         edits=(
             Edit(
-                CACHED,
+                "Cache.drop",
                 "                fill = self.fills.get(key)\n",
                 "                fill = self.fills.pop(key, None)\n",
             ),
@@ -3303,21 +3370,23 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-torn-store-is-used-on",
         rule="6",
         harm="After an interrupt in cachetools every later miss of a full cache raises KeyError.",
-        edits=(Edit(CACHED, "        if self.torn:\n", "        if False:\n"),),
+        edits=(Edit("Cache._changing", "        if self.torn:\n", "        if False:\n"),),
         checks=(KEPT + "a_cache_is_whole_again_after_an_interrupt_at_any_instruction[keep-None]",),
     ),
     Mutant(
         name="a-gap-hides-nothing",
         rule="6",
         harm="Rows are known to be lost, and what they may have invalidated is returned until they are fetched.",
-        edits=(Edit(CACHED, "            self.barrier = self.number\n", "            pass\n"),),
+        edits=(Edit("Trust.gap", "            self.barrier = self.number\n", "            pass\n"),),
         checks=(KEPT + "a_gap_makes_everything_unreachable_at_once_and_mending_brings_back_what_was_not_lost",),
     ),
     Mutant(
         name="keys-of-another-kind-are-ignored",
         rule="6",
         harm="Who invalidates with another form of the key invalidates nothing, for ever, and nobody is told.",
-        edits=(Edit(CACHED, "                return True\n        self.clear()\n", "                return True\n"),),
+        edits=(
+            Edit("Cache.drop", "                return True\n        self.clear()\n", "                return True\n"),
+        ),
         checks=(KEPT + "keys_of_another_kind_clear_the_cache",),
     ),
     Mutant(
@@ -3326,7 +3395,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A row that was lost is not waited for: what it invalidated is returned until something else shows it.",
         edits=(
             Edit(
-                FRESHNESS,
+                "TableProof.as_of",
                 "            delivered(writer) >= newest for writer, newest",
                 "            newest >= 0 for writer, newest",
             ),
@@ -3342,7 +3411,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="What is committed while the answer is on its way is taken for known: older than the bound by that time.",
         edits=(
             Edit(
-                CACHING,
+                "Caching._ask",
                 "                    table.looked(asked, newest.rows)\n",
                 "                    table.looked(self.caches.clock(), newest.rows)\n",
             ),
@@ -3355,7 +3424,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Another process has claimed the name: what it invalidates is taken for applied here.",
         edits=(
             Edit(
-                FRESHNESS,
+                "TableProof.as_of",
                 "if own is not None and member is not None and member.incarnation == own.incarnation else None\n",
                 "if own is not None else None\n",
             ),
@@ -3368,7 +3437,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="It may have landed: the process that wrote it returns the old value until the table has told.",
         edits=(
             Edit(
-                WRITING,
+                "Ledger.commit_sent",
                 "                commits.sent(one, time.monotonic())\n",
                 "                pass\n",
             ),
@@ -3381,7 +3450,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A process does not read its own writes: own lines are ignored, so the old value stays for ever.",
         edits=(
             Edit(
-                WRITING,
+                "Ledger.note_end",
                 "                if self.on_invalidations is not None and payloads:\n",
                 "                if False:\n",
             ),
@@ -3394,7 +3463,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="The same in a process of threads.",
         edits=(
             Edit(
-                SYNC_WRITING,
+                "Writing._apply",
                 "                if payloads:\n                    self._on_invalidations(one.stream.name, payloads)\n",
                 "                pass\n",
             ),
@@ -3407,7 +3476,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Rows that were pruned before a reader had them are not missed: what they invalidated stays trusted.",
         edits=(
             Edit(
-                CLAIMS,
+                "claims.newest",
                 "    rows = {writer: max(floor, highest or 0) for",
                 "    rows = {writer: highest or 0 for",
             ),
@@ -3419,9 +3488,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="6",
         harm="What the rows invalidated that were pruned before they came is returned for ever.",
         edits=(
-            Edit(CACHING, "        reading.on_missed(stream.name, lambda *_: feed.clear())\n", ""),
+            Edit("Caching._follow", "        reading.on_missed(stream.name, lambda *_: feed.clear())\n", ""),
             Edit(
-                CACHING,
+                "Caching.look",
                 "core.progress[key].queue.noticed:\n                self._watched[key[0]].feed.clear()\n",
                 "False:\n                pass\n",
             ),
@@ -3434,7 +3503,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Of a stream without a table a position proves what it tells of before that is applied.",
         edits=(
             Edit(
-                FRESHNESS,
+                "HeardProof.as_of",
                 "            while voice.pending and voice.pending[0][0] <= delivered(writer):\n",
                 "            while voice.pending:\n",
             ),
@@ -3446,49 +3515,49 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="backfill-takes-an-archive-that-begins-later",
         rule="6",
         harm="Rows before the archive's beginning are read neither there nor in the table: they are never derived.",
-        edits=(Edit(PLAN, "if begins.get(writer, 0) <= one.after", "if 0 <= one.after"),),
+        edits=(Edit("backfill_plan.of_archive", "if begins.get(writer, 0) <= one.after", "if 0 <= one.after"),),
         checks=(FILL + "an_archive_that_begins_later_has_nothing_of_a_batch",),
     ),
     Mutant(
         name="backfill-tells-nobody-of-what-is-written",
         rule="9.6",
         harm="Killed between the last COMMIT and its announcement: no start of the job ever shows readers these facts.",
-        edits=(Edit(FILLING, "        work.tell(done)\n", "        pass\n"),),
+        edits=(Edit("backfilling.run", "        work.tell(done)\n", "        pass\n"),),
         checks=(FILL + "killed_at_each_step[commit-after]",),
     ),
     Mutant(
         name="backfill-believes-sparks-order",
         rule="6",
         harm="Facts of one source writer are written out of its order, and nobody hears of it.",
-        edits=(Edit(PLAN, "        if first and first <= last:\n", "        if False:\n"),),
+        edits=(Edit("check_order", "        if first and first <= last:\n", "        if False:\n"),),
         checks=(FILL + "rows_in_another_order_are_refused",),
     ),
     Mutant(
         name="backfill-begins-where-nobody-is",
         rule="6",
         harm="A misspelt writer in --start is passed over, and all rows of the one that was meant are written again.",
-        edits=(Edit(PLAN, "sorted(found.keys() - positions.keys())", "sorted(set())"),),
+        edits=(Edit("backfill_plan.start_of", "sorted(found.keys() - positions.keys())", "sorted(set())"),),
         checks=(FILL + "where_a_table_begins",),
     ),
     Mutant(
         name="snapshots-of-other-rows-are-the-same",
         rule="6",
         harm="A reader that is half through a snapshot goes on with one of another key: rows of neither are whole.",
-        edits=(Edit("snapshots.py", "            and self.content == other.content\n", ""),),
+        edits=(Edit("Agreement.same", "            and self.content == other.content\n", ""),),
         checks=(SHOT + "snapshots_of_other_keys_are_not_the_same",),
     ),
     Mutant(
         name="snapshot-parts-of-any-size",
         rule="6",
         harm="Large rows make a part that no reader takes: the job says that all is well, and nobody can bootstrap.",
-        edits=(Edit(SNAPSHOT_TASKS, " or self._bytes + size > PART_BYTES", ""),),
+        edits=(Edit("PartFiles.add", " or self._bytes + size > PART_BYTES", ""),),
         checks=(SHOT + "parts_of_large_rows_are_small_enough_for_readers",),
     ),
     Mutant(
         name="equal-keys-of-two-spellings",
         rule="6",
         harm="A key that is gone lives on in the snapshot, because its last row has the names in another order.",
-        edits=(Edit(SNAPSHOT_TASKS, "for name in sorted(value)}", "for name in value}"),),
+        edits=(Edit("same_key", "for name in sorted(value)}", "for name in value}"),),
         checks=(SHOT + "keys_that_are_json_are_the_same_when_they_are_equal",),
     ),
     Mutant(
@@ -3497,7 +3566,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Of two jobs in a directory the slower one puts its older snapshot in the place of the newer one.",
         edits=(
             Edit(
-                SNAPSHOTTING,
+                "snapshotting.Writing.publish",
                 "        if present(self.target, self.options.stream) != replaced:\n",
                 "        if False:\n",
             ),
@@ -3511,7 +3580,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A crash of the server empties the staging table: the batch counts as written, without rows.",
         edits=(
             Edit(
-                STAGING,
+                "staging._commit",
                 "    if count != batch.rows:\n",
                 "    if False:\n",
             ),
@@ -3524,7 +3593,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A task that was killed or ran twice writes its rows beside those of the attempt that counts.",
         edits=(
             Edit(
-                SQLITE_DIALECT,
+                "SqliteDialect.insert_staged",
                 'query = ? AND attempt IN (SELECT value FROM json_each(?))"',
                 'query = ? AND ? IS NOT NULL"',
             ),
@@ -3537,7 +3606,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="The database was restored: the batches that it lost are passed over without a word.",
         edits=(
             Edit(
-                STAGING,
+                "is_done",
                 "    if batch.number > found.number + 1:\n",
                 "    if False:\n",
             ),
@@ -3550,7 +3619,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="The database was restored to before the query, or is another one: what it wrote is missing there.",
         edits=(
             Edit(
-                STAGING,
+                "is_done",
                 "        if batch.number > batch.first:\n",
                 "        if False:\n",
             ),
@@ -3563,7 +3632,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="The checkpoint is an older copy: what came since into the batch of that number is lost.",
         edits=(
             Edit(
-                STAGING,
+                "is_done",
                 "    if batch.number == found.number and batch.rows != found.rows:\n",
                 "    if False:\n",
             ),
@@ -3576,7 +3645,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A driver that hangs behind its successor takes what that one has staged.",
         edits=(
             Edit(
-                STAGING,
+                "_clear",
                 'WHERE query = ? AND batch <= ?"',
                 'WHERE query = ? AND batch >= coalesce(?, 0)"',
             ),
@@ -3589,7 +3658,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Two queries of one writer take the name from each other for ever, and nobody is told.",
         edits=(
             Edit(
-                SINK_COMMIT,
+                "sink_commit.commit",
                 "            again: int | None = found.incarnation\n",
                 "            again: int | None = None\n",
             ),
@@ -3602,7 +3671,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Between two batches it holds back all linear positions, until somebody may take it for dead.",
         edits=(
             Edit(
-                SINK_COMMIT,
+                "sink_commit._write",
                 "                _leave(store, claim, settings)\n",
                 "",
             ),
@@ -3616,7 +3685,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A fact of more rows than a micro-batch may have is never read: the query stands still before it.",
         edits=(
             Edit(
-                "spark/planning.py",
+                "planning.admitted",
                 "    return beyond if beyond == first else beyond - 1\n",
                 "    return beyond - 1\n",
             ),
@@ -3629,7 +3698,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Rows that are pruned between planning and reading are missing in a batch that counts as complete.",
         edits=(
             Edit(
-                "spark/reading.py",
+                "reading.read",
                 "            if log.floors.get(span[0], 0) > span[1]:\n",
                 "            if False:\n",
             ),
@@ -3642,7 +3711,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A batch that was planned before a restore is read from the restored table, other rows under its tokens.",
         edits=(
             Edit(
-                "spark/reading.py",
+                "reading.read",
                 "        if log.epoch != epoch:\n",
                 "        if False:\n",
             ),
@@ -3655,7 +3724,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="What a writer says of a log that is gone moves the query's position over facts of the one that is read.",
         edits=(
             Edit(
-                "spark/listening.py",
+                "Listener._hear",
                 " or not self._speakers.trusted(writer, self._epoch):\n",
                 ":\n",
             ),
@@ -3668,7 +3737,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A run that is to end with what there is follows busy writers for ever.",
         edits=(
             Edit(
-                "spark/following.py",
+                "Follower._bounded",
                 "{writer: min(position, target.at(writer)) for",
                 "{writer: position for",
             ),
@@ -3681,7 +3750,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A query that is given another stream begins at that one's positions: all rows below are lost.",
         edits=(
             Edit(
-                "spark/following.py",
+                "Follower._check_stream",
                 "        if offset.stream not in (None, self.options.stream):\n",
                 "        if False:\n",
             ),
@@ -3694,7 +3763,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="After a failover that lost transactions tokens come again with other rows, which the query leaves out.",
         edits=(
             Edit(
-                "spark/following.py",
+                "Follower._check_age",
                 "                self.losses.older(writer, at, proven)\n",
                 "                pass\n",
             ),
@@ -3707,7 +3776,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A database that goes away within an answer is told as a bare OSError, which nothing knows to try again.",
         edits=(
             Edit(
-                "spark/databases.py",
+                "_Adbc._translated",
                 "        except (OSError, pyarrow.ArrowException) as error:",
                 "        except ZeroDivisionError as error:",
             ),
@@ -3719,7 +3788,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-master-among-the-settings-is-not-taken",
         rule="9",
         harm="A job that was to run on a cluster runs on this machine, without a word.",
-        edits=(Edit("spark/session.py", '    master = master or conf.get("spark.master")\n', ""),),
+        edits=(Edit("session._made", '    master = master or conf.get("spark.master")\n', ""),),
         checks=("test_spark_session.py::test_where_the_master_comes_from",),
     ),
     Mutant(
@@ -3728,7 +3797,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="The queries of an application end because a session of its own could not learn the format.",
         edits=(
             Edit(
-                "spark/session.py",
+                "spark.session",
                 "    register(found)\n    return found\n\n\ndef _started",
                 "    try:\n        register(found)\n    except BaseException:\n        found.stop()\n        raise\n"
                 "    return found\n\n\ndef _started",
@@ -3740,7 +3809,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-password-parameter-stays-in-the-url",
         rule="9",
         harm="Plans, the UI and the log of events show the password of a store's URL.",
-        edits=(Edit("spark/secrets.py", '_SECRET_PARAMETER.sub("", query).rstrip("&")', 'query.rstrip("&")'),),
+        edits=(Edit("secrets._parsed", '_SECRET_PARAMETER.sub("", query).rstrip("&")', 'query.rstrip("&")'),),
         checks=(
             "test_spark_secrets.py::test_a_url_is_split[postgres://db/shop?password=p%26w&sslmode=require-"
             "postgres://db/shop?sslmode=require-p&w]",
@@ -3750,7 +3819,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-redis-password-is-appended-to-that-of-the-url",
         rule="9",
         harm="Redis is given two passwords in one and refuses them, until somebody takes the old one out of the URL.",
-        edits=(Edit("spark/secrets.py", "{user.partition(':')[0]}:{quote", "{user}:{quote"),),
+        edits=(Edit("with_redis_password", "{user.partition(':')[0]}:{quote", "{user}:{quote"),),
         checks=(
             "test_cli_passwords.py::test_a_file_replaces_the_password_of_the_url[redis://u:old@h:1/0-redis://u:{}@h:1/0]",
         ),
@@ -3761,7 +3830,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="BUSREP_REDIS_PASSWORD is ignored without a word where the URL names an encrypted key.",
         edits=(
             Edit(
-                "spark/secrets.py",
+                "_has_redis_password",
                 'any(_SECRET_PARAMETER.findall(parts.query or ""))',
                 '"password=" in (parts.query or "")',
             ),
@@ -3775,7 +3844,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-password-file-that-all-may-read-is-taken",
         rule="9",
         harm="A password that others may have changed, or read, is used, where libpq would refuse it.",
-        edits=(Edit("spark/secrets.py", "mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO)", "False"),),
+        edits=(Edit("_from_pgpass", "mode.st_mode & (stat.S_IRWXG | stat.S_IRWXO)", "False"),),
         checks=(
             "test_spark_secrets.py::test_a_pgpass_that_others_read_is_ignored[416]",
             "test_spark_secrets.py::test_a_pgpass_that_others_read_is_ignored[388]",
@@ -3785,37 +3854,35 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-password-on-spark-submits-command-line",
         rule="9",
         harm="The command line of Java has it, and Spark's UI and log of events show that.",
-        edits=(Edit("cli/pipeline.py", "        seen = submitted() and ", "        seen = False and "),),
+        edits=(Edit("check_secrets", "        seen = submitted() and ", "        seen = False and "),),
         checks=("test_cli_pipeline.py::test_a_password_in_arguments_of_spark_submit_is_refused",),
     ),
     Mutant(
         name="a-password-becomes-an-option-of-sparks",
         rule="9",
         harm="Started with a Redis URL that has one the job goes on until Spark's source refuses it, or shows it.",
-        edits=(Edit("cli/pipeline.py", "(seen or told.shown)", "seen"),),
+        edits=(Edit("check_secrets", "(seen or told.shown)", "seen"),),
         checks=("test_cli_pipeline.py::test_a_password_that_would_become_an_option_of_sparks_is_refused",),
     ),
     Mutant(
         name="ctrl-c-in-a-call-into-java",
         rule="9",
         harm="The connection has half an answer in it: stopping Spark fails, with pages of traces and another status.",
-        edits=(Edit("cli/pipeline_signals.py", "if not in_java(frame) or ", "if True or "),),
+        edits=(Edit("Interrupts._handle", "if not in_java(frame) or ", "if True or "),),
         checks=("test_cli_pipeline.py::test_ctrl_c_waits_for_a_call_into_java",),
     ),
     Mutant(
         name="a-report-takes-the-place-of-a-device",
         rule="9",
         harm="--report /dev/null, of root, makes a file of it, for the whole machine.",
-        edits=(
-            Edit("cli/pipeline_report.py", "    return file.exists() and not file.is_file()\n", "    return False\n"),
-        ),
+        edits=(Edit("_is_special", "    return file.exists() and not file.is_file()\n", "    return False\n"),),
         checks=("test_cli_pipeline.py::test_what_is_no_plain_file_is_written_into[pipe]",),
     ),
     Mutant(
         name="a-report-that-is-not-ok-ends-well",
         rule="9",
         harm="An audit that has found a loss exits with 0, and the script that asked for it goes on.",
-        edits=(Edit("cli/pipeline.py", "            raise click.exceptions.Exit(NOT_OK)\n", "            pass\n"),),
+        edits=(Edit("Job.run", "            raise click.exceptions.Exit(NOT_OK)\n", "            pass\n"),),
         checks=("test_cli_pipeline.py::test_reports_and_status[False]",),
     ),
     # -- the audit of an archive --------------------------------------------------------------------------------
@@ -3823,7 +3890,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="sums-without-the-length-of-a-text",
         rule="6",
         harm="Bytes that moved from one row into the next are not found by the audit.",
-        edits=(Edit("spark/audit_sums.py", "        pc.binary_length(row),\n", ""),),
+        edits=(Edit("audit_sums.lines_of", "        pc.binary_length(row),\n", ""),),
         checks=(AUDIT + "lines_that_stand_behind_one_another",),
     ),
     Mutant(
@@ -3832,7 +3899,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="An archive with other times of commits passes for the same.",
         edits=(
             Edit(
-                "spark/audit_sums.py",
+                "audit_sums.lines_of",
                 'batch.column("committed_at").cast(pyarrow.int64()),',
                 'batch.column("token"),',
             ),
@@ -3845,7 +3912,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="The audit calls a sound archive different, because files of a range were read by several tasks.",
         edits=(
             Edit(
-                "spark/audit_files.py",
+                "audit_files.planned",
                 "file.min_token <= highest or (holder != len(groups) and first == highest // size)",
                 "file.min_token <= highest",
             ),
@@ -3856,7 +3923,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="the-end-of-spark-s-log-is-not-looked-at",
         rule="6",
         harm="A writer that the last manifest has lost is not missed: nobody looks for its rows.",
-        edits=(Edit("spark/audit_notes.py", "    if at != archive.upto:\n", "    if False:\n"),),
+        edits=(Edit("audit_notes._ends", "    if at != archive.upto:\n", "    if False:\n"),),
         checks=(AUDIT + "what_the_last_manifest_says_is_held_against_spark_s_log",),
     ),
     Mutant(
@@ -3865,7 +3932,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Rows that were lost, and pruned before the audit could name them, are called identical.",
         edits=(
             Edit(
-                "spark/auditing.py",
+                "Audit._compared",
                 "        if wrong and not named and not self.findings:\n",
                 "        wrong = wrong if named else []\n        if wrong and not named and not self.findings:\n",
             ),
@@ -3876,16 +3943,14 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="the-audit-does-not-wait-for-heartbeats",
         rule="6",
         harm="While writers write, the audit calls readers and archives wrong that have positions from the bus.",
-        edits=(Edit("spark/audit_log.py", "        if time.monotonic() > late:\n", "        if True:\n"),),
+        edits=(Edit("caught_up", "        if time.monotonic() > late:\n", "        if True:\n"),),
         checks=(AUDIT + "positions_come_to_the_table_later_than_to_who_hears_them",),
     ),
     Mutant(
         name="tokens-in-a-manifest-are-believed",
         rule="6",
         harm="A manifest by whose tokens a replay leaves out a file passes the audit.",
-        edits=(
-            Edit("spark/audit_files.py", "if days and (least, most) != (file.min_token, file.max_token):", "if False:"),
-        ),
+        edits=(Edit("_added", "if days and (least, most) != (file.min_token, file.max_token):", "if False:"),),
         checks=(AUDIT + "tokens_by_which_others_choose_files[change0]",),
     ),
     # -- replay and stats -----------------------------------------------------------------------------------------
@@ -3895,7 +3960,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Rows between what a writer has and where the next replay begins are missing, and nobody is told.",
         edits=(
             Edit(
-                "spark/replay_target.py",
+                "Target._look",
                 "        if not begun <= self._at[pair] <= found.number:\n",
                 "        if False:\n",
             ),
@@ -3908,7 +3973,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A production writer of the target is fenced, and its facts are mixed with old ones.",
         edits=(
             Edit(
-                "spark/replay_target.py",
+                "Target.open",
                 "                if self._look(*pair) is None:\n",
                 "                if False:\n",
             ),
@@ -3921,7 +3986,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="After a COMMIT without an answer its facts are there twice.",
         edits=(
             Edit(
-                "spark/replay_target.py",
+                "Target._written",
                 "                    facts = [fact for fact in facts if fact.token > self._at[pair]]\n",
                 "                    self._at[pair] = 0\n",
             ),
@@ -3934,7 +3999,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="What another replay has written while its bus was closed is written again.",
         edits=(
             Edit(
-                "spark/replay_target.py",
+                "Target._written",
                 "                if failures or writer not in self._buses:\n",
                 "                if failures:\n",
             ),
@@ -3947,7 +4012,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A number with more digits than a float has is another one in the target.",
         edits=(
             Edit(
-                "spark/replay_target.py",
+                "Verbatim.encode",
                 '        if row.isascii() and b"\\n" not in row:\n            return row\n',
                 "        import orjson\n\n        return orjson.dumps(orjson.loads(row))\n",
             ),
@@ -3958,7 +4023,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-saved-position-covers-what-was-saved-before",
         rule="6",
         harm="Latencies count facts again and again, and grow with the time that was listened.",
-        edits=(Edit("spark/stats_listen.py", "its[bisect_right(its, after) : bisect", "its[: bisect"),),
+        edits=(Edit("stats_listen.latencies", "its[bisect_right(its, after) : bisect", "its[: bisect"),),
         checks=("test_spark_stats_latency.py::test_a_saved_position_covers_the_facts_up_to_it",),
     ),
     Mutant(
@@ -3967,7 +4032,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A writer's name runs as a script in whose browser the report is opened.",
         edits=(
             Edit(
-                "spark/stats_streams.py",
+                "cell",
                 "{before}{escape(clipped(text))}</td>",
                 "{before}{clipped(text)}</td>",
             ),
@@ -3981,7 +4046,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A machine that another one stood in for comes back: its batch is archived a second time.",
         edits=(
             Edit(
-                "spark/archive_driver.py",
+                "StreamArchive.write",
                 "        if nonzero(begin) != nonzero(self._upto):\n",
                 "        if False:\n",
             ),
@@ -3994,7 +4059,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Two jobs on one archive: what the second one had in its batch is lost, without a word.",
         edits=(
             Edit(
-                "spark/archive_driver.py",
+                "StreamArchive._found",
                 "        if same and same[0].upto == nonzero(end.positions):\n",
                 "        if same:\n",
             ),
@@ -4007,7 +4072,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="The answer to a put is lost, its second try finds our manifest: the files that it names are removed.",
         edits=(
             Edit(
-                "spark/archive_store.py",
+                "Root.put",
                 "        return done or self.read(name) == content\n",
                 "        return done\n",
             ),
@@ -4023,7 +4088,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Compacted more often than the grace period is long, an archive keeps all that was ever replaced.",
         edits=(
             Edit(
-                "spark/compacting.py",
+                "_by_age",
                 "        if not any(other.number > one.number for other in newer):\n",
                 "        if not any(other.number == archive.compactions for other in newer):\n",
             ),
@@ -4036,7 +4101,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Compaction deletes the files of the batch that an archive job writes meanwhile.",
         edits=(
             Edit(
-                "spark/compacting.py",
+                "_is_garbage",
                 "    return maker is not None and maker[1] <= (",
                 "    return maker is not None and maker[1] <= 1 + (",
             ),
@@ -4049,7 +4114,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="After a compaction the Delta table has its rows twice.",
         edits=(
             Edit(
-                "spark/archive_delta.py",
+                "archive_delta._follow",
                 "    added, gone = wanted.keys() - known, known - wanted.keys()\n",
                 "    added, gone = wanted.keys() - known, set[str]()\n",
             ),
@@ -4060,7 +4125,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-file-that-did-not-arrive-whole-counts",
         rule="6",
         harm="A file of which an object store has a part is named in a manifest, and the batch is done.",
-        edits=(Edit("spark/archive_rows.py", "        if size != written:\n", "        if False:\n"),),
+        edits=(Edit("_Writing.close", "        if size != written:\n", "        if False:\n"),),
         checks=(ARCHIVE + "a_file_of_which_a_part_arrived",),
     ),
     # -- the audit of what readers have handled -----------------------------------------------------------------
@@ -4068,14 +4133,20 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-torn-line-swallows-the-next",
         rule="6",
         harm="A reader that is started again after a crash appends to half a line: its first batch is not noted.",
-        edits=(Edit("reports.py", 'self._torn = os.read(self._file, 1) not in (b"", b"\\n")', "self._torn = False"),),
+        edits=(
+            Edit(
+                "ReaderReport.__init__",
+                'self._torn = os.read(self._file, 1) not in (b"", b"\\n")',
+                "self._torn = False",
+            ),
+        ),
         checks=(HANDLED + "a_torn_line",),
     ),
     Mutant(
         name="a-row-handled-late-passes-for-one-in-order",
         rule="6",
         harm="The audit does not find that a reader handled a span behind a later one.",
-        edits=(Edit("spark/audit_handled.py", "if new and (tokens[0] <= reached or new < len(tokens)):", "if False:"),),
+        edits=(Edit("Comparison._same", "if new and (tokens[0] <= reached or new < len(tokens)):", "if False:"),),
         checks=(HANDLED + "swapped_spans",),
     ),
     Mutant(
@@ -4084,7 +4155,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that lost the last rows, and has saved that it handled them, passes the audit.",
         edits=(
             Edit(
-                "spark/audit_readers.py",
+                "HandledAudit.run",
                 "upto = min(max(one.upto, at.get(key, 0)), log",
                 "upto = min(one.upto, log",
             ),
@@ -4097,7 +4168,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A row that was another one when it was handled again passes the audit.",
         edits=(
             Edit(
-                "spark/audit_handled.py",
+                "Comparison._same",
                 "(truth.tokens[at:end], truth.indexes[at:end], truth.hashes[at:end]) != (tokens, indexes, hashes)",
                 "(truth.tokens[at:end], truth.indexes[at:end]) != (tokens, indexes)",
             ),
@@ -4108,7 +4179,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-foreign-epoch-is-an-older-one",
         rule="6",
         harm="Lines of another log among those of this one pass the audit.",
-        edits=(Edit("spark/audit_readers.py", "one.last > first:", "False:"),),
+        edits=(Edit("HandledAudit._epochs", "one.last > first:", "False:"),),
         checks=(HANDLED + "a_foreign_epoch",),
     ),
 )

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from .mutant import SIMULATOR, Edit, Mutant
 
-FAILURES, READING, RETRYING, APPLYING = (
-    "failures.py", "asyncio/reading.py", "asyncio/retrying.py", "asyncio/bootstrap_apply.py"
-)  # fmt: skip
-EFFECTS, SYNC_EFFECTS, TRANSACTION, POSTGRES = (
-    "asyncio/effects.py", "sync/effects.py", "stores/transaction.py", "stores/postgres.py"
-)  # fmt: skip
 POLICY, RETRIED, ONCE = "test_failures.py::test_", "test_retrying.py::test_", "test_effects.py::test_"
 TOLD = "test_health.py::test_"
 
@@ -18,7 +12,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="an-outage-is-poison",
         rule="9.12",
         harm="A handler whose database is away for ten seconds puts good facts into the dead letters, or stops.",
-        edits=(Edit(FAILURES, "        if outage:\n            return Verdict.OUTAGE\n", ""),),
+        edits=(Edit("RetryPolicy.judge", "        if outage:\n            return Verdict.OUTAGE\n", ""),),
         checks=(
             SIMULATOR,
             RETRIED + "an_outage_of_an_hour_is_no_poison",
@@ -31,7 +25,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="An outage that looks like an error of the rows sets good facts aside within a second.",
         edits=(
             Edit(
-                FAILURES,
+                "RetryPolicy.judge",
                 "        late = now - trouble.suspected_since >= self.settings.poison_after\n",
                 "        late = True\n",
             ),
@@ -42,14 +36,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-wrapped-error-of-a-connection-is-a-suspicion",
         rule="9.12",
         harm="Handlers that use SQLAlchemy or Django take an outage for poison.",
-        edits=(Edit(FAILURES, "        current = current.__cause__\n", "        return\n"),),
+        edits=(Edit("_causes", "        current = current.__cause__\n", "        return\n"),),
         checks=(POLICY + "errors_of_connections_are_an_outage",),
     ),
     Mutant(
         name="the-pause-of-a-handler-outlives-close",
         rule="9.12",
         harm="A process whose handler's database is away does not stop when it is told to.",
-        edits=(Edit(READING, "        self.retrying.end()\n", ""),),
+        edits=(Edit("asyncio.reading.Reading.close", "        self.retrying.end()\n", ""),),
         checks=(RETRIED + "close_ends_a_pause_at_once_and_the_rows_come_again",),
     ),
     Mutant(
@@ -58,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A bootstrap whose target is away for a moment stops for good.",
         edits=(
             Edit(
-                APPLYING,
+                "Applying._hand_out",
                 "                if verdict is Verdict.POISON:\n",
                 "                if verdict is not Verdict.AGAIN:\n",
             ),
@@ -71,7 +65,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A crash between the COMMIT of the effects and the saving of the position applies the effects twice.",
         edits=(
             Edit(
-                EFFECTS,
+                "asyncio.effects.exactly_once",
                 "        await save(effects.connection)\n        await effects.commit()\n",
                 "        await effects.commit()\n        await save(effects.connection)\n",
             ),
@@ -84,7 +78,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The same, with threads.",
         edits=(
             Edit(
-                SYNC_EFFECTS,
+                "sync.effects.exactly_once",
                 "        save(effects.connection)\n        effects.commit()\n",
                 "        effects.commit()\n        save(effects.connection)\n",
             ),
@@ -96,8 +90,10 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.12",
         harm="The effects are committed, or rolled back, without the position: they count twice, or never.",
         edits=(
-            Edit(EFFECTS, "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""),
-            Edit(SYNC_EFFECTS, "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""),
+            Edit(
+                "asyncio.effects.exactly_once", "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""
+            ),
+            Edit("sync.effects.exactly_once", "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""),
         ),
         checks=(ONCE + "a_block_that_ends_the_transaction_itself_is_told",),
     ),
@@ -105,7 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="the-reason-for-a-stop-is-not-stored",
         rule="9.12",
         harm="A reader stopped last night, its process is gone: busrep lag shows a reader that is behind, and not why.",
-        edits=(Edit(READING, "        self._note(error, key)\n", ""),),
+        edits=(Edit("Reading.stop", "        self._note(error, key)\n", ""),),
         checks=(TOLD + "a_stop_is_told_and_stored_beside_the_position_until_it_moves_on",),
     ),
     Mutant(
@@ -114,13 +110,13 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The same, as soon as what was handled before the stop is saved.",
         edits=(
             Edit(
-                READING,
+                "Reading._store_notes",
                 "        await self._try_save([key for key in self.notes.due if key in self.core.progress], busy=True)"
                 "  # it clears them\n",
                 "",
             ),
             Edit(
-                READING,
+                "Reading._save_together",
                 "            self._note(self.stopped[key], key)  # what was handled before it stopped cleared "
                 "the reason\n",
                 "            pass\n",
@@ -132,14 +128,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="nobody-is-told-of-a-stop",
         rule="9.12",
         harm="A (stream, writer) stops, and the application that asked to be told is not.",
-        edits=(Edit(READING, "        if key not in self.stopped:\n            self.on_stop(error)\n", ""),),
+        edits=(Edit("Reading.stop", "        if key not in self.stopped:\n            self.on_stop(error)\n", ""),),
         checks=(TOLD + "a_stop_is_told_and_stored_beside_the_position_until_it_moves_on",),
     ),
     Mutant(
         name="a-lost-name-is-healthy",
         rule="9.4",
         harm="A process that writes nothing any more says that all is well.",
-        edits=(Edit("health.py", 'if writer is not None and writer["lost"]:', "if False:"),),
+        edits=(Edit("_reasons", 'if writer is not None and writer["lost"]:', "if False:"),),
         checks=("test_health.py::test_each_reason",),
     ),
     Mutant(
@@ -148,7 +144,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A relay whose target was restored to an older state hears nothing of that writer any more, in silence.",
         edits=(
             Edit(
-                READING,
+                "Reading._handle",
                 "                    and (batch._tried and (error.stream, error.position) == (key[0], raw.position))\n",
                 "",
             ),
@@ -159,21 +155,25 @@ MUTANTS: tuple[Mutant, ...] = (
         name="any-handler-of-a-stream-may-save",
         rule="9.12",
         harm="The first of two handlers saves, the second fails: the rows are not handed to it again.",
-        edits=(Edit(READING, "        if not batch._last:", "        if False:"),),
+        edits=(Edit("Reading.check_saving", "        if not batch._last:", "        if False:"),),
         checks=(ONCE + "only_the_last_handler_of_a_stream_may_save",),
     ),
     Mutant(
         name="a-loop-that-was-left-is-waited-for",
         rule="9.12",
         harm="Another handler of its stream, which was at work then, gets nothing more of that writer, in silence.",
-        edits=(Edit(READING, "            if handler in self._handlers[stream]:", "            if True:"),),
+        edits=(
+            Edit("Reading._call_handlers", "            if handler in self._handlers[stream]:", "            if True:"),
+        ),
         checks=(RETRIED + "a_loop_that_is_left_while_another_handler_works_keeps_nothing_back",),
     ),
     Mutant(
         name="a-cancelled-commit-is-a-stop",
         rule="9.12",
         harm="close() during a slow COMMIT tells of a handler that stopped for good, and stores that.",
-        edits=(Edit("asyncio/tasks.py", "        raise asyncio.CancelledError from error\n", "        raise error\n"),),
+        edits=(
+            Edit("heed_cancellation", "        raise asyncio.CancelledError from error\n", "        raise error\n"),
+        ),
         checks=(RETRIED + "close_cancels_a_handler_that_makes_another_error_of_it",),
     ),
     Mutant(
@@ -183,12 +183,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "writer is handed out again, and nothing says so.",
         edits=(
             Edit(
-                READING,
+                "Reading._call_failed",
                 "        if self._closed:\n            heed_cancellation(error)  # it lost its patience\n",
                 "        heed_cancellation(error)\n",
             ),
             Edit(
-                READING,
+                "Reading._work",
                 "                if core.progress[key].queue.handling is not None:\n",
                 "                if False:\n",
             ),
@@ -205,12 +205,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "bootstrap waits for ever, and nothing says so.",
         edits=(
             Edit(
-                "asyncio/bootstrap_run.py",
+                "bootstrap_run.Run._do",
                 "            if being_cancelled() and (self.owner.closed or work not in machine.under_way):",
                 "            if being_cancelled():",
             ),
             Edit(
-                APPLYING,
+                "Applying._hand_out",
                 "                if self.owner.closed:\n                    heed_cancellation(error)",
                 "                if True:\n                    heed_cancellation(error)",
             ),
@@ -222,7 +222,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.12",
         harm="A handler that got over a cancellation leaves its count up: what is called next in that task takes its "
         "own timeouts and task groups for cancelled ones.",
-        edits=(Edit("asyncio/tasks.py", "        task.uncancel()\n", "        break\n"),),
+        edits=(Edit("forget_cancellation", "        task.uncancel()\n", "        break\n"),),
         checks=(RETRIED + "a_deadline_of_the_handlers_own_is_an_error_like_any_other",),
     ),
     Mutant(
@@ -230,7 +230,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.12",
         harm="A program that ends without close(): asyncio.run() cancels all tasks, and waits for a worker for ever.",
         edits=(
-            Edit(READING, "            if self._closed or key in self._cancelled:\n", "            if self._closed:\n"),
+            Edit(
+                "Reading._handle",
+                "            if self._closed or key in self._cancelled:\n",
+                "            if self._closed:\n",
+            ),
         ),
         checks=(RETRIED + "a_worker_that_somebody_cancels_ends_and_another_goes_on",),
     ),
@@ -240,7 +244,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A task of the application's that nobody cancelled gets CancelledError, and ends without a word.",
         edits=(
             Edit(
-                "asyncio/bus.py",
+                "Bus._renew_writing",
                 "                raise Closed from None  # only close() ends it\n",
                 "                raise\n",
             ),
@@ -253,7 +257,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The reader refuses to start in another log, and busrep lag does not say why.",
         edits=(
             Edit(
-                READING,
+                "Reading._load_durable",
                 "                    self._note(changed, *state.positions)  # of all streams: none of them is loaded\n",
                 "",
             ),
@@ -266,7 +270,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Effects that a failover took back are made again after those of later rows.",
         edits=(
             Edit(
-                READING,
+                "Reading._look_at_saved",
                 "                    if key in core.progress and key not in self._workers and not",
                 "                    if key in core.progress and key not in {*self._workers, *self.stopped} and not",
             ),
@@ -277,28 +281,28 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-stream-that-is-not-followed-is-healthy",
         rule="9.4",
         harm="A reader that hears nothing, for the database is away since its start, says that all is well.",
-        edits=(Edit("health.py", 'reader.get("not_begun", {})', "{}"),),
+        edits=(Edit("_reasons", 'reader.get("not_begun", {})', "{}"),),
         checks=(TOLD + "each_reason",),
     ),
     Mutant(
         name="a-position-that-cannot-be-saved-is-healthy",
         rule="9.12",
         harm="A month of rows comes again at the next start, and nobody was told.",
-        edits=(Edit("health.py", 'reader.get("unsavable", {})', "{}"),),
+        edits=(Edit("_reasons", 'reader.get("unsavable", {})', "{}"),),
         checks=(TOLD + "each_reason",),
     ),
     Mutant(
         name="a-wrong-call-is-an-outage",
         rule="9.12",
         harm="A handler that reads from a file opened to write is called for ever, and the fact is never set aside.",
-        edits=(Edit(FAILURES, "return not mistaken and not", "return not"),),
+        edits=(Edit("_is_outage", "return not mistaken and not", "return not"),),
         checks=(POLICY + "other_errors_are_not",),
     ),
     Mutant(
         name="each-thread-that-asks-first-opens-a-store",
         rule="9.12",
         harm="Connections for batch.transaction() stay open after the bus was closed.",
-        edits=(Edit(SYNC_EFFECTS, "        with self._opening:", "        with contextlib.nullcontext():"),),
+        edits=(Edit("EffectsStore.begin", "        with self._opening:", "        with contextlib.nullcontext():"),),
         checks=(ONCE + "threads_that_ask_first_at_the_same_time_share_a_store",),
     ),
 )

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from .mutant import Edit, Mutant
 
-WAITING, BEHIND = "spark/waiting.py", "spark/audit_behind.py"
 ROWS, WORKERS, CHECKS = (f"test_spark_{name}.py::test_" for name in ("waiting", "workers", "checks"))
-ARCHIVING, HOME, FAILURES = "spark/archiving.py", "spark/home.py", "spark/failures.py"
-REPLAYING = "spark/jobs/replay.py"
 
 # A writer is looked at again directly before it is finished.
 SEEN_AGAIN = Edit(
-    WAITING,
+    "WaitingRows._finish",
     "                if min(one.silent_for for one in now) <= self.lease:\n                    continue\n",
     "",
 )
@@ -23,7 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Committed rows of a writer that has died are archived by no job, and every report calls that well.",
         edits=(
             Edit(
-                WAITING,
+                "TableWriter.is_silent",
                 "return self.waiting_rows > 0 and self.silent_for > lease",
                 "return False",
             ),
@@ -36,7 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A job with --finish-silent fences a writer that has rows between a COMMIT and its next heartbeat.",
         edits=(
             Edit(
-                WAITING,
+                "TableWriter.is_silent",
                 "return self.waiting_rows > 0 and self.silent_for > lease",
                 "return self.waiting_rows > 0",
             ),
@@ -57,7 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer that has given up one of its streams counts as dead, and is fenced.",
         edits=(
             Edit(
-                WAITING,
+                "table_writers",
                 'seen = "(SELECT max(q.seen_at) FROM busrep_positions q WHERE q.writer = p.writer)"',
                 'seen = "p.seen_at"',
             ),
@@ -68,42 +65,56 @@ MUTANTS: tuple[Mutant, ...] = (
         name="audit-passes-waiting-rows",
         rule="9.5",
         harm="audit --max-behind says that an archive is identical which lacks rows of a dead writer for a year.",
-        edits=(Edit(BEHIND, "_older(one.waiting_for, one.silent_for, most) if one.waiting_rows else None", "None"),),
+        edits=(
+            Edit(
+                "audit_behind.behind",
+                "_older(one.waiting_for, one.silent_for, most) if one.waiting_rows else None",
+                "None",
+            ),
+        ),
         checks=(f"{ROWS}an_audit_tells_of_waiting_rows_and_max_behind_makes_them_wrong",),
     ),
     Mutant(
         name="audit-passes-an-archive-that-ends-early",
         rule="9.5",
         harm="An archive job that is dead for a year, or a writer that it never had, is no finding of the audit.",
-        edits=(Edit(BEHIND, "if at < log.positions[writer]]", "if at < log.positions[writer] < 0]"),),
+        edits=(
+            Edit("proven_and_not_archived", "if at < log.positions[writer]]", "if at < log.positions[writer] < 0]"),
+        ),
         checks=(f"{ROWS}an_archive_that_ends_early_or_lacks_a_writer_is_wrong_with_max_behind",),
     ),
     Mutant(
         name="archive-ends-with-a-slow-worker",
         rule="3",
         harm="On a busy machine each archive job ends with 'Python worker failed to connect back'.",
-        edits=(Edit(ARCHIVING, "if ours is not None or not is_slow_worker(error):", "if True:"),),
+        edits=(Edit("archiving._wait", "if ours is not None or not is_slow_worker(error):", "if True:"),),
         checks=(f"{WORKERS}a_query_whose_worker_was_slow_is_started_again",),
     ),
     Mutant(
         name="archive-starts-a-query-again-for-ever",
         rule="3",
         harm="A job whose workers never start goes on for ever, and says nothing but warnings.",
-        edits=(Edit(ARCHIVING, "found, self.starts = self.starts, self.starts + 1", "found = self.starts"),),
+        edits=(
+            Edit(
+                "StartedQuery.failed_to_start",
+                "found, self.starts = self.starts, self.starts + 1",
+                "found = self.starts",
+            ),
+        ),
         checks=(f"{WORKERS}a_query_that_never_starts_is_an_error_of_that_name",),
     ),
     Mutant(
         name="spark-job-ends-with-a-slow-worker",
         rule="3",
         harm="On a busy machine an audit, a snapshot or a backfill ends although nothing is wrong with it.",
-        edits=(Edit(FAILURES, "            if not is_slow_worker(error):", "            if True:"),),
+        edits=(Edit("with_restarts", "            if not is_slow_worker(error):", "            if True:"),),
         checks=(f"{WORKERS}work_is_done_again_while_workers_are_slow", f"{WORKERS}a_job_is_begun_again"),
     ),
     Mutant(
         name="replay-in-memory-is-begun-again",
         rule="3",
         harm="A replay without a target's store sends the rows again that it has sent before a worker was slow.",
-        edits=(Edit(REPLAYING, "if options.to_store is None:", "if False:"),),
+        edits=(Edit("replay.run", "if options.to_store is None:", "if False:"),),
         checks=(f"{WORKERS}a_replay_that_notes_nothing_is_not_begun_again",),
     ),
     Mutant(
@@ -112,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Each Python process of Spark compiles pyspark anew, for three times as long, of the ten seconds it has.",
         edits=(
             Edit(
-                HOME,
+                "home.PARTS",
                 'PARTS = ("bin", "conf", "data", "jars", "licenses", "sbin")',
                 'PARTS = ("bin", "conf", "data", "jars", "licenses", "python", "sbin")',
             ),
@@ -123,7 +134,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="options-are-checked-after-spark-has-started",
         rule="3",
         harm="A misspelt stream is told after Spark has started: 47 s later, each time.",
-        edits=(Edit("cli/pipeline.py", '        getattr(self.module, "check", lambda _: None)(told)\n', ""),),
+        edits=(Edit("Job._work", '        getattr(self.module, "check", lambda _: None)(told)\n', ""),),
         checks=(f"{CHECKS}a_bad_option_is_found_without_spark", f"{CHECKS}a_process_with_a_bad_option_starts_no_java"),
     ),
     Mutant(
@@ -132,7 +143,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A date or an amount is a text in quotes in Spark's columns: sums and joins are wrong.",
         edits=(
             Edit(
-                "spark/columns.py",
+                "columns._field",
                 "    made = next((name for one, name in _CONVERTED.items() if declared == [one]), None)\n",
                 "    return Field(field.name, _JSON, *_default(field.default, _JSON))\n",
             ),
@@ -145,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A text that has a converter arrives with the quotes and escapes of JSON.",
         edits=(
             Edit(
-                "spark/columns.py",
+                "_converted",
                 "value if value is None or type(value) is str else orjson.dumps(value).decode() for value in values",
                 "None if value is None else orjson.dumps(value).decode() for value in values",
             ),
@@ -156,14 +167,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="pipeline-screen-hides-waiting-rows",
         rule="9.5",
         harm="Who reads what a job prints does not see that rows of a dead writer are in no archive.",
-        edits=(Edit("cli/pipeline.py", "for line in described(found):", "for line in ():"),),
+        edits=(Edit("Job.run", "for line in described(found):", "for line in ():"),),
         checks=("test_cli_pipeline.py::test_rows_that_wait_stand_below_each_report",),
     ),
     Mutant(
         name="sessions-leave-sparks-zip-to-their-workers",
         rule="3",
         harm="Each Python process of Spark compiles pyspark anew, for three times as long, of the ten seconds it has.",
-        edits=(Edit("spark/session.py", 'variables["SPARK_HOME"] = str(home)', "pass"),),
+        edits=(Edit("session._made", 'variables["SPARK_HOME"] = str(home)', "pass"),),
         checks=("test_spark_session.py::test_sparks_own_copy_of_pyspark_is_left_out",),
     ),
 )

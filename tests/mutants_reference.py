@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from .mutant import Edit, Mutant
 
-PAGES, SOURCE, READING, READER = (
-    "asyncio/http_pages.py",
-    "asyncio/reference_source.py",
-    "asyncio/reading.py",
-    "reader.py",
-)
 TAKEN = "test_reference.py::test_an_answer_of_the_reference_system_is_taken"
 REFUSED = "test_reference.py::test_an_answer_that_leads_nowhere_is_refused"
 BEGINS = "test_reference.py::test_a_reader_begins_where_it_is_told_to"
@@ -26,7 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Ordinary answers are refused, and the pair stays stale for ever.",
         edits=(
             Edit(
-                PAGES,
+                "read_reference_page",
                 "    if upto < asked.after or (limited and upto == asked.after):\n",
                 "    if limited and tokens[-1:] != [upto]:\n"
                 "        raise ValueError('the page does not end with its last row')\n"
@@ -41,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Ordinary answers are refused, and the pair stays stale for ever.",
         edits=(
             Edit(
-                PAGES,
+                "read_reference_page",
                 "    beyond = cut < len(tokens) or upto > asked.upto\n",
                 "    beyond = cut < len(tokens) or upto > asked.upto\n"
                 "    if beyond:\n"
@@ -54,7 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-reference-page-counts-beyond-the-question",
         rule="9.25",
         harm="Rows above the asked token are taken before what the channel says of them.",
-        edits=(Edit(PAGES, "    cut = bisect_right(tokens, asked.upto)\n", "    cut = len(tokens)\n"),),
+        edits=(Edit("read_reference_page", "    cut = bisect_right(tokens, asked.upto)\n", "    cut = len(tokens)\n"),),
         checks=(f"{TAKEN}[beyond_the_asked_token]",),
     ),
     Mutant(
@@ -63,7 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A room that begins with 120 rows stops its stream for ever.",
         edits=(
             Edit(
-                PAGES,
+                "read_reference_page",
                 "    if limited and tokens and tokens[0] != tokens[-1] == upto:\n",
                 "    if limited and tokens and tokens[-1] == upto:\n",
             ),
@@ -76,7 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The rest of a fact that a page cuts is lost, and its token counts as handled.",
         edits=(
             Edit(
-                PAGES,
+                "read_reference_page",
                 "    if limited and tokens and tokens[0] != tokens[-1] == upto:\n",
                 "    if False:\n",
             ),
@@ -89,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The same page is asked for again without a pause, for ever.",
         edits=(
             Edit(
-                PAGES,
+                "read_reference_page",
                 "    if upto < asked.after or (limited and upto == asked.after):\n",
                 "    if upto < asked.after:\n",
             ),
@@ -102,7 +96,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One writer's rows are delivered as another's, and the other's are lost.",
         edits=(
             Edit(
-                SOURCE,
+                "ReferenceSource.fetch",
                 "        one = self._writers.get(question.writer)\n",
                 "        one = next(iter(self._writers.values()))\n",
             ),
@@ -113,14 +107,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="now-is-zero-of-a-source-without-positions",
         rule="9.25",
         harm="A reader that is to begin now is given all the rows there are.",
-        edits=(Edit(READER, "                progress.starts_here = stream.from_now\n", ""),),
+        edits=(Edit("Reader._progress_of", "                progress.starts_here = stream.from_now\n", ""),),
         checks=(f"{BEGINS}[now]", f"{BEGINS}[by default]"),
     ),
     Mutant(
         name="a-map-of-starts-is-ignored-without-known-writers",
         rule="9.25",
         harm="A reader that is to begin at given positions is given all the rows there are.",
-        edits=(Edit(READING, "        if foreign:  # such", "        if False:  # such"),),
+        edits=(Edit("Reading._load_durable", "        if foreign:  # such", "        if False:  # such"),),
         checks=(f"{BEGINS}[a map]",),
     ),
     Mutant(
@@ -129,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A durable reader that began now is given all older rows after its next start.",
         edits=(
             Edit(
-                READING,
+                "Reading._to_save",
                 "                await self._register(key, progress.began)\n",
                 "                await self._register(key, 0)\n",
             ),
@@ -142,7 +136,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows that a lost link has cost are reported missed, though their writer has them.",
         edits=(
             Edit(
-                READING,
+                "Reading._load",
                 '            served = getattr(self._store, "serves_resettable", False)\n',
                 "            served = False\n",
             ),
@@ -154,7 +148,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.11",
         harm="A stream in memory that is fetched begins at a position of a writer that is gone.",
         edits=(
-            Edit(READER, "        return self.fetchable and not self.resettable\n", "        return self.fetchable\n"),
+            Edit(
+                "Followed.durable",
+                "        return self.fetchable and not self.resettable\n",
+                "        return self.fetchable\n",
+            ),
         ),
         checks=("test_reference.py::test_positions_of_a_resettable_stream_are_not_saved",),
     ),
@@ -162,7 +160,11 @@ MUTANTS: tuple[Mutant, ...] = (
         name="one-line-messages-are-frames",
         rule="2",
         harm="The reference system takes a frame for its first line, and hears no row.",
-        edits=(Edit("writer.py", 'self.data.split(b"\\n") if self.one_line else (self.data,)', "(self.data,)"),),
+        edits=(
+            Edit(
+                "OutgoingFrame.messages", 'self.data.split(b"\\n") if self.one_line else (self.data,)', "(self.data,)"
+            ),
+        ),
         checks=(
             f"{ONE_LINE}each_line_is_a_message_without_server_and_name",
             f"{ONE_LINE}whoever_reads_first_lines_alone_gets_every_row[asyncio]",
@@ -174,7 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The reference system takes a frame for its first line, and hears no row of a writer in threads.",
         edits=(
             Edit(
-                "sync/writing.py",
+                "Writing._publish_all",
                 "data) for frame in frames for data in frame.messages]",
                 "frame.data) for frame in frames]",
             ),
@@ -185,7 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="echoes-without-a-name-are-no-echoes",
         rule="2",
         harm="A writer of single lines takes its link for dead every few beats, and makes it anew.",
-        edits=(Edit("asyncio/writing.py", "        if self._settings.one_line_messages:\n", "        if False:\n"),),
+        edits=(Edit("Ledger.is_echo", "        if self._settings.one_line_messages:\n", "        if False:\n"),),
         checks=(f"{ONE_LINE}such_a_writer_hears_itself_and_keeps_its_link",),
     ),
     Mutant(
@@ -194,7 +196,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A row that was never handled is counted as one that was.",
         edits=(
             Edit(
-                READER,
+                "Reader._below",
                 "        late = [] if progress.recent is None else progress.recent.late(tokens)\n",
                 "        late: list[int] = []\n",
             ),
@@ -208,7 +210,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="tokens-are-remembered-without-end",
         rule="3",
         harm="A reader of a foreign writer grows with every row.",
-        edits=(Edit("delivery.py", "        while len(known) > RECENT_TOKENS:\n", "        while False:\n"),),
+        edits=(Edit("RecentTokens.add", "        while len(known) > RECENT_TOKENS:\n", "        while False:\n"),),
         checks=(f"{LATE}a_bounded_number_of_tokens_is_remembered",),
     ),
     Mutant(
@@ -217,7 +219,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Nearly every report of lost rows is false, so that no one looks at them.",
         edits=(
             Edit(
-                READER,
+                "Reader._miss",
                 "        certain = progress.stream.durable or progress.native\n",
                 "        certain = True\n",
             ),
@@ -230,7 +232,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader stops for good where paging row by row would do.",
         edits=(
             Edit(
-                "asyncio/bootstrap_run.py",
+                "Run._agree",
                 "            if not await self._fetch_instead(error):\n",
                 "            if True:\n",
             ),
@@ -247,7 +249,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A target lacks the rows that were pruned, and nothing says so.",
         edits=(
             Edit(
-                "asyncio/bootstrap_paging.py",
+                "fetch_instead",
                 "        begins = {one.writer: positions.get(one.writer, 0) for one in known}\n",
                 "        begins = {one.writer: max(positions.get(one.writer, 0), one.floor) for one in known}\n"
                 "        positions |= begins\n",
@@ -261,7 +263,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader that was far behind is given all that it has handled once more.",
         edits=(
             Edit(
-                "asyncio/bootstrap_paging.py",
+                "fetch_instead",
                 "        reading.bootstrapped(name, positions)\n",
                 "        reading.bootstrapped(name, {})\n",
             ),
@@ -272,7 +274,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lines-without-a-name-never-count-of-a-registered-writer",
         rule="9.18",
         harm="Readers hear nothing of a writer of single lines, and follow it through the table, seconds late.",
-        edits=(Edit(READER, UNNAMED, "        if False:\n"),),
+        edits=(Edit("Reader._current", UNNAMED, "        if False:\n"),),
         checks=(
             f"{ONE_LINE}unnamed_lines_of_a_registered_writer_count_where_foreign_writers_are_declared",
             f"{ONE_LINE}whoever_reads_first_lines_alone_gets_every_row[asyncio]",
@@ -282,7 +284,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lines-without-a-name-count-wherever-they-come",
         rule="9.16",
         harm="One forged line moves a native writer's position over rows.",
-        edits=(Edit(READER, UNNAMED, "        if incarnation is None:\n"),),
+        edits=(Edit("Reader._current", UNNAMED, "        if incarnation is None:\n"),),
         checks=(f"{ONE_LINE}unnamed_lines_of_a_registered_writer_count_where_foreign_writers_are_declared",),
     ),
     Mutant(
@@ -291,7 +293,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Readers ignore what the writer says, and its rows come seconds late through the table.",
         edits=(
             Edit(
-                "writer.py",
+                "Writer.add_stream",
                 "        if self._settings.one_line_messages and not stream.foreign_writers:\n",
                 "        if False:\n",
             ),
@@ -304,7 +306,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The answer to a PUBLISH is lost: the message comes again, and resets the stream, whose rows are lost.",
         edits=(
             Edit(
-                "writer.py",
+                "Writer.add_stream",
                 "        if self._settings.one_line_messages and stream.resettable:\n",
                 "        if False:\n",
             ),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from .mutant import Edit, Mutant
 
-LINK, URLS, POSTGRES = "asyncio/link.py", "urls.py", "stores/postgres.py"
-SERVE, STRANGERS = "asyncio/http_serve.py", "test_http_strangers.py::test_"
-PRIVATE, FILES = "private_files.py", "test_private_files.py::test_"
+STRANGERS = "test_http_strangers.py::test_"
+FILES = "test_private_files.py::test_"
 SECRETS, PASSWORDS = "test_secrets.py::test_", "test_cli_passwords.py::test_"
 QUOTED = "test_tcp.py::test_what_quotes_the_secret_is_not_quoted"
 
@@ -16,21 +15,21 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-url-in-doubt-reaches-redis-py",
         rule="2",
         harm="A raw '/' in a Redis password: the driver's error, and the log of the link, show half of it.",
-        edits=(Edit(LINK, '    check_url(url, "the Redis URL", FORMS)\n', ""),),
+        edits=(Edit("redis_settings", '    check_url(url, "the Redis URL", FORMS)\n', ""),),
         checks=(SECRETS + "no_entry_shows_a_password[0-redis_asyncio]",),
     ),
     Mutant(
         name="a-url-in-doubt-is-shown",
         rule="2",
         harm="What cannot be taken apart is quoted in the error: postgres:/... with its password.",
-        edits=(Edit(URLS, '        return _scheme_of(url) + "..."\n', "        return url\n"),),
+        edits=(Edit("shown_url", '        return _scheme_of(url) + "..."\n', "        return url\n"),),
         checks=(SECRETS + "no_entry_shows_a_password[8-store_asyncio]",),
     ),
     Mutant(
         name="an-at-sign-behind-the-host-is-no-doubt",
         rule="2",
         harm="Numbers before a raw '/' in a password are taken for a port, the rest is shown as a path.",
-        edits=(Edit(URLS, "(?P<path>(?:[^\\s\\x00-\\x1f\\x7f%?#@]", "(?P<path>(?:[^\\s\\x00-\\x1f\\x7f%?#]"),),
+        edits=(Edit("_URL", "(?P<path>(?:[^\\s\\x00-\\x1f\\x7f%?#@]", "(?P<path>(?:[^\\s\\x00-\\x1f\\x7f%?#]"),),
         checks=(SECRETS + "no_entry_shows_a_password[0-redis_asyncio]",),
     ),
     Mutant(
@@ -39,13 +38,13 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="libpq quotes what it could not read, and the chain of errors keeps it for whatever reports errors.",
         edits=(
             Edit(
-                POSTGRES,
+                "_parameters",
                 '    check_url(url, "the PostgreSQL URL", FORM)\n    try:\n'
                 "        return dict(psycopg.conninfo.conninfo_to_dict(url))\n",
                 "    try:\n        return dict(psycopg.conninfo.conninfo_to_dict(url))\n"
                 "    except ZeroDivisionError:\n        pass\n",
             ),
-            Edit("stores/__init__.py", '    check_url(url, "the store URL", FORMS)\n', ""),
+            Edit("open_store", '    check_url(url, "the store URL", FORMS)\n', ""),
         ),
         checks=(SECRETS + "no_entry_shows_a_password[8-store_asyncio]",),
     ),
@@ -53,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="rediss-compares-no-host-names",
         rule="2",
         harm="With redis-py 5 any certificate of the authority will do: another host of it reads the password.",
-        edits=(Edit(LINK, '"ssl_check_hostname": unchecked is None}', '"ssl_check_hostname": False}'),),
+        edits=(Edit("tls_defaults", '"ssl_check_hostname": unchecked is None}', '"ssl_check_hostname": False}'),),
         checks=("test_tls_names.py::test_a_certificate_for_another_name_is_refused",),
     ),
     # --- strangers on the HTTP port
@@ -61,14 +60,18 @@ MUTANTS: tuple[Mutant, ...] = (
         name="the-newest-stranger-is-cut",
         rule="8",
         harm="200 silent connections keep every new reader out for ten seconds, and for ever if they come again.",
-        edits=(Edit(SERVE, "        return next(iter(self._strangers)) if", "        return connection if"),),
+        edits=(
+            Edit(
+                "_Places.add_stranger", "        return next(iter(self._strangers)) if", "        return connection if"
+            ),
+        ),
         checks=(STRANGERS + "a_reader_gets_its_page_beside_silent_connections[205]",),
     ),
     Mutant(
         name="readers-are-strangers-between-requests",
         rule="8",
         harm="Silent connections push out readers that are being served.",
-        edits=(Edit(SERVE, "        if self._refused and not", "        if not"),),
+        edits=(Edit("_BoundedProtocol.on_response_complete", "        if self._refused and not", "        if not"),),
         checks=(STRANGERS + "readers_with_an_answer_are_left_alone",),
     ),
     Mutant(
@@ -77,7 +80,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After 200 connections the server answers nobody but with 'come back later'.",
         edits=(
             Edit(
-                SERVE,
+                "_Places.remove",
                 "        self._strangers.pop(connection, None)\n        self._members.discard(connection)\n",
                 "        self._strangers.pop(connection, None)\n",
             ),
@@ -89,28 +92,28 @@ MUTANTS: tuple[Mutant, ...] = (
         name="sqlite-makes-its-own-file",
         rule="4",
         harm="Every user of the machine can read the table, and what is in it but not yet in the file: -wal.",
-        edits=(Edit("stores/sqlite_files.py", "            create_file(path)  # SQLite", "            ...  # SQLite"),),
+        edits=(Edit("sqlite_files.connect", "            create_file(path)  # SQLite", "            ...  # SQLite"),),
         checks=(FILES + "a_table_in_sqlite[umask-022]", FILES + "a_table_in_sqlite_of_threads[umask-022]"),
     ),
     Mutant(
         name="pyarrow-makes-the-parts-of-an-archive",
         rule="4",
         harm="Every user of the machine can read the rows of the archive, where its folder was there before.",
-        edits=(Edit("spark/archive_store.py", "                create_file(self.path(name))\n", ""),),
+        edits=(Edit("Root.create", "                create_file(self.path(name))\n", ""),),
         checks=(FILES + "the_files_of_an_archive[umask-022]",),
     ),
     Mutant(
         name="a-file-that-is-replaced-loses-its-mode",
         rule="4",
         harm="A report that a group may read is closed to it with the next one.",
-        edits=(Edit(PRIVATE, "                os.fchmod(handle, mode)\n", "                pass\n"),),
+        edits=(Edit("open_successor", "                os.fchmod(handle, mode)\n", "                pass\n"),),
         checks=(FILES + "what_replaces_a_file_has_its_mode[umask-022]", FILES + "reports[umask-022]"),
     ),
     Mutant(
         name="the-folder-of-a-group-is-not-its-own",
         rule="4",
         harm="Services that share a table or an archive lock one another out.",
-        edits=(Edit(PRIVATE, "return mode & 0o070 if mode & stat.S_ISGID else 0", "return 0"),),
+        edits=(Edit("_rights_of_group", "return mode & 0o070 if mode & stat.S_ISGID else 0", "return 0"),),
         checks=(FILES + "a_folder_of_a_group_gives_the_group_its_rights[umask-022]",),
     ),
     # --- passwords of commands
@@ -120,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The password of Redis has to stand on the command line of a server, where all users see it.",
         edits=(
             Edit(
-                "cli/serve.py",
+                "serve.serve",
                 '@redis_option(default=None, help="Relay this Redis\'s channel [default: stand alone].")\n',
                 '@click.option("--redis", "redis_url", metavar="URL")\n',
             ),
@@ -134,7 +137,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A server lists a writer whose name has a NUL: PostgreSQL refuses its position, which ends the reader.",
         edits=(
             Edit(
-                "asyncio/http_pages.py",
+                "_known_writer",
                 "        if reason := refuse_name(name):",
                 '        if reason := None if isinstance(name, str) and name and " " not in name else "is no word":',
             ),
@@ -145,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-snapshot-over-http-names-anything",
         rule="9.20",
         harm="A server agrees on positions of writers with names of any length, and they are saved.",
-        edits=(Edit("asyncio/snapshot_sources.py", "if refuse_name(writer) or not", 'if " " in writer or not'),),
+        edits=(Edit("check_agreement", "if refuse_name(writer) or not", 'if " " in writer or not'),),
         checks=("test_http_snapshots.py::test_agreements_that_are_not_believed[a name that no database holds]",),
     ),
     Mutant(
@@ -154,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Another service at the address quotes the line that it cannot read: error and log show the secret.",
         edits=(
             Edit(
-                "asyncio/tcp.py",
+                "TcpLink._hide_secret",
                 'return said if secret is None else said.replace(secret.encode(), b"***")',
                 "return said",
             ),
@@ -165,7 +168,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="the-secret-sent-back-is-a-message",
         rule="7",
         harm="A server that sends back what it is told, behind its greeting: the bus logs a bad line with the secret.",
-        edits=(Edit("asyncio/tcp.py", '            if b"AUTH" in message:\n', "            if False:\n"),),
+        edits=(Edit("TcpLink._take", '            if b"AUTH" in message:\n', "            if False:\n"),),
         checks=(QUOTED + "[SERVER shop\\n\\nPING 1\\n\\n%b]",),
     ),
     Mutant(
@@ -174,7 +177,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A client says positions of 10,000 streams and a PING, 200 kB: the server does nothing else for a second.",
         edits=(
             Edit(
-                "asyncio/tcp_server.py",
+                "TcpServer._facts",
                 "            elif stream and (suffix := wanted.get((command, stream[0]))) is not None:\n",
                 "            elif stream and (suffix := dict(wanted).get((command, stream[0]))) is not None:\n",
             ),
@@ -185,7 +188,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-reason-with-another-number-is-another-reason",
         rule="1",
         harm="Whoever may publish fills the disks of all processes with log lines, one for each line that he says.",
-        edits=(Edit("asyncio/bus.py", "_NUMBER.sub('', error.reason)", "error.reason"),),
+        edits=(Edit("Bus._log_error", "_NUMBER.sub('', error.reason)", "error.reason"),),
         checks=("test_bus.py::test_a_flood_of_bad_lines_fills_no_log",),
     ),
     # --- what may be asked
@@ -193,14 +196,16 @@ MUTANTS: tuple[Mutant, ...] = (
         name="presence-is-told-as-often-as-asked",
         rule="2",
         harm="Five REPLICATEs a second: a process with 4,000 users says 2,700 lines a second, to all others.",
-        edits=(Edit("asyncio/presence.py", "pause = min(told / TOLD_AGAIN, self._refresh / 2)", "pause = 0 * told"),),
+        edits=(
+            Edit("Presence._keep_telling", "pause = min(told / TOLD_AGAIN, self._refresh / 2)", "pause = 0 * told"),
+        ),
         checks=("test_presence.py::test_a_flood_of_questions_costs_so_many_lines_a_second",),
     ),
     Mutant(
         name="what-was-said-is-waited-for-above-the-sequence",
         rule="9.17",
         harm="One forged line behind a gap: the rows of a live writer come by pages for ever, and late.",
-        edits=(Edit("asyncio/silent.py", "        await self._check_targets()\n", ""),),
+        edits=(Edit("SilentWriters.look", "        await self._check_targets()\n", ""),),
         checks=("test_rules.py::test_what_a_forged_line_said_above_the_sequence_is_not_waited_for",),
     ),
     Mutant(
@@ -209,7 +214,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows of a foreign writer that were inserted past the sequence are stepped over by its next one.",
         edits=(
             Edit(
-                "reader.py",
+                "Reader.receive_page",
                 "if progress.stream.durable and progress.native:\n                self.unproven",
                 "if progress.stream.durable:\n                self.unproven",
             ),
@@ -220,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-line-behind-the-sequence-that-was-read-is-not-waited-for",
         rule="9.17",
         harm="What a line said while the sequence was read is given up until the next beat.",
-        edits=(Edit("reader.py", "progress.target != asked or asked <= highest:", "asked <= highest:"),),
+        edits=(Edit("Reader.nothing_above", "progress.target != asked or asked <= highest:", "asked <= highest:"),),
         checks=("test_core_trust.py::test_9_17_what_lies_above_the_sequence_is_not_waited_for",),
     ),
 )

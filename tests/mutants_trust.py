@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from .mutant import Edit, Mutant
 
-READER, SPEAKERS, BUS, WRITING, SILENT = (
-    "reader.py", "speakers.py", "asyncio/bus.py", "asyncio/writing.py", "asyncio/silent.py"
-)  # fmt: skip
-READING, CLAIMS, FACTS = "asyncio/reading.py", "stores/claims.py", "stores/facts.py"
-DIALECT, SQLITE = "stores/postgres_dialect.py", "stores/sqlite_dialect.py"
 T = "test_trust.py::test_"
 CORE, FAULTS = "test_core_trust.py::test_", "test_faults.py::test_"
 STRAY = "test_stray_lines.py::test_what_a_stranger_says_harms_nobody"
@@ -21,12 +16,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One stray POSITION makes readers step over hundreds of facts, and wait_for returns for them.",
         edits=(
             Edit(
-                SPEAKERS,
+                "Speakers.trusted",
                 "            return writer not in self._voices\n",
                 "            return writer not in self._voices or epoch in self._voices[writer].announced.values()\n",
             ),
             Edit(
-                READER,
+                "Reader._current",
                 "        if claim is None or incarnation == claim:\n",
                 "        if claim is None or incarnation in (None, claim):\n",
             ),
@@ -42,7 +37,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One stray POSITION makes readers of a stream without a table step over its rows.",
         edits=(
             Edit(
-                READER,
+                "Reader._present_life",
                 "            if self._speakers.native(progress.writer) and not progress.stream.foreign_writers:\n",
                 "            if False:\n",
             ),
@@ -53,7 +48,9 @@ MUTANTS: tuple[Mutant, ...] = (
         name="another-deployment-s-lines-reset-streams-in-memory",
         rule="9.16",
         harm="A deployment with another database, under the same name by mistake, hides the writers of this one.",
-        edits=(Edit(READER, "        if self._of_another_log(progress.writer):\n", "        if False:\n"),),
+        edits=(
+            Edit("Reader._present_life", "        if self._of_another_log(progress.writer):\n", "        if False:\n"),
+        ),
         checks=(T + "9_16_lines_of_another_deployment_are_ignored_also_of_a_stream_without_a_table",),
     ),
     Mutant(
@@ -62,7 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A line of a writer that does not exist is followed by readers, which wait for rows that never come.",
         edits=(
             Edit(
-                READER,
+                "Reader._registered",
                 "        if stream.foreign_writers and speaking is None:\n            return True\n",
                 "        return True\n",
             ),
@@ -73,7 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="who-joins-waits-for-the-look-for-silent-writers",
         rule="9.18",
         harm="The first rows of a new writer come when the registry is read for other reasons, ten seconds later.",
-        edits=(Edit(READER, "        return bool(self._unconfirmed)\n", "        return False\n"),),
+        edits=(Edit("Reader.registry_doubted", "        return bool(self._unconfirmed)\n", "        return False\n"),),
         checks=(
             T + "9_18_the_registry_is_doubted_for_who_names_itself_in_this_log",
             T + "9_18_a_writer_that_joins_is_followed_once_the_registry_lists_it",
@@ -85,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows of a writer that joins while the registry is read wait for its next line, which may never come.",
         edits=(
             Edit(
-                READER,
+                "Reader.joined",
                 "            if answers + 1 < self.settings.silent_after_beats:\n",
                 "            if said in found:\n",
             ),
@@ -100,7 +97,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.18",
         harm="After a restore a reader steps over an open fact: its writer had said to be further, in the other log.",
         edits=(
-            Edit(READER, "        self._unconfirmed.clear()  # how far they said to be is of the log before\n", ""),
+            Edit(
+                "Reader.rebase",
+                "        self._unconfirmed.clear()  # how far they said to be is of the log before\n",
+                "",
+            ),
         ),
         checks=(CORE + "9_18_what_was_said_in_the_log_before_is_no_word_in_the_new_one",),
     ),
@@ -109,7 +110,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.18",
         harm="One forged line makes every reader read the registry each beat until it is restarted.",
         edits=(
-            Edit(READER, "            if answers + 1 < self.settings.silent_after_beats:\n", "            if True:\n"),
+            Edit(
+                "Reader.joined",
+                "            if answers + 1 < self.settings.silent_after_beats:\n",
+                "            if True:\n",
+            ),
         ),
         checks=(CORE + "9_18_an_answer_of_the_registry_may_be_older_than_what_was_heard",),
     ),
@@ -119,7 +124,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The database is away for a moment when a writer has joined: its rows wait for its next sign of life.",
         edits=(
             Edit(
-                READER,
+                "Reader.joined",
                 "                found[said] = end\n",
                 "                found[said] = end\n                del self._unconfirmed[said]\n"
                 "                continue\n",
@@ -136,7 +141,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A right that is missing on one sequence: a dead writer is never finished, and its last rows never come.",
         edits=(
             Edit(
-                SILENT,
+                "SilentWriters._confirm",
                 "            except BusrepError as error:  # the others are looked",
                 "            except KeyError as error:  # the others are looked",
             ),
@@ -148,7 +153,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.18",
         harm="The rows of a writer that joins, writes and dies come only once its silence is noticed.",
         edits=(
-            Edit(SILENT, "                core.learned(stream, writer, min(end, highest))\n", "                pass\n"),
+            Edit(
+                "SilentWriters._confirm",
+                "                core.learned(stream, writer, min(end, highest))\n",
+                "                pass\n",
+            ),
         ),
         checks=(T + "9_18_what_a_writer_said_that_joined_and_crashed_is_fetched_once_the_registry_lists_it",),
     ),
@@ -158,7 +167,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One line of a writer that does not exist: idle writers follow it, and all writes of the stream fail.",
         edits=(
             Edit(
-                WRITING,
+                "Ledger.heard",
                 "if speakers.speaking(item.writer) != claim or not speakers.trusted(item.writer, epoch):\n",
                 "if claim is None or epoch is None:\n",
             ),
@@ -174,7 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A copy of the deployment, on a copy of its database, is taken for the writers of this one.",
         edits=(
             Edit(
-                READER,
+                "Reader._current",
                 "        if claim is None or incarnation == claim:\n",
                 "        if claim is None or (incarnation or 0) >= claim:\n",
             ),
@@ -187,7 +196,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that was replaced, and does not know it yet, goes on being heard beside its successor.",
         edits=(
             Edit(
-                READER,
+                "Reader._current",
                 "        if claim is None or incarnation == claim:\n",
                 "        if claim is None or (incarnation or 0) <= claim:\n",
             ),
@@ -200,7 +209,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One NAME line stops a live writer; two deployments that share a Redis and a name stop each other.",
         edits=(
             Edit(
-                BUS,
+                "Bus._command",
                 "                if writing.claimed is not None:  # a hint: the claim decides (9.19)\n",
                 "                if False:\n",
             ),
@@ -216,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A flood of forged NAMEs on the channel is a flood of questions to the database.",
         edits=(
             Edit(
-                BUS,
+                "Bus._doubt_claim",
                 "        if writing.fenced is None and now - self._claim_asked_at >= self.settings.heartbeat:\n",
                 "        if writing.fenced is None:\n",
             ),
@@ -227,7 +236,13 @@ MUTANTS: tuple[Mutant, ...] = (
         name="positions-above-the-sequence-are-stored",
         rule="9.17",
         harm="A position that no sequence reaches is stored: writers refuse to start until 'busrep db restored'.",
-        edits=(Edit(CLAIMS, "        stored = bounded(positions, sequences)\n", "        stored = dict(positions)\n"),),
+        edits=(
+            Edit(
+                "heartbeat.body",
+                "        stored = bounded(positions, sequences)\n",
+                "        stored = dict(positions)\n",
+            ),
+        ),
         checks=(
             STORES + "TestSqlite::test_9_17_no_position_above_the_sequence_is_stored",
             STORES + "TestPostgres::test_9_17_no_position_above_the_sequence_is_stored",
@@ -239,7 +254,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader that asks for a page up to a forged position is blind for all rows below it, over restarts.",
         edits=(
             Edit(
-                FACTS,
+                "fetch.body",
                 "        proven = max(after, min(upto, position if replica else given))\n",
                 "        proven = max(after, min(upto, position if replica else upto))\n",
             ),
@@ -254,8 +269,8 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.17",
         harm="A durable reader that believed a forged line stays blind over restarts.",
         edits=(
-            Edit(DIALECT, "{NO_BOOTSTRAP} AND {bound} ", "{NO_BOOTSTRAP} "),
-            Edit(SQLITE, "{NO_BOOTSTRAP} AND {bound}", "{NO_BOOTSTRAP}"),
+            Edit("PostgresDialect.save", "{NO_BOOTSTRAP} AND {bound} ", "{NO_BOOTSTRAP} "),
+            Edit("SqliteDialect.save", "{NO_BOOTSTRAP} AND {bound}", "{NO_BOOTSTRAP}"),
         ),
         checks=(
             STORES + "TestSqlite::test_9_17_no_reader_s_position_above_the_sequence_is_saved",
@@ -269,7 +284,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What comes below a forged position is never handled, though it is never saved either.",
         edits=(
             Edit(
-                READING, "            self.core.move_to(stream, writer, saved, error.highest)\n", "            pass\n"
+                "Reading._go_back",
+                "            self.core.move_to(stream, writer, saved, error.highest)\n",
+                "            pass\n",
             ),
         ),
         checks=(T + "9_17_a_reader_that_is_above_the_sequence_goes_back_to_what_is_saved",),
@@ -280,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What a forged incarnation said of a writer is fetched once that joins: its open fact is stepped over.",
         edits=(
             Edit(
-                READER,
+                "Reader.joined",
                 "            if self.registry.get(said[:2]) == said[2]:\n",
                 "            if said[:2] in self.registry:\n",
             ),

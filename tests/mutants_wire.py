@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from .mutant import Edit, Mutant
 
-FRAMING, READER, WRITER, COMMANDS = "framing.py", "reader.py", "writer.py", "commands.py"
 HOSTILE = "test_hostile_messages.py::test_"
 NAMES = "test_names.py::test_"
-SAVING, POSTGRES, READING = "test_saving_refused.py::test_", "stores/postgres.py", "asyncio/reading.py"
-DRIVER, SQLITE_FILES = "test_driver_errors.py::test_", "stores/sqlite_files.py"
-PRESENCE = "asyncio/presence.py"
+SAVING = "test_saving_refused.py::test_"
+DRIVER = "test_driver_errors.py::test_"
 LIFE, RATE = "test_link_life.py::test_", "test_replicate_rate.py::test_"
-BUS, SILENT, SYNC_WRITING = "asyncio/bus.py", "asyncio/silent.py", "sync/writing.py"
-WRITING = "asyncio/writing.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="items-of-a-message-are-not-bounded",
         rule="9.20",
         harm="A message of 2.6 MB of short lines stops every event loop for a minute.",
-        edits=(Edit(FRAMING, "        if items > self.most_items:", "        if False:"),),
+        edits=(Edit("_Room.take_items", "        if items > self.most_items:", "        if False:"),),
         checks=(HOSTILE + "items_are_bounded[unknown]",),
     ),
     Mutant(
@@ -27,7 +23,9 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.20",
         harm="16 MiB of rows of two bytes cost 14 times as much in memory.",
         edits=(
-            Edit(FRAMING, "    most, pieces, end = room.rows_left, [], at", "    most, pieces, end = 2**40, [], at"),
+            Edit(
+                "_parse_run", "    most, pieces, end = room.rows_left, [], at", "    most, pieces, end = 2**40, [], at"
+            ),
         ),
         checks=(HOSTILE + "rows_are_bounded",),
     ),
@@ -35,21 +33,21 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-long-command-is-one-item",
         rule="9.20",
         harm="Text of one wide character a line takes four times the message, and more with each command.",
-        edits=(Edit(FRAMING, "room.take_items(line, 1 + len(line) // ITEM_BYTES)", "room.take_items(line)"),),
+        edits=(Edit("_parse_lines", "room.take_items(line, 1 + len(line) // ITEM_BYTES)", "room.take_items(line)"),),
         checks=(HOSTILE + "a_long_command_counts_for_more",),
     ),
     Mutant(
         name="a-command-of-any-length-is-decoded",
         rule="9.20",
         harm="One line of 16 MiB of JSON takes 600 MiB of memory.",
-        edits=(Edit(FRAMING, "            if size > COMMAND_BYTES:", "            if False:"),),
+        edits=(Edit("_parse_lines", "            if size > COMMAND_BYTES:", "            if False:"),),
         checks=(HOSTILE + "a_long_command_counts_for_more",),
     ),
     Mutant(
         name="a-cut-message-says-nothing-of-foreign-writers",
         rule="9.20",
         harm="Rows of a foreign writer behind the bound of a message are stepped over by its next row.",
-        edits=(Edit(READER, "        if frame.cut:\n            self._cut()\n", ""),),
+        edits=(Edit("Reader.receive_frame", "        if frame.cut:\n            self._cut()\n", ""),),
         checks=(HOSTILE + "what_a_cut_message_held_of_a_foreign_writer_is_not_stepped_over",),
     ),
     Mutant(
@@ -58,7 +56,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A foreign writer's row that is too long, or not UTF-8, is stepped over by its next row, in silence.",
         edits=(
             Edit(
-                FRAMING,
+                "parse_frame",
                 '        frame.cut = any(data.startswith(line) or b"\\n" + line in data for line in _OF_STREAMS)\n',
                 '        frame.cut = " are allowed" not in str(error) and " is dropped" in str(error)\n',
             ),
@@ -71,7 +69,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A command of another system that is malformed here costs rows of streams in memory, each time it comes.",
         edits=(
             Edit(
-                FRAMING,
+                "parse_frame",
                 '        frame.cut = any(data.startswith(line) or b"\\n" + line in data for line in _OF_STREAMS)\n',
                 "        frame.cut = True\n",
             ),
@@ -82,14 +80,18 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-cut-message-ends-the-catch-up-of-who-is-not-heard",
         rule="9.20",
         harm="Rows of a predecessor of the own name are not fetched until the link is lost.",
-        edits=(Edit(READER, "            if progress.heard or progress.held:\n", "            if True:\n"),),
+        edits=(Edit("Reader._cut", "            if progress.heard or progress.held:\n", "            if True:\n"),),
         checks=(HOSTILE + "a_cut_message_does_not_end_the_catch_up_of_who_is_not_heard",),
     ),
     Mutant(
         name="what-is-held-is-joined-over-a-cut-message",
         rule="9.20",
         harm="A foreign writer's row in a message that was cut while a snapshot loads is stepped over by its next row.",
-        edits=(Edit(READER, "            if progress.heard or progress.held:\n", "            if progress.heard:\n"),),
+        edits=(
+            Edit(
+                "Reader._cut", "            if progress.heard or progress.held:\n", "            if progress.heard:\n"
+            ),
+        ),
         checks=(HOSTILE + "what_is_held_of_a_foreign_writer_is_not_joined_over_a_cut_message",),
     ),
     Mutant(
@@ -98,12 +100,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One line on the channel takes from a foreign writer what keeps its lost rows from being stepped over.",
         edits=(
             Edit(
-                READER,
+                "Reader._line",
                 "        progress.native = incarnation is not None\n",
                 "        progress.native = self._speakers.native(progress.writer)\n",
             ),
             Edit(
-                READER,
+                "Reader._cut",
                 "            if progress.native or progress.state is State.STOPPED:\n",
                 "            if self._speakers.native(progress.writer) or progress.state is State.STOPPED:\n",
             ),
@@ -120,7 +122,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After one stray line all rows of a foreign writer that restarts are dropped as duplicates, for good.",
         edits=(
             Edit(
-                READER,
+                "Reader._step_back",
                 "not native and (progress.incarnation is None or stream.foreign_writers)\n",
                 "not native and progress.incarnation is None\n",
             ),
@@ -133,7 +135,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After one stray line every page of a stream of the reference system is refused: stale for good.",
         edits=(
             Edit(
-                READER,
+                "Reader.receive_page",
                 "        lives = progress.stream.resettable and not progress.stream.foreign_writers\n",
                 "        lives = progress.stream.resettable\n",
             ),
@@ -146,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows that a native writer repeats are logged as late ones that nobody gets.",
         edits=(
             Edit(
-                READER,
+                "Reader._take_in",
                 "        if progress.native:\n            progress.recent = None\n        elif tokens:\n",
                 "        if tokens and not progress.native:\n",
             ),
@@ -159,7 +161,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="each-loss-waits-by-itself",
         rule="9.20",
         harm="While a handler hangs, or its queue is full, every frame of a stream in memory costs memory for good.",
-        edits=(Edit("delivery.py", "            notice = self._joined(notice)\n", "            pass\n"),),
+        edits=(Edit("DeliveryQueue.notice", "            notice = self._joined(notice)\n", "            pass\n"),),
         checks=("test_reader.py::test_losses_while_a_handler_hangs_are_one_notice",),
     ),
     Mutant(
@@ -168,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="While a handler hangs, each loss with a step without rows behind it costs memory for good.",
         edits=(
             Edit(
-                "delivery.py",
+                "DeliveryQueue._joined",
                 "        if entries and isinstance(before := entries[-1], Missed):\n",
                 "        if step is None and entries and isinstance(before := entries[-1], Missed):\n",
             ),
@@ -181,7 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Streams behind the bound of a message are never announced: the loss of their last frame is never found.",
         edits=(
             Edit(
-                WRITER,
+                "Writer.add_stream",
                 "roll.room >= line_bytes and len(roll.chains) < self._settings.message_items - OPENING_ITEMS",
                 "roll.room >= line_bytes",
             ),
@@ -192,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-frame-has-more-heads-than-readers-take",
         rule="9.20",
         harm="Frames of rows between facts too large are cut by every reader, which fetches what was sent.",
-        edits=(Edit(WRITER, "                    draft.heads_left -= 1\n", ""),),
+        edits=(Edit("_Chain.take", "                    draft.heads_left -= 1\n", ""),),
         checks=(HOSTILE + "facts_between_facts_too_large_make_frames_that_pass",),
     ),
     Mutant(
@@ -200,8 +202,10 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.20",
         harm="10,000 names of 1 MiB from the wire take 10 GiB, and are saved by durable readers.",
         edits=(
-            Edit(COMMANDS, "    if len(value) > NAME_BYTES or len(value.encode()) > NAME_BYTES:", "    if False:"),
-            Edit(FRAMING, '([!-~]{1,255}) ([!-~]{1,255}) ")', '([!-~]+) ([!-~]+) ")'),
+            Edit(
+                "_refuse_text", "    if len(value) > NAME_BYTES or len(value.encode()) > NAME_BYTES:", "    if False:"
+            ),
+            Edit("_RUN_HEAD", '([!-~]{1,255}) ([!-~]{1,255}) ")', '([!-~]+) ([!-~]+) ")'),
         ),
         checks=(NAMES + "a_line_with_a_bad_name_is_malformed",),
     ),
@@ -211,7 +215,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A NUL in the name of a writer stops all saving of a durable reader on PostgreSQL.",
         edits=(
             Edit(
-                COMMANDS,
+                "_refuse_text",
                 '    return "holds a control character" if _CONTROL.search(value) else None',
                 "    return None",
             ),
@@ -224,7 +228,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One line NAME ghost 5, or a writer that closed, makes every other process reconnect every ten seconds.",
         edits=(
             Edit(
-                BUS,
+                "Bus._check_link",
                 "        if now - self._heard_at > bound and self._asked_at > self._heard_at:\n",
                 "        core = self._reading.core\n"
                 "        if core.last_heard and len(core.silent(now)) == len(core.last_heard):\n",
@@ -238,7 +242,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader alone on its channel does not find out that its subscription is gone.",
         edits=(
             Edit(
-                BUS,
+                "Bus._check_link",
                 "        elif now - self._heard_at > self.settings.heartbeat:\n            self._ask_for_positions()\n",
                 "",
             ),
@@ -251,7 +255,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader that may not publish reconnects every ten seconds while nobody writes.",
         edits=(
             Edit(
-                BUS, "now - self._heard_at > bound and self._asked_at > self._heard_at", "now - self._heard_at > bound"
+                "Bus._check_link",
+                "now - self._heard_at > bound and self._asked_at > self._heard_at",
+                "now - self._heard_at > bound",
             ),
         ),
         checks=(LIFE + "a_process_that_may_not_publish_keeps_its_link",),
@@ -260,35 +266,49 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-question-that-its-asker-does-not-hear",
         rule="9.21",
         harm="A reader of a sub-channel alone reconnects every ten seconds while nobody writes.",
-        edits=(Edit(BUS, "dict.fromkeys((name, name if name in channels else channels[0]))", "(name,)"),),
+        edits=(
+            Edit(
+                "asyncio.bus.Bus.__init__",
+                "dict.fromkeys((name, name if name in channels else channels[0]))",
+                "(name,)",
+            ),
+        ),
         checks=(LIFE + "a_reader_of_a_sub_channel_hears_its_own_question",),
     ),
     Mutant(
         name="a-stray-name-is-looked-for-for-ever",
         rule="9.21",
         harm="One line NAME ghost 5 makes every reader ask the table each beat, until it is restarted.",
-        edits=(Edit(SILENT, "            core.last_heard.pop(writer, None)\n", "            pass\n"),),
+        edits=(Edit("SilentWriters.look", "            core.last_heard.pop(writer, None)\n", "            pass\n"),),
         checks=(LIFE + "a_name_in_no_table_is_forgotten_when_it_is_silent",),
     ),
     Mutant(
         name="a-writer-leaves-without-a-word",
         rule="9.21",
         harm="The loss of the last message of a writer without a table is never noticed if it closes after it.",
-        edits=(Edit(BUS, "                self._writing.core.farewell()\n", ""),),
+        edits=(Edit("asyncio.bus.Bus._close", "                self._writing.core.farewell()\n", ""),),
         checks=(LIFE + "a_lost_last_message_of_a_writer_that_closed_is_noticed",),
     ),
     Mutant(
         name="a-writer-of-threads-leaves-without-a-word",
         rule="9.21",
         harm="As with asyncio: the loss of its last message is never noticed.",
-        edits=(Edit(SYNC_WRITING, "            self._guarded(self.session, self.session.core.farewell)\n", ""),),
+        edits=(
+            Edit(
+                "sync.writing.Writing.close",
+                "            self._guarded(self.session, self.session.core.farewell)\n",
+                "",
+            ),
+        ),
         checks=(LIFE + "a_closed_writer_of_threads_announces_its_final_position",),
     ),
     Mutant(
         name="a-writer-that-closes-keeps-its-name",
         rule="9.21",
         harm="Readers log a warning about each writer that closed in order, and linear positions wait for it.",
-        edits=(Edit(BUS, "within(timeout, self._writing.leave())", "within(timeout, self._writing.beat())"),),
+        edits=(
+            Edit("Bus._stop_tasks", "within(timeout, self._writing.leave())", "within(timeout, self._writing.beat())"),
+        ),
         checks=(
             "test_goodbye.py::test_nobody_warns_of_a_writer_that_closed[sqlite_url-asyncio-redis]",
             "test_goodbye.py::test_the_final_position_is_behind_what_others_were_given[sqlite_url-asyncio]",
@@ -298,7 +318,9 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-writer-of-threads-that-closes-keeps-its-name",
         rule="9.21",
         harm="As with asyncio: it is found silent, with a warning, and linear positions wait for it.",
-        edits=(Edit(SYNC_WRITING, "        self._try(self._leave)\n", "        self._try(self.beat)\n"),),
+        edits=(
+            Edit("sync.writing.Writing.close", "        self._try(self._leave)\n", "        self._try(self.beat)\n"),
+        ),
         checks=(
             "test_goodbye.py::test_nobody_warns_of_a_writer_that_closed[sqlite_url-threads-redis]",
             "test_goodbye.py::test_the_final_position_is_behind_what_others_were_given[sqlite_url-threads]",
@@ -309,7 +331,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.21",
         harm="The last invalidation of a writer that crashed is lost: what it was about is returned for ever.",
         edits=(
-            Edit("asyncio/caching.py", "in () if watched.heard is None else watched.heard.gone(clock()):", "in ():"),
+            Edit("Caching._keep_asking", "in () if watched.heard is None else watched.heard.gone(clock()):", "in ():"),
         ),
         checks=("test_goodbye.py::test_nobody_warns_of_a_closed_writer_of_invalidations_in_memory",),
     ),
@@ -318,8 +340,8 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.21",
         harm="close() waits for the lock of a transaction that its own caller has to end, and gives up.",
         edits=(
-            Edit(WRITING, "        return bool(self._doubts) or any(", "        return any("),
-            Edit(WRITING, "one.open or one.asked for one in", "False for one in"),
+            Edit("Ledger.unfinished", "        return bool(self._doubts) or any(", "        return any("),
+            Edit("Ledger.unfinished", "one.open or one.asked for one in", "False for one in"),
         ),
         checks=(
             "test_goodbye.py::test_a_writer_with_a_fact_in_doubt_is_not_finished_by_itself[asyncio]",
@@ -330,14 +352,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="each-replicate-is-answered",
         rule="2",
         harm="Each line REPLICATE costs the announcements of all writers, 30 times its bytes.",
-        edits=(Edit(WRITER, "        if now >= self._answer_from:\n", "        if True:\n"),),
+        edits=(Edit("Writer.replicate_received", "        if now >= self._answer_from:\n", "        if True:\n"),),
         checks=(RATE + "a_flood_costs_ten_announcements_a_second",),
     ),
     Mutant(
         name="a-replicate-too-soon-is-forgotten",
         rule="2",
         harm="A reader that starts a moment after another waits for the next beat, or for ever where that is lost.",
-        edits=(Edit(WRITER, "            self._asked = True\n", "            pass\n"),),
+        edits=(Edit("Writer.replicate_received", "            self._asked = True\n", "            pass\n"),),
         checks=(RATE + "the_ones_that_come_too_soon_get_one_answer_together_later",),
     ),
     Mutant(
@@ -345,7 +367,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="2",
         harm="A REPLICATE that comes too soon is answered by the next beat, seconds later.",
         edits=(
-            Edit(BUS, "due := writing.core.next_answer) < math.inf", "due := writing.core.next_answer) < -math.inf"),
+            Edit(
+                "Bus._answer",
+                "due := writing.core.next_answer) < math.inf",
+                "due := writing.core.next_answer) < -math.inf",
+            ),
         ),
         checks=(RATE + "one_that_waits_is_answered_though_nothing_else_happens",),
     ),
@@ -355,13 +381,13 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One key that the database refuses stops all saving of a reader: at its restart all rows come again.",
         edits=(
             Edit(
-                READING,
+                "Reading._save_together",
                 "            for change in changes:  # find out for which of them it does not work\n"
                 "                await self._save_together([change])\n",
                 "            self._refuse_to_save(changes[0][:2], error)\n",
             ),
             Edit(
-                READING,
+                "Reading._save_changes",
                 "            [c for c in changes if c[:2] not in self.unsavable],\n"
                 "            *([c] for c in changes if c[:2] in self.unsavable),\n",
                 "            changes,\n",
@@ -373,16 +399,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-driver-s-error-leaves-the-store",
         rule="9.20",
         harm="close() raises psycopg.DataError, which an application that catches BusrepError does not expect.",
-        edits=(
-            Edit("stores/transaction.py", '    return StatementRefused("PostgreSQL", error)\n', "    return error\n"),
-        ),
+        edits=(Edit("by_state", '    return StatementRefused("PostgreSQL", error)\n', "    return error\n"),),
         checks=(SAVING + "only_busrep_s_errors_leave_a_store",),
     ),
     Mutant(
         name="sqlite3-s-error-leaves-the-store",
         rule="9.20",
         harm="What catches BusrepError does not expect it: a damaged file ends the process with a traceback.",
-        edits=(Edit(SQLITE_FILES, "    return StatementRefused(where, error)\n", "    return error\n"),),
+        edits=(Edit("sqlite_files.translated", "    return StatementRefused(where, error)\n", "    return error\n"),),
         checks=(
             DRIVER + "no_value_makes_a_driver_s_error_leave_a_store[sqlite-asyncio]",
             DRIVER + "a_file_that_is_damaged_full_or_read_only[threads]",
@@ -393,8 +417,10 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.20",
         harm="An integer above 64 bits raises OverflowError through the API, text without UTF-8 UnicodeEncodeError.",
         edits=(
-            Edit(SQLITE_FILES, "(sqlite3.Error, OverflowError, UnicodeEncodeError)", "(sqlite3.Error,)"),
-            Edit(POSTGRES, "(psycopg.Error, UnicodeEncodeError)", "(psycopg.Error,)"),
+            Edit(
+                "sqlite_files.DRIVER_ERRORS", "(sqlite3.Error, OverflowError, UnicodeEncodeError)", "(sqlite3.Error,)"
+            ),
+            Edit("postgres.DRIVER_ERRORS", "(psycopg.Error, UnicodeEncodeError)", "(psycopg.Error,)"),
         ),
         checks=(
             DRIVER + "no_value_makes_a_driver_s_error_leave_a_store[sqlite-threads]",
@@ -408,7 +434,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="An application that expects sqlite3.IntegrityError of its own statement does not catch it.",
         edits=(
             Edit(
-                SQLITE_FILES,
+                "callers",
                 "        raise (refused.reason if",
                 "        raise refused if True else (refused.reason if",
             ),
@@ -422,7 +448,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-limit-of-the-server-is-an-outage",
         rule="9.20",
         harm="A value too large for an index is tried again for ever, as if the server were away.",
-        edits=(Edit(POSTGRES, "        lost = False\n", "        pass\n"),),
+        edits=(Edit("postgres.translated", "        lost = False\n", "        pass\n"),),
         checks=("test_sessions_ended.py::test_any_error_that_closes_the_connection_is_an_outage",),
     ),
     Mutant(
@@ -431,12 +457,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="RuntimeError leaves the API when a bus on SQLite is closed while a write waits for its turn.",
         edits=(
             Edit(
-                "stores/sqlite.py",
+                "SqliteStore._write",
                 "        self._role(0)\n        try:\n            await",
                 "        thread, connection = self._role(0)\n        try:\n            await",
             ),
             Edit(
-                "stores/sqlite.py",
+                "SqliteStore._write",
                 "            thread, connection = self._role(0)  # only now: it may have been closed meanwhile\n",
                 "",
             ),
@@ -447,14 +473,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-start-is-not-checked",
         rule="9.20",
         harm="A reader that begins at a position beyond 64 bits tries for ever to register.",
-        edits=(Edit(READING, "        _check_start(start)\n", ""),),
+        edits=(Edit("asyncio.reading.Reading.__init__", "        _check_start(start)\n", ""),),
         checks=(DRIVER + "a_start_that_no_store_can_keep_is_a_config_error[9223372036854775808]",),
     ),
     Mutant(
         name="a-relay-remembers-names-of-any-length",
         rule="9.20",
         harm="A TCP server keeps 1 MiB for each name, and that for each client that names no incarnation.",
-        edits=(Edit("direct.py", "        if max(map(len, key)) > NAME_BYTES or", "        if"),),
+        edits=(Edit("PlainView._remember", "        if max(map(len, key)) > NAME_BYTES or", "        if"),),
         checks=("test_direct.py::test_the_plain_view_remembers_nothing_that_is_too_long[POSITION_long]",),
     ),
     Mutant(
@@ -463,7 +489,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A thousand clients that name no incarnation make a TCP server keep gigabytes of names.",
         edits=(
             Edit(
-                "direct.py",
+                "PlainView._remember",
                 "            if self._bytes + size > SAID_BYTES:",
                 "            if len(self._said) > 10_000:",
             ),
@@ -476,12 +502,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="16 MiB of short lines cost a relay 300 MB.",
         edits=(
             Edit(
-                "asyncio/tcp_server.py",
+                "TcpServer._from_redis",
                 "        if _has_line_over(settings.line_bytes, data):\n",
                 '        if max(map(len, data.split(b"\\n"))) > settings.line_bytes:\n',
             ),
             Edit(
-                "asyncio/tcp_server.py",
+                "_has_line_over",
                 "    start = 0\n    while len(data)",
                 '    return max(map(len, data.split(b"\\n"))) > most\n    start = 0\n    while len(data)',
             ),
@@ -492,9 +518,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-relay-shows-any-number-of-lines",
         rule="9.20",
         harm="One message of short lines costs a relay seconds for each client that names no incarnation.",
-        edits=(
-            Edit("asyncio/tcp_connection.py", "        elif commands > (most :=", "        elif -commands > (most :="),
-        ),
+        edits=(Edit("Connection.hear", "        elif commands > (most :=", "        elif -commands > (most :="),),
         checks=(
             "test_tcp_relay.py::test_a_message_of_more_lines_than_anybody_takes_is_shown_to_nobody_who_cannot_tell",
         ),
@@ -504,21 +528,25 @@ MUTANTS: tuple[Mutant, ...] = (
         name="presence-counts-devices-and-not-their-bytes",
         rule="9.20",
         harm="What strangers tell of users with long names costs each process that listens a gigabyte.",
-        edits=(Edit(PRESENCE, " + size > self._max_bytes:", " + size > 2**60:"),),
+        edits=(Edit("Presence._has_room", " + size > self._max_bytes:", " + size > 2**60:"),),
         checks=("test_presence.py::test_what_names_on_the_wire_cost_is_bounded",),
     ),
     Mutant(
         name="a-device-that-is-gone-takes-room",
         rule="9.20",
         harm="After some hours no process hears of new users on a busy one.",
-        edits=(Edit(PRESENCE, "        self.bytes -= devices.pop(device).size\n", "        devices.pop(device)\n"),),
+        edits=(
+            Edit(
+                "_Process.remove", "        self.bytes -= devices.pop(device).size\n", "        devices.pop(device)\n"
+            ),
+        ),
         checks=("test_presence.py::test_what_names_on_the_wire_cost_is_bounded",),
     ),
     Mutant(
         name="commands-that-wait-are-counted-and-not-their-bytes",
         rule="9.20",
         harm="10,000 commands of 64 KiB wait for a Redis that is away: 650 MB.",
-        edits=(Edit(BUS, " + len(line) > COMMAND_QUEUE_BYTES:", " + len(line) > 2**60:"),),
+        edits=(Edit("asyncio.bus.Bus.send", " + len(line) > COMMAND_QUEUE_BYTES:", " + len(line) > 2**60:"),),
         checks=("test_presence.py::test_commands_that_wait_are_bounded_by_their_bytes",),
     ),
     Mutant(
@@ -527,7 +555,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After 16 MiB of presence a process tells nothing any more.",
         edits=(
             Edit(
-                BUS,
+                "Bus._publish_all",
                 "                self._commands_bytes -= len(self._commands.popleft()[1])\n",
                 "                self._commands.popleft()\n",
             ),
@@ -540,7 +568,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A driver swallows the cancellation: close() waits for ever, and the process holds on to its name.",
         edits=(
             Edit(
-                "asyncio/link.py",
+                "RedisLink.close",
                 "            await stop([self._task], self._settings.shutdown_timeout)\n",
                 "            self._task.cancel()\n            await asyncio.wait([self._task])\n",
             ),
@@ -553,10 +581,10 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A bus that closes while it wins its name back wins it back again afterwards, from its successor.",
         edits=(
             Edit(
-                "asyncio/bus.py",
-                "        # A name that was won back meanwhile has started another.\n"
+                "Bus._stop_tasks",
+                "        await stop([*self._background, *self._tasks], timeout)\n"
                 "        await stop([*self._background, *self._tasks], timeout)\n",
-                "",
+                "        await stop([*self._background, *self._tasks], timeout)\n",
             ),
         ),
         checks=(LIFE + "what_a_task_starts_while_it_is_stopped_is_stopped_too",),

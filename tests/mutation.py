@@ -24,13 +24,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import partial
+from functools import cache, partial
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from . import anchors
+from .anchors import AnchorError
 from .mutant import SIMULATOR, Mutant
 from .mutants import ALL as MUTANTS
 
@@ -114,15 +116,26 @@ class Options:
 # -- a mutated copy -------------------------------------------------------------------------------------------
 
 
+@cache
+def definitions(package: Path) -> dict[str, list[anchors.Definition]]:
+    """`anchors.index`, made once."""
+    return anchors.index(package)
+
+
 def mutated(mutant: Mutant, package: Path) -> dict[Path, str]:
-    """The files of ``package`` that the mutant changes, with their new text. Raises ValueError if it does not fit."""
-    texts: dict[Path, str] = {}
+    """The files of ``package`` that the mutant changes, with their new text. Raises AnchorError if it does not fit."""
+    changes: dict[Path, list[tuple[int, int, str]]] = {}
     for edit in mutant.edits:
-        path = package / edit.file
-        text = texts.get(path) or path.read_text()
-        if (found := text.count(edit.old)) != 1:
-            raise ValueError(f"{mutant.name}: found {found} times in {edit.file}: {edit.old!r}")
-        texts[path] = text.replace(edit.old, edit.new)
+        place = anchors.find(definitions(package), edit.where)
+        code = place.path.read_text()[place.start : place.end]
+        start, end, new = anchors.replacement(code, edit.old, edit.new)
+        changes.setdefault(place.path, []).append((place.start + start, place.start + end, new))
+    texts: dict[Path, str] = {}
+    for path, found in changes.items():
+        text = path.read_text()
+        for start, end, new in sorted(found, reverse=True):
+            text = text[:start] + new + text[end:]
+        texts[path] = text
     return texts
 
 
@@ -250,7 +263,8 @@ def try_mutant(mutant: Mutant, options: Options, source: Path = ROOT) -> Result:
         tree = Path(folder)
         copy_tree(tree, source)
         try:
-            for path, text in mutated(mutant, tree / "busrep").items():
+            for name, text in mutated(mutant, source / "busrep").items():
+                path = tree / name.relative_to(source)
                 path.write_text(text)
                 Path(cache_from_source(str(path))).unlink(missing_ok=True)  # it may have the same second and size
             if options.simulator and mutant.simulated:
@@ -262,7 +276,7 @@ def try_mutant(mutant: Mutant, options: Options, source: Path = ROOT) -> Result:
                 # With --all each one by itself: a mutant names only tests that fail.
                 for tests in [[one] for one in mutant.tests] if options.all else filter(None, [mutant.tests]):
                     note(result, " ".join(tests), run_tests(tree, [SMOKE, *tests], hangs=mutant.hangs))
-        except (CannotTell, ValueError) as error:
+        except (CannotTell, AnchorError) as error:
             result.trouble = str(error)
     return result
 
