@@ -43,7 +43,7 @@ from bootstrap_children import heard, make_table, rows, start, tell
 from bootstrap_phases import Commits, Phase, latencies, quiet, watch
 
 import busrep
-from busrep.asyncio.snapshot_sources import open_source
+from busrep.snapshots.sources import open_source
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.servers import free_port, start_postgres, start_redis

@@ -28,7 +28,7 @@ from cachetools import LRUCache, cached
 from cachetools.keys import hashkey
 
 from busrep import Settings
-from busrep.caches import invalidations
+from busrep.caches.cache import invalidations
 from busrep.testing.pair import MemoryDeployment
 
 SIZE = 1_024

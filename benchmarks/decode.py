@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import orjson
 
-from busrep.framing import Rows, format_rows, parse_frame
+from busrep.core.framing import Rows, format_rows, parse_frame
 from busrep.streams import Stream
 
 ROUNDS = 5

@@ -18,10 +18,10 @@ from collections.abc import Callable
 import attrs
 
 from busrep.asyncio.writing import Ledger
-from busrep.framing import parse_message
-from busrep.reader import Followed, Reader
+from busrep.core.framing import parse_message
+from busrep.core.reader import Followed, Reader
 from busrep.settings import Settings
-from busrep.storage import Claim
+from busrep.stores.interface import Claim
 from busrep.streams import Registry, Stream
 
 

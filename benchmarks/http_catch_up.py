@@ -28,9 +28,9 @@ from typing import Any
 import attrs
 
 import busrep
-from busrep.asyncio.http_serve import serve
-from busrep.asyncio.http_server import catch_up_app
-from busrep.asyncio.http_source import HttpSource
+from busrep.http.serve import serve
+from busrep.http.server import catch_up_app
+from busrep.http.source import HttpSource
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.servers import start_postgres, start_redis

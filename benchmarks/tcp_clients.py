@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import busrep
-from busrep.asyncio.tcp_server import TcpServer
+from busrep.links.tcp_server import TcpServer
 
 rows: busrep.Stream[list[object]] = busrep.Stream("rows", resettable=True)
 

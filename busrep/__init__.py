@@ -8,8 +8,20 @@ Start here::
     settings.py    every bound and period, with its reason
     reports.py     ReaderReport: what a reader has handled, for the audit
 
-and, when you want to know how: commands.py and framing.py (the wire), reader.py and writer.py (the two state
-machines), ids.py (who may say that everything up to 7 is there), stores/ (the table), asyncio/ (the loops).
+The rooms, from the inside out::
+
+    core/          the protocol: commands, frames, the state machines of reader and writer, IDs. No I/O
+    stores/        the backing tables: interface.py, the SQL as plans, postgres/, sqlite/, memory/
+    links/         Redis pub/sub and TCP
+    http/          catch-up and snapshots over HTTP
+    snapshots/     where a bootstrap's snapshot comes from, Parquet files
+    caches/        cached results of functions and their invalidation
+    asyncio/       the loops: Bus, reading, writing, bootstraps. sync/: the same for threads
+    runtime/       what several rooms with loops use
+    commands/      presence, acknowledgements, locks, remote servers
+    integrations/  SQLAlchemy, Django
+    testing/       what tests of busrep, and of programs on it, need
+    cli/           the command. spark/: the pipeline
 """
 
 from __future__ import annotations
@@ -20,7 +32,9 @@ from typing import TYPE_CHECKING, Any
 from .asyncio import Batch, Bus, Fact, SnapshotPart, Start
 from .asyncio.failing import OnFailure
 from .asyncio.reading import OnEpochChange, OnPoison, OnTooOld
-from .commands import LockReleased, RemoteServerUp, UserSync
+from .core.commands import LockReleased, RemoteServerUp, UserSync
+from .core.failures import Transient
+from .core.health import Health
 from .errors import (
     BusrepError,
     ClaimBlocked,
@@ -35,8 +49,6 @@ from .errors import (
     WaitTimeout,
     WriterFenced,
 )
-from .failures import Transient
-from .health import Health
 from .reports import ReaderReport
 from .settings import Settings
 from .streams import Registry, Stream, Table
@@ -44,8 +56,8 @@ from .streams import Registry, Stream, Table
 if TYPE_CHECKING:
     import redis.asyncio
 
-    from .asyncio.tcp import TcpAddress
-    from .asyncio.tcp_server import TcpServer
+    from .links.tcp import TcpAddress
+    from .links.tcp_server import TcpServer
 
 __all__ = [
     "Batch",
@@ -120,11 +132,11 @@ def connect(
     ``undeclared``: also follow streams that are not in ``streams``, positions only. ``require_redis``: fail
     to start when Redis is not there; False keeps trying while business writes go on. ``snapshot_source``: where
     snapshots for ``bus.snapshot`` come from if not from ``store``, a URL (``http://:secret@host/prefix``,
-    ``file:///directory``, ``s3://bucket/directory``) or a `busrep.snapshots.SnapshotSource`. ``transient``: which of
-    a handler's errors are an outage beside those of connections (`busrep.failures`): exception classes, or a function
-    of the exception that gives True. In an outage a handler is called again for as long as it lasts. ``on_failure``: a
-    function (async or not) that is called with the error when something stops for good: a (stream, writer), a
-    bootstrap, all reading, or the writer whose name another process has claimed. What it raises is logged.
+    ``file:///directory``, ``s3://bucket/directory``) or a `busrep.core.snapshots.SnapshotSource`. ``transient``: which
+    of a handler's errors are an outage beside those of connections (`busrep.core.failures`): exception classes, or a
+    function of the exception that gives True. In an outage a handler is called again for as long as it lasts.
+    ``on_failure``: a function (async or not) that is called with the error when something stops for good: a (stream,
+    writer), a bootstrap, all reading, or the writer whose name another process has claimed. What it raises is logged.
 
     Raises ConfigError for arguments that cannot work; opening raises Unavailable, SchemaError, ClaimBlocked,
     PositionsAheadOfTable.
@@ -157,7 +169,7 @@ def connect(
 def _source(source: Any, registry: Registry, settings: Settings) -> Any:
     if not isinstance(source, str):
         return source
-    from .asyncio.snapshot_sources import open_source
+    from .snapshots.sources import open_source
 
     return open_source(source, registry, settings)
 
@@ -166,7 +178,7 @@ def _store(store: Any, registry: Registry, settings: Settings) -> Any:
     if not isinstance(store, str):
         return store
     if store.startswith(("http://", "https://")):
-        from .asyncio.http_source import HttpSource
+        from .http.source import HttpSource
 
         return HttpSource(store, registry, settings)
     from .stores import open_store

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import attrs
 import orjson
 
-from busrep.commands import NAME_BYTES, json_bytes, refuse_name
+from busrep.core.commands import NAME_BYTES, json_bytes, refuse_name
 from busrep.errors import ConfigError, RowError, UnknownStream
 
 RowT = TypeVar("RowT")

@@ -29,8 +29,8 @@ import attrs
 import psycopg
 
 import busrep
-from busrep.asyncio.http_source import HttpSource
-from busrep.snapshots import Agreement, SnapshotSource
+from busrep.core.snapshots import Agreement, SnapshotSource
+from busrep.http.source import HttpSource
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.children import Parent

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import attrs
 
-from busrep.bootstrap import Apply, State, unfinished
-from busrep.delivery import RawBatch
+from busrep.core.bootstrap import Apply, State, unfinished
+from busrep.core.delivery import RawBatch
+from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part, encode_rows
+from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import PositionTooOld, ReaderMoved, SnapshotGone
-from busrep.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part, encode_rows
-from busrep.updates import FetchUpdates, UpdatesPage
 
 
 class Log:

@@ -12,13 +12,13 @@ import contextlib
 import random
 from collections.abc import Sequence
 
-from busrep.bootstrap import Apply, State
-from busrep.delivery import RawBatch
+from busrep.core.bootstrap import Apply, State
+from busrep.core.delivery import RawBatch
+from busrep.core.snapshots import PartRows
+from busrep.core.writer import Writer
 from busrep.errors import SnapshotGone
 from busrep.settings import Settings
-from busrep.snapshots import PartRows
 from busrep.streams import Stream
-from busrep.writer import Writer
 
 from .bootstrap_log import Log, Saved
 from .bootstrap_process import AWAY, Process

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-from busrep.bootstrap import Agree, Apply, Begin, Bootstrap, Drain, Leave, Load, State, Work
-from busrep.delivery import RawBatch
+from busrep.core.bootstrap import Agree, Apply, Begin, Bootstrap, Drain, Leave, Load, State, Work
+from busrep.core.delivery import RawBatch
+from busrep.core.reader import Followed, Key, Reader
+from busrep.core.snapshots import PartRows
+from busrep.core.updates import FetchUpdates
 from busrep.errors import PositionTooOld, ReaderMoved, SnapshotBusy, SnapshotGone, Unavailable
-from busrep.reader import Followed, Key, Reader
 from busrep.settings import Settings
-from busrep.snapshots import PartRows
-from busrep.updates import FetchUpdates
 
 from .bootstrap_log import Log, Saved
 

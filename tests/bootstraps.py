@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from busrep import Batch, Bus, Settings, SnapshotPart
-from busrep.snapshots import Agreement
+from busrep.core.snapshots import Agreement
 from busrep.testing.pair import MemoryDeployment
 
 from .shop import QUICK, Order, orders, payments

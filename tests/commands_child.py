@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import busrep
-from busrep.asyncio.acks import Acknowledgements, Retained
-from busrep.asyncio.locks import Locks
-from busrep.asyncio.presence import Presence
-from busrep.asyncio.remote_servers import RemoteServers
-from busrep.commands import RemoteServerUp, UserIp
+from busrep.commands.acks import Acknowledgements, Retained
+from busrep.commands.locks import Locks
+from busrep.commands.presence import Presence
+from busrep.commands.remote_servers import RemoteServers
+from busrep.core.commands import RemoteServerUp, UserIp
 from busrep.testing.children import Parent
 
 sending = busrep.Stream[Any]("sending", resettable=True)

@@ -16,17 +16,17 @@ ROOT = Path(__file__).parent.parent
 
 # Test files -> the core modules that they cover alone.
 OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("test_commands", "test_core_trust"): ("commands",),
-    ("test_framing", "test_hostile_messages", "test_core_trust"): ("framing",),
-    ("test_speakers", "test_core_trust"): ("speakers",),
+    ("test_commands", "test_core_trust"): ("core/commands",),
+    ("test_framing", "test_hostile_messages", "test_core_trust"): ("core/framing",),
+    ("test_speakers", "test_core_trust"): ("core/speakers",),
     ("test_streams", "test_core_trust"): ("streams",),
-    ("test_ids", "test_core_trust"): ("ids",),
+    ("test_ids", "test_core_trust"): ("core/ids",),
     ("test_reader", "test_late_rows", "test_hostile_messages", "test_clock_behind", "test_core_trust"): (
-        "reader", "delivery", "updates",
+        "core/reader", "core/delivery", "core/updates",
     ),
-    ("test_bootstrap_core",): ("bootstrap", "bootstrap_work"),
-    ("test_writer", "test_replicate_rate", "test_one_line", "test_core_trust"): ("writer",),
-    ("test_package", "test_core_trust"): ("errors", "settings", "storage"),
+    ("test_bootstrap_core",): ("core/bootstrap", "core/bootstrap_work"),
+    ("test_writer", "test_replicate_rate", "test_one_line", "test_core_trust"): ("core/writer",),
+    ("test_package", "test_core_trust"): ("errors", "settings", "stores/interface"),
 }  # fmt: skip
 
 

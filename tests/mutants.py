@@ -164,7 +164,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="commit-of-a-failed-transaction-is-a-commit",
         rule="9.1",
         harm="PostgreSQL answers COMMIT of a failed transaction with ROLLBACK: rows are published that do not exist.",
-        edits=(Edit("postgres._committed", '    if status != "COMMIT":\n', "    if status is None:\n"),),
+        edits=(Edit("postgres.store._committed", '    if status != "COMMIT":\n', "    if status is None:\n"),),
         checks=(L + "9_1_commit_of_a_failed_transaction_is_an_error",),
     ),
     Mutant(
@@ -3161,7 +3161,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-copy-that-fails-is-a-short-part",
         rule="9.10",
         harm="The server ends a COPY in its middle: the rest of the part is never applied.",
-        edits=(Edit("postgres_copy._end", "    if failed is not None:\n        raise _problem(failed)\n", ""),),
+        edits=(Edit("copy._end", "    if failed is not None:\n        raise _problem(failed)\n", ""),),
         checks=(SHARED + "a_failing_copy_is_no_short_part",),
     ),
     Mutant(

@@ -18,7 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="4",
         harm="A reader stops for good when idle_in_transaction_session_timeout ends its session.",
         edits=(
-            Edit("postgres.translated", "operational=closed or lost", "operational=lost"),
+            Edit("postgres.store.translated", "operational=closed or lost", "operational=lost"),
             Edit("by_state", " or state in SESSION_ENDED:", ":"),
         ),
         checks=(ENDED + "a_session_that_the_server_ended_is_an_outage",),

@@ -92,7 +92,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="sqlite-makes-its-own-file",
         rule="4",
         harm="Every user of the machine can read the table, and what is in it but not yet in the file: -wal.",
-        edits=(Edit("sqlite_files.connect", "            create_file(path)  # SQLite", "            ...  # SQLite"),),
+        edits=(Edit("sqlite.files.connect", "            create_file(path)  # SQLite", "            ...  # SQLite"),),
         checks=(FILES + "a_table_in_sqlite[umask-022]", FILES + "a_table_in_sqlite_of_threads[umask-022]"),
     ),
     Mutant(
@@ -123,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The password of Redis has to stand on the command line of a server, where all users see it.",
         edits=(
             Edit(
-                "serve.serve",
+                "cli.serve.serve",
                 '@redis_option(default=None, help="Relay this Redis\'s channel [default: stand alone].")\n',
                 '@click.option("--redis", "redis_url", metavar="URL")\n',
             ),

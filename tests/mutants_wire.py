@@ -406,7 +406,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="sqlite3-s-error-leaves-the-store",
         rule="9.20",
         harm="What catches BusrepError does not expect it: a damaged file ends the process with a traceback.",
-        edits=(Edit("sqlite_files.translated", "    return StatementRefused(where, error)\n", "    return error\n"),),
+        edits=(Edit("sqlite.files.translated", "    return StatementRefused(where, error)\n", "    return error\n"),),
         checks=(
             DRIVER + "no_value_makes_a_driver_s_error_leave_a_store[sqlite-asyncio]",
             DRIVER + "a_file_that_is_damaged_full_or_read_only[threads]",
@@ -418,9 +418,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="An integer above 64 bits raises OverflowError through the API, text without UTF-8 UnicodeEncodeError.",
         edits=(
             Edit(
-                "sqlite_files.DRIVER_ERRORS", "(sqlite3.Error, OverflowError, UnicodeEncodeError)", "(sqlite3.Error,)"
+                "sqlite.files.DRIVER_ERRORS", "(sqlite3.Error, OverflowError, UnicodeEncodeError)", "(sqlite3.Error,)"
             ),
-            Edit("postgres.DRIVER_ERRORS", "(psycopg.Error, UnicodeEncodeError)", "(psycopg.Error,)"),
+            Edit("postgres.store.DRIVER_ERRORS", "(psycopg.Error, UnicodeEncodeError)", "(psycopg.Error,)"),
         ),
         checks=(
             DRIVER + "no_value_makes_a_driver_s_error_leave_a_store[sqlite-threads]",
@@ -448,7 +448,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-limit-of-the-server-is-an-outage",
         rule="9.20",
         harm="A value too large for an index is tried again for ever, as if the server were away.",
-        edits=(Edit("postgres.translated", "        lost = False\n", "        pass\n"),),
+        edits=(Edit("postgres.store.translated", "        lost = False\n", "        pass\n"),),
         checks=("test_sessions_ended.py::test_any_error_that_closes_the_connection_is_an_outage",),
     ),
     Mutant(

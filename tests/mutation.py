@@ -236,7 +236,7 @@ def run_tests(
 
 def run_simulator(tree: Path, seeds: int) -> Caught | None:
     """Simulate up to the first violation. Raises CannotTell when the simulator itself fails."""
-    arguments = ["-m", "busrep.testing.simulate", "--seeds", str(seeds), "--jobs", "1", "--stop-on-failure", "--json"]
+    arguments = ["-m", "tests.proof.simulate", "--seeds", str(seeds), "--jobs", "1", "--stop-on-failure", "--json"]
     ended = run(tree, arguments, 30 + SECONDS_A_SEED * seeds)
     if ended.code is None:
         raise CannotTell("the simulator ran out of time")

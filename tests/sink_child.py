@@ -11,10 +11,10 @@ import signal
 import sys
 from typing import Any
 
+from busrep.core.writer import Writer
 from busrep.spark import sink_commit
 from busrep.stores import staging
 from busrep.stores.blocking_staging import StagingStore
-from busrep.writer import Writer
 from tests.sinks import Query, texts
 
 

@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql.types import StructType
 
 from busrep import Stream
+from busrep.core.updates import FetchUpdates
 from busrep.spark import secrets, sink, sink_commit
 from busrep.spark.sink import Staged, StreamSink, Task
 from busrep.stores.blocking import BlockingStore, complete, open_blocking_store
 from busrep.stores.plans import Plan, Sql
 from busrep.streams import Registry
-from busrep.updates import FetchUpdates
 from tests.shop import QUICK
 
 WRITER = "spark"

@@ -16,11 +16,11 @@ from unittest import mock
 import attrs
 import pytest
 
+from busrep.core.snapshots import Agreement, PartRange, decode_part, encode_rows, part_hash
 from busrep.errors import ConfigError, PositionTooOld, ReaderMoved, RowError, SnapshotBusy, SnapshotGone, UnknownStream
 from busrep.settings import Settings
-from busrep.snapshots import Agreement, PartRange, decode_part, encode_rows, part_hash
-from busrep.storage import AsyncStore, Claim
 from busrep.stores import open_store, snapshots
+from busrep.stores.interface import AsyncStore, Claim
 from busrep.streams import Registry
 from tests.store_conformance import generic, page, read, row, sync, write
 

@@ -14,6 +14,8 @@ from unittest import mock
 import attrs
 import pytest
 
+from busrep.core.snapshots import Agreement, PartRange
+from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import (
     ClaimBlocked,
     ConfigError,
@@ -25,12 +27,10 @@ from busrep.errors import (
     UnknownStream,
     WriterFenced,
 )
-from busrep.snapshots import Agreement, PartRange
-from busrep.storage import MIXED
 from busrep.stores import AsyncStore, Claim, CommitUnknown, open_store
+from busrep.stores.interface import MIXED
 from busrep.stores.schema import VERSION
 from busrep.streams import Registry, Stream, Table
-from busrep.updates import FetchUpdates, UpdatesPage
 
 # Long enough for a loaded machine; nothing here takes a second unless it fails.
 PATIENCE = 30.0

@@ -13,12 +13,12 @@ import pytest
 
 import busrep
 from busrep import ConfigError, PositionTooOld, Unavailable
-from busrep.asyncio import acks as module
-from busrep.asyncio.acks import Acknowledgements, Retained
-from busrep.commands import FederationAck
+from busrep.commands import acks as module
+from busrep.commands.acks import Acknowledgements, Retained
+from busrep.core.commands import FederationAck
+from busrep.core.updates import FetchUpdates
 from busrep.errors import NotAWriter, UnknownStream
 from busrep.testing import MemoryRedis
-from busrep.updates import FetchUpdates
 from tests.commands_child import Child, sending
 from tests.store_conformance import sync
 from tests.test_presence import CALM, Lossy, virtually

@@ -8,7 +8,7 @@ import attrs
 import orjson
 import pytest
 
-from busrep.bootstrap import (
+from busrep.core.bootstrap import (
     LONGEST_PAUSE,
     TRANSITIONS,
     Agree,
@@ -22,11 +22,11 @@ from busrep.bootstrap import (
     Work,
     unfinished,
 )
+from busrep.core.reader import Reader
+from busrep.core.reader import State as ReaderState
+from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part
 from busrep.errors import ReaderMoved, RowError, SnapshotBusy, SnapshotGone, Unavailable
-from busrep.reader import Reader
-from busrep.reader import State as ReaderState
 from busrep.settings import Settings
-from busrep.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part
 
 from .bootstrap_model import walk
 from .bootstrap_process import Process

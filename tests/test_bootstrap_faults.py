@@ -14,8 +14,8 @@ import attrs
 import pytest
 
 from busrep import Batch, Bus, HandlerFailed, SnapshotPart
+from busrep.core.snapshots import Agreement
 from busrep.errors import Closed, ConfigError, EpochChanged, ReaderMoved, SnapshotBusy, SnapshotGone, Unavailable
-from busrep.snapshots import Agreement
 from busrep.testing import virtual
 from busrep.testing.pair import MemoryDeployment
 

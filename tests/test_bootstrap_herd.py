@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from busrep import Bus, Settings
-from busrep.caches import invalidations
+from busrep.caches.cache import invalidations
 from busrep.errors import ConfigError
 from busrep.stores import open_store
-from busrep.stores.postgres_snapshots import SLOTS
+from busrep.stores.postgres.snapshots import SLOTS
 from busrep.streams import Registry
 from busrep.testing import virtual
 from busrep.testing.pair import MemoryDeployment, MemoryRedis

@@ -11,10 +11,10 @@ import attrs
 import pytest
 
 import busrep
-from busrep.asyncio.http_serve import serve
-from busrep.asyncio.http_server import CatchUpLimits, catch_up_app
-from busrep.asyncio.http_source import HttpSource
 from busrep.errors import NoSnapshots
+from busrep.http.serve import serve
+from busrep.http.server import CatchUpLimits, catch_up_app
+from busrep.http.source import HttpSource
 from busrep.stores import open_store
 from busrep.streams import Registry
 

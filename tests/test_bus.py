@@ -24,7 +24,7 @@ import redis.asyncio
 
 import busrep
 from busrep import Batch, Bus, Settings, Stream, connect
-from busrep.commands import Position, RemoteServerUp, UserIp, UserSync
+from busrep.core.commands import Position, RemoteServerUp, UserIp, UserSync
 from busrep.errors import (
     Closed,
     ConfigError,
@@ -1279,7 +1279,7 @@ def test_a_name_claimed_anew_fences_its_former_holder(deployment: Deployment) ->
 CRASHING_WRITER = """
 import asyncio, os, signal, sys
 import busrep
-from busrep.asyncio.link import RedisLink
+from busrep.links.redis import RedisLink
 
 redis, name, store, number = sys.argv[1:]
 orders = busrep.Stream("orders")

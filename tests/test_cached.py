@@ -16,12 +16,12 @@ import psycopg
 import pytest
 
 from busrep import Bus, Settings, Stream, connect
-from busrep.asyncio.http_serve import serve
-from busrep.asyncio.http_server import catch_up_app
-from busrep.asyncio.http_source import HttpSource
-from busrep.asyncio.tcp_server import TcpServer
-from busrep.caches import Invalidation, invalidations
+from busrep.caches.cache import Invalidation, invalidations
 from busrep.errors import Closed, CommitUnknown, ConfigError, NotAWriter, Unavailable
+from busrep.http.serve import serve
+from busrep.http.server import catch_up_app
+from busrep.http.source import HttpSource
+from busrep.links.tcp_server import TcpServer
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink

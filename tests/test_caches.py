@@ -18,8 +18,8 @@ import pytest
 from cachetools import TTLCache
 
 from busrep import Settings, Stream
-from busrep.cached import Cache, wrap
-from busrep.caches import Caches, Feed, Invalidation, invalidations, row_of_call, row_of_key, staleness_bound
+from busrep.caches.cache import Caches, Feed, Invalidation, invalidations, row_of_call, row_of_key, staleness_bound
+from busrep.caches.cached import Cache, wrap
 from busrep.errors import ConfigError, MissingExtra
 from busrep.streams import Registry
 

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import busrep
-from busrep.caches import invalidations
+from busrep.caches.cache import invalidations
 from busrep.settings import Settings
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry

@@ -12,8 +12,8 @@ import pytest
 import redis.asyncio
 
 import busrep
-from busrep.commands import UserIp
-from busrep.framing import parse_frame
+from busrep.core.commands import UserIp
+from busrep.core.framing import parse_frame
 
 DATA = Path(__file__).parent / "data"
 CHANNEL = "example.test"

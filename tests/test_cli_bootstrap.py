@@ -20,8 +20,8 @@ from click.testing import CliRunner, Result
 import busrep.cli.bootstrap as command
 from busrep.cli.app import cli
 from busrep.cli.snapshot_file import SnapshotFile, note_path
+from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange
 from busrep.errors import ConfigError, Unavailable
-from busrep.snapshots import Agreement, BootstrapProgress, PartRange
 from busrep.stores import open_store
 from busrep.streams import Registry, Stream
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from busrep.cli.publish import Published, RowForms, StandardInput, next_batch, parse_line
+from busrep.core.updates import FetchUpdates
 from busrep.errors import ConfigError
 from busrep.shapes import Field, row_of, value_fits
-from busrep.storage import StoredStream
 from busrep.stores import open_store
+from busrep.stores.interface import StoredStream
 from busrep.streams import Registry, Stream
-from busrep.updates import FetchUpdates
 from tests.test_cli_streams import SHOP, busrep, execute, module, store_url
 
 __all__ = ["module", "store_url"]

@@ -12,8 +12,8 @@ import pytest
 
 import busrep
 from busrep import sync
-from busrep.delivery import Reset
-from busrep.reader import Followed
+from busrep.core.delivery import Reset
+from busrep.core.reader import Followed
 from busrep.settings import Settings
 
 from .shop import QUICK, typing

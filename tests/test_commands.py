@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from busrep.commands import (
+from busrep.core.commands import (
     INT64_MAX,
     INT64_MIN,
     CancelTask,

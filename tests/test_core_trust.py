@@ -5,17 +5,17 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from busrep.commands import Name
-from busrep.delivery import Reset
+from busrep.core.commands import Name
+from busrep.core.delivery import Reset
+from busrep.core.framing import MOST_ERRORS, Rows, parse_message
+from busrep.core.ids import IdGenerator
+from busrep.core.reader import MOST_UNCONFIRMED, Followed, Reader, State
+from busrep.core.updates import UpdatesPage
+from busrep.core.writer import Writer
 from busrep.errors import ConfigError, RowError
-from busrep.framing import MOST_ERRORS, Rows, parse_message
-from busrep.ids import IdGenerator
-from busrep.reader import MOST_UNCONFIRMED, Followed, Reader, State
 from busrep.settings import Settings
-from busrep.storage import Claim, KnownWriter, Registered, claims_of
+from busrep.stores.interface import Claim, KnownWriter, Registered, claims_of
 from busrep.streams import Registry, Stream, checked_stream
-from busrep.updates import UpdatesPage
-from busrep.writer import Writer
 
 EPOCH, OTHER = "0" * 32, "f" * 32
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from busrep import direct
-from busrep.direct import FrameSplitter, Liveness, PlainView, join_messages
+from busrep.core import direct
+from busrep.core.direct import FrameSplitter, Liveness, PlainView, join_messages
+from busrep.core.framing import parse_frame
 from busrep.errors import ParseError
-from busrep.framing import parse_frame
 from busrep.settings import Settings
 
 EPOCH = b"0123456789abcdef0123456789abcdef"

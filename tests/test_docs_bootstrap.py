@@ -19,10 +19,10 @@ import psycopg
 import pytest
 
 import busrep
-from busrep.asyncio.parquet_manifest import read_manifest
-from busrep.bootstrap import TRANSITIONS, State
 from busrep.cli.app import cli
+from busrep.core.bootstrap import TRANSITIONS, State
 from busrep.settings import Settings
+from busrep.snapshots.parquet_manifest import read_manifest
 from busrep.stores import open_store
 from busrep.streams import Registry
 
@@ -121,7 +121,7 @@ def test_the_settings_named_have_these_defaults() -> None:
 
 
 def test_the_statistics_named_are_there() -> None:
-    from busrep.bootstrap import Bootstrap
+    from busrep.core.bootstrap import Bootstrap
 
     known = set(Bootstrap("orders").statistics(0.0)) | {"buffer_bytes"}
     section = TEXT.partition("\n## States\n")[2].partition("<!-- diagram")[0]

@@ -11,8 +11,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from busrep import commands
-from busrep.asyncio import acks, bus, locks, presence, remote_servers
+from busrep.asyncio import bus
+from busrep.commands import acks, locks, presence, remote_servers
+from busrep.core import commands
 
 TEXT = (Path(__file__).parent.parent / "docs" / "commands.md").read_text()
 

@@ -16,11 +16,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from busrep.core.updates import FetchUpdates
 from busrep.errors import BusrepError, CommitUnknown, ConfigError, StatementRefused, Unavailable, WriterFenced
 from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
-from busrep.updates import FetchUpdates
 from tests.shop import STREAMS
 from tests.test_bus import Deployment, deployment, run
 

@@ -21,8 +21,8 @@ import redis
 import sqlalchemy.exc
 
 import busrep
+from busrep.core.failures import LOG_EVERY, RetryPolicy, Trouble, Verdict, is_outage, predicate_of
 from busrep.errors import CommitUnknown, ConfigError, HandlerFailed, ReaderMoved, RowError, Unavailable, WaitTimeout
-from busrep.failures import LOG_EVERY, RetryPolicy, Trouble, Verdict, is_outage, predicate_of
 from busrep.settings import Settings
 
 
@@ -175,7 +175,7 @@ def test_connect_refuses_it_too() -> None:
 
 def test_no_driver_is_imported_for_it() -> None:
     code = (
-        "import sys; from busrep.failures import is_outage; assert is_outage(TimeoutError());"
+        "import sys; from busrep.core.failures import is_outage; assert is_outage(TimeoutError());"
         "assert not {'psycopg', 'sqlite3', 'sqlalchemy', 'django'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

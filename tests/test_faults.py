@@ -22,9 +22,9 @@ import redis.asyncio
 
 import busrep.sync
 from busrep import Batch, Bus
-from busrep.asyncio.tasks import stop
-from busrep.commands import RemoteServerUp
+from busrep.core.commands import RemoteServerUp
 from busrep.errors import BusrepError, Closed, CommitUnknown, HandlerFailed, Unavailable, WriterFenced
+from busrep.runtime.tasks import stop
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import RedisServer, start_redis
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from busrep.commands import INT64_MAX, Name, Ping, Position, Rdata, Server, parse
-from busrep.errors import ParseError
-from busrep.framing import (
+from busrep.core.commands import INT64_MAX, Name, Ping, Position, Rdata, Server, parse
+from busrep.core.framing import (
     MOST_ERRORS,
     ROW_OVERHEAD,
     RUN_OVERHEAD,
@@ -21,6 +20,7 @@ from busrep.framing import (
     format_rows,
     parse_frame,
 )
+from busrep.errors import ParseError
 
 CAPTURE = Path(__file__).parent / "data" / "synapse-1.163.2.jsonl.gz"
 LIMIT = 1 << 20
@@ -141,7 +141,7 @@ def test_frames(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_without_the_search_for_whole_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("busrep.framing.RUNS_AT_ONCE", 0)
+    monkeypatch.setattr("busrep.core.framing.RUNS_AT_ONCE", 0)
     test_frames(name)
 
 

@@ -10,10 +10,10 @@ import attrs
 import pytest
 
 from busrep import Settings
-from busrep.cached import wrap
-from busrep.caches import Caches, Invalidation, invalidations
-from busrep.freshness import PENDING, Commits, HeardProof, Own, TableProof
-from busrep.storage import KnownWriter
+from busrep.caches.cache import Caches, Invalidation, invalidations
+from busrep.caches.cached import wrap
+from busrep.caches.freshness import PENDING, Commits, HeardProof, Own, TableProof
+from busrep.stores.interface import KnownWriter
 
 BEAT = 2.0
 

@@ -11,7 +11,7 @@ import attrs
 import psycopg
 import pytest
 
-from busrep.caches import invalidations
+from busrep.caches.cache import invalidations
 from busrep.stores.blocking import BlockingStore
 from busrep.sync import connect
 from busrep.testing.links import FaultyLink

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 import busrep
 import busrep.sync
 from busrep.cli.app import cli
+from busrep.core.health import health_of
 from busrep.errors import BusrepError, ConfigError, HandlerFailed, WriterFenced
-from busrep.health import health_of
 from busrep.testing import virtual
 from busrep.testing.pair import QUICK, MemoryDeployment
 from tests.shop import Order, opened_store, orders

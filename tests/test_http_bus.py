@@ -30,11 +30,11 @@ from starlette.types import Receive, Scope, Send
 import busrep
 from busrep import Batch, Settings, Stream
 from busrep.asyncio import ReferenceSource
-from busrep.asyncio.http_serve import ServeLimits, Serving, serve
-from busrep.asyncio.http_server import CatchUpLimits, catch_up_app
-from busrep.asyncio.http_source import HttpSource
 from busrep.cli import serve as serve_command
 from busrep.errors import ConfigError, PositionsAheadOfTable, PositionTooOld
+from busrep.http.serve import ServeLimits, Serving, serve
+from busrep.http.server import CatchUpLimits, catch_up_app
+from busrep.http.source import HttpSource
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink

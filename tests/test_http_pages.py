@@ -11,18 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from busrep.asyncio import http_pages
-from busrep.asyncio.http_pages import (
-    CatchUpState,
-    bounded,
-    read_page,
-    read_state,
-    write_page,
-    write_state,
-)
-from busrep.commands import INT64_MAX, INT64_MIN, json_bytes
-from busrep.storage import KnownWriter
-from busrep.updates import FetchUpdates, UpdatesPage
+from busrep.core.commands import INT64_MAX, INT64_MIN, json_bytes
+from busrep.core.updates import FetchUpdates, UpdatesPage
+from busrep.http import pages as http_pages
+from busrep.http.pages import CatchUpState, bounded, read_page, read_state, write_page, write_state
+from busrep.stores.interface import KnownWriter
 
 EPOCH = "0123456789abcdef" * 2
 OTHER_EPOCH = "f" * 32

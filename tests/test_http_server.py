@@ -20,13 +20,14 @@ import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
 
-from busrep.asyncio.http_serve import ServeLimits, Serving, serve
-from busrep.asyncio.http_server import CatchUpLimits, catch_up_app
+from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError, PositionTooOld, SchemaError, Unavailable, UnknownStream
-from busrep.storage import KnownWriter
-from busrep.stores import memory, open_store
+from busrep.http.serve import ServeLimits, Serving, serve
+from busrep.http.server import CatchUpLimits, catch_up_app
+from busrep.stores import open_store
+from busrep.stores.interface import KnownWriter
+from busrep.stores.memory import store as memory
 from busrep.streams import Registry, Stream
-from busrep.updates import FetchUpdates, UpdatesPage
 
 from .blocked import DEPENDED_ON, run_blocked
 from .store_conformance import sync, write
@@ -1017,13 +1018,13 @@ async def test_an_answer_that_breaks_off_is_counted_and_not_begun_anew() -> None
     assert (statistics["refused"], statistics["in_flight"]) == ({"gone": 1}, 0)
 
 
-@pytest.mark.parametrize("module", ["http_server", "http_serve", "http_source"])
+@pytest.mark.parametrize("module", ["server", "serve", "source"])
 def test_without_the_extra_it_says_what_to_install(module: str) -> None:
     done = run_blocked(
         f"""
         import busrep
         try:
-            import busrep.asyncio.{module}
+            import busrep.http.{module}
         except busrep.ConfigError as error:
             print(error)
         try:

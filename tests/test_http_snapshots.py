@@ -25,16 +25,17 @@ import orjson
 import pytest
 
 from busrep import Settings
-from busrep.asyncio import http_snapshots_client, http_snapshots_spool
-from busrep.asyncio.http_serve import ServeLimits, serve
-from busrep.asyncio.http_server import CatchUpLimits, catch_up_app
-from busrep.asyncio.http_snapshots import Snapshots, UnknownSnapshot
-from busrep.asyncio.http_snapshots_limits import SnapshotLimits
-from busrep.asyncio.http_snapshots_spool import PIECE, Spool
-from busrep.asyncio.http_source import HttpSource
-from busrep.asyncio.snapshot_sources import check_agreement, checked_part
+from busrep.core.snapshots import Agreement, PartRange, SnapshotSource, encode_rows
 from busrep.errors import ConfigError, SnapshotBusy, SnapshotGone, Unavailable, UnknownStream
-from busrep.snapshots import Agreement, PartRange, SnapshotSource, encode_rows
+from busrep.http import snapshots_client as http_snapshots_client
+from busrep.http import snapshots_spool as http_snapshots_spool
+from busrep.http.serve import ServeLimits, serve
+from busrep.http.server import CatchUpLimits, catch_up_app
+from busrep.http.snapshots import Snapshots, UnknownSnapshot
+from busrep.http.snapshots_limits import SnapshotLimits
+from busrep.http.snapshots_spool import PIECE, Spool
+from busrep.http.source import HttpSource
+from busrep.snapshots.sources import check_agreement, checked_part
 from busrep.stores import open_store
 from busrep.streams import Registry
 
@@ -970,7 +971,7 @@ async def test_a_folder_that_somebody_cleaned_away_is_made_anew(tmp_path: Path) 
 
 CHILD = """
 import asyncio, sys
-from busrep.asyncio.http_snapshots_spool import Spool
+from busrep.http.snapshots_spool import Spool
 
 async def main():
     async def pieces():
@@ -1513,7 +1514,7 @@ def source_of(url: str, streams: Any, settings: Settings) -> HttpSource:
 MEMORY = """
 import asyncio, os, sys
 sys.path.insert(0, os.getcwd())
-from busrep.asyncio.http_serve import serve
+from busrep.http.serve import serve
 from tests.test_http_snapshots import Table, app_of
 
 def resident():

@@ -17,16 +17,16 @@ import pytest
 
 import busrep
 from busrep import Settings
-from busrep.asyncio import http_source
-from busrep.asyncio.http_pages import CatchUpState, write_page, write_state
-from busrep.asyncio.http_serve import serve
-from busrep.asyncio.http_server import CatchUpLimits, catch_up_app
-from busrep.asyncio.http_source import HttpSource
-from busrep.commands import json_bytes
+from busrep.core.commands import json_bytes
+from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError, PositionTooOld, Unavailable, UnknownStream
-from busrep.storage import AsyncStore, KnownWriter
+from busrep.http import source as http_source
+from busrep.http.pages import CatchUpState, write_page, write_state
+from busrep.http.serve import serve
+from busrep.http.server import CatchUpLimits, catch_up_app
+from busrep.http.source import HttpSource
+from busrep.stores.interface import AsyncStore, KnownWriter
 from busrep.streams import Registry, Stream
-from busrep.updates import FetchUpdates, UpdatesPage
 
 from .store_conformance import sync, write
 from .test_http_pages import LIES

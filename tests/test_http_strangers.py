@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import busrep
-from busrep.asyncio.http_serve import ServeLimits, Serving, serve
-from busrep.asyncio.http_server import catch_up_app
-from busrep.asyncio.http_source import HttpSource
+from busrep.core.updates import FetchUpdates
+from busrep.http.serve import ServeLimits, Serving, serve
+from busrep.http.server import catch_up_app
+from busrep.http.source import HttpSource
 from busrep.settings import Settings
-from busrep.updates import FetchUpdates
 
 from .store_conformance import sync
 from .test_http_server import SECRET, STREAMS, connection, ended, head, memory_store, orders, serving_of, until

@@ -12,8 +12,8 @@ from typing import ClassVar
 import attrs
 import pytest
 
+from busrep.core.ids import IdGenerator, Noted, ReservedIds, Start, StuckFact, Ticket, plan_start
 from busrep.errors import NotAWriter, PositionsAheadOfTable, SequenceWentBack, WriterFenced
-from busrep.ids import IdGenerator, Noted, ReservedIds, Start, StuckFact, Ticket, plan_start
 
 FENCED = WriterFenced("w", 2)
 

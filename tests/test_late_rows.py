@@ -10,9 +10,9 @@ import redis.asyncio
 
 import busrep
 from busrep import Stream
-from busrep.delivery import RECENT_TOKENS, Missed, RecentTokens
-from busrep.reader import Followed, Reader
-from busrep.updates import UpdatesPage
+from busrep.core.delivery import RECENT_TOKENS, Missed, RecentTokens
+from busrep.core.reader import Followed, Reader
+from busrep.core.updates import UpdatesPage
 
 from .bootstraps import until
 from .store_conformance import sync

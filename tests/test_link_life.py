@@ -9,7 +9,7 @@ import pytest
 
 from busrep import Stream
 from busrep.asyncio import Bus
-from busrep.commands import Name
+from busrep.core.commands import Name
 from busrep.sync import connect as sync_connect
 from busrep.testing import MemoryDeployment
 from tests.test_bus import Order, Seen, deployment, on_postgres, orders, run, until, write

@@ -11,11 +11,11 @@ from unittest import mock
 import pytest
 
 from busrep import ConfigError, LockReleased, RemoteServerUp, Unavailable
-from busrep.asyncio import remote_servers
-from busrep.asyncio.locks import Locks
-from busrep.asyncio.news import Waiters
-from busrep.asyncio.remote_servers import RemoteServers
-from busrep.commands import UserIp
+from busrep.commands import remote_servers
+from busrep.commands.locks import Locks
+from busrep.commands.news import Waiters
+from busrep.commands.remote_servers import RemoteServers
+from busrep.core.commands import UserIp
 from busrep.errors import Closed
 from busrep.testing import MemoryRedis
 from tests.commands_child import Child

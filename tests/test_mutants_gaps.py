@@ -13,13 +13,13 @@ import psycopg
 import pytest
 
 import busrep
-from busrep.commands import RemoteServerUp
-from busrep.delivery import DeliveryQueue, RawBatch
+from busrep.core.commands import RemoteServerUp
+from busrep.core.delivery import DeliveryQueue, RawBatch
+from busrep.core.ids import IdGenerator
+from busrep.core.writer import Writer
 from busrep.errors import HandlerFailed
-from busrep.ids import IdGenerator
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.writer import Writer
 
 from .test_bus import Deployment, Gate, on_postgres, run, until, write
 from .test_bus import orders as bus_orders

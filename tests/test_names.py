@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import busrep
-from busrep.commands import (
+from busrep.core.commands import (
     NAME_BYTES,
     ClearUserSync,
     FederationAck,
@@ -23,8 +23,8 @@ from busrep.commands import (
     UserSync,
     parse,
 )
+from busrep.core.framing import COMMAND_BYTES, parse_frame
 from busrep.errors import BusrepError, ConfigError, ParseError
-from busrep.framing import COMMAND_BYTES, parse_frame
 from busrep.streams import Stream
 from busrep.sync import connect as sync_connect
 

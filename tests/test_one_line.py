@@ -11,13 +11,13 @@ import pytest
 import redis as redis_py
 
 from busrep import Settings, Stream
+from busrep.core.framing import parse_frame
+from busrep.core.reader import Followed, Reader
+from busrep.core.writer import Writer
 from busrep.errors import ConfigError
-from busrep.framing import parse_frame
-from busrep.reader import Followed, Reader
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from busrep.sync import connect
-from busrep.writer import Writer
 
 from .bus_conformance import AsyncioBus, Deployment, Seen, until, write
 from .shop import QUICK, Order

@@ -19,13 +19,13 @@ import pytest
 from pyarrow import fs as arrow_fs
 from pyarrow import parquet as arrow_parquet
 
-from busrep.asyncio import parquet
-from busrep.asyncio.http_source import HttpSource
-from busrep.asyncio.parquet import ParquetSource, write_snapshot
-from busrep.asyncio.parquet_manifest import NAME, read_manifest
-from busrep.asyncio.snapshot_sources import open_source
+from busrep.core.snapshots import Agreement, PartRange, SnapshotSource, encode_rows
 from busrep.errors import ConfigError, SnapshotGone, Unavailable
-from busrep.snapshots import Agreement, PartRange, SnapshotSource, encode_rows
+from busrep.http.source import HttpSource
+from busrep.snapshots import parquet
+from busrep.snapshots.parquet import ParquetSource, write_snapshot
+from busrep.snapshots.parquet_manifest import NAME, read_manifest
+from busrep.snapshots.sources import open_source
 
 from .blocked import DEPENDED_ON, run_blocked
 from .store_conformance import sync
@@ -273,7 +273,7 @@ def test_without_the_extra() -> None:
     done = run_blocked(
         """
         import busrep
-        from busrep.asyncio.snapshot_sources import open_source
+        from busrep.snapshots.sources import open_source
         for url in ("file:///x", "http://localhost"):
             try:
                 open_source(url, [])

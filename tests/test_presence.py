@@ -17,8 +17,16 @@ import redis.asyncio as aioredis
 import busrep
 from busrep import ConfigError, LockReleased, Unavailable, UserSync
 from busrep.asyncio import bus as bus_module
-from busrep.asyncio.presence import DEVICE_BYTES, MOST_WAITING, SLICE, SLICE_PAUSE, TOLD_AGAIN, Presence, PresenceChange
-from busrep.commands import NAME_BYTES, ClearUserSync, Replicate
+from busrep.commands.presence import (
+    DEVICE_BYTES,
+    MOST_WAITING,
+    SLICE,
+    SLICE_PAUSE,
+    TOLD_AGAIN,
+    Presence,
+    PresenceChange,
+)
+from busrep.core.commands import NAME_BYTES, ClearUserSync, Replicate
 from busrep.errors import Closed
 from busrep.testing import MemoryRedis, virtual
 from busrep.testing.pair import QUICK

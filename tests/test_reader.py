@@ -10,12 +10,12 @@ from pathlib import Path
 import attrs
 import pytest
 
-from busrep.commands import Name, Replicate, Server
-from busrep.delivery import Missed, RawBatch, Reset
+from busrep.core.commands import Name, Replicate, Server
+from busrep.core.delivery import Missed, RawBatch, Reset
+from busrep.core.reader import TRANSITIONS, Event, Followed, Reader, State
+from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError
-from busrep.reader import TRANSITIONS, Event, Followed, Reader, State
 from busrep.settings import Settings
-from busrep.updates import FetchUpdates, UpdatesPage
 
 EPOCH = "0" * 31 + "1"
 OTHER_EPOCH = "0" * 31 + "2"

@@ -16,15 +16,15 @@ import redis.asyncio
 import busrep
 from busrep import Settings, Stream
 from busrep.asyncio import ReferenceSource
-from busrep.asyncio.http_pages import read_reference_page
-from busrep.asyncio.http_serve import serve
-from busrep.asyncio.http_server import catch_up_app
-from busrep.asyncio.http_source import HttpSource
+from busrep.core.updates import FetchUpdates
 from busrep.errors import ConfigError, Unavailable
-from busrep.storage import AsyncStore
+from busrep.http.pages import read_reference_page
+from busrep.http.serve import serve
+from busrep.http.server import catch_up_app
+from busrep.http.source import HttpSource
 from busrep.stores import open_store
+from busrep.stores.interface import AsyncStore
 from busrep.streams import Registry
-from busrep.updates import FetchUpdates
 
 from .bootstraps import until
 from .store_conformance import sync

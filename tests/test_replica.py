@@ -21,7 +21,7 @@ from busrep.settings import Settings
 from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store
 from busrep.stores.plans import Control, Plan, Sql
-from busrep.stores.postgres import PostgresStore
+from busrep.stores.postgres.store import PostgresStore
 from busrep.streams import Registry, Stream
 from busrep.testing import servers
 from busrep.testing.servers import PostgresServer, start_postgres, start_replica

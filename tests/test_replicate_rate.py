@@ -10,11 +10,11 @@ import attrs
 import pytest
 import redis.asyncio
 
+from busrep.core.writer import Writer
 from busrep.settings import Settings
 from busrep.streams import Stream
 from busrep.sync import connect as sync_connect
 from busrep.testing import MemoryDeployment
-from busrep.writer import Writer
 from tests.test_bus import QUICK, deployment, orders, run, until
 from tests.test_rules import simulated
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from busrep.core.framing import parse_frame
+from busrep.core.reader import Followed, Reader, State
+from busrep.core.retained import FACT_BYTES, RetainedRows
+from busrep.core.updates import FetchUpdates, UpdatesPage
+from busrep.core.writer import Writer
 from busrep.errors import ConfigError, PositionTooOld, UnknownStream
-from busrep.framing import parse_frame
-from busrep.reader import Followed, Reader, State
-from busrep.retained import FACT_BYTES, RetainedRows
 from busrep.settings import Settings
 from busrep.streams import Stream
-from busrep.updates import FetchUpdates, UpdatesPage
-from busrep.writer import Writer
 
 
 def kept(*expected: str, **options: Any) -> RetainedRows:

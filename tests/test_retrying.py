@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 import busrep
-from busrep.delivery import Missed
+from busrep.core.delivery import Missed
 from busrep.errors import HandlerFailed, PositionsAheadOfTable
 from busrep.testing import virtual
 from busrep.testing.pair import QUICK, MemoryDeployment
@@ -462,7 +462,7 @@ def test_invalidations_do_not_wait_for_a_handler() -> None:
     """Rows of a stream of invalidations are better skipped: caches are cleared then, and go on."""
 
     async def main() -> None:
-        from busrep.caches import invalidations
+        from busrep.caches.cache import invalidations
 
         stream = invalidations()
         async with (

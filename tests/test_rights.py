@@ -15,9 +15,9 @@ from psycopg import sql
 import busrep
 from busrep import Settings, Stream
 from busrep.errors import Unavailable
-from busrep.storage import AsyncStore
 from busrep.stores import open_store
 from busrep.stores.blocking_staging import Place, open_staging_store
+from busrep.stores.interface import AsyncStore
 from busrep.stores.staging import Batch
 from busrep.streams import Registry
 from tests.store_conformance import read, sync, write

@@ -25,8 +25,11 @@ import redis.asyncio
 from busrep import Batch, Settings, Stream
 from busrep.asyncio import Bus
 from busrep.asyncio.writing import Claimed, Fact, Writing
-from busrep.commands import Name
-from busrep.delivery import RawBatch
+from busrep.core.commands import Name
+from busrep.core.delivery import RawBatch
+from busrep.core.framing import parse_frame
+from busrep.core.reader import Followed, Reader, State
+from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import (
     ClaimBlocked,
     CommitUnknown,
@@ -39,17 +42,15 @@ from busrep.errors import (
     WaitTimeout,
     WriterFenced,
 )
-from busrep.framing import parse_frame
-from busrep.reader import Followed, Reader, State
-from busrep.stores import claims, facts, memory, open_store
-from busrep.stores.memory import MemoryStore, MemoryTransaction
+from busrep.stores import claims, facts, open_store
+from busrep.stores.memory import store as memory
+from busrep.stores.memory.store import MemoryStore, MemoryTransaction
 from busrep.stores.plans import Answers, Sql, Step, run_sync
 from busrep.streams import Registry
 from busrep.testing import virtual
 from busrep.testing.links import FaultyLink
 from busrep.testing.pair import QUICK as MEMORY
 from busrep.testing.pair import MemoryDeployment
-from busrep.updates import FetchUpdates, UpdatesPage
 
 from . import names
 from .test_bus import (
@@ -865,7 +866,7 @@ def test_9_1_the_rows_are_read_after_the_transaction_was_seen_to_have_ended(on_p
 
 
 def store_sync(connection: Any) -> Callable[[tuple[Step, ...]], Answers]:
-    from busrep.stores.postgres import execute_sync
+    from busrep.stores.postgres.store import execute_sync
 
     return lambda steps: execute_sync(connection, steps)
 

@@ -11,8 +11,8 @@ import attrs
 import pytest
 
 from busrep.errors import BusrepError, StatementRefused
-from busrep.storage import AsyncStore
 from busrep.stores.blocking import open_blocking_store
+from busrep.stores.interface import AsyncStore
 from busrep.streams import Registry
 from tests.test_bus import QUICK, STREAMS, Seen, deployment, on_postgres, orders, run, write
 

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 
 import busrep
 from busrep import Stream
-from busrep.asyncio.snapshot_sources import open_source
 from busrep.cli.app import cli
 from busrep.errors import BusrepError, ConfigError
+from busrep.snapshots.sources import open_source
 from busrep.spark import secrets
 from busrep.spark.archive_store import Root
 from busrep.spark.options import read_options

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from busrep.asyncio import tcp_server
-from busrep.asyncio.http_serve import ServeLimits
-from busrep.asyncio.http_server import CatchUpLimits
 from busrep.cli.app import cli
 from busrep.errors import ConfigError
+from busrep.http.serve import ServeLimits
+from busrep.http.server import CatchUpLimits
+from busrep.links import tcp_server
 from busrep.urls import check_url, shown_url
 
 ROOT = Path(__file__).parent.parent

@@ -13,8 +13,8 @@ from busrep.errors import StatementRefused, Unavailable
 from busrep.settings import Settings
 from busrep.stores import open_store
 from busrep.stores.blocking import complete
-from busrep.stores.blocking_postgres import BlockingPostgresStore
 from busrep.stores.plans import Control, Plan, Sql
+from busrep.stores.postgres.blocking import BlockingPostgresStore
 from busrep.streams import Registry
 
 from .shop import STREAMS, Order, orders
@@ -96,7 +96,7 @@ def skip_unknown(url: str, setting: str) -> None:
 
 
 def test_any_error_that_closes_the_connection_is_an_outage() -> None:
-    from busrep.stores.postgres import translated
+    from busrep.stores.postgres.store import translated
 
     error = psycopg.errors.InternalError("a driver may call it anything")
     assert isinstance(translated(error, closed=True), Unavailable)

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import pytest
 
-from busrep.testing.sim.oracle import Oracle
-from busrep.testing.sim.record import Claimed, Handled, Life, Record, Reported, Sample, Upto
-from busrep.testing.sim.scenario import LIVE, LOOSE, STRICT, WRITER, Role
+from tests.proof.sim.oracle import Oracle
+from tests.proof.sim.record import Claimed, Handled, Life, Record, Reported, Sample, Upto
+from tests.proof.sim.scenario import LIVE, LOOSE, STRICT, WRITER, Role
 
 E, KEY = "e1", ("orders", "w1")
 ROLES = {

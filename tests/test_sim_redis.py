@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from busrep.asyncio.link import RedisLink
 from busrep.errors import Unavailable
+from busrep.links.redis import RedisLink
 from busrep.settings import Settings
-from busrep.testing.sim.redis import RedisPath, SimConnection, SimRedis
 from busrep.testing.virtual import Process, run
+from tests.proof.sim.redis import RedisPath, SimConnection, SimRedis
 
 SETTINGS = Settings(heartbeat=1.0, redis_timeout=1.0, retry_min=0.05, retry_max=0.2, silent_after_beats=3)
 

@@ -23,6 +23,8 @@ import psycopg
 import pytest
 
 from busrep import Settings
+from busrep.core.snapshots import Agreement
+from busrep.core.updates import FetchUpdates
 from busrep.errors import (
     ClaimBlocked,
     CommitUnknown,
@@ -33,18 +35,16 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
-from busrep.snapshots import Agreement
-from busrep.storage import Claim
 from busrep.stores import bootstraps, claims, facts, open_store, readers
 from busrep.stores.backing import backing_of
+from busrep.stores.interface import Claim
 from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step
-from busrep.stores.postgres_dialect import PostgresDialect, sequence_name
+from busrep.stores.postgres.dialect import PostgresDialect, sequence_name
 from busrep.streams import Registry, Stream
 from busrep.testing import virtual
-from busrep.testing.sim.database import Path, SimConnection, SimDatabase, SimError
-from busrep.testing.sim.statements import known
-from busrep.testing.sim.store import SimStore
-from busrep.updates import FetchUpdates
+from tests.proof.sim.database import Path, SimConnection, SimDatabase, SimError
+from tests.proof.sim.statements import known
+from tests.proof.sim.store import SimStore
 from tests.store_conformance import PATIENCE, StoreConformance, generic, page, read, row, write
 from tests.test_stores import SqlConformance, nested
 
@@ -129,7 +129,7 @@ class OnPostgres:
         return connection
 
     async def run(self, connection: Any, steps: tuple[Step, ...]) -> Answers:
-        from busrep.stores.postgres import execute_async
+        from busrep.stores.postgres.store import execute_async
 
         return await execute_async(connection, steps)
 
@@ -1023,8 +1023,8 @@ from busrep import Settings
 from busrep.stores import planned, schema
 from busrep.streams import Registry, Stream
 from busrep.testing import virtual
-from busrep.testing.sim.database import Path, SimDatabase
-from busrep.testing.sim.store import SimStore
+from tests.proof.sim.database import Path, SimDatabase
+from tests.proof.sim.store import SimStore
 
 schema.secrets.token_hex = lambda size: "0" * 2 * size
 

@@ -1,6 +1,6 @@
 """The simulator as a whole: the same seed is the same run, what is wrong is found and shrunk, what is right passes.
 
-CI runs 1,000 seeds beside these (``python -m busrep.testing.simulate --seeds 1000``).
+CI runs 1,000 seeds beside these (``python -m tests.proof.simulate --seeds 1000``).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from busrep.reader import Reader
-from busrep.testing.sim.run import Scenario, draw, shrink, simulate
-from busrep.testing.sim.scenario import Event, Role
-from busrep.testing.simulate import traced
+from busrep.core.reader import Reader
+from tests.proof.sim.run import Scenario, draw, shrink, simulate
+from tests.proof.sim.scenario import Event, Role
+from tests.proof.simulate import traced
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,8 +28,8 @@ TELLING = 5
 
 HASHES = """
 import hashlib
-from busrep.testing.sim.run import draw
-from busrep.testing.simulate import traced
+from tests.proof.sim.run import draw
+from tests.proof.simulate import traced
 for seed in (3, 11, 47, 132):
     outcome, lines = traced(draw(seed))
     print(seed, hashlib.sha256(chr(10).join(lines).encode()).hexdigest())
@@ -128,7 +128,7 @@ def test_a_bug_is_found_and_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPa
 
 def cli(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "busrep.testing.simulate", *args], capture_output=True, text=True, check=False, cwd=ROOT
+        [sys.executable, "-m", "tests.proof.simulate", *args], capture_output=True, text=True, check=False, cwd=ROOT
     )
 
 
@@ -206,7 +206,7 @@ def test_workers_do_not_outlive_a_killed_command() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    command = [sys.executable, "-m", "busrep.testing.simulate", "--seeds", "100000", "--jobs", "2"]
+    command = [sys.executable, "-m", "tests.proof.simulate", "--seeds", "100000", "--jobs", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as running:
         try:
             until(lambda: len(workers(running.pid)) == 2)

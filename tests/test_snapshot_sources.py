@@ -9,10 +9,11 @@ from typing import Any
 import attrs
 import pytest
 
-from busrep.asyncio import parts, snapshot_sources
-from busrep.asyncio.snapshot_sources import check_log, checked_part
+from busrep.core.snapshots import Agreement, PartRange, PartRows, decode_part, encode_rows
 from busrep.errors import Unavailable
-from busrep.snapshots import Agreement, PartRange, PartRows, decode_part, encode_rows
+from busrep.snapshots import parts
+from busrep.snapshots import sources as snapshot_sources
+from busrep.snapshots.sources import check_log, checked_part
 
 from .bootstraps import SMALL, Source, Target, deployment, online, write
 from .store_conformance import sync

@@ -15,13 +15,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from busrep.core.snapshots import Agreement
 from busrep.errors import PositionTooOld, ReaderMoved, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.settings import Settings
-from busrep.snapshots import Agreement
 from busrep.stores import open_store
-from busrep.stores.postgres import PostgresStore
-from busrep.stores.postgres_copy import copy_out
-from busrep.stores.postgres_snapshots import SLOTS, STREAMS, PostgresSnapshots, _number
+from busrep.stores.postgres.copy import copy_out
+from busrep.stores.postgres.snapshots import SLOTS, STREAMS, PostgresSnapshots, _number
+from busrep.stores.postgres.store import PostgresStore
 from tests import test_replica
 from tests.snapshot_conformance import fetched, some_facts, text_of, tiles, whole
 from tests.store_conformance import generic, page, sync, write
@@ -321,7 +321,7 @@ async def test_a_name_that_the_server_has_used_again_is_not_believed(postgres_ur
 
 @sync
 async def test_a_slow_one_is_not_waited_for(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("busrep.stores.postgres_snapshots.SHARE_WAIT", 0.05)
+    monkeypatch.setattr("busrep.stores.postgres.snapshots.SHARE_WAIT", 0.05)
     async with opened(postgres_url) as store:
         await some_facts(store, 1)
         with psycopg.connect(postgres_url, autocommit=True) as slow:

@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 from busrep.cli.app import cli
+from busrep.core.snapshots import decode_part
 from busrep.errors import ConfigError, ReaderMoved, Unavailable
-from busrep.snapshots import decode_part
-from busrep.storage import AsyncStore, Claim
+from busrep.stores.interface import AsyncStore, Claim
 from tests import snapshot_conformance
 from tests.snapshot_conformance import SnapshotConformance, fetched, some_facts, text_of, tiles, whole
 from tests.store_conformance import OWN_TABLES, Order, row, streams, sync, write

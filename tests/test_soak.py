@@ -26,20 +26,10 @@ from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.streams import Stream
 from busrep.testing.servers import RedisServer, SentinelServer, start_redis, start_sentinel
-from busrep.testing.soak.faults import FAULTS
-from busrep.testing.soak.ledger import (
-    Anew,
-    Committed,
-    Entry,
-    Gone,
-    Handled,
-    Ledger,
-    RolledBack,
-    Started,
-    read_ledger,
-)
-from busrep.testing.soak.run import Options, Soak, draws
-from busrep.testing.soak.verdict import Content, Key, Verdict, judge_effects, judge_reader, judge_writer
+from tests.proof.soak.faults import FAULTS
+from tests.proof.soak.ledger import Anew, Committed, Entry, Gone, Handled, Ledger, RolledBack, Started, read_ledger
+from tests.proof.soak.run import Options, Soak, draws
+from tests.proof.soak.verdict import Content, Key, Verdict, judge_effects, judge_reader, judge_writer
 
 # -- the judge ------------------------------------------------------------------------------------
 
@@ -206,7 +196,7 @@ def test_faults_come_in_an_order_of_the_seed() -> None:
 
 # -- the real thing -------------------------------------------------------------------------------
 
-# Of the short run: each kind once, if it has an effect. The long one is `python -m busrep.testing.soak`.
+# Of the short run: each kind once, if it has an effect. The long one is `python -m tests.proof.soak`.
 SECONDS = 60.0
 
 
@@ -295,7 +285,7 @@ def test_an_interrupted_soak_leaves_nothing() -> None:
     folder = Path(tempfile.mkdtemp(prefix="interrupted-"))
     folder.chmod(0o755)
     soak = subprocess.Popen(
-        [sys.executable, "-m", "busrep.testing.soak", "--minutes", "5", "--seed", "1"],
+        [sys.executable, "-m", "tests.proof.soak", "--minutes", "5", "--seed", "1"],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(folder)},

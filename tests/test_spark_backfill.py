@@ -37,7 +37,7 @@ from busrep.spark.jobs import backfill
 from busrep.spark.sink_options import SinkOptions
 from busrep.stores.blocking import open_blocking_store
 from busrep.stores.blocking_staging import SqliteStage, StagingStore
-from busrep.stores.sqlite_dialect import SqliteDialect
+from busrep.stores.sqlite.dialect import SqliteDialect
 from busrep.streams import Registry
 
 

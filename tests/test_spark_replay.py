@@ -17,6 +17,7 @@ pytest.importorskip("pyspark")
 
 import busrep
 from busrep import sync
+from busrep.core.updates import FetchUpdates
 from busrep.errors import CommitUnknown, ConfigError, Unavailable, WriterFenced
 from busrep.spark import replay_target
 from busrep.spark.replay_pace import CHUNK_ROWS, Chunks, OutOfOrder, Pace, facts_of
@@ -24,7 +25,6 @@ from busrep.spark.replay_target import Target, Verbatim, mark_name, target_strea
 from busrep.stores.blocking import BlockingTransaction, open_blocking_store
 from busrep.streams import Registry
 from busrep.sync.writing import Writing
-from busrep.updates import FetchUpdates
 from tests.replay_child import EPOCH, QUICK, STEPS, Task, fact, replayed
 from tests.shop import Order
 

@@ -11,11 +11,11 @@ import pyarrow
 import pytest
 
 import busrep
-from busrep.asyncio import parquet
-from busrep.asyncio.parquet import ParquetSource
-from busrep.asyncio.parquet_manifest import NAME, Manifest, PartFile, read_manifest, write_manifest
+from busrep.core.snapshots import Agreement, PartRange
 from busrep.errors import ConfigError, RowError, SnapshotGone
-from busrep.snapshots import Agreement, PartRange
+from busrep.snapshots import parquet
+from busrep.snapshots.parquet import ParquetSource
+from busrep.snapshots.parquet_manifest import NAME, Manifest, PartFile, read_manifest, write_manifest
 from busrep.spark import snapshot_tasks
 from busrep.spark.archive_store import Root
 from busrep.spark.snapshot_tasks import PARTS, Keys, Part, PartFiles, keyed, read_keys, same_key

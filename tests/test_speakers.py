@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from busrep.commands import Name, Server
-from busrep.speakers import INCARNATIONS, Speakers
+from busrep.core.commands import Name, Server
+from busrep.core.speakers import INCARNATIONS, Speakers
 
 ONE, OTHER = "0" * 31 + "1", "0" * 31 + "2"
 

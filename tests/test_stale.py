@@ -22,20 +22,20 @@ import pytest
 import redis.asyncio as aioredis
 
 import busrep
-from busrep.caches import Invalidation, invalidations
+from busrep.caches.cache import Invalidation, invalidations
 from busrep.errors import ConfigError, MissingExtra
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import RedisServer
-from busrep.testing.stale import memory as oracle
-from busrep.testing.stale.__main__ import text_of
-from busrep.testing.stale.faults import FAULTS
-from busrep.testing.stale.lossy import LossyLink, reply_end
-from busrep.testing.stale.memory import NANO, VERSIONS, Memory, Shape, Stale, Sum
-from busrep.testing.stale.ordinary import EVERYTHING, Ordinary, OrdinaryCache
-from busrep.testing.stale.reads import Reads, draw
-from busrep.testing.stale.run import Options, Run, judge
-from busrep.testing.stale.task import BUSREP, CAREFUL, KEYS, LIFE_BLOCKS, PUBSUB, ROLES, WAYS, bound_of, settings_of
+from tests.proof.stale import memory as oracle
+from tests.proof.stale.__main__ import text_of
+from tests.proof.stale.faults import FAULTS
+from tests.proof.stale.lossy import LossyLink, reply_end
+from tests.proof.stale.memory import NANO, VERSIONS, Memory, Shape, Stale, Sum
+from tests.proof.stale.ordinary import EVERYTHING, Ordinary, OrdinaryCache
+from tests.proof.stale.reads import Reads, draw
+from tests.proof.stale.run import Options, Run, judge
+from tests.proof.stale.task import BUSREP, CAREFUL, KEYS, LIFE_BLOCKS, PUBSUB, ROLES, WAYS, bound_of, settings_of
 from tests.shop import QUICK, opened_store
 
 # -- the oracle -----------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_what_cannot_be_run_is_refused() -> None:
         Run(Options(seconds=1, seed=1, kinds=["cut", "earthquake"]))
 
 
-@pytest.mark.parametrize("module", ["busrep.testing.stale", "busrep.testing.soak"])
+@pytest.mark.parametrize("module", ["tests.proof.stale", "tests.proof.soak"])
 def test_a_command_that_cannot_be_run_says_why_in_one_line(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", module, "--faults", "earthquake"],
@@ -384,7 +384,7 @@ def test_a_link_that_is_slow_all_the_time_makes_nothing_older_than_the_bound(
 
 # -- the real thing -------------------------------------------------------------------------------
 
-# Of the short run; the long one is `python -m busrep.testing.stale --reads 10000000`.
+# Of the short run; the long one is `python -m tests.proof.stale --reads 10000000`.
 SECONDS, HEARTBEAT, RATE = 16.0, 0.4, 600.0
 
 
@@ -446,7 +446,7 @@ def test_an_interrupted_run_leaves_nothing() -> None:
     folder = Path(tempfile.mkdtemp(prefix="interrupted-"))
     folder.chmod(0o755)
     run = subprocess.Popen(
-        [sys.executable, "-m", "busrep.testing.stale", "--minutes", "5", "--seed", "1", "--heartbeat", "0.4"],
+        [sys.executable, "-m", "tests.proof.stale", "--minutes", "5", "--seed", "1", "--heartbeat", "0.4"],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(folder)},
@@ -493,7 +493,7 @@ def test_the_command_prints_both_sides_and_exits_by_the_verdict() -> None:
     """A run in which nobody is killed proves nothing, whatever it counts."""
     done = subprocess.run(
         [
-            sys.executable, "-m", "busrep.testing.stale", "--minutes", "0.05", "--seed", "1", "--heartbeat", "0.4",
+            sys.executable, "-m", "tests.proof.stale", "--minutes", "0.05", "--seed", "1", "--heartbeat", "0.4",
             "--rate", "200", "--faults", "messages lost", "--json", "--quiet",
         ],
         capture_output=True,

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 
 from busrep.errors import ClaimBlocked, SchemaError, Unavailable, WriterFenced
-from busrep.stores import CommitUnknown, claims, facts, open_store, sqlite
+from busrep.stores import CommitUnknown, claims, facts, open_store
 from busrep.stores.planned import PlannedStore
+from busrep.stores.sqlite import store as sqlite
 from busrep.streams import Registry, Stream, Table
 from tests.store_conformance import read, row, sync, write
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from busrep.framing import parse_frame
-from busrep.testing.sim.scenario import draw
-from busrep.testing.sim.strangers import KINDS, Scene, said
+from busrep.core.framing import parse_frame
+from tests.proof.sim.scenario import draw
+from tests.proof.sim.strangers import KINDS, Scene, said
 
 SCENE = Scene("sim", "0" * 32, ("w1", "w2"), {"orders": 7, "payments": 0})
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis as sync_redis
 
-from busrep.asyncio.tcp_server import TcpServer
+from busrep.links.tcp_server import TcpServer
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.sync import connect

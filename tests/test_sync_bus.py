@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import redis as redis_py
 
-from busrep.commands import Replicate
+from busrep.core.commands import Replicate
 from busrep.errors import Closed, ConfigError, HandlerFailed, Unavailable
 from busrep.sync import Bus, connect
 from busrep.testing.links import FaultyLink

@@ -14,7 +14,7 @@ import attrs
 import psycopg
 import pytest
 
-from busrep.caches import Invalidation, invalidations
+from busrep.caches.cache import Invalidation, invalidations
 from busrep.errors import CommitUnknown, ConfigError, NotAWriter, Unavailable, WriterFenced
 from busrep.stores.blocking import BlockingTransaction
 from busrep.sync import Bus, connect

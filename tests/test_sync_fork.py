@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from busrep.core.updates import FetchUpdates
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
-from busrep.updates import FetchUpdates
 from tests.test_sync_writing import STREAMS, Wire
 
 pytestmark = [

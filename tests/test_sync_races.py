@@ -14,13 +14,13 @@ import attrs
 import psycopg
 import pytest
 
-from busrep.commands import RemoteServerUp
+from busrep.core.commands import RemoteServerUp
 from busrep.errors import Closed, CommitUnknown, ConfigError, Unavailable, WaitTimeout, WriterFenced
 from busrep.stores import claims
 from busrep.stores.blocking import BlockingTransaction
-from busrep.stores.blocking_postgres import Pool
-from busrep.stores.blocking_sqlite import Turn
-from busrep.sync.link import Publisher
+from busrep.stores.postgres.blocking import Pool
+from busrep.stores.sqlite.blocking import Turn
+from busrep.sync.publisher import Publisher
 from busrep.sync.reading import Reading, ReadingBus
 from busrep.sync.writing import Fact
 from busrep.testing.links import FaultyLink

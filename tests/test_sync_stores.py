@@ -256,7 +256,7 @@ def test_sqlite_facts_on_the_callers_connection(sqlite_url: str, options: dict[s
 def test_postgres_connections_are_bounded_and_one_that_is_lost_counts_no_more(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("busrep.stores.blocking_postgres.POOL_WAIT", SHORT)
+    monkeypatch.setattr("busrep.stores.postgres.blocking.POOL_WAIT", SHORT)
     with opened(postgres_url) as store:
         pool = store._store.held  # type: ignore[attr-defined]
         taken = [pool.take() for _ in range(pool._most)]

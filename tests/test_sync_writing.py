@@ -19,7 +19,8 @@ import redis as redis_py
 
 import busrep.sync
 from busrep import Stream
-from busrep.commands import RemoteServerUp
+from busrep.core.commands import RemoteServerUp
+from busrep.core.updates import FetchUpdates
 from busrep.errors import (
     BusrepError,
     Closed,
@@ -37,7 +38,6 @@ from busrep.stores.blocking import BlockingStore
 from busrep.sync import Bus, connect
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import start_redis
-from busrep.updates import FetchUpdates
 from tests.shop import QUICK, STREAMS, Order, opened_store, orders, payments, typing
 
 pytestmark = pytest.mark.servers
@@ -721,11 +721,11 @@ PLACES = {
     "reserve": "busrep.stores.blocking.BlockingStore.reserve",
     "begin": "busrep.stores.blocking.BlockingTransaction.begin",
     "commit": "busrep.stores.blocking.BlockingTransaction.commit",
-    "book": "busrep.writer.Writer.fact_completed",
-    "position": "busrep.writer.Writer.position_moved",
-    "compose": "busrep.writer.Writer.frames_to_publish",
-    "publish": "busrep.sync.link.Publisher.publish",
-    "confirm": "busrep.writer.Writer.published",
+    "book": "busrep.core.writer.Writer.fact_completed",
+    "position": "busrep.core.writer.Writer.position_moved",
+    "compose": "busrep.core.writer.Writer.frames_to_publish",
+    "publish": "busrep.sync.publisher.Publisher.publish",
+    "confirm": "busrep.core.writer.Writer.published",
 }
 
 

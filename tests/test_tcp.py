@@ -14,11 +14,11 @@ import pytest
 
 import busrep
 from busrep import RemoteServerUp, Settings, Stream
-from busrep.asyncio import tcp
-from busrep.asyncio.tcp import TcpAddress, client_tls
-from busrep.asyncio.tcp_server import TcpServer, server_tls
-from busrep.commands import UserIp
+from busrep.core.commands import UserIp
 from busrep.errors import ConfigError, Unavailable
+from busrep.links import tcp
+from busrep.links.tcp import TcpAddress, client_tls
+from busrep.links.tcp_server import TcpServer, server_tls
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink

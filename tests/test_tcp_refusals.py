@@ -15,10 +15,10 @@ import attrs
 import pytest
 
 from busrep import RemoteServerUp
-from busrep.asyncio import tcp_connection, tcp_server
-from busrep.asyncio.tcp import client_tls
-from busrep.asyncio.tcp_connection import SOCKET_BYTES, Connection
-from busrep.asyncio.tcp_server import TcpServer, server_tls
+from busrep.links import tcp_connection, tcp_server
+from busrep.links.tcp import client_tls
+from busrep.links.tcp_connection import SOCKET_BYTES, Connection
+from busrep.links.tcp_server import TcpServer, server_tls
 from tests.store_conformance import sync
 from tests.test_tcp import CERTIFICATE, KEY, QUICK, Hand, bus, typing, until
 

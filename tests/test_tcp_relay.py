@@ -14,11 +14,12 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from busrep import RemoteServerUp, Settings
-from busrep.asyncio import tcp_local
-from busrep.asyncio.tcp_server import TcpServer, _has_line_over
+from busrep.core.framing import parse_message
 from busrep.errors import ConfigError, Unavailable
-from busrep.framing import parse_message
-from busrep.stores import memory, open_store
+from busrep.links import tcp_local
+from busrep.links.tcp_server import TcpServer, _has_line_over
+from busrep.stores import open_store
+from busrep.stores.memory import store as memory
 from busrep.streams import Registry
 from busrep.testing import MemoryRedis
 from busrep.testing.pair import _Connection

@@ -19,9 +19,9 @@ import pytest
 
 import busrep
 from busrep import Settings, Stream
-from busrep.asyncio import tcp, tcp_connection, tcp_server
-from busrep.asyncio.tcp_server import TcpServer
-from busrep.commands import NAME_BYTES
+from busrep.core.commands import NAME_BYTES
+from busrep.links import tcp, tcp_connection, tcp_server
+from busrep.links.tcp_server import TcpServer
 from busrep.stores import open_store
 from busrep.streams import Registry
 from tests.store_conformance import sync

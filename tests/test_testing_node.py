@@ -12,8 +12,8 @@ import pytest
 import redis.asyncio
 from redis.exceptions import ResponseError
 
-from busrep.asyncio.link import RedisLink
 from busrep.errors import ConfigError, Unavailable
+from busrep.links.redis import RedisLink
 from busrep.settings import Settings
 from busrep.testing.node import ANY, CLOSE, USUAL, Error, FakeNode, Raw, expect, message, resp
 

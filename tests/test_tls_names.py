@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 import busrep
-from busrep.asyncio.link import redis_pool
 from busrep.cli.app import cli
 from busrep.errors import Unavailable
+from busrep.links.redis import redis_pool
 from busrep.settings import Settings
 from busrep.sync import connect as sync_connect
-from busrep.sync.link import redis_pool as sync_redis_pool
+from busrep.sync.publisher import redis_pool as sync_redis_pool
 from busrep.testing.links import FaultyLink
 
 DATA = Path(__file__).parent / "data"

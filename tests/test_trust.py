@@ -17,12 +17,12 @@ import redis.asyncio
 
 import busrep
 from busrep.asyncio.silent import SilentWriters
-from busrep.commands import Name
+from busrep.core.commands import Name
+from busrep.core.reader import Followed, Reader, State
 from busrep.errors import PositionsAheadOfTable, StatementRefused
-from busrep.reader import Followed, Reader, State
 from busrep.settings import Settings
-from busrep.storage import KnownWriter
 from busrep.stores import open_store
+from busrep.stores.interface import KnownWriter
 from busrep.streams import Registry
 
 from .shop import QUICK, STREAMS, Order, orders, typing

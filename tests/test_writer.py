@@ -11,10 +11,10 @@ from typing import Any
 import attrs
 import pytest
 
+from busrep.core.writer import OutgoingFrame, Writer
 from busrep.errors import ConfigError, UnknownStream
 from busrep.settings import Settings
 from busrep.streams import Stream
-from busrep.writer import OutgoingFrame, Writer
 
 EPOCH = "0" * 32
 NAME = "NAME w1 7"

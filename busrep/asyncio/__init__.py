@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ..links.redis import RedisLink
+from ..links.tcp import TcpAddress
+from ..links.tcp_server import TcpServer, server_tls
+from ..snapshots.parts import SnapshotPart
 from .bus import Bus
-from .link import RedisLink
-from .parts import SnapshotPart
 from .reading import Batch, Start
-from .tcp import TcpAddress
-from .tcp_server import TcpServer, server_tls
 from .writing import Fact
 
 if TYPE_CHECKING:
-    from .reference_source import ReferenceSource
+    from ..http.reference import ReferenceSource
 
 __all__ = [
     "Batch",
@@ -29,7 +29,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "ReferenceSource":  # needs the extra "http"
-        from .reference_source import ReferenceSource
+        from ..http.reference import ReferenceSource
 
         return ReferenceSource
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

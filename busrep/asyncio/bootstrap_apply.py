@@ -6,14 +6,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from busrep.bootstrap import State, unfinished
-from busrep.bootstrap_work import Apply
+from busrep.core.bootstrap import State, unfinished
+from busrep.core.bootstrap_work import Apply
+from busrep.core.failures import Verdict
+from busrep.core.snapshots import BootstrapProgress
 from busrep.errors import BusrepError, ConfigError, HandlerFailed, ReaderMoved, RowError
-from busrep.failures import Verdict
-from busrep.snapshots import BootstrapProgress
 
-from .parts import Rows, SnapshotPart, decode_rows
-from .tasks import call, forget_cancellation, heed_cancellation
+from ..runtime.tasks import call, forget_cancellation, heed_cancellation
+from ..snapshots.parts import Rows, SnapshotPart, decode_rows
 
 if TYPE_CHECKING:
     from .bootstrap_run import Run

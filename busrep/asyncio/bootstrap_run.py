@@ -1,4 +1,4 @@
-"""One stream's bootstrap at work: does what its machine (busrep/bootstrap.py) asks for, each piece of work in a task.
+"""One stream's bootstrap at work: does what its machine (core/bootstrap.py) asks for, each piece of work in a task.
 
 What goes wrong with a piece of work is told to the machine, which knows what comes next. Parts are applied by
 bootstrap_apply.py.
@@ -11,16 +11,16 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from busrep.bootstrap import Bootstrap, State, unfinished
-from busrep.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
+from busrep.core.bootstrap import Bootstrap, State, unfinished
+from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
+from busrep.core.snapshots import Agreement, BootstrapProgress
 from busrep.errors import BusrepError, Closed, ConfigError, NoSnapshots, Unavailable
-from busrep.snapshots import Agreement, BootstrapProgress
 
+from ..runtime.tasks import being_cancelled, log_failure
+from ..snapshots.parts import Applier, read_part
+from ..snapshots.sources import check_log, checked_part
 from .bootstrap_apply import Applying
 from .bootstrap_paging import fetch_instead
-from .parts import Applier, read_part
-from .snapshot_sources import check_log, checked_part
-from .tasks import being_cancelled, log_failure
 
 if TYPE_CHECKING:
     from .bootstrapping import Bootstrapping

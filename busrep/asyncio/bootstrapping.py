@@ -12,15 +12,15 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from busrep.bootstrap import State, unfinished
+from busrep.core.bootstrap import State, unfinished
+from busrep.core.snapshots import Agreement, BootstrapProgress, SnapshotSource
 from busrep.errors import BusrepError, ConfigError, NoSnapshots, SnapshotGone, Unavailable
 from busrep.settings import Settings
-from busrep.snapshots import Agreement, BootstrapProgress, SnapshotSource
-from busrep.storage import AsyncStore, KnownWriter, ReaderState
+from busrep.stores.interface import AsyncStore, KnownWriter, ReaderState
 
+from ..runtime.tasks import stop
+from ..snapshots.parts import Applier
 from .bootstrap_run import ASKED_FOR, Run
-from .parts import Applier
-from .tasks import stop
 
 if TYPE_CHECKING:
     from .reading import Reading

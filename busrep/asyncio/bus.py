@@ -16,7 +16,11 @@ from typing import Any, ParamSpec, TypeVar, get_args, overload
 
 import redis.asyncio as aioredis
 
-from busrep.commands import NAME_BYTES, Command, Name, Replicate, Server, UserIp, refuse_name
+from busrep.core.commands import NAME_BYTES, Command, Name, Replicate, Server, UserIp, refuse_name
+from busrep.core.failures import Transient, pause_after
+from busrep.core.framing import COMMAND_BYTES, parse_message
+from busrep.core.health import Health, closed, health_of
+from busrep.core.snapshots import SnapshotSource
 from busrep.errors import (
     BusrepError,
     Closed,
@@ -27,23 +31,19 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
-from busrep.failures import Transient, pause_after
-from busrep.framing import COMMAND_BYTES, parse_message
-from busrep.health import Health, closed, health_of
 from busrep.settings import Settings
-from busrep.snapshots import SnapshotSource
-from busrep.storage import AsyncStore
+from busrep.stores.interface import AsyncStore
 from busrep.streams import Registry, Stream, checked_stream
 
+from ..links.redis import Link, RedisLink
+from ..links.tcp import TcpAddress, TcpLink, identity_of
+from ..links.tcp_server import TcpServer
+from ..runtime.tasks import call, heed_cancellation, log_failure, spawn, stop, within
+from ..snapshots.parts import Applier, ApplyHandler
 from .cached import CachedFunction, unix_ms
 from .caching import Caching
 from .failing import OnFailure, checked_callback, tell
-from .link import Link, RedisLink
-from .parts import Applier, ApplyHandler
 from .reading import Batch, Handler, NoticeHandler, OnEpochChange, OnPoison, OnTooOld, Reading, Start
-from .tasks import call, heed_cancellation, log_failure, spawn, stop, within
-from .tcp import TcpAddress, TcpLink, identity_of
-from .tcp_server import TcpServer
 from .writing import Claimed, Fact, WinningBack, Writing
 
 log = logging.getLogger("busrep")

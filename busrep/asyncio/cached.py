@@ -9,11 +9,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from busrep.cached import Cache
-from busrep.caches import Invalidation, row_of_call, row_of_key
+from busrep.caches.cache import Invalidation, row_of_call, row_of_key
+from busrep.caches.cached import Cache
 from busrep.errors import BusrepError
 from busrep.settings import Settings
-from busrep.storage import AsyncStore
+from busrep.stores.interface import AsyncStore
 from busrep.streams import Stream
 
 from .writing import FactBase

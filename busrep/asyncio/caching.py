@@ -1,4 +1,4 @@
-"""The caches of a bus: feeds the core (busrep.caches, busrep.freshness) with what the reading half hears and finds out.
+"""The caches of a bus: feeds the core (busrep.caches) with what the reading half hears and finds out.
 
 What it watches: rows, in the stream's handler; gaps, whenever the reader core has moved; the table, each beat, and
 where there is none the announcements; own facts, as they are completed.
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from busrep.cached import wrap
-from busrep.caches import Caches, Feed, Invalidation
-from busrep.commands import Name, Position
+from busrep.caches.cache import Caches, Feed, Invalidation
+from busrep.caches.cached import wrap
+from busrep.caches.freshness import HeardProof, Own, TableProof
+from busrep.core.commands import Name, Position
+from busrep.core.framing import Frame, Rows
+from busrep.core.reader import Key, State
 from busrep.errors import BusrepError
-from busrep.framing import Frame, Rows
-from busrep.freshness import HeardProof, Own, TableProof
-from busrep.reader import Key, State
-from busrep.storage import KnownWriter
+from busrep.stores.interface import KnownWriter
 from busrep.streams import Stream
 
 from .cached import add_methods, keep_pruning

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from busrep.errors import CommitUnknown, ConfigError
-from busrep.storage import AsyncStore, EffectsTransaction
+from busrep.stores.interface import AsyncStore, EffectsTransaction
 
 ENDED = (
     "the transaction of batch.transaction() was ended inside its block: leave COMMIT and ROLLBACK to the block's end, "

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from busrep.errors import BusrepError, ConfigError
 
-from .tasks import call
+from ..runtime.tasks import call
 
 log = logging.getLogger("busrep")
 

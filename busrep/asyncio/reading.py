@@ -24,9 +24,14 @@ from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 
-from busrep.caches import is_invalidations
-from busrep.commands import Position
-from busrep.delivery import Missed, RawBatch, Reset
+from busrep.caches.cache import is_invalidations
+from busrep.core.commands import Position
+from busrep.core.delivery import Missed, RawBatch, Reset
+from busrep.core.failures import Transient, Verdict, pause_after
+from busrep.core.framing import Frame
+from busrep.core.reader import Followed, Key, Reader
+from busrep.core.snapshots import SnapshotSource
+from busrep.core.updates import FetchUpdates
 from busrep.errors import (
     BusrepError,
     Closed,
@@ -41,22 +46,17 @@ from busrep.errors import (
     Unavailable,
     WaitTimeout,
 )
-from busrep.failures import Transient, Verdict, pause_after
-from busrep.framing import Frame
-from busrep.reader import Followed, Key, Reader
 from busrep.settings import Settings
-from busrep.snapshots import SnapshotSource
-from busrep.storage import AsyncStore, KnownWriter, ReaderState, claims_of
+from busrep.stores.interface import AsyncStore, KnownWriter, ReaderState, claims_of
 from busrep.streams import Registry, Stream
-from busrep.updates import FetchUpdates
 
+from ..runtime.tasks import call, forget_cancellation, heed_cancellation, spawn, stop, within
+from ..snapshots.parts import Applier
 from .bootstrapping import Bootstrapping
 from .effects import effects_of, exactly_once
-from .parts import Applier
 from .retrying import Retrying
 from .silent import SilentWriters
 from .stop_notes import StopNotes
-from .tasks import call, forget_cancellation, heed_cancellation, spawn, stop, within
 
 log = logging.getLogger("busrep.reader")
 

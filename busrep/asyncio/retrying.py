@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from busrep.failures import RetryPolicy, Transient, Trouble, Verdict, predicate_of, told
-from busrep.reader import Key
+from busrep.core.failures import RetryPolicy, Transient, Trouble, Verdict, predicate_of, told
+from busrep.core.reader import Key
 from busrep.settings import Settings
 
-from .tasks import wait_until_set
+from ..runtime.tasks import wait_until_set
 
 log = logging.getLogger("busrep.reader")
 

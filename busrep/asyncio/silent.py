@@ -7,10 +7,10 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from busrep.core.reader import Life
 from busrep.errors import BusrepError, PositionsAheadOfTable
-from busrep.reader import Life
 from busrep.settings import Settings
-from busrep.storage import AsyncStore, claims_of
+from busrep.stores.interface import AsyncStore, claims_of
 
 if TYPE_CHECKING:
     from .reading import Reading

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+from busrep.core.reader import Key
 from busrep.errors import BusrepError
-from busrep.reader import Key
 from busrep.settings import Settings
-from busrep.storage import AsyncStore
+from busrep.stores.interface import AsyncStore
 
 log = logging.getLogger("busrep.reader")
 

@@ -18,8 +18,13 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 
 import attrs
 
-from busrep.caches import is_invalidations
-from busrep.commands import Name, Position, Server
+from busrep.caches.cache import is_invalidations
+from busrep.caches.freshness import Commits
+from busrep.core.commands import Name, Position, Server
+from busrep.core.framing import Frame, Rows
+from busrep.core.ids import IdGenerator, Noted, ReservedIds, Ticket
+from busrep.core.speakers import Speakers
+from busrep.core.writer import Writer
 from busrep.errors import (
     BusrepError,
     CommitsLost,
@@ -30,16 +35,11 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
-from busrep.framing import Frame, Rows
-from busrep.freshness import Commits
-from busrep.ids import IdGenerator, Noted, ReservedIds, Ticket
 from busrep.settings import Settings
-from busrep.speakers import Speakers
-from busrep.storage import AsyncStore, AsyncTransaction, Claim, KnownWriter, Registered
+from busrep.stores.interface import AsyncStore, AsyncTransaction, Claim, KnownWriter, Registered
 from busrep.streams import Registry, Stream, checked_stream
-from busrep.writer import Writer
 
-from .tasks import within
+from ..runtime.tasks import within
 
 log = logging.getLogger("busrep.writer")
 

@@ -12,14 +12,14 @@ import attrs
 import click
 from click.core import ParameterSource
 
-from busrep.asyncio.snapshot_sources import open_source
 from busrep.cli.db import ago, declared_streams, make_store, open_with_all_streams, streams_option
 from busrep.cli.options import json_option, print_json, print_table, run, store_option
 from busrep.cli.snapshot_file import SnapshotFile, Tally
 from busrep.cli.snapshot_screen import Screen, Watched, megabytes
+from busrep.core.snapshots import Agreement, BootstrapProgress, SnapshotSource
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
-from busrep.snapshots import Agreement, BootstrapProgress, SnapshotSource
+from busrep.snapshots.sources import open_source
 from busrep.streams import Stream
 
 DEFAULTS = Settings()
@@ -176,7 +176,7 @@ class Plan:
         }
 
     async def _to_parquet(self, source: SnapshotSource, name: str, target: str, screen: Screen) -> dict[str, Any]:
-        from busrep.asyncio.parquet import write_snapshot  # extra
+        from busrep.snapshots.parquet import write_snapshot  # extra
 
         tally = Tally()
         written = await write_snapshot(source, name, target, part_rows=self.part_rows, tally=Watched(tally, screen))

@@ -18,9 +18,9 @@ from busrep.cli.options import (
     store_option,
 )
 from busrep.errors import ConfigError, SchemaError
-from busrep.storage import AsyncStore
 from busrep.stores import open_store
 from busrep.stores.declared import NOT_THERE, declared_in
+from busrep.stores.interface import AsyncStore
 from busrep.streams import Registry, Stream
 from busrep.urls import shown_url
 

@@ -23,8 +23,8 @@ from busrep.cli.demo_rows import Task, demo_streams
 from busrep.cli.demo_summary import summary
 from busrep.cli.demo_table import DemoTable, highest_tokens, is_postgres
 from busrep.cli.options import check_redis, redis_client
-from busrep.storage import AsyncStore
 from busrep.stores import open_store
+from busrep.stores.interface import AsyncStore
 from busrep.streams import Registry
 from busrep.testing.servers import RedisServer, start_redis
 from busrep.urls import shown_url

@@ -204,7 +204,7 @@ class DemoTable:
     def _drop_sequences(self) -> None:
         for stream in self._streams:
             if is_postgres(self._store):
-                from busrep.stores.postgres_dialect import sequence_name
+                from busrep.stores.postgres.dialect import sequence_name
 
                 self._execute(f'DROP SEQUENCE IF EXISTS "{sequence_name(stream)}"')
             else:

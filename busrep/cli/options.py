@@ -15,8 +15,8 @@ import redis.asyncio
 from rich.console import Console
 from rich.table import Table
 
-from busrep.asyncio.link import FORMS, tls_defaults
 from busrep.errors import BusrepError, ConfigError, Unavailable
+from busrep.links.redis import FORMS, tls_defaults
 from busrep.urls import check_url, shown_url
 
 T = TypeVar("T")

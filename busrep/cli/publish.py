@@ -27,7 +27,7 @@ from busrep.cli.options import (
 )
 from busrep.errors import ConfigError, RowError
 from busrep.shapes import row_of
-from busrep.storage import StoredStream
+from busrep.stores.interface import StoredStream
 from busrep.streams import Stream
 
 Connect = Callable[[Iterable[str]], busrep.Bus]

@@ -12,7 +12,6 @@ import attrs
 import click
 
 import busrep
-from busrep.asyncio.tcp_server import TcpServer, server_tls
 from busrep.cli.db import declared_streams, open_with_all_streams, streams_option
 from busrep.cli.options import (
     DURATION,
@@ -24,6 +23,7 @@ from busrep.cli.options import (
     store_option,
 )
 from busrep.errors import ConfigError
+from busrep.links.tcp_server import TcpServer, server_tls
 from busrep.settings import Settings
 from busrep.streams import Stream
 
@@ -207,7 +207,9 @@ def _tcp(plan: Plan, address: Address, tls: Any) -> TcpServer:
 async def _http(
     plan: Plan, address: Address, tls: Any, server: TcpServer | None, stack: AsyncExitStack
 ) -> tuple[Any, Any]:
-    from busrep.asyncio import http_serve, http_server, http_snapshots_limits  # extra
+    from busrep.http import serve as http_serve  # extra
+    from busrep.http import server as http_server
+    from busrep.http import snapshots_limits as http_snapshots_limits
 
     if plan.secret is None:
         raise ConfigError("--http needs --secret-file: readers show the secret with each request")

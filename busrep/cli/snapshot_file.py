@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, Self
 import attrs
 import orjson
 
+from busrep.core.snapshots import Agreement
 from busrep.errors import ConfigError
 from busrep.private_files import open_file, open_successor
-from busrep.snapshots import Agreement
 
 # Of the note beside a file.
 VERSION = 1

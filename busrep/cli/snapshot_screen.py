@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from busrep.cli.snapshot_file import Tally
-from busrep.snapshots import Agreement
+from busrep.core.snapshots import Agreement
 
 
 class Watched:

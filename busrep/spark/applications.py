@@ -13,7 +13,7 @@ from busrep.spark.table import dialect_of, sqlite_path
 from busrep.stores.backing import Backing
 from busrep.stores.plans import Control, Row
 from busrep.stores.snapshots import Log, read_log
-from busrep.stores.sqlite_files import connect, executor, run
+from busrep.stores.sqlite.files import connect, executor, run
 
 try:
     import pyarrow

@@ -15,7 +15,7 @@ from busrep.spark.options import store_of, stream_of
 from busrep.spark.table import Table, sqlite_path
 from busrep.stores import schema
 from busrep.streams import Stream
-from busrep.sync.link import redis_pool
+from busrep.sync.publisher import redis_pool
 
 
 def check_table(options: Any, streams: Iterable[str], *, may_be_empty: bool = False) -> None:

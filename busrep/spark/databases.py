@@ -23,7 +23,7 @@ from busrep.spark.table import committed, dialect_of, server, sqlite_path
 from busrep.stores.backing import Backing, backing_of
 from busrep.stores.plans import Answers, Control, Row, Signal, Sql, Step, run_sync
 from busrep.stores.snapshots import Log, read_log
-from busrep.stores.sqlite_files import BUSY
+from busrep.stores.sqlite.files import BUSY
 from busrep.stores.transaction import by_state, final
 
 try:

@@ -24,15 +24,15 @@ from typing import Any
 import attrs
 
 from busrep import sync
+from busrep.core.failures import pause_after
+from busrep.core.updates import FetchUpdates
 from busrep.errors import CommitUnknown, ConfigError, PositionTooOld, Unavailable
-from busrep.failures import pause_after
 from busrep.settings import Settings
 from busrep.spark.replay_pace import Fact
 from busrep.spark.table import dialect_of
 from busrep.stores.blocking_staging import StagingStore, open_staging_store
 from busrep.stores.staging import FIELDS, Done
 from busrep.streams import Registry, Stream
-from busrep.updates import FetchUpdates
 
 log = logging.getLogger("busrep.spark")
 

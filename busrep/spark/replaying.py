@@ -24,7 +24,7 @@ from busrep.spark.replay_target import Target, target_stream
 from busrep.spark.waiting import waiting_rows
 from busrep.stores.blocking_staging import open_staging_store
 from busrep.streams import Registry
-from busrep.sync.link import redis_pool
+from busrep.sync.publisher import redis_pool
 
 try:
     from pyspark.sql import functions

@@ -24,13 +24,13 @@ from __future__ import annotations
 import logging
 import time
 
+from busrep.core.failures import pause_after
 from busrep.errors import BusrepError, Unavailable, WriterFenced
-from busrep.failures import pause_after
 from busrep.settings import Settings
 from busrep.spark.sink_options import SinkOptions
 from busrep.spark.sink_publish import publish, rows_to_publish
-from busrep.storage import Claim
 from busrep.stores.blocking_staging import StagingStore, open_staging_store
+from busrep.stores.interface import Claim
 from busrep.stores.staging import Batch, Done, is_done
 from busrep.streams import Registry
 from busrep.sync.writing import give_up_streams

@@ -16,7 +16,7 @@ from busrep.spark import secrets
 from busrep.spark.options import number_of, redis_of, store_of, stream_of, word_of, words_of
 from busrep.spark.table import sqlite_path
 from busrep.streams import Stream
-from busrep.sync.link import redis_pool
+from busrep.sync.publisher import redis_pool
 
 NAMES = (
     "store", "stream", "streams", "writer", "query", "firstBatch", "batch", "orderBy", "redis", "name", "passwordFile",

@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 import time
 
+from busrep.core.updates import FetchUpdates
+from busrep.core.writer import FACT_BYTES, Writer
 from busrep.errors import PositionTooOld, Unavailable
 from busrep.settings import Settings
 from busrep.spark.sink_options import SinkOptions
-from busrep.storage import Claim
 from busrep.stores.blocking_staging import StagingStore
+from busrep.stores.interface import Claim
 from busrep.stores.staging import Done
-from busrep.sync.link import Publisher
-from busrep.updates import FetchUpdates
-from busrep.writer import FACT_BYTES, Writer
+from busrep.sync.publisher import Publisher
 
 log = logging.getLogger("busrep.spark")
 

@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import orjson
 
-from busrep.asyncio.parquet import MAX_BYTES
+from busrep.core.snapshots import part_hash
 from busrep.errors import ConfigError, MissingExtra, RowError
-from busrep.snapshots import part_hash
+from busrep.snapshots.parquet import MAX_BYTES
 from busrep.spark.archive_store import Root
 from busrep.spark.columns import Field, Kind, arrow_column, decode, fields_of
 from busrep.spark.options import declared_stream

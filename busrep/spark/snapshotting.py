@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import attrs
 import orjson
 
-from busrep.asyncio.parquet_manifest import NAME, Manifest, PartFile, read_manifest, write_manifest
+from busrep.core.snapshots import Agreement, PartRange
 from busrep.errors import BusrepError, ConfigError, EpochChanged
-from busrep.snapshots import Agreement, PartRange
+from busrep.snapshots.parquet_manifest import NAME, Manifest, PartFile, read_manifest, write_manifest
 from busrep.spark import job
 from busrep.spark.archive_store import Root, existing
 from busrep.spark.mapped import map_in_arrow

@@ -21,11 +21,11 @@ import attrs
 import redis
 from redis.exceptions import RedisError
 
-from busrep.framing import Rows, parse_frame
+from busrep.core.framing import Rows, parse_frame
 from busrep.settings import Settings
 from busrep.spark.table import Table
 from busrep.stores.plans import Plan, Sql
-from busrep.sync.link import redis_pool
+from busrep.sync.publisher import redis_pool
 
 log = logging.getLogger("busrep.spark")
 

@@ -24,8 +24,8 @@ from busrep.stores.blocking import complete
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Plan, Sql
 from busrep.stores.snapshots import Log, in_snapshot, read_log
-from busrep.stores.sqlite_dialect import SqliteDialect
-from busrep.stores.sqlite_files import connect, executor, run
+from busrep.stores.sqlite.dialect import SqliteDialect
+from busrep.stores.sqlite.files import connect, executor, run
 from busrep.streams import Registry, Stream
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def absolute(url: str) -> str:
 def server(url: str) -> tuple[str, str]:
     """How to connect to a PostgreSQL store, with deadlines (nobody waits for ever for a peer that is gone without a
     word), and what to call it. Raises ConfigError, MissingExtra."""
-    from busrep.stores.blocking_postgres import BlockingPostgresStore
+    from busrep.stores.postgres.blocking import BlockingPostgresStore
 
     store = BlockingPostgresStore(url, Registry([]), Settings())
     return store.url, store.where
@@ -56,7 +56,7 @@ def dialect_of(url: str) -> Dialect:
     """The SQL of a store. Raises MissingExtra."""
     if sqlite_path(url) is not None:
         return SqliteDialect()
-    from busrep.stores.postgres_dialect import PostgresDialect
+    from busrep.stores.postgres.dialect import PostgresDialect
 
     return PostgresDialect()
 
@@ -208,7 +208,7 @@ class _Postgres:
         self._connection: Any = None
 
     def ask(self, plan: Callable[[], Plan[T]]) -> T:
-        from busrep.stores.postgres import on_connection
+        from busrep.stores.postgres.store import on_connection
 
         while True:
             fresh = self._connection is None
@@ -235,6 +235,6 @@ class _Postgres:
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            from busrep.stores.blocking_postgres import close
+            from busrep.stores.postgres.blocking import close
 
             close(connection)

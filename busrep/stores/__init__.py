@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 from busrep.errors import CommitUnknown, ConfigError
 from busrep.settings import Settings
-from busrep.storage import AsyncStore, AsyncTransaction, Claim, DeadLetter, FactRows, KnownWriter, ReaderState
+from busrep.stores.interface import AsyncStore, AsyncTransaction, Claim, DeadLetter, FactRows, KnownWriter, ReaderState
 from busrep.streams import Registry
 from busrep.urls import check_url, shown_url
 
@@ -31,15 +31,15 @@ def open_store(url: str, streams: Registry, *, settings: Settings | None = None)
     check_url(url, "the store URL", FORMS)
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and rest != "/:memory:":
-        from busrep.stores.sqlite import SqliteStore
+        from busrep.stores.sqlite.store import SqliteStore
 
         return SqliteStore(unquote(rest[1:]), streams, settings)
     if scheme in ("postgresql", "postgres"):
-        from busrep.stores.postgres import PostgresStore
+        from busrep.stores.postgres.store import PostgresStore
 
         return PostgresStore(url, streams, settings)
     if scheme == "memory" and rest and not set(rest) & {*"/@?"}:
-        from busrep.stores.memory import MemoryStore
+        from busrep.stores.memory.store import MemoryStore
 
         return MemoryStore(rest, streams, settings)
     raise ConfigError(f"the store URL {shown_url(url)!r} does not work; these forms do: {FORMS}")

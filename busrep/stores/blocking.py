@@ -16,9 +16,11 @@ from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError
 from busrep.settings import Settings
-from busrep.storage import (
+from busrep.stores import FORMS
+from busrep.stores.interface import (
     AsyncStore,
     AsyncTransaction,
     Claim,
@@ -31,10 +33,8 @@ from busrep.storage import (
     Registered,
     StoredStream,
 )
-from busrep.stores import FORMS
-from busrep.stores.memory import LOOK, MemoryStore, _Name
+from busrep.stores.memory.store import LOOK, MemoryStore, _Name
 from busrep.streams import Registry
-from busrep.updates import FetchUpdates, UpdatesPage
 from busrep.urls import check_url, shown_url
 
 T = TypeVar("T")
@@ -318,11 +318,11 @@ def open_blocking_store(url: str, streams: Registry, *, settings: Settings | Non
     check_url(url, "the store URL", FORMS)
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and rest != "/:memory:":
-        from busrep.stores.blocking_sqlite import BlockingSqliteStore
+        from busrep.stores.sqlite.blocking import BlockingSqliteStore
 
         return BlockingStore(BlockingSqliteStore(unquote(rest[1:]), streams, settings))
     if scheme in ("postgresql", "postgres"):
-        from busrep.stores.blocking_postgres import BlockingPostgresStore
+        from busrep.stores.postgres.blocking import BlockingPostgresStore
 
         return BlockingStore(BlockingPostgresStore(url, streams, settings))
     if scheme == "memory" and rest and not set(rest) & {*"/@?"}:

@@ -15,13 +15,13 @@ import attrs
 
 from busrep.errors import ConfigError
 from busrep.settings import Settings
-from busrep.storage import Claim
 from busrep.stores import staging
 from busrep.stores.blocking import BlockingStore, complete, open_blocking_store
-from busrep.stores.blocking_sqlite import BlockingSqliteStore
+from busrep.stores.interface import Claim
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import Control, Plan, Sql, T, in_transaction
-from busrep.stores.sqlite_files import connect, executor, run, translating
+from busrep.stores.sqlite.blocking import BlockingSqliteStore
+from busrep.stores.sqlite.files import connect, executor, run, translating
 from busrep.stores.staging import Batch, Done
 from busrep.streams import Registry
 from busrep.urls import shown_url
@@ -95,7 +95,7 @@ class StagingStore(BlockingStore):
         """A task's way in; it needs no open store. Raises Unavailable."""
         if isinstance(self._planned, BlockingSqliteStore):
             return SqliteStage(self._planned.path, place)
-        from busrep.stores.blocking_staging_postgres import PostgresStage
+        from busrep.stores.postgres.blocking_staging import PostgresStage
 
         store: Any = self._planned
         return PostgresStage(store, place)

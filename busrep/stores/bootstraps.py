@@ -6,8 +6,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection
 
+from busrep.core.snapshots import Agreement, BootstrapProgress
 from busrep.errors import ReaderMoved, SnapshotGone
-from busrep.snapshots import Agreement, BootstrapProgress
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, in_transaction
 from busrep.stores.readers import LOCK_STREAM, floors_of, rows_of

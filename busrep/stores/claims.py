@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 import orjson
 
+from busrep.core.ids import Start, plan_start
 from busrep.errors import ClaimBlocked, ConfigError, Unavailable, WriterFenced
-from busrep.ids import Start, plan_start
-from busrep.storage import Claim, KnownWriter, Newest, Registered
 from busrep.stores.backing import Backing
 from busrep.stores.declared import init_command
 from busrep.stores.dialect import Dialect
+from busrep.stores.interface import Claim, KnownWriter, Newest, Registered
 from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, Sql, T, in_transaction
 from busrep.stores.schema import check_columns, new_epoch, record_fields
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from busrep.snapshots import LOADED
+from busrep.core.snapshots import LOADED
 from busrep.stores.backing import Backing, Span
 from busrep.stores.plans import Plan, Sql
 

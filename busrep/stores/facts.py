@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import PositionTooOld
-from busrep.storage import Claim, FactRows
 from busrep.stores.backing import Backing
 from busrep.stores.claims import check_claim
 from busrep.stores.dialect import Dialect
+from busrep.stores.interface import Claim, FactRows
 from busrep.stores.plans import Control, Plan, Sql, in_transaction
 from busrep.stores.readers import LOCK_STREAM
-from busrep.updates import FetchUpdates, UpdatesPage
 
 # IDs deleted in one transaction: short enough that a writer on SQLite, which has one write lock, hardly waits.
 PRUNE_BATCH = 5_000

@@ -8,10 +8,14 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from busrep.core.snapshots import Agreement, BootstrapProgress
+from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError
 from busrep.settings import Settings
-from busrep.snapshots import Agreement, BootstrapProgress
-from busrep.storage import (
+from busrep.stores import bootstraps, claims, facts, readers, schema, snapshots
+from busrep.stores.backing import Backing, backing_of
+from busrep.stores.dialect import Dialect
+from busrep.stores.interface import (
     AsyncTransaction,
     Claim,
     DeadLetter,
@@ -22,12 +26,8 @@ from busrep.storage import (
     Registered,
     StoredStream,
 )
-from busrep.stores import bootstraps, claims, facts, readers, schema, snapshots
-from busrep.stores.backing import Backing, backing_of
-from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Plan, Row, T
 from busrep.streams import Registry
-from busrep.updates import FetchUpdates, UpdatesPage
 
 # How long 'db restored' waits for open write transactions, seconds; a person is watching.
 RESTORE_WAIT = 30.0

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import orjson
 
+from busrep.core.snapshots import LOADED
 from busrep.errors import PositionsAheadOfTable, ReaderMoved, Unavailable
-from busrep.snapshots import LOADED
-from busrep.storage import MIXED, DeadLetter, ReaderState
 from busrep.stores.dialect import Dialect
+from busrep.stores.interface import MIXED, DeadLetter, ReaderState
 from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, in_transaction
 
 # Locked by whoever prunes the stream, and by whoever registers to read it.

@@ -35,10 +35,10 @@ import orjson
 
 from busrep.errors import ConfigError, RowClassMismatch, SchemaError
 from busrep.shapes import check_fields, fields_to_store, load
-from busrep.storage import StoredStream
 from busrep.stores.backing import Backing
 from busrep.stores.declared import init_command
 from busrep.stores.dialect import Dialect
+from busrep.stores.interface import StoredStream
 from busrep.stores.plans import Control, NoSuchTable, Plan, Row, Sql, in_transaction
 from busrep.streams import Stream
 

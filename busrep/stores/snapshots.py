@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import attrs
 
+from busrep.core.snapshots import Agreement, PartRange, encode_rows
 from busrep.errors import ConfigError, RowError, SnapshotBusy, SnapshotGone, Unavailable
-from busrep.snapshots import Agreement, PartRange, encode_rows
 from busrep.stores.backing import Backing, Span, union
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Plan, Row, Sql, T, in_transaction

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 import attrs
 
 from busrep.errors import ConfigError, SequenceWentBack, StagedRowsGone, WriterFenced
-from busrep.storage import Claim
 from busrep.stores.backing import Backing
 from busrep.stores.claims import lock_claim
 from busrep.stores.dialect import Dialect
+from busrep.stores.interface import Claim
 from busrep.stores.plans import Control, Plan, Sql, in_transaction
 
 # Rows that were staged so long ago, seconds, are of a query that is gone, whichever it was: a week.

@@ -21,8 +21,8 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
-from busrep.storage import ENDED_INSIDE, Claim, FactRows
 from busrep.stores import claims, facts, schema
+from busrep.stores.interface import ENDED_INSIDE, Claim, FactRows
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import (
     Control,

@@ -20,20 +20,20 @@ from busrep.asyncio import Start
 from busrep.asyncio.bus import format_command
 from busrep.asyncio.failing import checked_callback
 from busrep.asyncio.reading import OnEpochChange, OnPoison, OnTooOld
-from busrep.caches import Feed
-from busrep.commands import Command, UserIp
+from busrep.caches.cache import Feed
+from busrep.core.commands import Command, UserIp
+from busrep.core.failures import Transient, predicate_of
+from busrep.core.health import Health, closed, health_of
 from busrep.errors import BusrepError, Closed, ConfigError, NotAWriter, Unavailable
-from busrep.failures import Transient, predicate_of
-from busrep.health import Health, closed, health_of
 from busrep.settings import Settings
-from busrep.storage import AsyncStore
 from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store
+from busrep.stores.interface import AsyncStore
 from busrep.streams import Registry, Stream, checked_stream
 
 from .caching import CachedFunction, Caching, Pruning
 from .effects import EffectsStore
-from .link import Publisher, async_client
+from .publisher import Publisher, async_client
 from .reading import Batch, Handler, Reading, ReadingBus
 from .snapshots import ApplyHandler
 from .writing import Bell, Chore, Fact, Writing
@@ -343,7 +343,7 @@ class Bus:
     def _async_stores(self) -> dict[str, Any]:
         source = self._snapshot_source
         if isinstance(source, str):
-            from busrep.asyncio.snapshot_sources import open_source
+            from busrep.snapshots.sources import open_source
 
             source = open_source(source, self.streams, self.settings)
         return {
@@ -356,7 +356,7 @@ class Bus:
         if not isinstance(store, str):
             return store
         if store.startswith(("http://", "https://")):
-            from busrep.asyncio.http_source import HttpSource
+            from busrep.http.source import HttpSource
 
             return HttpSource(store, self.streams, self.settings)
         return open_store(store, self.streams, settings=self.settings)

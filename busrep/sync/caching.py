@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from busrep.asyncio.cached import unix_ms
 from busrep.asyncio.caching import Caching as Upkeep
 from busrep.asyncio.writing import FactBase
-from busrep.cached import Cache, Lock, wrap
-from busrep.caches import Caches, Feed, Invalidation, row_of_call, row_of_key
+from busrep.caches.cache import Caches, Feed, Invalidation, row_of_call, row_of_key
+from busrep.caches.cached import Cache, Lock, wrap
+from busrep.caches.freshness import Own
 from busrep.errors import BusrepError, ConfigError
-from busrep.freshness import Own
 from busrep.settings import Settings
 from busrep.stores.blocking import BlockingStore
 from busrep.streams import Registry, Stream

@@ -23,10 +23,10 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from busrep import asyncio as runtime
-from busrep.caches import Caches, Feed
-from busrep.commands import Command, Name, Replicate
+from busrep.caches.cache import Caches, Feed
+from busrep.core.commands import Command, Name, Replicate
+from busrep.core.reader import Reader
 from busrep.errors import Closed, ConfigError
-from busrep.reader import Reader
 from busrep.settings import Settings
 from busrep.stores.blocking import complete
 from busrep.streams import Stream

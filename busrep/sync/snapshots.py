@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from busrep import asyncio as runtime
-from busrep.snapshots import Agreement, BootstrapProgress
+from busrep.core.snapshots import Agreement, BootstrapProgress
 from busrep.streams import Stream
 
 RowT = TypeVar("RowT")

@@ -42,6 +42,8 @@ from busrep.asyncio.writing import (
     OpenFacts,
     WinningBack,
 )
+from busrep.core.failures import pause_after
+from busrep.core.ids import ReservedIds
 from busrep.errors import (
     BusrepError,
     CommitsLost,
@@ -51,14 +53,12 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
-from busrep.failures import pause_after
-from busrep.ids import ReservedIds
 from busrep.settings import Settings
-from busrep.storage import Claim
 from busrep.stores.blocking import BlockingStore, BlockingTransaction
+from busrep.stores.interface import Claim
 from busrep.streams import Registry, Stream
 
-from .link import Publisher
+from .publisher import Publisher
 
 log = logging.getLogger("busrep.writer")
 

@@ -32,7 +32,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from busrep.errors import ConfigError, MissingExtra
-from busrep.stores import memory, open_store
+from busrep.stores import open_store
+from busrep.stores.memory import store as memory
 from busrep.streams import Registry, Stream
 from busrep.testing import links, pair, servers, virtual
 

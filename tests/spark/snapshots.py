@@ -10,9 +10,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import busrep
-from busrep.asyncio.parquet import ParquetSource
-from busrep.asyncio.snapshot_sources import checked_part
-from busrep.snapshots import Agreement, SnapshotSource
+from busrep.core.snapshots import Agreement, SnapshotSource
+from busrep.snapshots.parquet import ParquetSource
+from busrep.snapshots.sources import checked_part
 from busrep.spark import job
 from busrep.spark.jobs import snapshot
 from tests.spark.archives import Bench, Order

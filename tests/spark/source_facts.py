@@ -13,8 +13,8 @@ import attrs
 import psycopg
 
 from busrep import Stream
-from busrep.storage import Claim
 from busrep.stores.blocking import BlockingStore
+from busrep.stores.interface import Claim
 from busrep.streams import Registry, Table
 from busrep.testing.servers import PostgresServer
 from tests.shop import opened_store

@@ -17,7 +17,7 @@ from busrep import Stream
 from busrep.cli.pipeline_signals import PATIENCE
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
-from busrep.testing.archive import DRIVER_KILLS, EXECUTOR_KILL, Options, run
+from tests.proof.archive import DRIVER_KILLS, EXECUTOR_KILL, Options, run
 from tests.spark.cluster import LOCAL, Cluster, command_line, end_session, members
 from tests.spark.jobs import counting
 from tests.spark.long import long

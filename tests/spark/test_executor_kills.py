@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from busrep.asyncio.parquet import ParquetSource
+from busrep.snapshots.parquet import ParquetSource
 from busrep.spark import secrets
 from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store

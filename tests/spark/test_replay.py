@@ -11,12 +11,12 @@ from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 import busrep
+from busrep.core.updates import FetchUpdates
 from busrep.errors import ConfigError, EpochChanged
 from busrep.spark import job, replay_pace, replaying
 from busrep.spark.jobs import replay
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
-from busrep.updates import FetchUpdates
 from tests.spark.archives import NOON, Bench
 
 pytestmark = pytest.mark.servers

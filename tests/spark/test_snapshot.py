@@ -16,11 +16,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import busrep
-from busrep.asyncio.parquet import ParquetSource
-from busrep.asyncio.parquet_manifest import NAME
-from busrep.asyncio.snapshot_sources import check_log
+from busrep.core.snapshots import Agreement, PartRange
 from busrep.errors import ConfigError, EpochChanged
-from busrep.snapshots import Agreement, PartRange
+from busrep.snapshots.parquet import ParquetSource
+from busrep.snapshots.parquet_manifest import NAME
+from busrep.snapshots.sources import check_log
 from busrep.spark import job
 from busrep.spark.failures import reason
 from busrep.spark.jobs import snapshot

@@ -16,10 +16,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import busrep
-from busrep.asyncio.parquet import ParquetSource
-from busrep.asyncio.parquet_manifest import NAME
+from busrep.core.snapshots import encode_rows, part_hash
 from busrep.errors import ConfigError
-from busrep.snapshots import encode_rows, part_hash
+from busrep.snapshots.parquet import ParquetSource
+from busrep.snapshots.parquet_manifest import NAME
 from busrep.spark import job, secrets
 from busrep.spark.jobs import snapshot
 from busrep.stores import open_store

@@ -1,0 +1,345 @@
+"""Frames (several lines in one message) and newline-delimited bytes to lines, and rows to lines.
+
+The usual frame is ``POSITION s w p p`` and then hundreds of RDATA lines of the same stream and writer. They
+are taken as one run: headers are checked for the run as a whole, payloads stay bytes until a reader delivers
+them, and only a run that does not pass as a whole is looked at line by line.
+
+What one message may cost is bounded (rule 9.20): by its bytes, by its items (each is an object, and work for the reader
+and the writer), and by its rows. Behind the bound the message is cut, as it is behind a malformed line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import cast
+
+import attrs
+import orjson
+
+from busrep.core.commands import INT64_MAX, Command, is_unknown, parse, read_integer, refuse_name
+from busrep.errors import QUOTED_BYTES, ParseError
+from busrep.settings import MESSAGE_ITEMS, MESSAGE_ROWS, Settings
+
+# What a row costs in memory beside its payload (two list entries, the number, the head of the bytes object: 77 bytes),
+# and what a run costs (the object, three lists, two names: 378). sys.getsizeof on CPython 3.11, rounded up.
+ROW_OVERHEAD = 100
+RUN_OVERHEAD = 500
+
+# Errors that one message can leave: a message made of nothing else must not cost many times its own size.
+MOST_ERRORS = 100
+
+# Runs of one message that are searched for their end in the whole rest of the message, fast where runs are
+# long. From the next one on lines are taken one by one, so that two streams in turns do not cost the square
+# of the size.
+RUNS_AT_ONCE = 8
+
+# The longest line of any other command than RDATA. A command of busrep has some 100 bytes, and free text some 1,000;
+# but a line of 16 MiB that is JSON would become 37 times as much in memory.
+COMMAND_BYTES = 65_536
+
+# Bytes of a command's line that count as one item: a string may take four times the bytes of its line in memory.
+ITEM_BYTES = 1_024
+
+# Bytes that are decoded at a time where only their validity matters.
+CHUNK_BYTES = 65_536
+
+# How lines begin whose loss a foreign writer's next row does not show.
+_OF_STREAMS = (b"RDATA", b"POSITION")
+
+_BLANK_LINES = re.compile(rb"\n+")
+_RUN_HEAD = re.compile(rb"RDATA ([!-~]{1,255}) ([!-~]{1,255}) ")
+
+
+@attrs.define
+class Rows:
+    """A run of consecutive RDATA lines of one (stream, writer).
+
+    ``tokens`` and ``payloads`` are parallel and hold the rows of closed facts, rows of one fact repeat its
+    token; tokens are not checked for order. ``open`` are the ``batch`` rows behind the last number: theirs
+    has not come yet. A run may close a batch that an earlier message began: those rows belong before it,
+    under ``tokens[0]``. ``size`` is the memory held, in bytes, estimated.
+    """
+
+    stream: str
+    writer: str
+    tokens: list[int]
+    payloads: list[bytes]
+    open: list[bytes]
+    size: int
+
+
+@attrs.define
+class Frame:
+    """One message, parsed: commands and runs of rows in their order.
+
+    ``errors``: the reasons why lines were dropped; of unknown commands at most `MOST_ERRORS`. ``unknown``: how many
+    commands were unknown. ``malformed``: whether the message, or the rest of it, was dropped for the last of the
+    errors. ``cut``: whether lines that tell of a stream may have been dropped with it.
+    """
+
+    items: list[Command | Rows] = attrs.field(factory=list)
+    errors: list[ParseError] = attrs.field(factory=list)
+    unknown: int = 0
+    malformed: bool = False
+    cut: bool = False
+
+
+@attrs.define
+class _Room:
+    """How many more items and rows the message may hold."""
+
+    most_items: int
+    most_rows: int
+    items: int = 0
+    rows: int = 0
+
+    def take_items(self, line: bytes, count: int = 1) -> None:
+        """Count items of the message; ``line`` is for the error."""
+        items = self.items = self.items + count
+        if items > self.most_items:
+            raise ParseError(line, "message", f"over {self.most_items} commands and runs of rows: the rest is dropped")
+
+    @property
+    def rows_left(self) -> int:
+        return self.most_rows - self.rows
+
+
+def parse_frame(
+    data: bytes, max_bytes: int, *, most_items: int = MESSAGE_ITEMS, most_rows: int = MESSAGE_ROWS
+) -> Frame:
+    """The commands and rows of one message. Never raises: what is wrong stands in ``errors``.
+
+    From a malformed line on the rest of the message is dropped, as if it had been cut there: the chain (rule
+    9.6) then shows the loss, while going on could step over a lost row. An unknown command is counted, and
+    parsing goes on. RDATA payloads are not decoded here. A message over ``max_bytes`` bytes, or not UTF-8, is
+    dropped whole; of one that holds more than ``most_items`` items (commands, known or not, and runs of rows) or
+    ``most_rows`` rows the rest is.
+    """
+    frame = Frame()
+    try:
+        if len(data) > max_bytes:
+            raise ParseError(data, "message", f"{len(data)} bytes, {max_bytes} are allowed")
+        if not data.isascii():
+            _check_utf8(data)
+        _parse_lines(data, frame, _Room(most_items, most_rows))
+    except ParseError as error:
+        frame.malformed = True
+        frame.cut = any(data.startswith(line) or b"\n" + line in data for line in _OF_STREAMS)
+        _note(frame, error)
+    return frame
+
+
+def parse_message(data: bytes, settings: Settings) -> Frame:
+    """As ``parse_frame``, with the bounds of the settings."""
+    return parse_frame(data, settings.message_bytes, most_items=settings.message_items, most_rows=settings.message_rows)
+
+
+def _note(frame: Frame, error: ParseError) -> None:
+    # Without the traceback and the error before it, which would keep the whole message alive.
+    error.__context__ = None
+    frame.errors.append(error.with_traceback(None))
+
+
+def _check_utf8(data: bytes) -> None:
+    # In pieces: decoded as a whole, one wide character makes a text of four times the size.
+    view, at = memoryview(data), 0
+    while at < len(data):
+        try:
+            _, used = codecs.utf_8_decode(view[at : at + CHUNK_BYTES], "strict", at + CHUNK_BYTES >= len(data))
+        except UnicodeDecodeError as error:
+            bad = at + error.start
+            raise ParseError(data[bad : bad + QUOTED_BYTES], "message", "not UTF-8") from None
+        at += used
+
+
+def _parse_lines(data: bytes, frame: Frame, room: _Room) -> None:
+    at, runs = 0, 0
+    while at < len(data):
+        if data.startswith(b"RDATA ", at):
+            runs += 1
+            at = _parse_run(data, at, frame, room, at_once=runs <= RUNS_AT_ONCE)
+            continue
+        end = data.find(b"\n", at)
+        if end == at:
+            at = cast(re.Match[bytes], _BLANK_LINES.match(data, at)).end()
+            continue
+        end = len(data) if end < 0 else end
+        size = end - at
+        line = data[at:end] if size <= COMMAND_BYTES else data[at : at + COMMAND_BYTES]
+        at = end + 1
+        if size < ITEM_BYTES and room.items < room.most_items:
+            room.items += 1  # the usual line
+        else:
+            room.take_items(line, 1 + len(line) // ITEM_BYTES)
+        try:
+            if size > COMMAND_BYTES:
+                raise ParseError(line, "line", f"over {COMMAND_BYTES} bytes")
+            frame.items.append(parse(line))
+        except ParseError as error:
+            if not is_unknown(line):
+                raise
+            frame.unknown += 1
+            if len(frame.errors) < MOST_ERRORS:
+                _note(frame, error)
+
+
+def _run_head(data: bytes, at: int) -> tuple[bytes, str, str]:
+    """What the lines of a run open with, and the stream and the writer in it."""
+    if match := _RUN_HEAD.match(data, at):
+        return match[0], match[1].decode(), match[2].decode()
+    # Names that are not ASCII, or no names. Two of the largest, and a token, have their place in this piece.
+    piece = data[at : at + ITEM_BYTES].partition(b"\n")[0]
+    head = piece.split(b" ", 3)
+    if len(head) != 4 or not head[1] or not head[2]:
+        raise ParseError(piece, "line", "RDATA takes a stream, a writer, a token and a row")
+    stream, writer = (name.decode("utf-8", "replace") for name in head[1:3])
+    for field, name in (("stream", stream), ("writer", writer)):
+        if reason := refuse_name(name):
+            raise ParseError(piece, field, reason)
+    return b"RDATA %b %b " % (head[1], head[2]), stream, writer
+
+
+def _parse_run(data: bytes, at: int, frame: Frame, room: _Room, *, at_once: bool) -> int:
+    """Adds the run of rows whose first line begins at ``at``; returns where the line behind it begins."""
+    prefix, stream, writer = _run_head(data, at)
+    room.take_items(prefix)
+    most, pieces, end = room.rows_left, [], at
+    if at_once:
+        # One split finds all rows, if nothing else stands between them and the last line with this prefix.
+        last = max(data.rfind(b"\n" + prefix, at) + 1, at)
+        end = data.find(b"\n", last)
+        end = len(data) if end < 0 else end
+        pieces = data[at + len(prefix) : end].split(b"\n" + prefix, most)
+    if not pieces or len(pieces) > most or data.count(b"\n", at, end) != len(pieces) - 1:
+        pieces, end = _cut_run(data, at, prefix, most)
+    size = RUN_OVERHEAD + ROW_OVERHEAD * len(pieces) + (end - at + 1) - (len(prefix) + 1) * len(pieces)
+    rows = Rows(stream, writer, [], [], [], size)
+    frame.items.append(rows)
+    room.rows += len(pieces)
+    if pieces:
+        _add_rows(frame, rows, prefix, pieces, room)
+    if room.rows >= room.most_rows and data.startswith(prefix, end + 1):
+        raise ParseError(prefix, "message", f"over {room.most_rows} rows: the rest is dropped")
+    return end + 1
+
+
+def _cut_run(data: bytes, at: int, prefix: bytes, most: int) -> tuple[list[bytes], int]:
+    """The lines from ``at`` on that have the prefix, without it, at most ``most``, and where the last of them ends."""
+    pieces: list[bytes] = []
+    end = at - 1
+    while len(pieces) < most and data.startswith(prefix, end + 1):
+        start = end + 1 + len(prefix)
+        end = data.find(b"\n", start)
+        end = len(data) if end < 0 else end
+        pieces.append(data[start:end])
+    return pieces, end
+
+
+def _add_rows(frame: Frame, rows: Rows, prefix: bytes, pieces: list[bytes], room: _Room) -> None:
+    """Adds the rows of ``token payload`` pieces, up to the first malformed one, which raises ParseError."""
+    texts, payloads = _cut_evenly(pieces) or _cut_each(pieces)
+    numbers = _read_tokens(texts) if all(payloads) else None
+    if numbers is not None:
+        rows.tokens, rows.payloads = numbers, payloads
+        return
+    for piece, text, payload in zip(pieces, texts, payloads, strict=True):
+        try:
+            number = None if text.removesuffix(b" ") == b"batch" else read_integer(text.removesuffix(b" "))
+        except ValueError as error:
+            raise ParseError(prefix + piece[:QUOTED_BYTES], "token", str(error)) from None
+        if not payload:
+            raise ParseError(prefix + piece, "row", "is empty")
+        if number is not None and rows.tokens and number <= rows.tokens[-1]:
+            # A repeated or older fact: in a run of its own, so that who reads a run need not look for it.
+            room.take_items(prefix)
+            following = Rows(rows.stream, rows.writer, [], [], rows.open, RUN_OVERHEAD + ROW_OVERHEAD + len(payload))
+            rows.open = []
+            rows = following
+            frame.items.append(rows)
+        rows.open.append(payload)
+        if number is not None:
+            rows.tokens += [number] * len(rows.open)
+            rows.payloads += rows.open
+            rows.open.clear()
+
+
+_Cut = tuple[list[bytes], list[bytes]]  # tokens and payloads
+
+
+def _cut_each(pieces: list[bytes]) -> _Cut:
+    cut = [piece.partition(b" ") for piece in pieces]
+    return [text for text, _, _ in cut], [payload for _, _, payload in cut]
+
+
+def _cut_evenly(pieces: list[bytes]) -> _Cut | None:
+    """Cut where the first one is cut, if all tokens are as long: in two thirds of the time, and no tuple a row."""
+    width, count = pieces[0].find(b" ") + 1, len(pieces)
+    texts = list(map(itemgetter(slice(width)), pieces))
+    joined = b"".join(texts)
+    spaces = joined[width - 1 :: width] if width else b""
+    if len(joined) != width * count or spaces != b" " * count or joined.count(b" ") != count:
+        return None
+    return texts, list(map(itemgetter(slice(width, None)), pieces))
+
+
+def _read_tokens(texts: list[bytes]) -> list[int] | None:
+    """The tokens, if all are plain numbers and each above the one before; None: they need a closer look."""
+    if not b"".join(texts).replace(b" ", b"").isdigit():  # a space may be left behind each
+        return None
+    try:
+        # Twice as fast as int() on each. Refuses leading zeros and empty texts; makes floats beyond 64 bits.
+        numbers: list[int] = orjson.loads(b"[" + b",".join(texts) + b"]")
+    except ValueError:
+        return None
+    if sorted(numbers) != numbers or numbers[-1] > INT64_MAX or len(set(numbers)) != len(numbers):
+        return None
+    return numbers
+
+
+def format_rows(stream: bytes, writer: bytes, token: int, payloads: Sequence[bytes]) -> list[bytes]:
+    """The RDATA lines of one fact, without newlines: all but the last row as ``batch``, the last with the
+    number.
+    """
+    prefix = b"RDATA %b %b " % (stream, writer)
+    return [
+        *[b"%bbatch %b" % (prefix, payload) for payload in payloads[:-1]],
+        *[b"%b%d %b" % (prefix, token, payload) for payload in payloads[-1:]],
+    ]
+
+
+class LineSplitter:
+    """Cuts a byte stream into lines, however it arrives, holding at most ``max_bytes`` of an unfinished line."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._rest = bytearray()
+        self._too_long: ParseError | None = None
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that ``data`` completes, without their newlines.
+
+        Raises:
+            ParseError: a line is longer than ``max_bytes``. Lines before it in the same ``data`` are returned
+            first and
+                the next call raises (``feed(b"")`` will do); from then on every call does: close the
+                connection.
+        """
+        if self._too_long is not None:
+            raise self._too_long
+        lines: list[bytes] = []
+        self._rest += data
+        if b"\n" in data:
+            lines = bytes(self._rest).split(b"\n")
+            self._rest = bytearray(lines.pop())
+        for at, line in enumerate([*lines, self._rest]):
+            if len(line) > self._max_bytes:
+                quoted = bytes(line[:QUOTED_BYTES])
+                self._too_long = ParseError(quoted, "line", f"over {self._max_bytes} bytes")
+                self._rest.clear()
+                if at == 0:
+                    raise self._too_long
+                return lines[:at]
+        return lines

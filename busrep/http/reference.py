@@ -1,0 +1,170 @@
+"""Catch-up from the reference system: each of its writers answers for its own rows, at its own address.
+
+Such an answer names neither its writer nor its log, so this side has to know whose address it asks (9.25).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import ssl
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any, NoReturn
+
+from busrep.core.snapshots import Agreement
+from busrep.core.updates import FetchUpdates, UpdatesPage
+from busrep.errors import ConfigError, NoSnapshots
+from busrep.settings import Settings
+from busrep.stores.interface import KnownWriter
+from busrep.streams import Registry, Stream
+
+from .pages import REFERENCE_PATH, read_reference_page
+from .read_only import ReadOnlyStore
+from .source import MAX_BYTES, HttpSource, nothing_of, segment
+
+log = logging.getLogger("busrep.reader")
+
+# Rows that the reference system puts into a page, about: it ends a page with the row that makes so many. Some of its
+# streams then add the rest of that row's fact, others do not.
+PAGE_ROWS = 100
+
+
+class ReferenceSource(ReadOnlyStore):
+    """An `AsyncStore` that reads from the reference system: ``ReferenceSource({"master": url, ...}, [events])``.
+
+    ``writers``: the address of each writer's process, under the name by which it calls itself on the channel. Rows of
+    a writer are asked for at its own address alone; a writer that is not named here is refused with an error, and its
+    (stream, writer) shows as stale. ``streams``: those that will be read, resettable ones too. ``log``: a name for the
+    deployment's log. Readers begin anew when it changes: change it when the deployment was set up anew or restored.
+    ``secret``, ``headers``, ``verify``, ``compress``, ``max_bytes``: as of an `HttpSource`, for all addresses.
+
+    It knows no writers and gives no snapshots. Raises ConfigError for an address of another form; MissingExtra.
+    """
+
+    foreign_writers = True
+    serves_resettable = True
+
+    def __init__(
+        self,
+        writers: Mapping[str, str],
+        streams: Registry | Iterable[Stream[Any]],
+        settings: Settings | None = None,
+        *,
+        log: str = "",
+        secret: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        verify: str | ssl.SSLContext | None = None,
+        compress: bool = False,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        if isinstance(writers, str) or not writers:
+            raise ConfigError("ReferenceSource needs the address of each writer: {writer: url, ...}")
+        self.streams = streams if isinstance(streams, Registry) else Registry(streams)
+        self._epoch = hashlib.blake2b(f"reference {log}".encode(), digest_size=16).hexdigest()
+        self._writers = {
+            writer: _ReferenceWriter(
+                url,
+                self.streams,
+                settings,
+                secret=secret,
+                headers=headers,
+                verify=verify,
+                compress=compress,
+                max_bytes=max_bytes,
+            )
+            for writer, url in writers.items()
+        }
+        self.where = f"catch-up from {', '.join(sorted(writers))}"
+
+    def __repr__(self) -> str:
+        return f"ReferenceSource({ {writer: one.url for writer, one in self._writers.items()}!r})"
+
+    async def open(self) -> None:
+        """See `AsyncStore`. Nothing is asked: the reference system tells nothing about itself."""
+        try:
+            for one in self._writers.values():
+                await one.open()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """See `AsyncStore`."""
+        await asyncio.gather(*(one.close() for one in self._writers.values()))
+
+    async def epoch(self) -> str:
+        """See `AsyncStore`: made from ``log``, for the reference system names none."""
+        return self._epoch
+
+    async def sequence(self, stream: str) -> None:
+        """See `AsyncStore`: not told."""
+        self.streams[stream]
+
+    async def known(self) -> list[KnownWriter]:
+        """See `AsyncStore`: none. Where a writer is, is heard on the channel only."""
+        return []
+
+    async def newest(self, stream: str) -> None:
+        """See `AsyncStore`: not told."""
+        self.streams[stream]
+
+    async def fetch(self, question: FetchUpdates) -> UpdatesPage:
+        """See `AsyncStore`: the writer itself answers, which proves what it says (9.25). ConfigError for a writer
+        without an address."""
+        self.streams[question.stream]
+        if question.after == question.upto:  # asks for the epoch
+            return nothing_of(question, self._epoch)
+        one = self._writers.get(question.writer)
+        if one is None:
+            raise ConfigError(
+                f"no address is known of writer {question.writer!r}, rows of stream {question.stream!r} cannot be "
+                f"fetched: name it in ReferenceSource({{{question.writer!r}: url, ...}})"
+            )
+        page = await one.ask_for(question, self._epoch)
+        if _may_be_cut(page):
+            log.warning(
+                "(%s, %s): %d rows of %d fill a page of %s: if the fact has more, the others may have been missed",
+                page.stream, page.writer, len(page.tokens), page.upto, one.where,
+            )  # fmt: skip
+        return page
+
+    async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> NoReturn:  # noqa: ARG002
+        """See `SnapshotSource`. Refused: NoSnapshots."""
+        raise NoSnapshots(self.where)
+
+    async def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:  # noqa: ARG002
+        """See `SnapshotSource`. Refused: NoSnapshots."""
+        raise NoSnapshots(self.where)
+        yield b""  # which makes it a generator
+
+    async def leave(self, agreement: Agreement) -> None:
+        """See `SnapshotSource`: there is none."""
+
+
+class _ReferenceWriter(HttpSource):
+    """One writer's process."""
+
+    async def _check_server(self) -> None:
+        """There is no question that the reference system would answer without a stream's rows."""
+
+    async def ask_for(self, question: FetchUpdates, epoch: str) -> UpdatesPage:
+        """The page that answers ``question``. Raises Unavailable, ConfigError."""
+        path = f"{REFERENCE_PATH}{segment(question.stream)}/{secrets.token_hex(8)}"
+        params: dict[str, str | int] = {
+            "instance_name": question.writer,
+            "from_token": question.after,
+            "upto_token": question.upto,
+        }
+        body = await self._ask(path, params, question)
+        try:
+            return read_reference_page(body, question, epoch)
+        except ValueError as error:
+            raise self._distrust(error) from None
+
+
+def _may_be_cut(page: UpdatesPage) -> bool:
+    """Whether a page may be the beginning of its only fact: asked again it would be the same, and behind it nothing of
+    the fact comes. With more rows than a page has it was completed."""
+    return page.limited and 0 < len(page.tokens) <= PAGE_ROWS and page.tokens[0] == page.upto

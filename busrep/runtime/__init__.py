@@ -1,0 +1,1 @@
+"""What several of the rooms with loops use: helpers for asyncio tasks."""

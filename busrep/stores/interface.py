@@ -1,0 +1,427 @@
+"""What a store is: the values it takes and gives, and the interface that the runtimes consume and the stores implement.
+
+A store keeps facts, proven positions, writers' claims and readers' saved positions. Three exist (memory, SQLite,
+PostgreSQL); one conformance suite holds them to this file. IDs and positions are 64-bit integers, positive inside
+(also for negative streams); times are seconds; payloads are rows as compact JSON bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from busrep.core.snapshots import Agreement, BootstrapProgress
+from busrep.core.updates import FetchUpdates, UpdatesPage
+from busrep.shapes import Fields
+
+FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
+"""One fact to insert: its ID, its typed rows, and the same rows as payloads. No rows: nothing is inserted."""
+
+
+@attrs.frozen
+class Claim:
+    """A writer's name, won. All three maps have every claimed stream as a key.
+
+    ``starts``: own position per stream, read after the claim was committed (9.4). ``known``: per stream the proven
+    positions of all registered writers, the own one included. ``highest``: per stream the highest ID that rows or
+    positions show; never the sequence's value (9.8). ``claims``, ``sequences``: as `Registered`'s, read after that.
+    """
+
+    writer: str
+    incarnation: int
+    epoch: str
+    starts: Mapping[str, int]
+    known: Mapping[str, Mapping[str, int]]
+    highest: Mapping[str, int]
+    claims: Mapping[tuple[str, str], int] = attrs.field(factory=dict)
+    sequences: Mapping[str, int] = attrs.field(factory=dict)
+
+    def resumed(self, epoch: str | None, announced: Mapping[str, int]) -> Claim:
+        """The claim of a process that wins its name back, and has announced these positions of that epoch's log.
+
+        It starts no lower: a failover may have lost what was stored of them (9.23), but what it said stands, for it has
+        nothing unfinished below, and gets no ID there any more.
+        """
+        if epoch != self.epoch:
+            return self
+        return attrs.evolve(
+            self,
+            starts={
+                stream: max(start, min(announced[stream], self.sequences.get(stream, 0)))
+                for stream, start in self.starts.items()
+            },
+        )
+
+
+class Registered(dict[str, dict[str, int]]):
+    """The registry, {stream: {registered writer: proven position}}, read on the primary under a claim's lock.
+
+    ``claims``: {(stream, writer): incarnation}. ``sequences``: the highest ID given out by then, of each stream whose
+    position was stored: no position of this log lies above it (9.17).
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, str, int, int]], sequences: Mapping[str, int]) -> None:
+        super().__init__()
+        self.claims: dict[tuple[str, str], int] = {}
+        self.sequences = sequences
+        for stream, writer, position, incarnation in rows:
+            self.setdefault(stream, {})[writer] = position
+            self.claims[stream, writer] = incarnation
+
+
+@attrs.frozen
+class KnownWriter:
+    """A (stream, writer) of the positions table. ``silent_for``: seconds since its last sign of life, by the
+    database's clock. ``incarnation``: of the writer's name now. ``position`` is proven, ``floor`` the highest
+    deleted row ID."""
+
+    stream: str
+    writer: str
+    position: int
+    floor: int
+    registered: bool
+    incarnation: int
+    silent_for: float
+
+
+def claims_of(known: Iterable[KnownWriter]) -> dict[tuple[str, str], int]:
+    """The registry as lines are judged by it (9.18): the incarnation of each registered (stream, writer)."""
+    return {(one.stream, one.writer): one.incarnation for one in known if one.registered}
+
+
+MIXED = "several"
+"""The epoch of saved positions that are not all of one log: some process has not noticed a restore yet."""
+
+
+@attrs.frozen
+class Newest:
+    """{writer: its highest row ID, deleted ones counting} of every writer ever registered for a stream, in one snapshot
+    of the primary, of the log ``epoch``: what was committed before the question is at or below these."""
+
+    epoch: str
+    rows: Mapping[str, int]
+
+
+@attrs.frozen
+class ReaderState:
+    """Saved positions of a durable reader, {(stream, writer): position}; ``epoch`` is None for an unknown reader, and
+    `MIXED` while its positions are of several logs.
+
+    ``streams``: those it has read before, also where no writer had written yet. A writer of such a stream that is not
+    among the positions joined since.
+
+    ``bootstraps``: of each stream the `BootstrapProgress.id` of the last one that some process of this name began; what
+    was handled before that one began is void. ``loading``: streams of which it is unfinished; their positions are where
+    the snapshot ends, of which the target has a part.
+    """
+
+    epoch: str | None
+    positions: Mapping[tuple[str, str], int]
+    streams: frozenset[str] = frozenset()
+    bootstraps: Mapping[str, str] = attrs.field(factory=dict)
+    loading: frozenset[str] = frozenset()
+
+
+@attrs.frozen
+class DeadLetter:
+    """Rows a handler could not handle, kept for a person. ``age``: seconds since then, by the database's clock."""
+
+    reader: str
+    stream: str
+    writer: str
+    tokens: Sequence[int]
+    payloads: Sequence[bytes]
+    error: str
+    age: float
+
+
+ENDED_INSIDE = "the transaction was ended inside the block of bus.write(), which ends it itself, after the block"
+
+
+class AsyncTransaction(Protocol):
+    """One database transaction that holds the claim, so that no successor can start before it ends (9.4).
+
+    ``joined``: the caller's connection was in a transaction already; ``commit`` and ``rollback`` then leave it
+    alone. ``marker`` is opaque, for ``AsyncStore.outcome``; set once ``begin`` returned.
+    ``connection`` is the driver's connection (None on the memory store).
+    """
+
+    @property
+    def connection(self) -> Any:
+        """The driver's connection, once begun."""
+
+    @property
+    def joined(self) -> bool:
+        """Whether the caller ends the transaction."""
+
+    @property
+    def marker(self) -> object:
+        """Identifies the transaction for `AsyncStore.outcome`."""
+
+    async def begin(self) -> None:
+        """Begin, or join, and lock the claim. Raises WriterFenced, ConfigError, Unavailable."""
+
+    async def insert(self, stream: str, facts: Sequence[FactRows]) -> None:
+        """Write the rows of these facts. They may be sent as late as with the next ``execute`` or ``commit``."""
+
+    async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """Run the caller's own statement, in the driver's placeholder style; the driver's errors of it pass through."""
+
+    async def commit(self) -> None:
+        """Commit; nothing when joined, but what was inserted has been sent. Raises CommitUnknown (9.1); any other
+        exception means that nothing was committed, and rollback() is still due."""
+
+    async def rollback(self) -> bool:
+        """Roll back; nothing when joined, or when the transaction has ended. Never raises for a lost connection:
+        the server rolls back by itself.
+
+        Whether it is known that nothing was committed. Code inside the fact's block may have: then only the table
+        tells."""
+
+
+@attrs.frozen
+class StoredStream:
+    """What the store keeps of a stream.
+
+    ``table``: the application's; None: busrep's own. ``fields``: of its rows; None: not known.
+    """
+
+    table: str | None
+    fields: Fields | None
+
+
+class EffectsTransaction(Protocol):
+    """A transaction for the effects of a reader's handler, who works on ``connection`` between `begin` and `commit`."""
+
+    @property
+    def connection(self) -> Any:
+        """The driver's connection, once begun."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the handler has ended the transaction; of a connection that is lost it is not known."""
+
+    async def begin(self) -> None:
+        """Begin. Raises Unavailable."""
+
+    async def commit(self) -> None:
+        """Commit. Raises CommitUnknown (9.1); any other exception means that nothing was committed, and rollback() is
+        still due."""
+
+    async def rollback(self) -> object:
+        """Roll back; nothing when the transaction has ended. Never raises for a lost connection."""
+
+
+class AsyncStore(Protocol):
+    """Facts, positions, claims and saved readers. Every method may raise Unavailable; see errors.py for the rest.
+
+    A store is a `busrep.core.snapshots.SnapshotSource` as well: agree, load, leave.
+    """
+
+    async def open(self) -> None:
+        """Connect, and check the schema version and the row classes: SchemaError, RowClassMismatch, Unavailable."""
+
+    async def close(self) -> None:
+        """Close all connections; waits for commits that are under way. May be called twice."""
+
+    async def init(self, redefine: Collection[str] = ()) -> None:
+        """Create or migrate the tables, and a sequence per stream; idempotent, safe in two processes at once.
+
+        The fields of the row classes are kept. ``redefine``: names of streams whose fields are what is declared now,
+        whatever they were. Raises RowClassMismatch, and ConfigError for an application's table without the columns.
+        """
+
+    async def verify(self) -> None:
+        """Raise ConfigError unless each stream has what a writer needs: its sequence, and the declared columns."""
+
+    async def stored_streams(self) -> dict[str, StoredStream]:
+        """What was declared of each stream when it was made, or first written, by name."""
+
+    async def epoch(self) -> str:
+        """Identity of the fact log: 32 lowercase hex digits."""
+
+    async def sequence(self, stream: str) -> int | None:
+        """The highest ID that the stream's sequence gave: no position above it can be of this log. None when this
+        store cannot know: a replica, which may lag."""
+
+    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None) -> Claim:
+        """Win a writer's name and register it (9.4, 9.7): ClaimBlocked, PositionsAheadOfTable, ConfigError.
+
+        ``again``: only if the name is still of this incarnation of it, or was finished for its silence and nobody has
+        claimed it since: else WriterFenced. So a process may win back its own name, and never takes another's. After
+        Unavailable it may have been won: ask again with the same ``again``. WriterFenced of a higher incarnation: it
+        was won under that, and finished before the answer.
+        """
+
+    async def reserve(self, stream: str, count: int) -> list[int]:
+        """``count`` new IDs, ascending, committed at once."""
+
+    def effects(self) -> EffectsTransaction:
+        """A transaction for the effects of a handler, on a connection of the store's. It holds no claim. Raises
+        ConfigError where the store has no connections to give."""
+
+    def transaction(self, claim: Claim, connection: Any = None) -> AsyncTransaction:
+        """A transaction on busrep's connection or the caller's. Call it *before* reserving: ConfigError when the
+        caller's connection cannot be used (SQLite: it is in a transaction already, and holds the one write lock)."""
+
+    async def outcome(
+        self, claim: Claim, marker: object, facts: Sequence[tuple[str, int]]
+    ) -> dict[tuple[str, int], list[bytes]] | None:
+        """What an unknown COMMIT left (9.1): None while the transaction may still be open, else the payloads the
+        table holds by (stream, id); a fact that is missing was aborted. WriterFenced when the claim does not stand:
+        then nothing more is published under it, and the table may be another than the one that was written to."""
+
+    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Registered:
+        """Store proven own positions and a sign of life, only while the claim stands: else WriterFenced.
+
+        A position above the stream's sequence is logged, and the sequence's value stored in its place (9.17). Returns
+        the registry, read on the primary while the claim was locked: what rules 9.2 and 9.7 want read after the highest
+        ID was noted.
+        """
+
+    async def check_claim(self, claim: Claim) -> None:
+        """Read the claim on the primary (9.2): WriterFenced."""
+
+    async def fetch(self, question: FetchUpdates) -> UpdatesPage:
+        """One page of catch-up from one snapshot (9.9, 9.10): PositionTooOld."""
+
+    async def known(self) -> list[KnownWriter]:
+        """Every (stream, writer) ever registered."""
+
+    async def newest(self, stream: str) -> Newest | None:
+        """The highest rows of a stream. None when this store cannot know: a replica, which may lag, or a source of
+        pages alone."""
+
+    async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
+        """Fence a silent writer and store its final position per stream (9.5); idempotent. {} when a newer claim
+        lives. ClaimBlocked while one of its transactions is open."""
+
+    async def register_reader(
+        self,
+        reader: str,
+        positions: Mapping[tuple[str, str], int],
+        epoch: str,
+        *,
+        oldest: Collection[tuple[str, str]] = (),
+    ) -> None:
+        """Insert the rows that saves update (9.12), {(stream, writer): position}; leaves existing ones alone. A writer
+        "" notes that the stream is read. Of a stream whose bootstrap is unfinished nothing is inserted.
+
+        Of those in ``oldest`` the position is the floor that the caller knew. If this store keeps the log of ``epoch``,
+        the floor of this very moment is taken: what was pruned since is nothing that this reader had begun to read.
+        """
+
+    async def load_reader(self, reader: str) -> ReaderState:
+        """The saved positions."""
+
+    async def save_reader(
+        self,
+        reader: str,
+        changes: Sequence[tuple[str, str, int, int]],
+        epoch: str,
+        connection: Any = None,
+        *,
+        bootstraps: Mapping[str, str] | None = None,
+    ) -> None:
+        """Move saved positions, (stream, writer, old, new) each, all or none: ReaderMoved (9.12), and where this store
+        keeps their log, PositionsAheadOfTable for one above its stream's sequence (9.17). With the
+        caller's connection in the caller's transaction; on ReaderMoved the caller rolls back.
+
+        ReaderMoved also while a bootstrap of one of the streams is unfinished: another process of this name loads a
+        snapshot, and what this one handles the target will lose. So it will if that bootstrap is over meanwhile, and
+        then perhaps the position is what it was: ``bootstraps`` are those known when the rows were handled, as
+        `ReaderState` tells them, and ReaderMoved tells that there has been another since. None: not compared."""
+
+    async def note_stopped(self, reader: str, stream: str, writer: str, reason: str | None) -> None:
+        """Store beside a saved position why the reader stopped there; None: it goes on. Nothing without a position. To
+        save the position clears it, too."""
+
+    async def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
+        """Begin anew in another epoch: positions of other epochs go, these are registered, all of them as ``oldest``.
+        Positions that are of this epoch stay: another process under this name has begun in it already. And if there
+        are any of the log that this store keeps, and ``epoch`` is another, nothing is done. Nothing is registered of a
+        stream whose unfinished bootstrap is of this epoch."""
+
+    async def begin_bootstrap(self, reader: str, agreement: Agreement, *, syncs: int, reason: str) -> str:
+        """Save that this reader loads that snapshot: no part of it is applied yet, state "agreed". What was saved of an
+        earlier bootstrap of the stream is replaced. Returns its `BootstrapProgress.id`.
+
+        In the same transaction the reader's saved positions of the stream are replaced by the agreement's (of a writer
+        that is not in it: by 0): from now on pruning keeps what follows them. ``syncs``, ``reason``: see
+        `BootstrapProgress`. Raises SnapshotGone when this store keeps the agreement's log, and rows above its positions
+        have been pruned by now (no page would give them); and when the reader has positions of this store's log
+        already, and the agreement is of another.
+        """
+
+    async def save_bootstrap(
+        self,
+        reader: str,
+        stream: str,
+        bootstrap_id: str,
+        *,
+        parts: int,
+        applied: int,
+        rows: int,
+        bytes: int,  # noqa: A002 - the word of `BootstrapProgress`
+        state: str,
+        connection: Any = None,
+    ) -> None:
+        """Move what is applied from ``parts`` to ``applied`` parts: ReaderMoved unless ``parts`` is what is saved, of
+        the bootstrap that `begin_bootstrap` gave ``bootstrap_id`` to. One begun anew is another, of the same snapshot
+        too: what was applied for the one before, its target has lost. With the caller's connection in the caller's
+        transaction; on ReaderMoved the caller rolls back. Both numbers equal: only the state changes. ``rows``,
+        ``bytes``: of all that is applied by then."""
+
+    async def bootstraps(self, reader: str | None = None) -> list[BootstrapProgress]:
+        """What is saved of bootstraps, of all readers or of one, the latest first; one a stream. That of one that is
+        over stays until the next begins."""
+
+    async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
+        """See `SnapshotSource`. Of ``again`` the parts that pruning has not reached can still be loaded, even if it
+        has reached others: those are told by `load`."""
+
+    def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
+        """See `SnapshotSource`."""
+
+    async def leave(self, agreement: Agreement) -> None:
+        """See `SnapshotSource`."""
+
+    async def dead_letter(
+        self,
+        reader: str,
+        stream: str,
+        writer: str,
+        tokens: Sequence[int],
+        payloads: Sequence[bytes],
+        error: str,
+        connection: Any = None,
+    ) -> None:
+        """Keep rows that could not be handled."""
+
+    async def dead_letters(self, limit: int) -> list[DeadLetter]:
+        """The latest dead letters, newest first."""
+
+    async def prune(
+        self,
+        *,
+        older_than: float | None = None,
+        keep: int | None = None,
+        reader_cap: float | None = None,
+        stream: str | None = None,
+    ) -> dict[tuple[str, str], int]:
+        """Delete old rows; returns the floors that moved.
+
+        A row may go when it is older than ``older_than`` seconds, and not among the last ``keep`` rows of its
+        (stream, writer), as far as these are given (at least one must be: ConfigError); never above the proven
+        position, nor above a registered reader saved within ``reader_cap`` seconds (None: ever). A reader that
+        reads the stream but has no position for that writer yet holds all of that writer's rows. Facts go whole.
+        An application's own table is pruned only when ``stream`` names it, and by ``keep`` alone.
+        """
+
+    async def restored(self) -> str:
+        """Declare the database restored: a new epoch (returned), all writers fenced, positions back to the rows."""
+
+    async def status(self) -> dict[str, Any]:
+        """What ``busrep db status`` prints, JSON-able."""

@@ -1,0 +1,1 @@
+"""Backing tables that end with the process."""

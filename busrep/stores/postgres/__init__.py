@@ -1,0 +1,1 @@
+"""The backing tables in PostgreSQL. Needs the extra ``postgres``."""

@@ -1,0 +1,245 @@
+"""The PostgreSQL store for threads (psycopg 3): blocking connections, in two pools as in postgres.py.
+
+The pools are busrep's own: psycopg_pool's start threads, which a process that forks, or wants none, cannot have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from busrep.errors import BusrepError, CommitUnknown, ConfigError, Unavailable
+from busrep.settings import Settings
+from busrep.stores import schema
+from busrep.stores.interface import Claim, EffectsTransaction
+from busrep.stores.plans import Control, Plan, T
+from busrep.stores.postgres.store import (
+    POOL_WAIT,
+    QUESTIONS,
+    TRANSACTIONS,
+    PostgresStore,
+    PostgresTransaction,
+    on_connection,
+)
+from busrep.stores.transaction import ServerEffects
+from busrep.streams import Registry
+
+try:
+    import psycopg
+    from psycopg.pq import TransactionStatus
+except ImportError as missing:
+    from busrep.errors import MissingExtra
+
+    raise MissingExtra("postgres", "the PostgreSQL store") from missing
+
+Connection = psycopg.Connection[Any]
+
+
+class _Place:
+    """Of a connection that is being made."""
+
+
+class Pool:
+    """At most ``most`` connections that ``connect`` makes, one user each; whoever finds none waits for one.
+
+    A connection that is lost instead of put back, for its thread was interrupted, is given up by the garbage
+    collector, and counts no more from then on. So does the place of one that was about to be made.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], most: int, where: str) -> None:
+        self._connect, self._most, self._where = connect, most, where
+        # Entered itself, not its condition: that is done in Python, where an interrupt would leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._idle: list[Connection] = []
+        self._out: weakref.WeakSet[Connection | _Place] = weakref.WeakSet()
+        self._closed = False
+
+    def take(self) -> Connection:
+        """A connection that was alive a moment ago. Raises Unavailable, after POOL_WAIT seconds at most."""
+        deadline = time.monotonic() + POOL_WAIT
+        with self._lock:
+            while True:
+                if self._closed:
+                    raise Unavailable(self._where, "the store is not open")
+                while self._idle:
+                    connection = self._idle.pop()  # the last used: those that are not needed are left to grow cold
+                    if alive(connection):
+                        self._out.add(connection)
+                        return connection
+                if len(self._out) < self._most:
+                    place = _Place()
+                    self._out.add(place)
+                    break
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise Unavailable(
+                        self._where, f"all {self._most} connections are in use, none came back in {POOL_WAIT:g} s"
+                    )
+        try:
+            connection = self._connect()
+            self._out.add(connection)
+        finally:
+            with self._lock:
+                self._out.discard(place)
+                self._changed.notify()
+        return connection
+
+    def put(self, connection: Connection) -> None:
+        """Give a connection back; one that is not idle is closed."""
+        idle = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+        with self._lock:
+            self._out.discard(connection)
+            keep = idle and not self._closed
+            if keep:
+                self._idle.append(connection)
+            self._changed.notify()
+        if not keep:
+            close(connection)
+
+    def renew(self) -> None:
+        """Close the connections that are not in use."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            close(connection)
+
+    def open(self) -> None:
+        """Give out connections (again)."""
+        self._closed = False
+
+    def close(self) -> None:
+        """Give out no more connections; those in use are closed when they come back."""
+        with self._lock:
+            self._closed = True
+            self._changed.notify_all()
+        self.renew()
+
+
+def alive(connection: Connection) -> bool:
+    """Whether nothing tells that the server has ended this idle connection; without asking it anything."""
+    if not connection.closed:
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            if not selector.select(0):  # nobody speaks to an idle connection but to end it
+                return True
+    close(connection)
+    return False
+
+
+def close(connection: Connection) -> None:
+    """Close a connection that may be dead."""
+    with contextlib.suppress(psycopg.Error):
+        connection.close()
+
+
+class BlockingPostgresStore(PostgresStore):
+    """An `AsyncStore` that runs in the calling thread: see blocking.py. It connects when first asked something."""
+
+    def __init__(self, url: str, streams: Registry, settings: Settings) -> None:
+        super().__init__(url, streams, settings)
+        self.held = Pool(self._dial, TRANSACTIONS, self.where)
+        self.asked = Pool(self._dial, max(QUESTIONS, settings.fetches + 1), self.where)
+        self._opened = False
+
+    def _dial(self) -> Connection:
+        try:
+            return psycopg.Connection.connect(self.url, autocommit=True)
+        except psycopg.Error as error:
+            raise Unavailable(self.where, error) from error
+
+    async def open(self) -> None:
+        """See `AsyncStore`."""
+        if self._opened:
+            return
+        self.held.open()
+        self.asked.open()
+        try:
+            await self._read(schema.check(self.dialect, self.backings.values()))
+        except BaseException:
+            await self.close()
+            raise
+        self._opened = True
+
+    async def close(self) -> None:
+        """See `AsyncStore`."""
+        self._opened = False
+        self.held.close()
+        self.asked.close()
+
+    async def _alone(self, plan: Plan[T]) -> T:
+        connection = self._dial()
+        try:
+            return await on_connection(connection, plan)
+        finally:
+            close(connection)
+
+    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - it blocks
+        connection = self.asked.take()
+        try:
+            return await self._run(connection, plan)
+        finally:
+            self.asked.put(connection)
+
+    async def reserve(self, stream: str, count: int) -> list[int]:
+        """See `AsyncStore`."""
+        self.backing(stream)
+        return await self._reserve(stream, count)
+
+    def renew(self) -> None:
+        """Close the connections of both pools that are not in use."""
+        self.held.renew()
+        self.asked.renew()
+
+    async def _on(self, connection: Any, plan: Plan[T]) -> T:
+        return await on_connection(blocking(connection), plan)
+
+    def effects(self) -> EffectsTransaction:
+        """See `AsyncStore`."""
+        return BlockingPostgresEffects(self)
+
+    def transaction(self, claim: Claim, connection: Any = None) -> PostgresTransaction:
+        """See `AsyncStore`."""
+        return BlockingPostgresTransaction(self, claim, None if connection is None else blocking(connection))
+
+
+def blocking(connection: Any) -> Connection:
+    """The caller's connection; ConfigError when it is no blocking one of psycopg 3."""
+    if not isinstance(connection, psycopg.Connection):
+        raise ConfigError(f"a psycopg.Connection is needed, not {type(connection).__name__}")
+    return connection
+
+
+class BlockingPostgresTransaction(PostgresTransaction):
+    """An `AsyncTransaction` on a connection of the store's pool, or the caller's."""
+
+    store: BlockingPostgresStore
+
+    async def _take(self) -> Connection:
+        return self.store.held.take()
+
+    async def _put(self, connection: Any) -> None:
+        self.store.held.put(connection)
+
+    async def commit(self) -> None:
+        """See `AsyncTransaction`."""
+        if self.joined:
+            await self._leave_to_caller()
+            return
+        await self._check_not_ended()
+        try:
+            await self._flush(Control.COMMIT)
+        except BusrepError as error:
+            if not self.store._closed(self._held):
+                raise  # the server refused, and said so: nothing was committed
+            await self.rollback()
+            raise CommitUnknown(self.marker, error) from error
+        await self._give_back()
+
+
+class BlockingPostgresEffects(ServerEffects, BlockingPostgresTransaction):
+    """An `EffectsTransaction` on a connection of the store's."""

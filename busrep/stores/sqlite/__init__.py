@@ -1,0 +1,1 @@
+"""The backing tables in an SQLite file."""

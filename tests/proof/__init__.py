@@ -1,0 +1,1 @@
+"""What checks the promise as a whole: the simulator, the soak, stale reads, and faults under the archive."""

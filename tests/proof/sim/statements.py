@@ -1,0 +1,547 @@
+"""What the statements of busrep's plans do on the simulated tables: text to a Python function, made once a text.
+
+Most are read by sql.py and made of what queries.py knows; a few that use more of SQL are known by their whole text,
+with the pieces marked that a rule of protocol.md leans on. A text that neither knows is an error that names it.
+
+A statement that may wait for a lock is a generator: it yields a `Wait` when it has to. As in PostgreSQL under READ
+COMMITTED a statement finds its rows in its own snapshot, and checks a row again, in its newest version, after it had to
+wait for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Generator, Sequence
+
+import attrs
+
+from busrep.core.snapshots import LOADED
+from busrep.stores.postgres.dialect import SERVER
+from tests.proof.sim import sql
+from tests.proof.sim.queries import (
+    Code,
+    Function,
+    Row,
+    Run,
+    Scope,
+    claims,
+    compiled,
+    listed,
+    matching,
+    note_claim,
+    reads_tables,
+    rows_of,
+    scope_of,
+    visible,
+)
+from tests.proof.sim.sql import Expression, Unknown
+from tests.proof.sim.tables import (
+    DEFINITIONS,
+    EXCLUSIVE,
+    NOTHING,
+    SHARE,
+    Definition,
+    Numbers,
+    Record,
+    SimError,
+    SimSerializationFailure,
+    Table,
+    Values,
+    Wait,
+)
+
+Waiting = Generator[Wait, None, list[Row]]
+
+
+@attrs.frozen
+class Statement:
+    """A text that is known. Either ``rows`` answers at once, or ``waits`` may have to wait.
+
+    ``writes``: what it is called in the error that a read-only transaction gives; ``tables``: whether it needs
+    busrep's tables.
+    """
+
+    rows: Callable[[Run], list[Row]] | None = None
+    waits: Callable[[Run], Waiting] | None = None
+    writes: str | None = None
+    tables: bool = False
+
+
+def known(text: str) -> Statement:
+    """The statement of a text. Raises NotImplementedError for one that the simulation does not know."""
+    found = _KNOWN.get(text)
+    if found is None:
+        found = _KNOWN[text] = _made(text)
+    return found
+
+
+_KNOWN: dict[str, Statement] = {}
+
+
+def _made(text: str) -> Statement:
+    for pattern, make in SPECIAL:
+        if special := re.fullmatch(pattern, text):
+            return make(special)
+    try:
+        tree = sql.parse(text.replace(SERVER, "server_identity()"))
+        if isinstance(tree, sql.Select):
+            return _select(tree)
+        if isinstance(tree, sql.Insert):
+            return _insert(tree)
+        return _update(tree) if isinstance(tree, sql.Update) else _delete(tree)
+    except (Unknown, KeyError, ValueError) as error:  # a name that is not known, too
+        raise NotImplementedError(
+            f"the simulated database does not know this statement ({type(error).__name__}: {error}): add it to "
+            f"statements.py: {text}"
+        ) from error
+
+
+def locked(
+    run: Run, record: Record, seen: Values, mode: int, condition: Function | None
+) -> Generator[Wait, None, Values | None]:
+    """Lock a row that the snapshot showed; its newest version, or None if that does not match any more."""
+    txn = run.txn
+    if not run.state.take(record, txn, mode):
+        yield Wait(record, txn, mode)
+    newest = record.pending if record.owner is txn else record.values
+    if newest is seen:
+        return newest
+    if txn.whole:
+        raise SimSerializationFailure
+    if newest is None or not (condition is None or condition(newest, run)):
+        return None
+    if record.owner is not txn and record.born > run.csn:  # deleted, and another of the same key inserted
+        return None
+    return newest
+
+
+# --- SELECT
+
+
+def _select(tree: sql.Select) -> Statement:
+    if tree.lock is not None:
+        return _locking(tree)
+    return Statement(rows=rows_of(tree), tables=reads_tables(tree))
+
+
+def _locking(tree: sql.Select) -> Statement:
+    (source,) = tree.sources
+    if source.table is None or tree.group or tree.limit:
+        raise Unknown("FOR SHARE or FOR UPDATE of more than rows of one table")
+    scope = Scope()
+    scope.add(source.alias, DEFINITIONS[source.table].columns)
+    find = matching(source.table, tree.where, scope)
+    condition = None if tree.where is None else compiled(tree.where, scope)
+    items = listed([value for value, _ in tree.items], scope)
+    mode = SHARE if tree.lock == "SHARE" else EXCLUSIVE
+    noting = claims(tree)
+
+    def run_select(run: Run) -> Waiting:
+        answer = []
+        for record, seen in find(run):
+            newest = yield from locked(run, record, seen, mode, condition)
+            if newest is not None:
+                answer.append(items(newest, run))
+        if noting and answer:
+            note_claim(run)
+        return answer
+
+    return Statement(waits=run_select, writes=f"SELECT FOR {tree.lock}", tables=True)
+
+
+# --- INSERT, UPDATE, DELETE
+
+
+def _needs(table: str) -> bool:
+    return table != "effects"
+
+
+def _insert(tree: sql.Insert) -> Statement:
+    definition = DEFINITIONS[tree.table]
+    rows: Callable[[Run], list[Row]]
+    if tree.query is not None:
+        rows = rows_of(tree.query)
+    else:
+        code = Code()
+        rows = code.function(f"[{code.listed(tree.values or (), Scope())}]", "run")
+    whole = _whole(definition, tree.columns)
+    key_of: Callable[[Values], Row] = Code().function(f"({''.join(f'row[{at}], ' for at in definition.key)})", "row")
+    excluded = scope_of(tree.table, ("excluded", definition.columns))
+    changes = None if tree.update is None else _changes(definition.columns, tree.update, excluded)
+    returning = listed([value for value, _ in tree.returning], scope_of(tree.table)) if tree.returning else None
+    if tree.conflict is not None and tuple(map(definition.columns.index, tree.conflict)) != definition.key:
+        raise Unknown("ON CONFLICT of other columns than the key")
+    ignored = tree.conflict is not None and changes is None
+    facts = tree.table == "busrep_facts"
+
+    def run_insert(run: Run) -> Waiting:
+        answer = []
+        table, txn = run.state.tables[tree.table], run.txn
+        for row in rows(run):
+            values = whole(row, run)
+            key = key_of(values)
+            record, there = yield from _place(run, table, key, lock=changes is not None)
+            if there is None:
+                record.put(txn, values)
+                record.fresh = True
+                if facts:
+                    txn.facts = True
+            elif ignored:
+                continue
+            elif changes is None:
+                raise SimError("23505", f"duplicate key {key} violates the unique constraint of {tree.table}")
+            else:
+                values = changes(there + values, run)
+                record.put(txn, values)
+            if returning is not None:
+                answer.append(returning(values, run))
+        return answer
+
+    return Statement(waits=run_insert, writes="INSERT", tables=_needs(tree.table))
+
+
+def _whole(definition: Definition, given: Sequence[str]) -> Callable[[Row, Run], Values]:
+    """The row of a table that is made of an INSERT's values."""
+    code = Code()
+    texts = ["None"] * len(definition.columns)
+    for at, column in enumerate(given):
+        texts[definition.columns.index(column)] = f"row[{at}]"
+    for at in definition.now:
+        texts[at] = "run.txn.started"
+    if definition.serial is not None:
+
+        def numbered(run: Run) -> int:  # as a sequence, in no transaction
+            number = run.state.serials[definition.name] = run.state.serials.get(definition.name, 0) + 1
+            return number
+
+        texts[definition.serial] = f"{code.name(numbered)}(run)"
+    made: Callable[[Row, Run], Values] = code.function(f"({''.join(text + ', ' for text in texts)})")
+    return made
+
+
+def _place(run: Run, table: Table, key: Row, *, lock: bool) -> Generator[Wait, None, tuple[Record, Values | None]]:
+    """The record of a key, and the row that stands there; it is locked when there is none, or ``lock``."""
+    txn = run.txn
+    while True:
+        record = table.records.get(key) or table.add(key)
+        if record.owner is not None and record.owner is not txn:
+            yield Wait(record, txn, NOTHING)  # whether the other's row will be there is not known yet
+            continue
+        there = record.newest(txn)
+        if (there is None or lock) and not run.state.take(record, txn, EXCLUSIVE):
+            yield Wait(record, txn, EXCLUSIVE)
+            continue
+        if there is not None and txn.whole and record.csn > run.csn:
+            raise SimSerializationFailure
+        return record, there
+
+
+def _changes(
+    columns: tuple[str, ...], changes: list[tuple[str, Expression]], scope: Scope
+) -> Callable[[Row, Run], Values]:
+    """The new values of a row (of which the first are a table's)."""
+    made = dict(changes)
+    if any(column not in columns for column in made):
+        raise Unknown(f"columns {list(made)}")
+    return listed([made.get(column, ("column", None, column)) for column in columns], scope)
+
+
+def _update(tree: sql.Update) -> Statement:
+    scope = scope_of(tree.table)
+    find = matching(tree.table, tree.where, scope)
+    condition = None if tree.where is None else compiled(tree.where, scope)
+    change = _changes(DEFINITIONS[tree.table].columns, tree.changes, scope)
+    returning = listed([value for value, _ in tree.returning], scope) if tree.returning else None
+
+    def run_update(run: Run) -> Waiting:
+        answer = []
+        for record, seen in find(run):
+            newest = yield from locked(run, record, seen, EXCLUSIVE, condition)
+            if newest is not None:
+                values = change(newest, run)
+                record.put(run.txn, values)
+                if returning is not None:
+                    answer.append(returning(values, run))
+        return answer
+
+    return Statement(waits=run_update, writes="UPDATE", tables=_needs(tree.table))
+
+
+def _delete(tree: sql.Delete) -> Statement:
+    scope = scope_of(tree.table)
+    find = matching(tree.table, tree.where, scope)
+    condition = None if tree.where is None else compiled(tree.where, scope)
+
+    def run_delete(run: Run) -> Waiting:
+        for record, seen in find(run):
+            if (yield from locked(run, record, seen, EXCLUSIVE, condition)) is not None:
+                record.put(run.txn, None)
+        return []
+
+    return Statement(waits=run_delete, writes="DELETE", tables=_needs(tree.table))
+
+
+# --- known by their text
+
+
+def sequence_named(run: Run, name: str) -> Numbers:
+    """A sequence. Raises SimError when it does not exist."""
+    found = run.state.sequences.get(name)
+    if found is None:
+        raise SimError("42P01", f'relation "{name}" does not exist')
+    return found
+
+
+def durably(run: Run) -> str:
+    """What `PostgresDialect.durable` answers for a row: what it set, or "" where nothing was to be set."""
+    if (run.txn.synchronous_commit or run.server.synchronous_commit) != "off":
+        return ""
+    run.txn.synchronous_commit = "local"
+    return "local"
+
+
+def _nextval(text: re.Match[str]) -> Statement:
+    name, count, durable = text["name"], int(text["count"] or 1), text["durable"]
+
+    def run_nextval(run: Run) -> Waiting:
+        sequence = sequence_named(run, name)
+        if not durable and run.server.synchronous_commit == "off" and run.txn.synchronous_commit is None:
+            run.server.violations.append(f"IDs of {name} were given without synchronous_commit")
+        while sequence.lock.lockers and run.txn not in sequence.lock.lockers:
+            # ALTER SEQUENCE holds it.
+            yield Wait(sequence.lock, run.txn, SHARE)
+        first = sequence.given + 1
+        sequence.given += count
+        ids = range(first, first + count)  # a failover leaves out 100,000
+        if not durable:
+            return [(id,) for id in ids]
+        return [
+            (first, durably(run)),
+            *zip(ids[1:], itertools.repeat("")),
+        ]  # what the first row has set holds for the others
+
+    return Statement(waits=run_nextval, writes="nextval()")
+
+
+def _sequence(text: re.Match[str]) -> Statement:
+    name = text["name"]
+
+    def run_sequence(run: Run) -> list[Row]:
+        found = sequence_named(run, name)
+        return [(found.given, found.cache, found.cycle, found.increment)]
+
+    return Statement(rows=run_sequence)
+
+
+def _create_sequence(text: re.Match[str]) -> Statement:
+    name = text["name"]
+
+    def run_create(run: Run) -> list[Row]:
+        state = run.state
+        if name not in state.sequences:
+            state.sequences[name] = Numbers(Record(state.locks, (f"sequence {name}",)))
+        return []
+
+    return Statement(rows=run_create, writes="CREATE SEQUENCE")
+
+
+def _alter_sequence(text: re.Match[str]) -> Statement:
+    name = text["name"]
+
+    def run_alter(run: Run) -> Waiting:
+        lock = sequence_named(run, name).lock
+        if not run.state.take(lock, run.txn, EXCLUSIVE):
+            yield Wait(lock, run.txn, EXCLUSIVE)
+        return []
+
+    return Statement(waits=run_alter, writes="ALTER SEQUENCE")
+
+
+def _setval(text: re.Match[str]) -> Statement:
+    name = text["name"]
+
+    def run_setval(run: Run) -> list[Row]:
+        sequence = sequence_named(run, name)
+        value, least = run.params
+        if sequence.given >= least:
+            return []
+        sequence.given = value
+        return [(value,)]
+
+    return Statement(rows=run_setval, writes="setval()")
+
+
+# Of those that init() makes, in its order: with it they are there.
+LAST_TABLE = next(reversed(DEFINITIONS))
+
+
+def _create_table(text: re.Match[str]) -> Statement:
+    def run_create(run: Run) -> list[Row]:
+        if made(run):
+            raise SimError("42P07", f'relation "{text["name"]}" already exists')
+        if text["name"] == LAST_TABLE:
+            run.txn.created = True
+        return []
+
+    return Statement(rows=run_create, writes="CREATE TABLE")
+
+
+def _add_column(_: re.Match[str]) -> Statement:
+    """The columns of all versions are there from the start: see `tables.DEFINITIONS`."""
+    return Statement(rows=lambda run: [], writes="ALTER TABLE")
+
+
+def made(run: Run) -> bool:
+    """Whether busrep's tables are there."""
+    created = run.state.created
+    return run.txn.created or (created is not None and created <= run.csn)
+
+
+def _is_there(_: re.Match[str]) -> Statement:
+    return Statement(rows=lambda run: [(1,)] if made(run) else [])
+
+
+def _advisory_lock(text: re.Match[str]) -> Statement:
+    name = f"advisory {text['key']}"
+
+    def run_lock(run: Run) -> Waiting:
+        while True:
+            lock = run.state.named(name)
+            if run.state.take(lock, run.txn, EXCLUSIVE):
+                return [(None,)]
+            yield Wait(lock, run.txn, EXCLUSIVE)
+
+    return Statement(waits=run_lock)
+
+
+def _lock_timeout(text: re.Match[str]) -> Statement:
+    milliseconds = int(text["milliseconds"])
+
+    def run_set(run: Run) -> list[Row]:
+        run.txn.lock_timeout = milliseconds / 1000 or None
+        return []
+
+    return Statement(rows=run_set)
+
+
+def _repeatable(_: re.Match[str]) -> Statement:
+    """A transaction that a caller begins: one snapshot for all of it, writes allowed."""
+
+    def run_begin(run: Run) -> list[Row]:
+        run.txn.implicit, run.txn.whole = False, True
+        return []
+
+    return Statement(rows=run_begin)
+
+
+def _blockers(text: re.Match[str]) -> Statement:
+    """One locker stands in the row itself; several are a multixact, for which there is another question."""
+    several = "pg_get_multixact_members" in text[0]
+
+    def run_blockers(run: Run) -> list[Row]:
+        found: list[Row] = []
+        for record in run.state.tables["busrep_writers"].records.values():
+            lockers = record.lockers or {}
+            if run.params[0] in ("*", record.key[0]) and (len(lockers) > 1) == several:
+                found += [run.server.described(locker) for locker in lockers if locker is not run.txn]
+        return list(dict.fromkeys(found))
+
+    return Statement(rows=run_blockers, tables=True)
+
+
+def _save(text: re.Match[str]) -> Statement:
+    """Moving a reader's positions, all or none (9.12). What a text leaves out is left out here."""
+    checks_position, checks_epoch, locks, counts, asks_bootstraps, bounded, durable = (
+        bool(text[name]) for name in ("old", "epoch", "lock", "count", "bootstrap", "bound", "durable")
+    )
+    names = ("moved", "reader", *(("epoch",) if checks_epoch else ()), "again", *(("count",) if counts else ()))
+    columns = DEFINITIONS["busrep_readers"].columns
+    position, epoch, saved_at, stopped = (columns.index(name) for name in ("position", "epoch", "saved_at", "stopped"))
+    state, begun = (DEFINITIONS["busrep_bootstraps"].columns.index(name) for name in ("state", "id"))
+
+    def run_save(run: Run) -> Waiting:
+        given = dict(zip(names, run.params, strict=True))
+        table, txn = run.state.tables["busrep_readers"], run.txn
+        if not durable and (txn.synchronous_commit or run.server.synchronous_commit) == "off":
+            run.server.violations.append("positions were saved without synchronous_commit")
+        bootstraps = run.state.tables["busrep_bootstraps"]
+
+        def loading(stream: str, known: str | None) -> bool:
+            record = bootstraps.records.get((given["reader"], stream))
+            seen = None if record is None else visible(record, run)
+            return seen is not None and (seen[state] not in LOADED or known not in (None, seen[begun]))
+
+        def above(name: str, new: int) -> bool:
+            meta = visible(run.state.tables["busrep_meta"].records["epoch",], run)
+            sequence = run.state.sequences.get(name.strip('"'))
+            return meta is not None and meta[1] == given["epoch"] and sequence is not None and new > sequence.given
+
+        def where(old: int) -> Function:
+            return lambda row, _: (
+                not (checks_position and row[position] != old) and not (checks_epoch and row[epoch] != given["epoch"])
+            )
+
+        found = []
+        for stream, writer, old, new, known, name in json.loads(given["moved"]):
+            if (asks_bootstraps and loading(stream, known)) or (bounded and above(name, new)):
+                continue
+            record, condition = table.records.get((given["reader"], stream, writer)), where(old)
+            seen = None if record is None else visible(record, run)
+            if record is None or seen is None or not condition(seen, run):
+                continue
+            if locks and (yield from locked(run, record, seen, EXCLUSIVE, condition)) is None:
+                continue
+            found.append((record, seen, new))
+        if not counts or len(found) == given["count"]:
+            for record, seen, new in found:
+                newest = (yield from locked(run, record, seen, EXCLUSIVE, None)) if not locks else record.newest(txn)
+                if newest is not None:
+                    values = list(newest)
+                    values[position], values[saved_at], values[stopped] = new, run.server.now(), None
+                    record.put(txn, tuple(values))
+        return [(*record.key[1:3], durably(run)) if durable else record.key[1:3] for record, _, _ in found]
+
+    return Statement(waits=run_save, writes="UPDATE", tables=True)
+
+
+SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
+    (
+        r"""SELECT nextval\('"?(?P<name>\w+)"?'\)(?P<durable>, CASE .* END)?"""
+        r"(?: FROM generate_series\(1, (?P<count>\d+)\))?",
+        _nextval,
+    ),
+    (
+        r"SELECT CASE WHEN s\.is_called THEN s\.last_value ELSE s\.last_value - 1 END, p\.seqcache, p\.seqcycle, "
+        r"""p\.seqincrement FROM "(?P<name>\w+)" s, pg_sequence p WHERE p\.seqrelid = '"(?P=name)"'::regclass""",
+        _sequence,
+    ),
+    (r'CREATE SEQUENCE IF NOT EXISTS "(?P<name>\w+)" CACHE 1 NO CYCLE', _create_sequence),
+    (r'ALTER SEQUENCE "(?P<name>\w+)" OWNED BY NONE', _alter_sequence),
+    (
+        r"""SELECT setval\('"(?P<name>\w+)"', \?\) FROM "(?P=name)" """
+        r"WHERE CASE WHEN is_called THEN last_value ELSE last_value - 1 END < \?",
+        _setval,
+    ),
+    (r"CREATE (?:UNLOGGED )?TABLE (?P<name>\w+) .*", _create_table),
+    (r"ALTER TABLE \w+ ADD COLUMN \w+ text", _add_column),
+    (r"SELECT 1 FROM pg_class WHERE relname = 'busrep_meta' AND pg_table_is_visible\(oid\)", _is_there),
+    (r"SELECT pg_advisory_xact_lock\((?P<key>\d+)\)", _advisory_lock),
+    (r"BEGIN ISOLATION LEVEL REPEATABLE READ", _repeatable),
+    (r"SET LOCAL lock_timeout = (?P<milliseconds>\d+)", _lock_timeout),
+    (r"SELECT DISTINCT a\.pid, a\.application_name, .* FROM pg_locks t .*", _blockers),
+    (
+        r"WITH v AS \(SELECT \* FROM \(SELECT .* FROM json_array_elements\(\?::json\)\) AS j\), "
+        r"hit AS \(SELECT r\.stream, r\.writer, v\.new FROM busrep_readers r JOIN v "
+        r"ON r\.stream = v\.stream AND r\.writer = v\.writer(?P<old> AND r\.position = v\.old)? "
+        r"WHERE r\.reader = \?(?P<epoch> AND r\.epoch = \?)?"
+        r"(?P<bootstrap> AND NOT EXISTS \(SELECT 1 FROM busrep_bootstraps b .*?<> v\.begun\)\))?"
+        r"(?P<bound> AND v\.new <= CASE .*? END)? ORDER BY r\.stream, r\.writer"
+        r"(?P<lock> FOR UPDATE OF r)?\), moved AS \(UPDATE busrep_readers r SET position = hit\.new, "
+        r"saved_at = clock_timestamp\(\), stopped = NULL FROM hit WHERE r\.reader = \? AND r\.stream = hit\.stream "
+        r"AND r\.writer = hit\.writer(?P<count> AND \(SELECT count\(\*\) FROM hit\) = \?)? RETURNING r\.stream\) "
+        r"SELECT stream, writer(?P<durable>, CASE .* END)? FROM hit",
+        _save,
+    ),
+)  # fmt: skip
