@@ -16,17 +16,18 @@ ROOT = Path(__file__).parent.parent
 
 # Test files -> the core modules that they cover alone.
 OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("test_commands", "test_core_trust"): ("core/commands",),
-    ("test_framing", "test_hostile_messages", "test_core_trust"): ("core/framing",),
-    ("test_speakers", "test_core_trust"): ("core/speakers",),
-    ("test_streams", "test_core_trust"): ("streams",),
-    ("test_ids", "test_core_trust"): ("core/ids",),
-    ("test_reader", "test_late_rows", "test_hostile_messages", "test_clock_behind", "test_core_trust"): (
+    ("core/test_commands", "core/test_core_trust"): ("core/commands",),
+    ("core/test_framing", "core/test_hostile_messages", "core/test_core_trust"): ("core/framing",),
+    ("core/test_speakers", "core/test_core_trust"): ("core/speakers",),
+    ("core/test_streams", "core/test_core_trust"): ("streams",),
+    ("core/test_ids", "core/test_core_trust"): ("core/ids",),
+    ("core/test_reader", "core/test_late_rows", "core/test_hostile_messages", "asyncio/test_clock_behind",
+     "core/test_core_trust"): (
         "core/reader", "core/delivery", "core/updates",
     ),
-    ("test_bootstrap_core",): ("core/bootstrap", "core/bootstrap_work"),
-    ("test_writer", "test_replicate_rate", "test_one_line", "test_core_trust"): ("core/writer",),
-    ("test_package", "test_core_trust"): ("errors", "settings", "stores/interface"),
+    ("core/test_bootstrap_core",): ("core/bootstrap", "core/bootstrap_work"),
+    ("core/test_writer", "core/test_replicate_rate", "links/test_one_line", "core/test_core_trust"): ("core/writer",),
+    ("test_package", "core/test_core_trust"): ("errors", "settings", "stores/interface"),
 }  # fmt: skip
 
 

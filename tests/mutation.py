@@ -1,4 +1,5 @@
-"""The mutation score: ``python -m tests.mutation`` applies each bug of tests/mutants.py and runs what should catch it.
+"""The mutation score: ``python -m tests.mutation`` applies each bug of `tests/*/mutants.py`, and
+runs what should catch it.
 
 Each mutant gets a copy of the tree. There the package must import and carry a fact from a writer to a reader, for a bug
 that breaks everything proves nothing; then runs of the simulator look for it, and, if they do not find it, the tests
@@ -40,7 +41,7 @@ ROOT = Path(__file__).parent.parent
 COPIED = ("busrep", "tests", "pyproject.toml", "README.md", "docs")
 
 # What any mutant must still do: a fact reaches its reader while nothing goes wrong.
-SMOKE = "test_fakeredis.py::test_facts_reach_readers"
+SMOKE = "asyncio/test_fakeredis.py::test_facts_reach_readers"
 
 # Imports first what any mutant must still import: pytest prints nothing where that fails.
 IMPORTED = "import sys, busrep.stores.postgres, pytest; sys.exit(pytest.main(sys.argv[1:]))"
@@ -301,7 +302,7 @@ def baseline(tests: Sequence[str], seeds: int, source: Path) -> None:
 
 def needs_spark(test: str) -> bool:
     """Whether a test starts Spark, as most do in these files."""
-    return test.startswith(("test_spark", "test_cli_pipeline"))
+    return test.startswith(("pipeline/", "cli/test_pipeline"))
 
 
 def cost(mutant: Mutant) -> tuple[bool, bool, bool]:
@@ -373,7 +374,7 @@ def as_markdown(results: Sequence[Result], seeds: int) -> str:
         "",
         "Each line is a known bug of this kind of system, applied to the source by itself, and what caught it: the",
         f"invariant that a run of the simulator violated, after how many seeds (of at most {seeds}), or a test.",
-        "Rules are those of [protocol.md](protocol.md); bugs and checks stand in `tests/mutants*.py`. Written by",
+        "Rules are those of [protocol.md](protocol.md); bugs and checks stand in `tests/*/mutants.py`. Written by",
         "`python -m tests.mutation --markdown docs/mutation.md`.",
         "",
         "| bug | rule | what would happen | caught by the simulator | seeds | caught by the test |",

@@ -30,8 +30,9 @@ def _origin(file: str, name: str) -> str | None:
     """The file of tests/ that ``file`` imports a name from."""
     for node in _parsed(file).body:
         if isinstance(node, ast.ImportFrom) and node.module and any(one.name == name for one in node.names):
-            path = f"{node.module.removeprefix('tests.').replace('.', '/')}.py"
-            return path if (TESTS / path).exists() else None
+            folder = Path(file).parent if node.level else Path()
+            path = folder / f"{node.module.removeprefix('tests.').replace('.', '/')}.py"
+            return path.as_posix() if (TESTS / path).exists() else None
     return None
 
 

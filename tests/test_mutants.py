@@ -77,14 +77,14 @@ def test_a_known_bug_is_caught(name: str) -> None:
 
 
 def harmless(*edits: Edit) -> Mutant:
-    return Mutant(name="made-up", rule="9", harm="None.", edits=edits, checks=("test_reader.py::test_case[R4]",))
+    return Mutant(name="made-up", rule="9", harm="None.", edits=edits, checks=("core/test_reader.py::test_case[R4]",))
 
 
 def test_a_mutant_that_no_check_minds_survives() -> None:
     result = try_mutant(
         harmless(Edit("reader.Reader", "    # -- the epoch --", "    # -- the epoch, mutated --")), TESTS_ALONE
     )
-    assert (result.state, result.missed) == ("SURVIVED", ["test_reader.py::test_case[R4]"])
+    assert (result.state, result.missed) == ("SURVIVED", ["core/test_reader.py::test_case[R4]"])
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_the_report_says_which_check_caught_which_bug() -> None:
     first, second, third = MUTANTS[:3]
     results = [
         Result(first, [Caught(SIMULATOR, "no row lost", 17)]),
-        Result(second, [Caught("tests", "test_ids.py::test_case[G3]")]),
+        Result(second, [Caught("tests", "core/test_ids.py::test_case[G3]")]),
         Result(third, missed=["simulator"]),
     ]
     assert score(results) == "2 of 3 mutants caught: 66.6 %; 1 of them by the simulator"
     page = as_markdown(results, 2_000)
     assert f"| {first.name} | {first.rule} | {first.harm} | no row lost | 17 |  |" in page
-    assert f"| {second.name} | {second.rule} | {second.harm} |  |  | `test_ids.py::test_case[G3]` |" in page
+    assert f"| {second.name} | {second.rule} | {second.harm} |  |  | `core/test_ids.py::test_case[G3]` |" in page
     assert f"| {third.name} | {third.rule} | {third.harm} |  |  | **SURVIVED** |" in page
 
 
@@ -131,7 +131,7 @@ def test_a_score_is_exact() -> None:
 
 
 TIMED_OUT = (
-    "Failed: Timeout (>120.0s) from pytest-timeout.\nFAILED tests/test_reader.py::test_case[R4] - Failed: Timeout"
+    "Failed: Timeout (>120.0s) from pytest-timeout.\nFAILED tests/core/test_reader.py::test_case[R4] - Failed: Timeout"
 )
 
 
@@ -139,12 +139,12 @@ TIMED_OUT = (
 def test_running_out_of_time_is_no_catch_but_of_what_hangs(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutation, "run", lambda *_: ended)
     with pytest.raises(CannotTell, match="ran out of time"):
-        mutation.run_tests(ROOT, ["test_reader.py"])
-    assert mutation.run_tests(ROOT, ["test_reader.py"], hangs=True) is not None
+        mutation.run_tests(ROOT, ["core/test_reader.py"])
+    assert mutation.run_tests(ROOT, ["core/test_reader.py"], hangs=True) is not None
 
 
 def test_results_are_kept_for_one_commit(tmp_path: Path) -> None:
-    caught = Result(MUTANTS[0], [Caught("tests", "test_ids.py::test_case[G3]", None, 1.0)])
+    caught = Result(MUTANTS[0], [Caught("tests", "core/test_ids.py::test_case[G3]", None, 1.0)])
     failed = Result(MUTANTS[1], trouble="tests ran out of time")
     journal = Journal(tmp_path / "journal", {"commit": "a", "seeds": 9})
     journal.read()

@@ -15,9 +15,9 @@ from busrep.spark.archive_store import Root, streams_of
 from busrep.spark.jobs import archive, audit
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
+from tests.asyncio.test_captures import expected, messages
 from tests.spark.archives import NOON, rows_of, sqlite_rows
 from tests.spark.long import long
-from tests.test_captures import expected, messages
 
 # Of nineteen; each is a query of its own, which takes seconds to start.
 SOME = ("events", "receipts", "to_device")

@@ -14,7 +14,7 @@ from busrep import ConfigError
 from busrep.spark.archive_objects import options_of, plain
 from busrep.spark.archive_store import Root, load
 from busrep.spark.archive_typed import dataframe
-from tests.objects import object_store
+from tests.pipeline.objects import object_store
 from tests.spark.archives import Bench, orders
 from tests.spark.long import long
 

@@ -1,4 +1,4 @@
-"""The audit on Spark. What it finds, and does not: tests/test_spark_audit.py."""
+"""The audit on Spark. What it finds, and does not: tests/pipeline/test_audit.py."""
 
 from __future__ import annotations
 

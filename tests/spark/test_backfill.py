@@ -25,8 +25,8 @@ from busrep.spark.jobs import backfill
 from busrep.spark.ranged import FromTable
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
+from tests.pipeline.sinks import ask, facts, without_password
 from tests.shop import QUICK
-from tests.sinks import ask, facts, without_password
 from tests.spark import backfill_functions
 from tests.spark.archives import Bench, orders
 from tests.spark.backfill_functions import STREAMS, Change, changes

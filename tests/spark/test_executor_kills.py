@@ -20,7 +20,7 @@ from busrep.spark import secrets
 from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
-from tests.sinks import ask, facts
+from tests.pipeline.sinks import ask, facts
 from tests.spark.backfill_functions import STREAMS
 from tests.spark.cluster import Cluster, end_session
 from tests.spark.long import long

@@ -21,8 +21,8 @@ from busrep.spark import secrets
 from busrep.spark.failures import reason
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
+from tests.pipeline.sinks import WRITER, ask, facts, opened, rows, without_password
 from tests.shop import QUICK
-from tests.sinks import WRITER, ask, facts, opened, rows, without_password
 from tests.spark.cluster import Cluster
 from tests.spark.drivers import killed_when
 from tests.spark.long import long

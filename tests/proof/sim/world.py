@@ -31,7 +31,7 @@ from .path import Path
 from .record import Claimed, Record, Reported, Sample, Upto
 from .redis import OUTSIDE, SimRedis
 from .scenario import MEMORY, WRITER, Scenario
-from .service import (
+from .service import (  # fmt: skip
     BIG,
     STREAMS,
     DeliberateError,
@@ -42,7 +42,7 @@ from .service import (
     orders,
     payments,
     presence,
-)  # fmt: skip
+)
 from .store import SimStore
 from .tables import DEFINITIONS, SimError
 

@@ -1,0 +1,2004 @@
+"""Known bugs: asyncio/. See tests/mutants.py."""
+
+from __future__ import annotations
+
+from tests.mutant import SIMULATOR, Edit, Mutant
+
+BOOTSTRAP = "asyncio/test_bootstrap.py::test_"
+BOOTSTRAP_FAULTS = "asyncio/test_bootstrap_faults.py::test_"
+BOOTSTRAP_PAGING = "asyncio/test_bootstrap_paging.py::test_"
+BOOTSTRAP_SAVING = "asyncio/test_bootstrap_saving.py::test_"
+BOOTSTRAP_TWINS = "asyncio/test_bootstrap_twins.py::test_"
+BUS = "asyncio/test_bus.py::test_"
+CACHED = "caches/test_cached.py::test_"
+CLOCK_BEHIND = "asyncio/test_clock_behind.py::test_"
+DRIVER_ERRORS = "stores/test_driver_errors.py::test_"
+EFFECTS = "asyncio/test_effects.py::test_"
+ENDED_INSIDE = "asyncio/test_ended_inside.py::test_"
+FACT_AFTER_BLOCK = "asyncio/test_fact_after_block.py::test_"
+FAILOVER = "stores/test_failover.py::test_"
+FAULTS = "asyncio/test_faults.py::test_"
+GOODBYE = "asyncio/test_goodbye.py::test_"
+HEALTH = "asyncio/test_health.py::test_"
+LINK_LIFE = "links/test_link_life.py::test_"
+MUTANTS_GAPS = "asyncio/test_mutants_gaps.py::test_"
+ONE_LINE = "links/test_one_line.py::test_"
+PRESENCE = "commands/test_presence.py::test_"
+REFERENCE = "http/test_reference.py::test_"
+REPLICATE_RATE = "core/test_replicate_rate.py::test_"
+RETRYING = "asyncio/test_retrying.py::test_"
+RULES = "test_rules.py::test_"
+SAVING_REFUSED = "stores/test_saving_refused.py::test_"
+SESSIONS_ENDED = "asyncio/test_sessions_ended.py::test_"
+SIMULATION = "proof/test_simulation.py::test_"
+STRAY_LINES = "asyncio/test_stray_lines.py::test_"
+TRUST = "asyncio/test_trust.py::test_"
+TYPING = "test_typing.py::test_"
+WINNING_BACK = "asyncio/test_winning_back.py::test_"
+WRITING = "sync/test_writing.py::test_"
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="unknown-commit-completes-the-fact",
+        rule="9.1",
+        harm="COMMIT lands after the position has stepped over its ID: rows that no reader ever fetches.",
+        edits=(
+            Edit(
+                "asyncio.writing.Fact._commit",
+                "            except CommitUnknown:  # the table will tell\n                self._doubt()\n",
+                "            except CommitUnknown as error:\n                await self._failed(error)\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            RULES + "9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides",
+        ),
+    ),
+    Mutant(
+        name="unknown-commit-publishes-what-memory-holds",
+        rule="9.1",
+        harm="A transaction that was rolled back after all is published: readers see rows that do not exist.",
+        edits=(
+            Edit(
+                "Ledger.decide",
+                """\
+            one.each = None
+            one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
+        if not any(one.payloads for one in durable):
+""",
+                """\
+            pass
+        if not durable:
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            RULES + "9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides[aborted]",
+        ),
+    ),
+    Mutant(
+        name="cancellation-tears-commit",
+        rule="9.1",
+        harm="A web request that is cancelled during COMMIT leaves a fact that is neither open nor complete.",
+        edits=(Edit("Writing.finish", "            await asyncio.shield(task)\n", "            await task\n"),),
+        checks=(RULES + "9_1_a_cancelled_caller_does_not_tear_the_commit",),
+    ),
+    Mutant(
+        name="joined-transaction-rolls-back-with-its-block",
+        rule="9.1",
+        harm="The caller catches the error and commits all the same: rows under an ID that is complete already.",
+        edits=(
+            Edit(
+                "Fact._rolled_back",
+                "            if not known or (transaction.joined and transaction.marker is not None):\n",
+                "            if not known:\n",
+            ),
+        ),
+        checks=(RULES + "9_1_a_joined_transaction_may_commit_though_the_fact_s_block_failed",),
+    ),
+    Mutant(
+        name="nobody-asks-after-facts-in-doubt",
+        rule="9.1",
+        harm="One lost answer to COMMIT holds back all later facts of this process for ever.",
+        edits=(
+            Edit(
+                "Writing.in_doubt",
+                "        self._doubts.append(doubt)\n        self._doubted.set()\n",
+                "        self._doubts.append(doubt)\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            BUS + "a_joined_transaction_is_seen_to_commit_without_being_told",
+        ),
+    ),
+    Mutant(
+        name="follows-to-what-is-known-after-the-claim-was-read",
+        rule="9.2",
+        harm="A writer that lost its name meanwhile announces past a fact that its successor holds open.",
+        edits=(
+            Edit(
+                "Ledger.registry_read",
+                "                generator.follow(min(noted[name][0], registry.sequences[name]))\n",
+                "                generator.follow(min(generator.followable(), registry.sequences[name]))\n",
+            ),
+        ),
+        checks=(RULES + "9_2_and_9_7_what_is_heard_during_a_beat_counts_in_the_next",),
+    ),
+    Mutant(
+        name="a-fenced-writer-goes-on-publishing",
+        rule="9.2",
+        harm="Two processes chain frames under one name: readers take one's positions for the other's.",
+        edits=(Edit("Ledger.fence", "            self.core.fenced()\n", ""),),
+        checks=(RULES + "9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing",),
+    ),
+    Mutant(
+        name="progress-of-others-is-announced-at-once",
+        rule="9.2",
+        harm="Each row heard makes every writer announce, without a look at its claim: skipped rows, and a storm.",
+        edits=(
+            Edit(
+                "Ledger.heard",
+                "                self.generators[item.stream].announced(item.writer, item.new)\n",
+                """\
+                generator = self.generators[item.stream]
+                generator.announced(item.writer, item.new)
+                generator.follow(generator.followable())
+                self.core.position_moved(item.stream, generator.position)
+""",
+            ),
+        ),
+        checks=(RULES + "9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing",),
+    ),
+    Mutant(
+        name="a-beat-stores-the-highest-id",
+        rule="9.3",
+        harm="The positions table claims what is still open: readers that start now, or follow it, skip those rows.",
+        edits=(
+            Edit(
+                "Ledger.noted",
+                "        positions = {name: self.generators[name].position for name in self._durable}\n",
+                "        positions = {name: self.generators[name].highest for name in self._durable}\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            RULES + "9_3_a_beat_stores_nothing_above_an_open_fact",
+        ),
+    ),
+    Mutant(
+        name="position-from-the-sequence",
+        rule="5",
+        harm="A reader that begins now at the sequence's last value skips every fact that is open at that moment.",
+        edits=(
+            Edit(
+                "Reading._load_durable",
+                "        positions |= starts\n",
+                """\
+        if self._start == "now":
+            starts = {key: max(at, await store.sequence(name) or 0) for key, at in starts.items()}
+        positions |= starts
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            MUTANTS_GAPS + "5_a_reader_from_now_gets_a_fact_that_was_open_when_it_began",
+        ),
+    ),
+    Mutant(
+        name="a-silent-writer-is-never-finished",
+        rule="9.5",
+        harm="What a killed process committed last stays in the table unseen, and the linear position stands still.",
+        edits=(
+            Edit(
+                "SilentWriters.look",
+                '            reading.spawn(self._finish_all(dead), "finish", once=True)\n',
+                "            pass\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            BUS + "a_silent_writer_is_finished_from_the_table",
+        ),
+    ),
+    Mutant(
+        name="whoever-is-not-heard-is-finished",
+        rule="9.5",
+        harm="A writer cut off from Redis alone loses its name and all its facts fail, though it is healthy.",
+        edits=(
+            Edit(
+                "SilentWriters.look", "if known.registered and silence[known.writer] > bound:", "if known.registered:"
+            ),
+        ),
+        checks=(BUS + "a_writer_cut_off_from_redis_alone_is_followed_not_fenced",),
+    ),
+    Mutant(
+        name="a-silent-writer-that-lives-is-not-followed",
+        rule="9.5",
+        harm="Facts of a writer that cannot reach Redis wait until it can, hours perhaps, though the table has them.",
+        edits=(
+            Edit(
+                "SilentWriters.look",
+                "            core.learned(known.stream, known.writer, known.position)\n            if heard:\n",
+                "            if heard:\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            BUS + "a_writer_cut_off_from_redis_alone_is_followed_not_fenced",
+        ),
+    ),
+    Mutant(
+        name="advance-before-publish",
+        rule="9.6",
+        harm="A message that Redis did not take counts as sent: rows kept in memory only are lost.",
+        edits=(
+            Edit(
+                "Bus._publish_all",
+                "            try:\n                await link.publish(messages)\n",
+                """\
+            if writing is not None:
+                for frame in frames:
+                    writing.core.published(frame)
+            try:
+                await link.publish(messages)
+""",
+            ),
+        ),
+        checks=(RULES + "9_6_after_a_publish_of_unknown_outcome_the_same_frame_goes_out_again[lost]",),
+    ),
+    Mutant(
+        name="frames-leave-in-any-order",
+        rule="9.6",
+        harm="Every burst looks like a loss to every reader, and rows kept in memory only are given up for missed.",
+        edits=(
+            Edit(
+                "Bus._publish_all",
+                "            for frame in frames:\n                messages",
+                "            for frame in reversed(frames):\n                messages",
+            ),
+        ),
+        checks=(RULES + "9_6_frames_leave_in_the_order_in_which_they_were_composed",),
+    ),
+    Mutant(
+        name="position-moves-before-the-fact-is-handed-over",
+        rule="9.6",
+        harm="A heartbeat between the two announces past a fact that is not queued yet: it is lost, or raises.",
+        edits=(
+            Edit(
+                "asyncio.writing.Writing.completed",
+                "        for one in opened:\n            facts, rows = one.complete(self.core)\n",
+                """\
+        await stack.aclose()
+        await asyncio.sleep(0)
+        for one in opened:
+            facts, rows = one.complete(self.core)
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            RULES + "9_6_facts_are_handed_over_before_the_position_moves_past_them",
+        ),
+    ),
+    Mutant(
+        name="published-although-an-earlier-fact-is-open",
+        rule="4",
+        harm="When the slower transaction commits its rows lie below what readers have: dropped as duplicates.",
+        edits=(
+            Edit(
+                "asyncio.writing.Writing.completed",
+                "            self.core.position_moved(name, self.generators[name].position)\n        self._wake()\n",
+                """\
+            self.core.position_moved(name, max(self.generators[name].position, one.ids[-1]))
+        self._wake()
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            BUS + "concurrent_facts_are_published_in_the_order_of_their_ids",
+        ),
+    ),
+    Mutant(
+        name="a-rollback-leaves-its-id-open",
+        rule="4",
+        harm="One failed business transaction holds back all later facts of this process for ever.",
+        edits=(
+            Edit(
+                "Fact._rolled_back",
+                """\
+        for opened in self._opened.values():
+            opened.forget()
+        await self._writing.completed(""",
+                """\
+        for opened in self._opened.values():
+            opened.forget()
+        await asyncio.sleep(0)
+        if False:
+            await self._writing.completed(""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            BUS + "a_rolled_back_fact_is_never_seen_and_holds_nothing_up",
+        ),
+    ),
+    Mutant(
+        name="a-rollback-is-published",
+        rule="4",
+        harm="Readers see orders whose transaction was rolled back.",
+        edits=(
+            Edit(
+                "Fact._rolled_back",
+                """\
+        for opened in self._opened.values():
+            opened.forget()
+        await""",
+                "        await",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            BUS + "a_rolled_back_fact_is_never_seen_and_holds_nothing_up",
+        ),
+    ),
+    Mutant(
+        name="a-database-that-hangs-keeps-the-announcement-back",
+        rule="2",
+        harm="A writer whose database hangs for some seconds counts as dead.",
+        edits=(
+            Edit(
+                "Bus._keep_beating",
+                "                await asyncio.wait({beating}, timeout=heartbeat / 4)\n",
+                "                await asyncio.wait({beating})\n",
+            ),
+        ),
+        checks=(FAULTS + "a_database_that_hangs_keeps_no_announcement_back",),
+    ),
+    Mutant(
+        name="persisted-upto-from-positions-heard-after-the-registry",
+        rule="9.7",
+        harm="A writer that registered meanwhile does not count: its open facts lie below what is called complete.",
+        edits=(
+            Edit(
+                "Ledger.registry_read",
+                "            generator.registry_read(noted[name][1], registry[name])\n",
+                "            generator.registry_read(generator.noted(), registry[name])\n",
+            ),
+        ),
+        checks=(RULES + "9_2_and_9_7_what_is_heard_during_a_beat_counts_in_the_next",),
+    ),
+    Mutant(
+        name="linear-position-from-positions-read-after-the-registry",
+        rule="9.7",
+        harm="A linear consumer passes the first fact of a writer that joins at that moment.",
+        edits=(
+            Edit("asyncio.bus.Bus.linear_position", "        handled = self.positions().get(stream.name, {})\n", ""),
+            Edit(
+                "asyncio.bus.Bus.linear_position",
+                "        known = await self._store.known()\n",
+                "        known = await self._store.known()\n        handled = self.positions().get(stream.name, {})\n",
+            ),
+        ),
+        checks=(RULES + "9_7_a_linear_position_is_of_positions_known_before_the_registry_was_read",),
+    ),
+    Mutant(
+        name="linear-position-of-writers-heard",
+        rule="9.7",
+        harm="A registered writer that was never heard does not count: its first fact comes below the linear position.",
+        edits=(
+            Edit(
+                "asyncio.bus.Bus.linear_position",
+                "            if one.registered or at < one.position:\n",
+                "            if (one.registered or at < one.position) and one.writer in handled:\n",
+            ),
+        ),
+        checks=(RULES + "9_7_a_writer_counts_from_its_registration_though_nobody_has_heard_it",),
+    ),
+    Mutant(
+        name="a-finished-writer-counts-no-more",
+        rule="9.7",
+        harm="A linear consumer passes the last rows of a killed process before they have been handled.",
+        edits=(
+            Edit(
+                "asyncio.bus.Bus.linear_position",
+                "            if one.registered or at < one.position:\n",
+                "            if one.registered:\n",
+            ),
+        ),
+        checks=(RULES + "9_7_a_writer_that_left_counts_until_its_last_rows_were_handled",),
+    ),
+    Mutant(
+        name="a-bare-position-completes-its-id",
+        rule="9.8",
+        harm="A POSITION that followed others marks another writer's open ID as complete.",
+        edits=(
+            Edit(
+                "Ledger.heard",
+                "                self.generators[item.stream].announced(item.writer, item.new)\n",
+                "                self.generators[item.stream].rows_seen(item.writer, (item.new,))\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            RULES + "9_8_rows_complete_ids_and_bare_positions_do_not",
+        ),
+    ),
+    Mutant(
+        name="a-writer-does-not-hear-the-others",
+        rule="9.8",
+        harm="An idle writer, and the linear position of everybody with it, lags by a heartbeat more.",
+        edits=(Edit("Bus._message", "            self._writing.heard(frame)\n", "            pass\n"),),
+        checks=(RULES + "9_8_a_writer_hears_the_rows_of_the_others",),
+    ),
+    Mutant(
+        name="every-message-of-the-own-name-is-an-echo",
+        rule="9.11",
+        harm="A process does not hear that its name was taken over, and its local handlers miss the successor's rows.",
+        edits=(
+            Edit(
+                "writing.Ledger.__init__",
+                '        self._own_opening = b"NAME %b %d\\n" % (name.encode(), incarnation)\n',
+                '        self._own_opening = b"NAME %b" % name.encode()\n',
+            ),
+        ),
+        checks=(RULES + "9_11_frames_of_the_own_name_by_another_incarnation_are_no_echoes",),
+    ),
+    Mutant(
+        name="positions-saved-before-handling",
+        rule="9.12",
+        harm="A reader that crashes while it handles rows begins behind them next time: lost.",
+        edits=(
+            Edit(
+                "Reading._to_save",
+                "            position = progress.queue.delivered\n            if key[1] == self._own",
+                "            position = progress.position\n            if key[1] == self._own",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            RULES + "what_was_received_and_not_handled_is_neither_saved_nor_waited_for",
+        ),
+    ),
+    Mutant(
+        name="saved-outside-the-handler-s-transaction",
+        rule="9.12",
+        harm="The handler's transaction rolls back, the position does not: its effects are lost.",
+        edits=(
+            Edit(
+                "Reading._save_batch",
+                "        await self._store_changes([change], connection)\n",
+                "        await self._store_changes([change])\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            MUTANTS_GAPS + "9_12_a_position_saved_in_a_transaction_is_rolled_back_with_it",
+        ),
+    ),
+    Mutant(
+        name="no-reload-after-an-unknown-commit",
+        rule="9.12",
+        harm="A handler whose COMMIT landed without an answer is called again for the same rows until they are poison.",
+        edits=(
+            Edit(
+                "Reading._handle",
+                "                if batch._tried or isinstance(error, ReaderMoved):\n",
+                "                if False:\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            FAULTS + "a_handler_that_fails_for_good_after_its_commit_is_no_poison",
+        ),
+    ),
+    Mutant(
+        name="no-row-at-registration",
+        rule="9.12",
+        harm="A reader from now on that crashes before its first save begins at a later now: all between is lost.",
+        edits=(
+            Edit(
+                "Reading._load_durable",
+                '{(name, ""): 0} | positions, epoch, oldest=oldest)\n',
+                "{key: at for key, at in positions.items() if not at}, epoch)\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            RULES + "9_12_the_row_to_save_to_is_inserted_at_registration",
+        ),
+    ),
+    Mutant(
+        name="a-writer-that-joined-meanwhile-counts-from-now",
+        rule="9.12",
+        harm="A durable reader misses what a new writer wrote while the reader was down.",
+        edits=(Edit("Reading._load_durable", "starts = {key: 0 if before else ", "starts = {key: 0 if False else "),),
+        checks=(BUS + "a_durable_reader_from_now_owes_all_of_a_writer_that_joins_while_it_is_down",),
+    ),
+    Mutant(
+        name="a-failed-batch-counts-as-handled",
+        rule="3",
+        harm="Rows on which a handler keeps failing are skipped, with a line in a log.",
+        edits=(
+            Edit(
+                "Reading._failed",
+                """\
+        log.error("%s: stopped", failure, exc_info=error)
+        self.stop(key, failure)
+        return False
+""",
+                """\
+        log.error("%s: skipped", failure, exc_info=error)
+        core.done(*key)
+        return True
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            BUS + "a_poison_row_stops_its_writer_loudly_and_the_others_flow",
+        ),
+    ),
+    Mutant(
+        name="no-announcement-when-the-publisher-returns",
+        rule="2",
+        harm="Readers learn only a beat later what was published while the connection was down.",
+        edits=(
+            Edit(
+                "Bus._publish_all",
+                "                writing.core.connected(asyncio.get_running_loop().time())\n",
+                "                pass\n",
+            ),
+        ),
+        checks=(RULES + "a_writer_announces_itself_when_only_its_publishing_connection_was_lost",),
+    ),
+    Mutant(
+        name="a-dead-link-is-not-noticed",
+        rule="9.21",
+        harm="A subscription that Redis forgot, or a half-open link, leaves a process deaf until it is restarted.",
+        edits=(
+            Edit(
+                "Bus._check_link",
+                "        if not self._link.connected:\n            return\n        if self",
+                "        if bound:\n            return\n        if self",
+            ),
+        ),
+        checks=(RULES + "hearing_nothing_for_five_beats_forces_a_reconnect",),
+    ),
+    Mutant(
+        name="waiters-wake-at-any-writer-s-position",
+        rule="R11",
+        harm="wait_for returns before the row it waits for was handled: a read after it misses the own write.",
+        edits=(
+            Edit(
+                "Reading._wake",
+                "            delivered = self.core.delivered(*key)\n            while waiters",
+                """\
+            delivered = max(self.core.positions().get(key[0], {0: 0}).values())
+            while waiters""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            MUTANTS_GAPS + "r11_a_wait_for_one_writer_goes_on_while_another_advances_past_it",
+        ),
+    ),
+    Mutant(
+        name="a-wait-that-ran-out-pretends",
+        rule="3",
+        harm="wait_for returns though the row was not handled: a read after it misses it.",
+        edits=(
+            Edit(
+                "asyncio.reading.Reading.wait_for",
+                "            raise WaitTimeout(*key, token, self.core.delivered(*key), timeout) from None\n",
+                "            return\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            BUS + "r11_waiting_for_one_writer",
+        ),
+    ),
+    Mutant(
+        name="saved-positions-of-another-log-count",
+        rule="9",
+        harm="A reader that was down during a restore begins in the middle of the new log: all before it is lost.",
+        edits=(
+            Edit(
+                "Reading._load_durable", "            if state.epoch not in (None, epoch):\n", "            if False:\n"
+            ),
+        ),
+        checks=(RULES + "saved_positions_of_another_epoch_are_not_gone_on_from",),
+    ),
+    Mutant(
+        name="saved-over-a-position-known-to-be-further",
+        rule="9.12",
+        harm="A reader that was told that its twin is further handles the same rows a second time.",
+        edits=(
+            Edit(
+                "Reading.check_saving",
+                " or self._saved.get(key, batch.after + 1) > batch.after:\n",
+                " or key not in self._saved:\n",
+            ),
+        ),
+        checks=(RULES + "9_12_a_handler_s_save_never_takes_back_what_another_process_saved",),
+    ),
+    Mutant(
+        name="own-facts-hide-those-of-a-predecessor",
+        rule="9",
+        harm="What a crashed process committed never reaches the handlers of the one that took its place.",
+        edits=(
+            Edit(
+                "Reading.own_counts",
+                """\
+        return stream not in self._own_from or self.core.delivered(stream, self._own or "") >= self._own_from[stream]
+""",
+                "        return True\n",
+            ),
+        ),
+        checks=(FAULTS + "own_facts_do_not_hide_those_a_predecessor_left",),
+    ),
+    Mutant(
+        name="a-predecessor-s-rows-are-not-fetched",
+        rule="9",
+        harm="What a crashed process committed never reaches the handlers of the one that took its place.",
+        edits=(
+            Edit(
+                "Reading._learn",
+                "            self.core.learned(*key, position)\n",
+                "            self.core.learned(*key, 0)\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            BUS + "a_reader_that_writes_too_gets_what_its_dead_predecessor_committed",
+        ),
+    ),
+    Mutant(
+        name="a-predecessor-s-rows-are-given-up-with-the-link",
+        rule="9",
+        harm="Redis restarts while they are fetched: nobody announces the own name, so they never come.",
+        edits=(
+            Edit(
+                "Reading._learn_own",
+                "        for stream, position in self._own_from.items():\n            self.core.learned(",
+                "        for stream, position in {}.items():\n            self.core.learned(",
+            ),
+        ),
+        checks=(FAULTS + "a_link_lost_while_a_predecessor_s_rows_are_fetched_does_not_end_that",),
+    ),
+    Mutant(
+        name="the-own-name-with-a-higher-incarnation-is-ignored",
+        rule="9",
+        harm="A process that was replaced while its database was away goes on publishing under the name.",
+        edits=(
+            Edit(
+                "Bus._command",
+                "            elif command.incarnation is not None and command.incarnation > writing.incarnation:\n",
+                "            elif False:\n",
+            ),
+        ),
+        checks=(
+            TRUST + "9_19_a_name_that_is_claimed_anew_fences_at_once",
+            TRUST + "9_19_a_writer_without_a_claim_has_nothing_but_the_wire",
+        ),
+    ),
+    Mutant(
+        name="save-every-zero-spins",
+        rule="5",
+        harm="With save_every=0 the task that saves positions never waits: it takes a whole processor.",
+        edits=(
+            Edit(
+                "Reading.keep_saving",
+                "await asyncio.sleep(self._settings.save_every or self._settings.heartbeat)",
+                "await asyncio.sleep(self._settings.save_every)",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            FAULTS + "without_a_pause_between_saves_nothing_goes_round_idle",
+        ),
+    ),
+    Mutant(
+        name="the-reset-of-a-stopped-stream-spins",
+        rule="3",
+        harm="A new epoch while a stream is stopped: its worker is started over and over, at full load.",
+        edits=(
+            Edit(
+                "Reading.pump",
+                " and key not in self.stopped and key not in self._cancelled:",
+                " and key not in self._cancelled:",
+            ),
+            Edit(
+                "Reading._change_epoch",
+                """\
+                for key in list(self.stopped):  # on a row, or a position, of the log before
+                    del self.stopped[key]
+                    core.resume(*key)
+""",
+                "",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            FAULTS + "a_stopped_writer_with_rows_waiting_makes_no_tasks",
+        ),
+    ),
+    Mutant(
+        name="what-stopped-in-the-old-log-stays-stopped",
+        rule="9",
+        harm="A poison row that a restore took away keeps its stream stopped: rows of the new log wait for ever.",
+        edits=(
+            Edit(
+                "Reading._change_epoch",
+                """\
+                for key in list(self.stopped):  # on a row, or a position, of the log before
+                    del self.stopped[key]
+                    core.resume(*key)
+""",
+                "",
+            ),
+        ),
+        checks=(RULES + "what_stopped_in_the_old_log_goes_on_in_the_new_one",),
+    ),
+    Mutant(
+        name="a-restored-sequence-stops-for-good",
+        rule="9",
+        harm="A reader that meets the restored sequence before the new epoch stops, and stays stopped in the new one.",
+        edits=(
+            Edit(
+                "SilentWriters.check_sequences",
+                "            if epoch == log_read:\n                self._reading.above_sequence(",
+                "            if True:\n                self._reading.above_sequence(",
+            ),
+            Edit(
+                "Reading._change_epoch",
+                """\
+                for key in list(self.stopped):  # on a row, or a position, of the log before
+                    del self.stopped[key]
+                    core.resume(*key)
+""",
+                "",
+            ),
+        ),
+        checks=(RULES + "a_sequence_of_a_restored_log_stops_nobody_who_has_not_seen_its_epoch",),
+    ),
+    Mutant(
+        name="writers-of-another-log-are-believed",
+        rule="9.16",
+        harm="A writer takes IDs of a log that is gone for given out in this one: it announces, and refuses, by them.",
+        edits=(
+            Edit(
+                "Ledger.heard",
+                "if speakers.speaking(item.writer) != claim or not speakers.trusted(item.writer, epoch):\n",
+                "if speakers.speaking(item.writer) != claim:\n",
+            ),
+        ),
+        checks=(RULES + "9_16_a_writer_learns_nothing_from_one_of_another_log",),
+    ),
+    Mutant(
+        name="an-epoch-that-nobody-announces-is-not-noticed",
+        rule="9",
+        harm="A restored log whose writers are all dead is never noticed by a reader that is up.",
+        edits=(
+            Edit(
+                "SilentWriters.look",
+                "        core.doubt(await self._store.epoch())  # which nobody may be there to announce\n",
+                "",
+            ),
+        ),
+        checks=(RULES + "a_restore_that_no_writer_lives_to_announce_is_noticed",),
+    ),
+    Mutant(
+        name="a-loop-hands-out-what-it-had-handled",
+        rule="4",
+        harm="A batch comes again although the next one was asked for, when the loop ends at that moment.",
+        edits=(
+            Edit(
+                "asyncio.reading.Reading.follow",
+                "                await asyncio.sleep(0)\n            finally:\n                for stream in streams:",
+                "                pass\n            finally:\n                for stream in streams:",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            MUTANTS_GAPS + "4_a_batch_does_not_come_again_once_the_next_was_asked_for",
+        ),
+    ),
+    Mutant(
+        name="a-loop-is-handed-a-batch-of-a-log-that-is-gone",
+        rule="4",
+        harm="After a new epoch bus.follow() still yields a batch of the old log that had waited for the loop.",
+        edits=(
+            Edit(
+                "asyncio.reading.Reading.follow",
+                "                if not self._in_hand((batch.stream.name, batch.writer), batch._raw):",
+                "                if False:",
+            ),
+        ),
+        checks=(MUTANTS_GAPS + "4_a_batch_of_a_log_that_is_gone_is_not_handed_to_a_loop",),
+    ),
+    Mutant(
+        name="a-reload-takes-back-what-a-handler-saved-meanwhile",
+        rule="9.12",
+        harm="A timed save that lost reads the saved positions, a handler saves, and its rows are handled again.",
+        edits=(
+            Edit(
+                "Reading._compare_saved",
+                "            if self._saved.get(key, 0) > known.get(key, 0):\n",
+                "            if False:\n",
+            ),
+        ),
+        checks=(RULES + "9_12_a_handler_that_saves_while_a_timed_save_reloads_is_not_called_again",),
+    ),
+    Mutant(
+        name="a-registration-slips-into-the-new-log",
+        rule="9.12",
+        harm="A position of the old log is registered while the new one begins: readers step over facts of it.",
+        edits=(
+            Edit(
+                "Reading._reload",
+                """\
+            async with self._saving:
+                state = await self._reader_store.load_reader(self._name)
+                void = key[0]""",
+                """\
+            if True:
+                state = await self._reader_store.load_reader(self._name)
+                void = key[0]""",
+            ),
+        ),
+        checks=(MUTANTS_GAPS + "9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one",),
+    ),
+    Mutant(
+        name="where-a-batch-of-the-old-log-began-is-registered",
+        rule="9.12",
+        harm="A writer that joined before a restore is registered after it, at its old position: facts are skipped.",
+        edits=(
+            Edit(
+                "Reading._registered",
+                "                if not self._in_hand(key, raw):  # of a log that is gone by now",
+                "                if False:  # of a log that is gone by now",
+            ),
+        ),
+        checks=(MUTANTS_GAPS + "9_12_where_a_batch_of_the_log_before_began_is_not_registered_in_the_new_one",),
+    ),
+    Mutant(
+        name="a-lagging-registry-is-taken-for-all-writers",
+        rule="9.7",
+        harm="A reader on a replica takes a position for linear while a writer that joined has an ID open below it.",
+        edits=(Edit("asyncio.bus.Bus.linear_position", "            if lags:\n", "            if False:\n"),),
+        checks=(MUTANTS_GAPS + "9_7_a_registry_that_lags_bounds_the_linear_position_by_its_own_positions",),
+    ),
+    Mutant(
+        name="a-fenced-writer-hands-out-its-own-facts",
+        rule="9.2",
+        harm="A fenced process that reads, not the first of its name, hands its own facts to its own handlers.",
+        edits=(
+            Edit(
+                "asyncio.reading.Reading.disown",
+                """\
+        counted = {stream for stream in self.core.followed if self.own_counts(stream)}
+        own, self._own = self._own, None
+""",
+                """\
+        own, self._own = self._own, None
+        counted = {stream for stream in self.core.followed if self.own_counts(stream)}
+""",
+            ),
+        ),
+        checks=(MUTANTS_GAPS + "9_2_a_fenced_writer_that_reads_does_not_hand_out_its_own_facts",),
+    ),
+    Mutant(
+        name="a-batch-that-was-given-up-is-handed-out",
+        rule="9.12",
+        harm="A batch given up while its reader was registered, or between two tries, is handled, and comes again.",
+        edits=(
+            Edit(
+                "Reading._handle",
+                """\
+            if not self._in_hand(key, raw):  # while it was registered, or paused for: stopped, or of a log that is gone
+                return True
+""",
+                "",
+            ),
+        ),
+        checks=(
+            MUTANTS_GAPS + "9_12_a_batch_given_up_while_it_is_registered_is_not_handed_to_the_next_loop",
+            MUTANTS_GAPS + "9_12_a_batch_given_up_between_two_tries_is_not_tried_again",
+        ),
+    ),
+    Mutant(
+        name="own-positions-count-before-they-are-known",
+        rule="9",
+        harm="A process that reads and writes says, and saves, that it is past what its predecessor left unhandled.",
+        edits=(
+            Edit(
+                "Reading.own_counts",
+                "        if stream in self._following and stream not in self.core.followed:\n"
+                "            return False\n",
+                "",
+            ),
+        ),
+        checks=(MUTANTS_GAPS + "9_own_positions_count_once_those_of_the_predecessor_are_known",),
+    ),
+    Mutant(
+        name="own-positions-of-the-log-before-count",
+        rule="9.16",
+        harm="A process whose reading half is in another log already saves its own positions of the one before.",
+        edits=(Edit("Reading._change_epoch", "                self._on_epoch(found)\n", ""),),
+        checks=(MUTANTS_GAPS + "9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one",),
+    ),
+    Mutant(
+        name="what-was-pruned-since-is-no-loss",
+        rule="9",
+        harm="A reader that began at the oldest row steps over rows written and pruned later, without a word.",
+        edits=(Edit("Reading._begins_later", " or error.floor > last:", ":"),),
+        checks=(RULES + "9_what_was_written_since_and_pruned_is_no_later_beginning",),
+    ),
+    Mutant(
+        name="other-streams-of-the-name-forgotten",
+        rule="9.12",
+        harm="After a restore a stream that this process does not follow yet begins from now: all between is lost.",
+        edits=(
+            Edit(
+                "Reading._begin_anew",
+                "streams = {*names, *before.streams}\n",
+                "streams = {*names}\n",
+            ),
+        ),
+        checks=(RULES + "9_12_every_stream_of_a_reader_begins_anew_with_the_log",),
+    ),
+    Mutant(
+        name="begins-later-with-rows-in-hand",
+        rule="9",
+        harm="A reader that has been handed the oldest rows steps over those pruned behind them without a word.",
+        edits=(Edit("Reading._handle", "            self._oldest.pop(key, None)\n", ""),),
+        checks=(RULES + "9_rows_pruned_behind_those_in_hand_are_reported",),
+    ),
+    Mutant(
+        name="rows-that-a-twin-has-handled-stop-a-reader",
+        rule="9.12",
+        harm="Of two processes under one reader name the slower one stops at rows that the other handled, now pruned.",
+        edits=(
+            Edit(
+                "Reading._fetch",
+                " and not await self._handled_by_a_twin(error):\n",
+                ":\n",
+            ),
+        ),
+        checks=(MUTANTS_GAPS + "9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody",),
+    ),
+    Mutant(
+        name="a-win-back-without-an-answer-waits-for-the-next-fact",
+        rule="9.4",
+        harm="Until then readers may finish what was won, and nothing tells any more whose it was: the name is lost.",
+        edits=(
+            Edit(
+                "WinningBack.failed",
+                "        elif self._tried:\n            raise error\n",
+                "        elif isinstance(error, Unavailable):\n            raise error\n",
+            ),
+        ),
+        checks=(WRITING + "a_name_won_back_without_an_answer_is_this_process_s_still[once]",),
+    ),
+    Mutant(
+        name="a-name-finished-while-it-is-won-back-is-lost",
+        rule="9.4",
+        harm="A process that was stopped between winning its name back and noting so takes it for another's.",
+        edits=(
+            Edit(
+                "WinningBack.failed",
+                "            if error.incarnation <= self.again:\n                raise error\n",
+                "            raise error\n",
+            ),
+        ),
+        checks=(WRITING + "a_name_that_was_finished_while_it_was_won_back_is_won_back_again",),
+    ),
+    Mutant(
+        name="positions-of-a-half-loaded-snapshot-are-believed",
+        rule="9.12",
+        harm="A reader that was killed while it loaded a snapshot goes on behind it: parts never applied are lost.",
+        edits=(
+            Edit(
+                "Bootstrapping.at_start",
+                "        if saved is not None and unfinished(saved):\n            self._hold(name, known)\n",
+                "        if False:\n            self._hold(name, known)\n",
+            ),
+        ),
+        checks=(BOOTSTRAP_FAULTS + "a_killed_process_goes_on_with_the_next_part[1]",),
+    ),
+    Mutant(
+        name="a-snapshot-is-applied-beside-a-handler",
+        rule="9",
+        harm="A handler that was at work when a snapshot began writes older rows over newer ones of it.",
+        edits=(
+            Edit(
+                "Applying._quiet",
+                "        while any(key[0] == self.name for key in reading.at_work()):\n",
+                "        while False:\n",
+            ),
+        ),
+        checks=(BOOTSTRAP_FAULTS + "nothing_is_applied_before_the_handlers_have_ended",),
+    ),
+    Mutant(
+        name="a-part-that-was-saved-is-applied-again",
+        rule="9.12",
+        harm="A function raises behind its COMMIT, and its part is applied twice.",
+        edits=(
+            Edit(
+                "Applying._hand_out",
+                " = await self._decided(work) if part._tried or isinstance(error, ReaderMoved) else None\n",
+                " = None\n",
+            ),
+        ),
+        checks=(BOOTSTRAP_SAVING + "each_part_is_applied_once_whatever_the_function_raises[after_commit-2]",),
+    ),
+    Mutant(
+        name="a-snapshot-older-than-the-floor-is-applied",
+        rule="9",
+        harm="A directory written yesterday is loaded, and what followed it is pruned: the reader loads for ever.",
+        edits=(
+            Edit(
+                "Run._check",
+                "            if one.stream == self.name and one.floor > at:\n",
+                "            if False:\n",
+            ),
+        ),
+        checks=(BOOTSTRAP_FAULTS + "a_snapshot_older_than_what_was_pruned_is_refused",),
+    ),
+    Mutant(
+        name="own-facts-behind-a-snapshot-are-forgotten",
+        rule="9",
+        harm="A process empties its target, and what it wrote itself since the snapshot never comes back.",
+        edits=(
+            Edit(
+                "Reading.bootstrapped",
+                "            self._own_due[stream] = None\n",
+                "            pass\n",
+            ),
+        ),
+        checks=(
+            BOOTSTRAP_FAULTS + "a_writer_that_bootstraps_its_own_stream_has_its_own_rows_in_it[False]",
+            BOOTSTRAP_FAULTS + "own_facts_that_are_under_way_when_the_snapshot_is_applied_are_handled_too",
+        ),
+    ),
+    Mutant(
+        name="an-earlier-snapshot-is-taken-for-a-new-one",
+        rule="9.12",
+        harm="A reader below the floor goes on with a snapshot that was over long ago, below the floor.",
+        edits=(
+            Edit(
+                "Run._follow_twin",
+                "                self._before = saved.id  # over before this one was asked for\n",
+                "                pass\n",
+            ),
+        ),
+        checks=(BOOTSTRAP_FAULTS + "an_earlier_snapshot_that_is_over_is_not_taken_for_a_new_one",),
+    ),
+    Mutant(
+        name="what-was-handled-before-a-snapshot-counts-while-it-loads",
+        rule="9",
+        harm="Who waits for a row is told that it is there, and the target has just been emptied.",
+        edits=(
+            Edit(
+                "Reading._reached",
+                "        if self.core.delivered(*key) >= token and not self.bootstrapping.holds(key[0]):\n",
+                "        if self.core.delivered(*key) >= token:\n",
+            ),
+        ),
+        checks=(BOOTSTRAP + "what_was_handled_is_waited_for_again_while_a_snapshot_loads",),
+    ),
+    Mutant(
+        name="a-twins-snapshot-is-not-joined",
+        rule="9.12",
+        harm="A process goes on to handle rows while another of its name empties and fills their target.",
+        edits=(
+            Edit(
+                "Bootstrapping.look_at",
+                "        for name in [name for name in begun if not self.holds(name)]:\n",
+                "        for name in ():\n",
+            ),
+        ),
+        checks=(
+            BOOTSTRAP_SAVING + "a_process_that_reads_joins_the_snapshot_that_another_of_its_name_begins",
+            BOOTSTRAP_TWINS + "a_process_waits_until_the_others_snapshot_is_applied",
+        ),
+    ),
+    Mutant(
+        name="a-position-is-the-same-whatever-came-between",
+        rule="9.12",
+        harm="Rows handled before another process emptied their target, and saved after it: lost.",
+        edits=(
+            Edit(
+                "Reading._store_changes",
+                'if hasattr(self._reader_store, "bootstraps"):\n',
+                "if False:\n",
+            ),
+        ),
+        checks=(BOOTSTRAP_TWINS + "a_position_that_is_what_it_was_is_another_after_a_snapshot[0]",),
+    ),
+    Mutant(
+        name="half-a-snapshot-is-drained",
+        rule="9.12",
+        harm="Behind a snapshot that another process has begun anew rows are handed out, and their target is emptied.",
+        edits=(Edit("Run._end_of", "            if self.name in state.loading:\n", "            if False:\n"),),
+        checks=(BOOTSTRAP_TWINS + "one_that_drains_when_the_other_begins_anew_goes_on_with_that",),
+    ),
+    Mutant(
+        name="the-table-answers-as-of-its-answer",
+        rule="6",
+        harm="What is committed while the answer is on its way is taken for known: older than the bound by that time.",
+        edits=(
+            Edit(
+                "Caching._ask",
+                "                    table.looked(asked, newest.rows)\n",
+                "                    table.looked(self.caches.clock(), newest.rows)\n",
+            ),
+        ),
+        checks=(CACHED + "an_answer_of_the_table_that_comes_late_counts_as_of_the_question",),
+    ),
+    Mutant(
+        name="a-commit-without-an-answer-is-trusted",
+        rule="9.1",
+        harm="It may have landed: the process that wrote it returns the old value until the table has told.",
+        edits=(
+            Edit(
+                "Ledger.commit_sent",
+                "                commits.sent(one, time.monotonic())\n",
+                "                pass\n",
+            ),
+        ),
+        checks=(CACHED + "a_commit_without_an_answer_ends_trust_until_it_is_known",),
+    ),
+    Mutant(
+        name="own-invalidations-wait-for-their-echo",
+        rule="6",
+        harm="A process does not read its own writes: own lines are ignored, so the old value stays for ever.",
+        edits=(
+            Edit(
+                "Ledger.note_end",
+                "                if self.on_invalidations is not None and payloads:\n",
+                "                if False:\n",
+            ),
+        ),
+        checks=(CACHED + "own_invalidations_are_applied_before_the_fact_returns",),
+    ),
+    Mutant(
+        name="pruned-rows-clear-nothing",
+        rule="6",
+        harm="What the rows invalidated that were pruned before they came is returned for ever.",
+        edits=(
+            Edit("Caching._follow", "        reading.on_missed(stream.name, lambda *_: feed.clear())\n", ""),
+            Edit(
+                "Caching.look",
+                "core.progress[key].queue.noticed:\n                self._watched[key[0]].feed.clear()\n",
+                "False:\n                pass\n",
+            ),
+        ),
+        checks=(CACHED + "rows_that_were_pruned_clear_the_caches",),
+    ),
+    Mutant(
+        name="an-unknown-error-at-the-start-ends-a-reader",
+        rule="4",
+        harm="A reader is dead for good after one error of no known kind.",
+        edits=(
+            Edit(
+                "Reading._begin",
+                'self.not_begun[stream.name] = f"{type(error).__name__}: {error}"',
+                'self._fail(Unavailable("the store", error))\nreturn',
+            ),
+        ),
+        checks=(SESSIONS_ENDED + "a_reader_begins_again_after_an_unknown_error",),
+    ),
+    Mutant(
+        name="a-paused-writer-stays-fenced",
+        rule="9.5",
+        harm="A process that was paused for longer than its lease writes nothing more until it is restarted.",
+        edits=(Edit("asyncio.bus.Bus._begin_writing", "renew=self._renew_writing,", "renew=None,"),),
+        checks=(
+            WINNING_BACK + "a_paused_writer_writes_again[deployment]",
+            WINNING_BACK + "an_idle_writer_wins_its_name_back_by_itself",
+        ),
+    ),
+    Mutant(
+        name="a-paused-writer-takes-the-name-of-its-successor",
+        rule="9.5",
+        harm="Two processes of one name fence each other in turns.",
+        edits=(
+            Edit(
+                "asyncio.bus.Bus._begin_writing",
+                "timeout=self.settings.claim_timeout, again=again)",
+                "timeout=self.settings.claim_timeout)",
+            ),
+        ),
+        checks=(WINNING_BACK + "the_name_of_another_process_is_not_won_back",),
+    ),
+    Mutant(
+        name="a-fact-in-memory-of-a-fenced-incarnation-is-lost-silently",
+        rule="9.11",
+        harm="A row of a stream without a table is written while the name is won back, and is published by nobody.",
+        edits=(
+            Edit("asyncio.writing.Fact._commit", "        if not taken:\n            self._tell_what_is_gone()\n", ""),
+        ),
+        checks=(WINNING_BACK + "a_fact_in_memory_that_was_open_meanwhile_says_that_it_is_not_published",),
+    ),
+    Mutant(
+        name="a-caller-who-is-cancelled-tears-the-claim",
+        rule="9.5",
+        harm="A claim is committed and not noted: the process takes its own name for another's, and stays fenced.",
+        edits=(Edit("Bus._renew_writing", "await asyncio.shield(self._winning)", "await self._winning"),),
+        checks=(WINNING_BACK + "a_caller_who_is_cancelled_does_not_tear_the_claim",),
+    ),
+    Mutant(
+        name="lost-commits-are-not-looked-for",
+        rule="9.23",
+        harm="A failover loses facts that were committed and announced, and nothing says so.",
+        edits=(
+            Edit(
+                "Ledger.check_committed",
+                "if id > floors.get(stream, 0) and (stream, id) not in (found or ()):",
+                "if False:",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            FAILOVER + "a_failover_that_loses_commits_skips_no_row",
+        ),
+    ),
+    Mutant(
+        name="the-highest-fact-is-looked-for-not-the-last",
+        rule="9.23",
+        harm="A fact that was committed after one of a higher ID is lost in a failover, and nothing says so.",
+        edits=(
+            Edit(
+                "Ledger.note_committed",
+                "deque(maxlen=COMMITS_CHECKED)).append(max(ids))",
+                "deque([0], 1)).append(max(ids + list(self.committed[name])))",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            FAILOVER + "a_lost_fact_is_missed_though_a_higher_one_is_there[asyncio]",
+        ),
+    ),
+    Mutant(
+        name="nobody-looks-whether-saved-positions-went-back",
+        rule="9.23",
+        harm="Effects that a failover took back are missing until the writer's next row.",
+        edits=(
+            Edit(
+                "Reading.look_after_silent",
+                "            if not all_known or not await self._look_at_saved():\n",
+                "            if True:\n",
+            ),
+        ),
+        checks=(
+            FAILOVER + "effects_that_a_failover_took_back_are_made_again[True-False]",
+            SIMULATION + "what_the_simulator_found_stays_mended[effects-that-a-failover-took-back]",
+        ),
+    ),
+    Mutant(
+        name="a-reader-waits-for-a-step-that-a-failover-has-lost",
+        rule="9.23",
+        harm="Saved positions that a failover put back into the log before are never of this one: the reader hangs.",
+        edits=(
+            Edit("Reading._look_at_saved", "        if older and core.new_epoch is None:\n", "        if False:\n"),
+        ),
+        checks=(SIMULATION + "what_the_simulator_found_stays_mended[a-failover-lost-the-step-into-a-new-log]",),
+    ),
+    Mutant(
+        name="a-lost-registration-is-made-anew-where-the-reader-is",
+        rule="9.23",
+        harm="Effects that a failover took back together with the first saved position are never made again.",
+        edits=(
+            Edit(
+                "Reading._compare_saved",
+                "state.positions.get(key, self.core.progress[key].began)",
+                "state.positions.get(key, self.core.delivered(*key))",
+            ),
+        ),
+        checks=(FAILOVER + "effects_that_a_failover_took_back_are_made_again[False-False]",),
+    ),
+    Mutant(
+        name="what-a-process-before-saved-is-where-it-began",
+        rule="9.23",
+        harm="The same, once the reader was restarted.",
+        edits=(
+            Edit(
+                "Reading._load_durable",
+                "core.start_at(*key, position, began=starts.get(key, 0))",
+                "core.start_at(*key, position)",
+            ),
+        ),
+        checks=(FAILOVER + "effects_are_made_again_that_the_process_before_had_made",),
+    ),
+    Mutant(
+        name="a-handler-goes-on-behind-a-lost-registration",
+        rule="9.23",
+        harm="The same, where the handler's next transaction finds it out.",
+        edits=(
+            Edit(
+                "Reading._reload",
+                "self._register(key, core.progress[key].began)",
+                "self._register(key, raw.after)",
+            ),
+        ),
+        checks=(EFFECTS + "effects_that_were_lost_with_the_registration_are_made_again[sqlite_url-asyncio]",),
+    ),
+    Mutant(
+        name="a-writer-stops-for-its-predecessor-s-clock",
+        rule="9.24",
+        harm="A writer that is started before its predecessor has ended stops, if that one's clock is ahead.",
+        edits=(Edit("Bus._outdone", "now - self._named_at <= bound and not writing.has_log(incarnation):", "False:"),),
+        checks=(CLOCK_BEHIND + "a_writer_goes_on_above_a_predecessor_that_it_hears[asyncio]",),
+    ),
+    Mutant(
+        name="a-name-that-is-won-back-is-another-s-meanwhile",
+        rule="9.5",
+        harm="While a writer wins its name back its own positions are forgotten, and wait_for waits for its own facts.",
+        edits=(
+            Edit(
+                "Bus._name_lost",
+                "return self._writing is not None and self._writing.lost",
+                "return self._writing is not None and self._writing.fenced is not None",
+            ),
+        ),
+        checks=(SIMULATION + "what_the_simulator_found_stays_mended[own-position-while-the-name-is-won-back]",),
+    ),
+    Mutant(
+        name="a-writer-without-a-claim-goes-above-its-successor-s",
+        rule="9.24",
+        harm="A stream without a table is heard from the former process, though the name was claimed by another one.",
+        edits=(Edit("Bus._outdone", " and not writing.has_log(incarnation):", ":"),),
+        checks=(RULES + "9_11_a_name_that_gets_its_first_stream_with_a_table_is_heard_in_all_of_them[rolling]",),
+    ),
+    Mutant(
+        name="a-fenced-writer-has-handled-its-successor-s-facts",
+        rule="9.5",
+        harm="wait_for of a fenced process returns for facts of its successor that it has not handled.",
+        edits=(
+            Edit(
+                "asyncio.bus.Bus._is_successors",
+                "(writing.lost or writing.is_successors(stream.name, abs(token)))",
+                "writing.lost",
+            ),
+        ),
+        checks=(FAULTS + "a_fenced_process_goes_on_as_a_reader_of_its_successor",),
+    ),
+    Mutant(
+        name="what-was-committed-inside-a-block-that-fails-is-forgotten",
+        rule="9.1",
+        harm="Code in a block commits rows, and then raises: the fact is announced as empty, and its rows are lost.",
+        edits=(
+            Edit(
+                "Fact._rolled_back",
+                "            if not known or (transaction.joined",
+                "            if (transaction.joined",
+            ),
+            Edit(
+                "Fact._roll_back",
+                "            if not known or (transaction.joined",
+                "            if (transaction.joined",
+            ),
+        ),
+        checks=(
+            ENDED_INSIDE
+            + "what_the_caller_committed_inside_is_published_though_the_block_fails[postgres_url-asyncio-raises]",
+            ENDED_INSIDE
+            + "what_the_caller_committed_inside_is_published_though_the_block_fails[postgres_url-threads-raises]",
+            ENDED_INSIDE + "what_a_statement_committed_inside_is_published_though_the_block_fails[sqlite_url-asyncio]",
+        ),
+    ),
+    Mutant(
+        name="the-pause-of-a-handler-outlives-close",
+        rule="9.12",
+        harm="A process whose handler's database is away does not stop when it is told to.",
+        edits=(Edit("asyncio.reading.Reading.close", "        self.retrying.end()\n", ""),),
+        checks=(RETRYING + "close_ends_a_pause_at_once_and_the_rows_come_again",),
+    ),
+    Mutant(
+        name="the-part-of-a-snapshot-is-poison-in-an-outage",
+        rule="9.12",
+        harm="A bootstrap whose target is away for a moment stops for good.",
+        edits=(
+            Edit(
+                "Applying._hand_out",
+                "                if verdict is Verdict.POISON:\n",
+                "                if verdict is not Verdict.AGAIN:\n",
+            ),
+        ),
+        checks=(RETRYING + "the_part_of_a_snapshot_waits_for_the_end_of_an_outage",),
+    ),
+    Mutant(
+        name="the-position-is-saved-behind-the-effects",
+        rule="9.12",
+        harm="A crash between the COMMIT of the effects and the saving of the position applies the effects twice.",
+        edits=(
+            Edit(
+                "asyncio.effects.exactly_once",
+                "        await save(effects.connection)\n        await effects.commit()\n",
+                "        await effects.commit()\n        await save(effects.connection)\n",
+            ),
+        ),
+        checks=(EFFECTS + "a_commit_without_an_answer_is_looked_up",),
+    ),
+    Mutant(
+        name="a-block-may-end-its-transaction-itself",
+        rule="9.12",
+        harm="The effects are committed, or rolled back, without the position: they count twice, or never.",
+        edits=(
+            Edit(
+                "asyncio.effects.exactly_once", "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""
+            ),
+            Edit("sync.effects.exactly_once", "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""),
+        ),
+        checks=(EFFECTS + "a_block_that_ends_the_transaction_itself_is_told",),
+    ),
+    Mutant(
+        name="the-reason-for-a-stop-is-not-stored",
+        rule="9.12",
+        harm="A reader stopped last night, its process is gone: busrep lag shows a reader that is behind, and not why.",
+        edits=(Edit("Reading.stop", "        self._note(error, key)\n", ""),),
+        checks=(HEALTH + "a_stop_is_told_and_stored_beside_the_position_until_it_moves_on",),
+    ),
+    Mutant(
+        name="the-last-save-clears-the-reason-for-a-stop",
+        rule="9.12",
+        harm="The same, as soon as what was handled before the stop is saved.",
+        edits=(
+            Edit(
+                "Reading._store_notes",
+                "        await self._try_save([key for key in self.notes.due if key in self.core.progress], busy=True)"
+                "  # it clears them\n",
+                "",
+            ),
+            Edit(
+                "Reading._save_together",
+                "            self._note(self.stopped[key], key)  # what was handled before it stopped cleared "
+                "the reason\n",
+                "            pass\n",
+            ),
+        ),
+        checks=(HEALTH + "a_stop_is_told_and_stored_beside_the_position_until_it_moves_on",),
+    ),
+    Mutant(
+        name="nobody-is-told-of-a-stop",
+        rule="9.12",
+        harm="A (stream, writer) stops, and the application that asked to be told is not.",
+        edits=(Edit("Reading.stop", "        if key not in self.stopped:\n            self.on_stop(error)\n", ""),),
+        checks=(HEALTH + "a_stop_is_told_and_stored_beside_the_position_until_it_moves_on",),
+    ),
+    Mutant(
+        name="what-another-log-refuses-was-this-position",
+        rule="9.17",
+        harm="A relay whose target was restored to an older state hears nothing of that writer any more, in silence.",
+        edits=(
+            Edit(
+                "Reading._handle",
+                "                    and (batch._tried and (error.stream, error.position) == (key[0], raw.position))\n",
+                "",
+            ),
+        ),
+        checks=(RETRYING + "what_the_handler_wrote_elsewhere_was_refused",),
+    ),
+    Mutant(
+        name="any-handler-of-a-stream-may-save",
+        rule="9.12",
+        harm="The first of two handlers saves, the second fails: the rows are not handed to it again.",
+        edits=(Edit("Reading.check_saving", "        if not batch._last:", "        if False:"),),
+        checks=(EFFECTS + "only_the_last_handler_of_a_stream_may_save",),
+    ),
+    Mutant(
+        name="a-loop-that-was-left-is-waited-for",
+        rule="9.12",
+        harm="Another handler of its stream, which was at work then, gets nothing more of that writer, in silence.",
+        edits=(
+            Edit("Reading._call_handlers", "            if handler in self._handlers[stream]:", "            if True:"),
+        ),
+        checks=(RETRYING + "a_loop_that_is_left_while_another_handler_works_keeps_nothing_back",),
+    ),
+    Mutant(
+        name="a-cancelled-commit-is-a-stop",
+        rule="9.12",
+        harm="close() during a slow COMMIT tells of a handler that stopped for good, and stores that.",
+        edits=(
+            Edit("heed_cancellation", "        raise asyncio.CancelledError from error\n", "        raise error\n"),
+        ),
+        checks=(RETRYING + "close_cancels_a_handler_that_makes_another_error_of_it",),
+    ),
+    Mutant(
+        name="a-deadline-of-the-handlers-own-ends-its-worker",
+        rule="9.12",
+        harm="A handler makes TimeoutError of a task.cancel() of its own: its batch stays in hand, nothing of that "
+        "writer is handed out again, and nothing says so.",
+        edits=(
+            Edit(
+                "Reading._call_failed",
+                "        if self._closed:\n            heed_cancellation(error)  # it lost its patience\n",
+                "        heed_cancellation(error)\n",
+            ),
+            Edit(
+                "Reading._work",
+                "                if core.progress[key].queue.handling is not None:\n",
+                "                if False:\n",
+            ),
+        ),
+        checks=(
+            RETRYING + "a_deadline_of_the_handlers_own_is_an_error_like_any_other",
+            EFFECTS + "a_deadline_of_the_handlers_own_rolls_both_back",
+        ),
+    ),
+    Mutant(
+        name="a-deadline-of-the-functions-own-ends-the-bootstrap",
+        rule="9.12",
+        harm="The function that applies a snapshot's part makes TimeoutError of a task.cancel() of its own: the "
+        "bootstrap waits for ever, and nothing says so.",
+        edits=(
+            Edit(
+                "bootstrap_run.Run._do",
+                "            if being_cancelled() and (self.owner.closed or work not in machine.under_way):",
+                "            if being_cancelled():",
+            ),
+            Edit(
+                "Applying._hand_out",
+                "                if self.owner.closed:\n                    heed_cancellation(error)",
+                "                if True:\n                    heed_cancellation(error)",
+            ),
+        ),
+        checks=(BOOTSTRAP_FAULTS + "a_deadline_of_the_functions_own_is_an_error_like_any_other",),
+    ),
+    Mutant(
+        name="a-cancellation-that-is-over-counts-on",
+        rule="9.12",
+        harm="A handler that got over a cancellation leaves its count up: what is called next in that task takes its "
+        "own timeouts and task groups for cancelled ones.",
+        edits=(Edit("forget_cancellation", "        task.uncancel()\n", "        break\n"),),
+        checks=(RETRYING + "a_deadline_of_the_handlers_own_is_an_error_like_any_other",),
+    ),
+    Mutant(
+        name="a-worker-that-is-cancelled-goes-on-itself",
+        rule="9.12",
+        harm="A program that ends without close(): asyncio.run() cancels all tasks, and waits for a worker for ever.",
+        edits=(
+            Edit(
+                "Reading._handle",
+                "            if self._closed or key in self._cancelled:\n",
+                "            if self._closed:\n",
+            ),
+        ),
+        checks=(RETRYING + "a_worker_that_somebody_cancels_ends_and_another_goes_on",),
+    ),
+    Mutant(
+        name="close-cancels-whoever-waits-for-the-name",
+        rule="9.5",
+        harm="A task of the application's that nobody cancelled gets CancelledError, and ends without a word.",
+        edits=(
+            Edit(
+                "Bus._renew_writing",
+                "                raise Closed from None  # only close() ends it\n",
+                "                raise\n",
+            ),
+        ),
+        checks=(WINNING_BACK + "a_caller_is_told_that_the_bus_was_closed_meanwhile",),
+    ),
+    Mutant(
+        name="a-stop-at-the-start-is-not-stored",
+        rule="9.12",
+        harm="The reader refuses to start in another log, and busrep lag does not say why.",
+        edits=(
+            Edit(
+                "Reading._load_durable",
+                "                    self._note(changed, *state.positions)  # of all streams: none of them is loaded\n",
+                "",
+            ),
+        ),
+        checks=(HEALTH + "a_reader_that_stops_at_its_start_stores_why",),
+    ),
+    Mutant(
+        name="what-stopped-comes-before-what-was-lost",
+        rule="9.23",
+        harm="Effects that a failover took back are made again after those of later rows.",
+        edits=(
+            Edit(
+                "Reading._look_at_saved",
+                "                    if key in core.progress and key not in self._workers and not",
+                "                    if key in core.progress and key not in {*self._workers, *self.stopped} and not",
+            ),
+        ),
+        checks=(RETRYING + "effects_that_were_lost_behind_a_stop_come_before_what_stopped_it",),
+    ),
+    Mutant(
+        name="an-ended-fact-takes-rows",
+        rule="4",
+        harm="A row that is added after the block is accepted, and lost.",
+        edits=(
+            Edit("FactBase._check_in_block", "if self._state is FactState.ENDED:", "if False:"),
+            Edit("FactBase._check_in_block", "if self._state is not FactState.OPEN:", "if not self._opened:"),
+        ),
+        checks=(
+            FACT_AFTER_BLOCK + "asyncio[sqlite_url]",
+            FACT_AFTER_BLOCK + "threads[sqlite_url]",
+        ),
+    ),
+    Mutant(
+        name="a-fact-ends-with-its-commit",
+        rule="4",
+        harm="A row that is added while the transaction commits is accepted, and lost.",
+        edits=(
+            Edit(
+                "Fact.__aexit__",
+                "        self._state = FactState.ENDED\n        # Neither half",
+                "        # Neither half",
+            ),
+        ),
+        checks=(FACT_AFTER_BLOCK + "asyncio_while_the_block_ends",),
+    ),
+    Mutant(
+        name="a-fact-takes-any-row",
+        rule="4",
+        harm="mypy accepts fact.add() of a row of another class, which fails in production.",
+        edits=(Edit("asyncio.bus.Bus.write", ") -> Fact[RowT]: ...", ") -> Fact[Any]: ..."),),
+        checks=(TYPING + "mypy_finds_these_errors_and_no_others",),
+    ),
+    Mutant(
+        name="a-map-of-starts-is-ignored-without-known-writers",
+        rule="9.25",
+        harm="A reader that is to begin at given positions is given all the rows there are.",
+        edits=(Edit("Reading._load_durable", "        if foreign:  # such", "        if False:  # such"),),
+        checks=(REFERENCE + "a_reader_begins_where_it_is_told_to[a map]",),
+    ),
+    Mutant(
+        name="where-a-reader-began-is-saved-as-zero",
+        rule="9.25",
+        harm="A durable reader that began now is given all older rows after its next start.",
+        edits=(
+            Edit(
+                "Reading._to_save",
+                "                await self._register(key, progress.began)\n",
+                "                await self._register(key, 0)\n",
+            ),
+        ),
+        checks=(REFERENCE + "a_durable_reader_that_began_now_goes_on_from_there",),
+    ),
+    Mutant(
+        name="streams-in-memory-are-never-fetched",
+        rule="9.25",
+        harm="Rows that a lost link has cost are reported missed, though their writer has them.",
+        edits=(
+            Edit(
+                "Reading._load",
+                '            served = getattr(self._store, "serves_resettable", False)\n',
+                "            served = False\n",
+            ),
+        ),
+        checks=(REFERENCE + "a_resettable_stream_is_fetched_from_its_writer",),
+    ),
+    Mutant(
+        name="echoes-without-a-name-are-no-echoes",
+        rule="2",
+        harm="A writer of single lines takes its link for dead every few beats, and makes it anew.",
+        edits=(Edit("Ledger.is_echo", "        if self._settings.one_line_messages:\n", "        if False:\n"),),
+        checks=(ONE_LINE + "such_a_writer_hears_itself_and_keeps_its_link",),
+    ),
+    Mutant(
+        name="a-source-without-snapshots-stops-a-new-reader",
+        rule="3",
+        harm="A reader stops for good where paging row by row would do.",
+        edits=(
+            Edit(
+                "Run._agree",
+                "            if not await self._fetch_instead(error):\n",
+                "            if True:\n",
+            ),
+        ),
+        checks=(
+            BOOTSTRAP_PAGING + "a_new_reader_fetches_all_rows_in_place_of_a_snapshot[without a name]",
+            BOOTSTRAP_PAGING + "a_reader_far_behind_goes_on_where_it_was",
+            BOOTSTRAP_PAGING + "the_reference_system_gives_pages_only",
+        ),
+    ),
+    Mutant(
+        name="pages-take-the-place-of-pruned-rows",
+        rule="9.9",
+        harm="A target lacks the rows that were pruned, and nothing says so.",
+        edits=(
+            Edit(
+                "fetch_instead",
+                "        begins = {one.writer: positions.get(one.writer, 0) for one in known}\n",
+                "        begins = {one.writer: max(positions.get(one.writer, 0), one.floor) for one in known}\n"
+                "        positions |= begins\n",
+            ),
+        ),
+        checks=(BOOTSTRAP_PAGING + "where_rows_were_pruned_only_a_snapshot_will_do",),
+    ),
+    Mutant(
+        name="pages-in-place-of-a-snapshot-begin-at-zero",
+        rule="9.12",
+        harm="A reader that was far behind is given all that it has handled once more.",
+        edits=(
+            Edit(
+                "fetch_instead",
+                "        reading.bootstrapped(name, positions)\n",
+                "        reading.bootstrapped(name, {})\n",
+            ),
+        ),
+        checks=(BOOTSTRAP_PAGING + "a_reader_far_behind_goes_on_where_it_was",),
+    ),
+    Mutant(
+        name="a-reason-with-another-number-is-another-reason",
+        rule="1",
+        harm="Whoever may publish fills the disks of all processes with log lines, one for each line that he says.",
+        edits=(Edit("Bus._log_error", "_NUMBER.sub('', error.reason)", "error.reason"),),
+        checks=(BUS + "a_flood_of_bad_lines_fills_no_log",),
+    ),
+    Mutant(
+        name="what-was-said-is-waited-for-above-the-sequence",
+        rule="9.17",
+        harm="One forged line behind a gap: the rows of a live writer come by pages for ever, and late.",
+        edits=(Edit("SilentWriters.look", "        await self._check_targets()\n", ""),),
+        checks=(RULES + "what_a_forged_line_said_above_the_sequence_is_not_waited_for",),
+    ),
+    Mutant(
+        name="one-sequence-that-cannot-be-read-keeps-silent-writers-from-being-looked-after",
+        rule="9.18",
+        harm="A right that is missing on one sequence: a dead writer is never finished, and its last rows never come.",
+        edits=(
+            Edit(
+                "SilentWriters._confirm",
+                "            except BusrepError as error:  # the others are looked",
+                "            except KeyError as error:  # the others are looked",
+            ),
+        ),
+        checks=(TRUST + "9_18_a_sequence_that_cannot_be_read_keeps_no_dead_writer_s_rows_back",),
+    ),
+    Mutant(
+        name="what-who-joined-and-died-had-said-is-forgotten",
+        rule="9.18",
+        harm="The rows of a writer that joins, writes and dies come only once its silence is noticed.",
+        edits=(
+            Edit(
+                "SilentWriters._confirm",
+                "                core.learned(stream, writer, min(end, highest))\n",
+                "                pass\n",
+            ),
+        ),
+        checks=(TRUST + "9_18_what_a_writer_said_that_joined_and_crashed_is_fetched_once_the_registry_lists_it",),
+    ),
+    Mutant(
+        name="a-writer-follows-whoever-speaks",
+        rule="9.18",
+        harm="One line of a writer that does not exist: idle writers follow it, and all writes of the stream fail.",
+        edits=(
+            Edit(
+                "Ledger.heard",
+                "if speakers.speaking(item.writer) != claim or not speakers.trusted(item.writer, epoch):\n",
+                "if claim is None or epoch is None:\n",
+            ),
+        ),
+        checks=(
+            TRUST + "9_18_a_writer_follows_registered_writers_alone",
+            STRAY_LINES + "what_a_stranger_says_harms_nobody[sqlite-redis-asyncio-a writer that does not exist]",
+        ),
+    ),
+    Mutant(
+        name="a-name-on-the-wire-fences",
+        rule="9.19",
+        harm="One NAME line stops a live writer; two deployments that share a Redis and a name stop each other.",
+        edits=(
+            Edit(
+                "Bus._command",
+                "                if writing.claimed is not None:  # a hint: the claim decides (9.19)\n",
+                "                if False:\n",
+            ),
+        ),
+        checks=(
+            TRUST + "9_19_a_higher_incarnation_on_the_wire_fences_nobody",
+            STRAY_LINES + "what_a_stranger_says_harms_nobody[sqlite-redis-asyncio-another incarnation]",
+        ),
+    ),
+    Mutant(
+        name="each-name-on-the-wire-asks-the-database",
+        rule="9.19",
+        harm="A flood of forged NAMEs on the channel is a flood of questions to the database.",
+        edits=(
+            Edit(
+                "Bus._doubt_claim",
+                "        if writing.fenced is None and now - self._claim_asked_at >= self.settings.heartbeat:\n",
+                "        if writing.fenced is None:\n",
+            ),
+        ),
+        checks=(TRUST + "9_19_a_higher_incarnation_on_the_wire_fences_nobody[NAME]",),
+    ),
+    Mutant(
+        name="a-reader-whose-position-is-refused-stays-there",
+        rule="9.17",
+        harm="What comes below a forged position is never handled, though it is never saved either.",
+        edits=(
+            Edit(
+                "Reading._go_back",
+                "            self.core.move_to(stream, writer, saved, error.highest)\n",
+                "            pass\n",
+            ),
+        ),
+        checks=(TRUST + "9_17_a_reader_that_is_above_the_sequence_goes_back_to_what_is_saved",),
+    ),
+    Mutant(
+        name="silence-of-others-costs-the-link",
+        rule="9.21",
+        harm="One line NAME ghost 5, or a writer that closed, makes every other process reconnect every ten seconds.",
+        edits=(
+            Edit(
+                "Bus._check_link",
+                "        if now - self._heard_at > bound and self._asked_at > self._heard_at:\n",
+                "        core = self._reading.core\n"
+                "        if core.last_heard and len(core.silent(now)) == len(core.last_heard):\n",
+            ),
+        ),
+        checks=(LINK_LIFE + "a_stray_name_makes_nobody_reconnect",),
+    ),
+    Mutant(
+        name="nobody-asks-into-the-silence",
+        rule="9.21",
+        harm="A reader alone on its channel does not find out that its subscription is gone.",
+        edits=(
+            Edit(
+                "Bus._check_link",
+                "        elif now - self._heard_at > self.settings.heartbeat:\n            self._ask_for_positions()\n",
+                "",
+            ),
+        ),
+        checks=(LINK_LIFE + "an_idle_reader_finds_out_that_its_subscription_is_gone",),
+    ),
+    Mutant(
+        name="what-is-not-published-counts-as-not-heard",
+        rule="9.21",
+        harm="A reader that may not publish reconnects every ten seconds while nobody writes.",
+        edits=(
+            Edit(
+                "Bus._check_link",
+                "now - self._heard_at > bound and self._asked_at > self._heard_at",
+                "now - self._heard_at > bound",
+            ),
+        ),
+        checks=(LINK_LIFE + "a_process_that_may_not_publish_keeps_its_link",),
+    ),
+    Mutant(
+        name="a-question-that-its-asker-does-not-hear",
+        rule="9.21",
+        harm="A reader of a sub-channel alone reconnects every ten seconds while nobody writes.",
+        edits=(
+            Edit(
+                "asyncio.bus.Bus.__init__",
+                "dict.fromkeys((name, name if name in channels else channels[0]))",
+                "(name,)",
+            ),
+        ),
+        checks=(LINK_LIFE + "a_reader_of_a_sub_channel_hears_its_own_question",),
+    ),
+    Mutant(
+        name="a-stray-name-is-looked-for-for-ever",
+        rule="9.21",
+        harm="One line NAME ghost 5 makes every reader ask the table each beat, until it is restarted.",
+        edits=(Edit("SilentWriters.look", "            core.last_heard.pop(writer, None)\n", "            pass\n"),),
+        checks=(LINK_LIFE + "a_name_in_no_table_is_forgotten_when_it_is_silent",),
+    ),
+    Mutant(
+        name="a-writer-leaves-without-a-word",
+        rule="9.21",
+        harm="The loss of the last message of a writer without a table is never noticed if it closes after it.",
+        edits=(Edit("asyncio.bus.Bus._close", "                self._writing.core.farewell()\n", ""),),
+        checks=(LINK_LIFE + "a_lost_last_message_of_a_writer_that_closed_is_noticed",),
+    ),
+    Mutant(
+        name="a-writer-that-closes-keeps-its-name",
+        rule="9.21",
+        harm="Readers log a warning about each writer that closed in order, and linear positions wait for it.",
+        edits=(
+            Edit("Bus._stop_tasks", "within(timeout, self._writing.leave())", "within(timeout, self._writing.beat())"),
+        ),
+        checks=(
+            GOODBYE + "nobody_warns_of_a_writer_that_closed[sqlite_url-asyncio-redis]",
+            GOODBYE + "the_final_position_is_behind_what_others_were_given[sqlite_url-asyncio]",
+        ),
+    ),
+    Mutant(
+        name="what-is-cached-outlives-a-writer-without-a-table",
+        rule="9.21",
+        harm="The last invalidation of a writer that crashed is lost: what it was about is returned for ever.",
+        edits=(
+            Edit("Caching._keep_asking", "in () if watched.heard is None else watched.heard.gone(clock()):", "in ():"),
+        ),
+        checks=(GOODBYE + "nobody_warns_of_a_closed_writer_of_invalidations_in_memory",),
+    ),
+    Mutant(
+        name="a-writer-leaves-while-a-fact-is-in-doubt",
+        rule="9.21",
+        harm="close() waits for the lock of a transaction that its own caller has to end, and gives up.",
+        edits=(
+            Edit("Ledger.unfinished", "        return bool(self._doubts) or any(", "        return any("),
+            Edit("Ledger.unfinished", "one.open or one.asked for one in", "False for one in"),
+        ),
+        checks=(
+            GOODBYE + "a_writer_with_a_fact_in_doubt_is_not_finished_by_itself[asyncio]",
+            GOODBYE + "a_writer_with_a_fact_in_doubt_is_not_finished_by_itself[threads]",
+        ),
+    ),
+    Mutant(
+        name="an-answer-that-waits-has-no-clock",
+        rule="2",
+        harm="A REPLICATE that comes too soon is answered by the next beat, seconds later.",
+        edits=(
+            Edit(
+                "Bus._answer",
+                "due := writing.core.next_answer) < math.inf",
+                "due := writing.core.next_answer) < -math.inf",
+            ),
+        ),
+        checks=(REPLICATE_RATE + "one_that_waits_is_answered_though_nothing_else_happens",),
+    ),
+    Mutant(
+        name="one-position-holds-up-all",
+        rule="9.20",
+        harm="One key that the database refuses stops all saving of a reader: at its restart all rows come again.",
+        edits=(
+            Edit(
+                "Reading._save_together",
+                "            for change in changes:  # find out for which of them it does not work\n"
+                "                await self._save_together([change])\n",
+                "            self._refuse_to_save(changes[0][:2], error)\n",
+            ),
+            Edit(
+                "Reading._save_changes",
+                "            [c for c in changes if c[:2] not in self.unsavable],\n"
+                "            *([c] for c in changes if c[:2] in self.unsavable),\n",
+                "            changes,\n",
+            ),
+        ),
+        checks=(SAVING_REFUSED + "one_position_that_cannot_be_saved_holds_up_no_other",),
+    ),
+    Mutant(
+        name="a-start-is-not-checked",
+        rule="9.20",
+        harm="A reader that begins at a position beyond 64 bits tries for ever to register.",
+        edits=(Edit("asyncio.reading.Reading.__init__", "        _check_start(start)\n", ""),),
+        checks=(DRIVER_ERRORS + "a_start_that_no_store_can_keep_is_a_config_error[9223372036854775808]",),
+    ),
+    Mutant(
+        name="commands-that-wait-are-counted-and-not-their-bytes",
+        rule="9.20",
+        harm="10,000 commands of 64 KiB wait for a Redis that is away: 650 MB.",
+        edits=(Edit("asyncio.bus.Bus.send", " + len(line) > COMMAND_QUEUE_BYTES:", " + len(line) > 2**60:"),),
+        checks=(PRESENCE + "commands_that_wait_are_bounded_by_their_bytes",),
+    ),
+    Mutant(
+        name="commands-that-were-published-take-room",
+        rule="9.20",
+        harm="After 16 MiB of presence a process tells nothing any more.",
+        edits=(
+            Edit(
+                "Bus._publish_all",
+                "                self._commands_bytes -= len(self._commands.popleft()[1])\n",
+                "                self._commands.popleft()\n",
+            ),
+        ),
+        checks=(PRESENCE + "commands_that_wait_are_bounded_by_their_bytes",),
+    ),
+    Mutant(
+        name="what-starts-while-a-bus-closes-goes-on",
+        rule="9.5",
+        harm="A bus that closes while it wins its name back wins it back again afterwards, from its successor.",
+        edits=(
+            Edit(
+                "Bus._stop_tasks",
+                "        await stop([*self._background, *self._tasks], timeout)\n"
+                "        await stop([*self._background, *self._tasks], timeout)\n",
+                "        await stop([*self._background, *self._tasks], timeout)\n",
+            ),
+        ),
+        checks=(LINK_LIFE + "what_a_task_starts_while_it_is_stopped_is_stopped_too",),
+    ),
+)

@@ -1,0 +1,157 @@
+"""Known bugs: http/. See tests/mutants.py."""
+
+from __future__ import annotations
+
+from tests.mutant import Edit, Mutant
+
+PAGES = "http/test_pages.py::test_"
+REFERENCE = "http/test_reference.py::test_"
+STRANGERS = "http/test_strangers.py::test_"
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="a-limited-reference-page-must-end-with-its-last-row",
+        rule="9.25",
+        harm="Ordinary answers are refused, and the pair stays stale for ever.",
+        edits=(
+            Edit(
+                "read_reference_page",
+                "    if upto < asked.after or (limited and upto == asked.after):\n",
+                "    if limited and tokens[-1:] != [upto]:\n"
+                "        raise ValueError('the page does not end with its last row')\n"
+                "    if upto < asked.after or (limited and upto == asked.after):\n",
+            ),
+        ),
+        checks=(
+            REFERENCE + "an_answer_of_the_reference_system_is_taken[limited_above_its_last_row]",
+            REFERENCE + "a_reader_over_http_alone_ends_where_a_reader_of_the_channel_does",
+        ),
+    ),
+    Mutant(
+        name="a-reference-page-that-goes-further-is-refused",
+        rule="9.25",
+        harm="Ordinary answers are refused, and the pair stays stale for ever.",
+        edits=(
+            Edit(
+                "read_reference_page",
+                "    beyond = cut < len(tokens) or upto > asked.upto\n",
+                "    beyond = cut < len(tokens) or upto > asked.upto\n"
+                "    if beyond:\n"
+                "        raise ValueError('it goes beyond the question')\n",
+            ),
+        ),
+        checks=(
+            REFERENCE + "an_answer_of_the_reference_system_is_taken[beyond_the_asked_token]",
+            REFERENCE + "a_reader_over_http_alone_ends_where_a_reader_of_the_channel_does",
+        ),
+    ),
+    Mutant(
+        name="a-reference-page-counts-beyond-the-question",
+        rule="9.25",
+        harm="Rows above the asked token are taken before what the channel says of them.",
+        edits=(Edit("read_reference_page", "    cut = bisect_right(tokens, asked.upto)\n", "    cut = len(tokens)\n"),),
+        checks=(REFERENCE + "an_answer_of_the_reference_system_is_taken[beyond_the_asked_token]",),
+    ),
+    Mutant(
+        name="a-reference-page-of-one-fact-is-refused",
+        rule="9.25",
+        harm="A room that begins with 120 rows stops its stream for ever.",
+        edits=(
+            Edit(
+                "read_reference_page",
+                "    if limited and tokens and tokens[0] != tokens[-1] == upto:\n",
+                "    if limited and tokens and tokens[-1] == upto:\n",
+            ),
+        ),
+        checks=(
+            REFERENCE + "an_answer_of_the_reference_system_is_taken[one_fact_of_120_rows]",
+            REFERENCE + "a_reader_over_http_alone_ends_where_a_reader_of_the_channel_does",
+        ),
+    ),
+    Mutant(
+        name="the-last-fact-of-a-reference-page-is-taken-cut",
+        rule="9.25",
+        harm="The rest of a fact that a page cuts is lost, and its token counts as handled.",
+        edits=(
+            Edit(
+                "read_reference_page",
+                "    if limited and tokens and tokens[0] != tokens[-1] == upto:\n",
+                "    if False:\n",
+            ),
+        ),
+        checks=(REFERENCE + "an_answer_of_the_reference_system_is_taken[cut_within_its_last_fact]",),
+    ),
+    Mutant(
+        name="a-reference-page-that-leads-nowhere-is-taken",
+        rule="9.25",
+        harm="The same page is asked for again without a pause, for ever.",
+        edits=(
+            Edit(
+                "read_reference_page",
+                "    if upto < asked.after or (limited and upto == asked.after):\n",
+                "    if upto < asked.after:\n",
+            ),
+        ),
+        checks=(REFERENCE + "an_answer_that_leads_nowhere_is_refused[refused_not_forward]",),
+    ),
+    Mutant(
+        name="one-address-answers-for-every-writer",
+        rule="9.25",
+        harm="One writer's rows are delivered as another's, and the other's are lost.",
+        edits=(
+            Edit(
+                "ReferenceSource.fetch",
+                "        one = self._writers.get(question.writer)\n",
+                "        one = next(iter(self._writers.values()))\n",
+            ),
+        ),
+        checks=(
+            REFERENCE + "each_writer_is_asked_at_its_own_address",
+            REFERENCE + "a_reader_over_http_alone_ends_where_a_reader_of_the_channel_does",
+        ),
+    ),
+    Mutant(
+        name="the-newest-stranger-is-cut",
+        rule="8",
+        harm="200 silent connections keep every new reader out for ten seconds, and for ever if they come again.",
+        edits=(
+            Edit(
+                "_Places.add_stranger", "        return next(iter(self._strangers)) if", "        return connection if"
+            ),
+        ),
+        checks=(STRANGERS + "a_reader_gets_its_page_beside_silent_connections[205]",),
+    ),
+    Mutant(
+        name="readers-are-strangers-between-requests",
+        rule="8",
+        harm="Silent connections push out readers that are being served.",
+        edits=(Edit("_BoundedProtocol.on_response_complete", "        if self._refused and not", "        if not"),),
+        checks=(STRANGERS + "readers_with_an_answer_are_left_alone",),
+    ),
+    Mutant(
+        name="a-closed-connection-keeps-its-place",
+        rule="8",
+        harm="After 200 connections the server answers nobody but with 'come back later'.",
+        edits=(
+            Edit(
+                "_Places.remove",
+                "        self._strangers.pop(connection, None)\n        self._members.discard(connection)\n",
+                "        self._strangers.pop(connection, None)\n",
+            ),
+        ),
+        checks=(STRANGERS + "places_are_given_back",),
+    ),
+    Mutant(
+        name="a-state-over-http-names-anything",
+        rule="9.20",
+        harm="A server lists a writer whose name has a NUL: PostgreSQL refuses its position, which ends the reader.",
+        edits=(
+            Edit(
+                "_known_writer",
+                "        if reason := refuse_name(name):",
+                '        if reason := None if isinstance(name, str) and name and " " not in name else "is no word":',
+            ),
+        ),
+        checks=(PAGES + "a_state_that_cannot_be_is_refused[a name with a NUL]",),
+    ),
+)

@@ -1,0 +1,1625 @@
+"""Known bugs: stores/. See tests/mutants.py."""
+
+from __future__ import annotations
+
+from tests.mutant import SIMULATOR, Edit, Mutant
+
+BUS = "asyncio/test_bus.py::test_"
+CONFIG_ERRORS = "asyncio/test_config_errors.py::test_"
+DRIVER_ERRORS = "stores/test_driver_errors.py::test_"
+DURABILITY = "stores/test_durability.py::test_"
+DURABLE_POSITIONS = "stores/test_durable_positions.py::test_"
+ENDED_INSIDE = "asyncio/test_ended_inside.py::test_"
+FAILOVER = "stores/test_failover.py::test_"
+FAULTS = "asyncio/test_faults.py::test_"
+MUTANTS_GAPS = "asyncio/test_mutants_gaps.py::test_"
+PRIVATE_FILES = "stores/test_private_files.py::test_"
+RACES = "sync/test_races.py::test_"
+REPLICA = "stores/test_replica.py::test_"
+ROW_SHAPES = "stores/test_row_shapes.py::test_"
+RULES = "test_rules.py::test_"
+SAVING_REFUSED = "stores/test_saving_refused.py::test_"
+SECRETS = "asyncio/test_secrets.py::test_"
+SESSIONS_ENDED = "asyncio/test_sessions_ended.py::test_"
+SIMULATION = "proof/test_simulation.py::test_"
+SIM_STORE = "proof/test_sim_store.py::test_"
+SINK = "pipeline/test_sink.py::test_"
+SINK_AGAIN = "pipeline/test_sink_again.py::test_"
+SNAPSHOTS_POSTGRES = "stores/test_snapshots_postgres.py::test_"
+SNAPSHOTS_STORE_SQLITE = "stores/test_snapshots_store.py::TestSqlite::test_"
+STORES_POSTGRES = "stores/test_stores.py::TestPostgres::test_"
+STORES_SQLITE = "stores/test_stores.py::TestSqlite::test_"
+STREAMS = "cli/test_streams.py::test_"
+SYNC_STORES = "stores/test_sync_stores.py::test_"
+TRUST = "asyncio/test_trust.py::test_"
+WRITING = "sync/test_writing.py::test_"
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="lost-answer-to-commit-is-a-failure",
+        rule="9.1",
+        harm="A connection that breaks during COMMIT counts as a rollback: committed rows are announced as none.",
+        edits=(
+            Edit(
+                "ServerTransaction.commit",
+                "            raise CommitUnknown(self.marker, error) from error\n",
+                "            raise\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_1_no_answer_to_commit",
+        ),
+    ),
+    Mutant(
+        name="outcome-does-not-wait-for-the-end",
+        rule="9.1",
+        harm="A transaction still open on the server is taken for rolled back; when it commits its rows are skipped.",
+        edits=(Edit("facts.outcome", "        if answers[0][0][0]:\n            return None\n", ""),),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_1_outcome_open_committed_and_rolled_back",
+        ),
+    ),
+    Mutant(
+        name="outcome-reads-the-rows-first",
+        rule="9.1",
+        harm="COMMIT between the look at the rows and the look at the transaction: its rows are announced as none.",
+        edits=(
+            Edit(
+                "facts.outcome",
+                "    question = dialect.outcome(marker)\n",
+                "    found = yield from rows_of(dialect, facts, held.writer)\n    question = dialect.outcome(marker)\n",
+            ),
+            Edit(
+                "facts.outcome",
+                "    found = yield from rows_of(dialect, facts, held.writer)\n    yield from",
+                "    yield from",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            RULES + "9_1_the_rows_are_read_after_the_transaction_was_seen_to_have_ended",
+        ),
+    ),
+    Mutant(
+        name="the-table-decides-though-the-claim-is-gone",
+        rule="9.1",
+        harm="After a restore a fact in doubt is found missing in another log, and completed in it as empty.",
+        edits=(
+            Edit(
+                "facts.outcome", "    yield from check_claim(dialect, held)\n    return found\n", "    return found\n"
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_1_a_cancelled_commit_is_unknown_until_the_table_decides",),
+    ),
+    Mutant(
+        name="commit-of-a-failed-transaction-is-a-commit",
+        rule="9.1",
+        harm="PostgreSQL answers COMMIT of a failed transaction with ROLLBACK: rows are published that do not exist.",
+        edits=(Edit("postgres.store._committed", '    if status != "COMMIT":\n', "    if status is None:\n"),),
+        checks=(STORES_POSTGRES + "9_1_commit_of_a_failed_transaction_is_an_error",),
+    ),
+    Mutant(
+        name="heartbeat-does-not-look-at-the-claim",
+        rule="9.2",
+        harm="A process that was paused and replaced goes on storing and announcing positions under its old name.",
+        edits=(
+            Edit(
+                "heartbeat.body",
+                """\
+        if not answers[0]:
+            raise WriterFenced(held.writer, held.incarnation)
+        given =\
+""",
+                "        given =",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_2_and_9_4_a_fenced_writer_is_told_everywhere",
+        ),
+    ),
+    Mutant(
+        name="rows-prove-positions-of-others",
+        rule="9.3",
+        harm="A reader from now on takes a writer's highest row for its position, and skips what is open below.",
+        edits=(
+            Edit(
+                "claims.known",
+                '"SELECT p.stream, p.writer, p.position, p.floor, p.registered, coalesce(w.incarnation, 0), "\n',
+                '"SELECT p.stream, p.writer, (SELECT coalesce(max(f.id), p.position) FROM busrep_facts f WHERE "\n'
+                '        "f.stream = p.stream AND f.writer = p.writer), p.floor, p.registered, "\n'
+                '        "coalesce(w.incarnation, 0), "\n',
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            MUTANTS_GAPS + "9_3_rows_of_a_writer_prove_no_position_to_a_reader",
+        ),
+    ),
+    Mutant(
+        name="a-sequence-s-last-value-as-it-stands",
+        rule="5",
+        harm="A sequence never used shows 1: a writer finished before its first fact refuses its own first ID later.",
+        edits=(
+            Edit(
+                "PostgresDialect.sequence",
+                '"SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, p.seqcache',
+                '"SELECT s.last_value, p.seqcache',
+            ),
+        ),
+        # Not the simulator: its database does not know this statement.
+        checks=(STORES_POSTGRES + "9_5_finish_fences_then_takes_the_sequence_as_the_final_position",),
+    ),
+    Mutant(
+        name="no-fencing-check",
+        rule="9.4",
+        harm="A process that lost its name commits facts under it that its successor has stepped over.",
+        edits=(
+            Edit(
+                "claims.hold",
+                """\
+    if not answers[0]:
+        raise WriterFenced(held.writer, held.incarnation)
+    return answers[0][0][0]
+""",
+                "    return answers[0][0][0] if answers[0] else None\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_2_and_9_4_a_fenced_writer_is_told_everywhere",
+        ),
+    ),
+    Mutant(
+        name="the-claim-is-checked-and-not-locked",
+        rule="9.4",
+        harm="A transaction that passed the check commits after the successor has read its start: skipped.",
+        edits=(Edit("PostgresDialect.share", '    share: str = " FOR SHARE"\n', '    share: str = ""\n'),),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it",
+        ),
+    ),
+    Mutant(
+        name="start-is-read-before-the-claim-is-won",
+        rule="9.4",
+        harm="What the predecessor commits while the claim waits for it lies below the successor's start, unannounced.",
+        edits=(
+            Edit(
+                "claims.claim",
+                "    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))\n",
+                """\
+    early = yield from in_transaction(_where(writer, 0, dialect, backings))
+    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
+""",
+            ),
+            Edit(
+                "claims.claim",
+                "    starts = {name: _start(writer, name, name in registered, found[name]) for name in found}\n",
+                """\
+    found = {name: (*early[1][name][:3], state[3]) for name, state in found.items()}
+    starts = {name: _start(writer, name, name in registered, found[name]) for name in found}
+""",
+            ),
+            Edit("_where", "    if not held:\n", "    if incarnation and not held:\n"),
+        ),
+        checks=(STORES_POSTGRES + "9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it",),
+    ),
+    Mutant(
+        name="a-claim-keeps-the-incarnation",
+        rule="9.4",
+        harm="A new process takes a name that its predecessor still holds: both write and announce under it.",
+        edits=(
+            Edit(
+                "_win",
+                "ELSE 0 END, ?) + 1, ",
+                "ELSE 0 END, 0 * ?), ",  # the clock alone would make it rise
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_2_and_9_4_a_fenced_writer_is_told_everywhere",
+            STORES_SQLITE + "9_2_and_9_4_a_fenced_writer_is_told_everywhere",
+        ),
+    ),
+    Mutant(
+        name="a-claim-waits-for-ever",
+        rule="9.4",
+        harm="A predecessor's forgotten transaction keeps the service from starting, and nothing says which it is.",
+        edits=(
+            Edit(
+                "PostgresDialect.lock_timeout",
+                'f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}"',
+                '"SET LOCAL lock_timeout = 0"',
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_4_a_claim_that_waits_too_long_names_the_blocker",),
+        hangs=True,
+    ),
+    Mutant(
+        name="a-serialization-failure-is-no-fence",
+        rule="9.4",
+        harm="In a caller's REPEATABLE READ transaction a lost name shows as a driver's error, to be retried for ever.",
+        edits=(
+            Edit(
+                "ServerTransaction.begin",
+                "                await self.store.check_claim(self.claim)\n            raise\n",
+                "                pass\n            raise\n",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_4_a_serialization_failure_of_the_lock_is_a_fence",),
+    ),
+    Mutant(
+        name="finished-at-its-stored-position",
+        rule="9.5",
+        harm="The last facts of a process that was killed, committed and never published, reach nobody.",
+        edits=(
+            Edit(
+                "_finals",
+                "yield from _final_position(dialect, backings.get(stream), stream, writer, position)\n",
+                "position\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_5_finish_fences_then_takes_the_sequence_as_the_final_position",
+        ),
+    ),
+    Mutant(
+        name="final-position-read-before-the-fence",
+        rule="9.5",
+        harm="What the silent writer commits while the fence waits for it lies above its final position: lost.",
+        edits=(
+            Edit(
+                "claims.finish",
+                "    fenced = yield from _or_blocked(dialect, writer, in_transaction(_fence(",
+                """\
+    early: dict[str, int] = {}
+    for stream, backing in backings.items():
+        early[stream] = yield from _final_position(dialect, backing, stream, writer, 0)
+    fenced = yield from _or_blocked(dialect, writer, in_transaction(_fence(""",
+            ),
+            Edit(
+                "claims.finish",
+                "    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds))\n",
+                "    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds, early))\n",
+            ),
+            Edit(
+                "_finals",
+                """\
+    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
+) -> Plan[dict[str, int]]:
+    answers = yield (
+""",
+                """\
+    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float, early: dict
+) -> Plan[dict[str, int]]:
+    answers = yield (
+""",
+            ),
+            Edit(
+                "_finals",
+                "yield from _final_position(dialect, backings.get(stream), stream, writer, position)\n",
+                "max(position, early.get(stream, 0))\n",
+            ),
+        ),
+        checks=(RULES + "9_5_rows_and_sequence_are_read_after_the_fence_was_granted",),
+    ),
+    Mutant(
+        name="final-position-without-the-fence",
+        rule="9.5",
+        harm="A writer that was merely slow commits below the final position that was taken of it: lost.",
+        edits=(
+            Edit(
+                "_fence",
+                '"UPDATE busrep_writers SET incarnation = incarnation + 1, finished = incarnation "\n',
+                '"UPDATE busrep_writers SET finished = incarnation "\n',
+            ),
+            Edit(
+                "_fence",
+                "            (writer, incarnation + 1, incarnation, incarnation, incarnation - 1),\n",
+                "            (writer, incarnation, incarnation, incarnation, incarnation - 1),\n",
+            ),
+            Edit(
+                "_finals",
+                "+ dialect.exclusive,\n            (writer, incarnation + 1, incarnation),\n",
+                "+ dialect.exclusive,\n            (writer, incarnation, incarnation),\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_5_finish_fences_then_takes_the_sequence_as_the_final_position",
+        ),
+    ),
+    Mutant(
+        name="the-name-is-free-while-it-is-finished",
+        rule="9.5",
+        harm="A successor claims the name and reserves below the final position that is just being stored.",
+        edits=(
+            Edit(
+                "_finals",
+                'incarnation = ? AND finished = ?" + dialect.exclusive,\n',
+                'incarnation = ? AND finished = ?",\n',
+            ),
+        ),
+        checks=(RULES + "9_5_nobody_claims_the_name_while_its_final_positions_are_taken",),
+    ),
+    Mutant(
+        name="a-question-waits-for-its-answer-for-ever",
+        rule="9",
+        harm="A save on a link at whose other end is nobody: no handler is called any more, and nobody says so.",
+        edits=(
+            Edit(
+                "PostgresStore._read",
+                "self._run(connection, plan, self.settings.fetch_timeout + wait)\n",
+                "self._run(connection, plan)\n",
+            ),
+        ),
+        checks=(FAULTS + "a_save_without_an_answer_does_not_deafen_a_reader",),
+    ),
+    Mutant(
+        name="commit-waits-for-its-answer-for-ever",
+        rule="9.1",
+        harm="A link at whose other end is nobody: the fact never comes into doubt, and its stream stands still.",
+        edits=(
+            Edit(
+                "ServerTransaction.commit",
+                "timeout(self.store.settings.fetch_timeout):\n                await asyncio.shield(committing)",
+                "timeout(None):\n                await asyncio.shield(committing)",
+            ),
+        ),
+        checks=(FAULTS + "the_end_of_a_fact_without_an_answer_holds_up_no_other[COMMIT does not arrive]",),
+    ),
+    Mutant(
+        name="rollback-waits-for-its-answer-for-ever",
+        rule="9.1",
+        harm="A link at whose other end is nobody: the fact never ends, and its stream stands still.",
+        edits=(
+            Edit(
+                "ServerTransaction.rollback",
+                "self._run(_rollback(), self.store.settings.fetch_timeout)",
+                "self._run(_rollback())",
+            ),
+        ),
+        checks=(FAULTS + "the_end_of_a_fact_without_an_answer_holds_up_no_other[ROLLBACK does not arrive]",),
+    ),
+    Mutant(
+        name="dead-connections-are-asked-one-by-one",
+        rule="9",
+        harm="One that does not answer keeps all the others out of the pool: the database is away until a restart.",
+        edits=(
+            Edit(
+                "PostgresStore.renew",
+                "ensure_future(pool.drain())",
+                "ensure_future(pool.check())",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "connections_without_an_answer_keep_nobody_from_the_others",),
+    ),
+    Mutant(
+        name="a-fact-that-cannot-begin-keeps-the-write-lock",
+        rule="9",
+        harm="BEGIN has succeeded, and what comes behind it has not: no process can write until this one is restarted.",
+        edits=(
+            Edit(
+                "SqliteTransaction.begin",
+                "            if ours:  # in",
+                "            if False:  # in",
+            ),
+        ),
+        checks=(STORES_SQLITE + "a_fact_that_cannot_begin_leaves_the_file_to_others",),
+    ),
+    Mutant(
+        name="a-cancelled-question-cuts-the-pool",
+        rule="9",
+        harm="A connection is lost, and whoever it was promised to waits half a minute: a stream is not followed yet.",
+        edits=(
+            Edit(
+                "PostgresStore._read",
+                "        finally:\n            self._give_back(pool, connection)\n",
+                "        finally:\n            await pool.putconn(connection)\n",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "who_is_cancelled_takes_no_connection_along",),
+    ),
+    Mutant(
+        name="ceiling-taken-for-proof",
+        rule="9.9",
+        harm="A page from a lagging replica counts up to what was asked for: rows not replayed yet are skipped.",
+        edits=(
+            Edit(
+                "fetch.body",
+                "        proven = max(after, min(upto, position if replica else given))\n",
+                "        proven = max(after, min(upto, upto if replica else given))\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_9_a_replica_proves_only_what_its_positions_row_says",
+        ),
+    ),
+    Mutant(
+        name="a-row-proves-those-below",
+        rule="9.9",
+        harm="A replica that shows a row counts as complete below it, though an older transaction is not replayed yet.",
+        edits=(
+            Edit(
+                "fetch.body",
+                "        proven = max(after, min(upto, position if replica else given))\n",
+                """\
+        position = max(position, rows[-1][0] if rows else 0)
+        proven = max(after, min(upto, position if replica else given))
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_9_a_replica_proves_only_what_its_positions_row_says",
+            REPLICA + "9_9_a_row_that_is_visible_proves_nothing_about_those_below",
+        ),
+    ),
+    Mutant(
+        name="two-statement-page",
+        rule="9.9",
+        harm="Rows pruned between the look at the floor and the look at the rows are skipped without a word.",
+        edits=(Edit("fetch.body", "            Control.SNAPSHOT,\n", "            Control.BEGIN,\n"),),
+        checks=(RULES + "9_9_a_page_is_of_one_snapshot",),
+    ),
+    Mutant(
+        name="a-full-page-proves-all-that-was-asked",
+        rule="9.10",
+        harm="Who was away for more than a page of rows gets the first thousand and nothing else.",
+        edits=(Edit("fetch.body", "            proven = tokens[-1]\n", ""),),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact",
+        ),
+    ),
+    Mutant(
+        name="a-page-ends-inside-a-fact",
+        rule="9.10",
+        harm="A fact of several rows that crosses a page's end is delivered in part, and its rest never.",
+        edits=(
+            Edit(
+                "fetch.body",
+                "            if whole > 0:\n                del tokens[whole:], rows[whole:]\n",
+                "            if whole > 0:\n                del tokens[limit:], rows[limit:]\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact",
+        ),
+    ),
+    Mutant(
+        name="a-fact-larger-than-a-page-is-cut",
+        rule="9.10",
+        harm="The rest of a bulk of more rows than a page has never reaches those who fetch it.",
+        edits=(Edit("PostgresDialect.page", "ROWS WITH TIES", "ROWS ONLY"),),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact",
+        ),
+    ),
+    Mutant(
+        name="a-save-that-hits-no-row-is-none",
+        rule="9.12",
+        harm="Two processes under one reader name both apply every row: money is booked twice.",
+        edits=(
+            Edit(
+                "readers.save",
+                "    missed = [change for change in changes if change[:2] not in hit]\n",
+                "    missed = [change for change in changes if change[:2] not in hit][:0]\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_12_a_save_hits_the_row_it_left_or_none",
+        ),
+    ),
+    Mutant(
+        name="a-save-does-not-look-where-the-row-was",
+        rule="9.12",
+        harm="Two processes under one reader name both apply every row: money is booked twice.",
+        edits=(Edit("PostgresDialect.save", " AND r.position = v.old ", " "),),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_12_a_save_hits_the_row_it_left_or_none",
+        ),
+    ),
+    Mutant(
+        name="a-save-does-not-look-at-the-epoch",
+        rule="9.12",
+        harm="A position of the log before a restore is saved over one of the log after it.",
+        edits=(
+            Edit(
+                "PostgresDialect.save",
+                '"WHERE r.reader = ? AND r.epoch = ? AND {NO_BOOTSTRAP} AND',
+                '"WHERE r.reader = ? AND (r.epoch = ?) IS NOT NULL AND {NO_BOOTSTRAP} AND',
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_12_a_save_hits_the_row_it_left_or_none",),
+    ),
+    Mutant(
+        name="the-sequence-is-not-verified",
+        rule="9.15",
+        harm="A sequence with CACHE gives each session IDs of its own: lower ones come after higher ones were skipped.",
+        edits=(
+            Edit(
+                "claims.verify",
+                "        if (cache, bool(cycles), increment) != (1, False, 1):\n",
+                "        if not found:\n",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_15_the_sequence_is_verified",),
+    ),
+    Mutant(
+        name="a-sequence-behind-the-table-is-not-repaired",
+        rule="9.15",
+        harm="After a restore every reservation is refused until somebody sets the sequence by hand.",
+        edits=(
+            Edit(
+                "claims.claim",
+                "        if start.repair_sequence_to is not None:\n",
+                "        if start.repair_sequence_to == -1:\n",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_15_a_sequence_behind_the_table_is_repaired",),
+    ),
+    Mutant(
+        name="pruning-does-not-move-the-floor",
+        rule="9",
+        harm="Who fetches below what was pruned gets a page without those rows, and no word of it.",
+        edits=(
+            Edit(
+                "_prune_batch",
+                """\
+f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream = ? AND writer = ?",
+            (top,""",
+                """\
+f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream = ? AND writer = ?",
+            (0,""",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "pruning_moves_the_floor_and_a_fetch_below_it_is_told",),
+    ),
+    Mutant(
+        name="a-fetch-below-the-floor-is-answered",
+        rule="8",
+        harm="Who was away for longer than rows are kept goes on without those rows, and no word of it.",
+        edits=(Edit("fetch.body", "        if after < floor and after < upto:\n", "        if False:\n"),),
+        checks=(STORES_POSTGRES + "pruning_moves_the_floor_and_a_fetch_below_it_is_told",),
+    ),
+    Mutant(
+        name="pruning-overtakes-registered-readers",
+        rule="9",
+        harm="Rows are deleted that a reader which is down for the weekend has not handled yet.",
+        edits=(
+            Edit(
+                "_readers_bound",
+                "    return int(min([position, *(row[0] for row in held[0])]))\n",
+                "    return int(position)\n",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "pruning_stops_at_registered_readers_up_to_a_cap",),
+    ),
+    Mutant(
+        name="a-restore-leaves-the-writers-their-names",
+        rule="9",
+        harm="A process from before the restore goes on writing with IDs of the old log.",
+        edits=(
+            Edit(
+                "restored.body",
+                'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)',
+                'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ? * 0)", (now,)',
+            ),
+            Edit(
+                "restored.body",
+                '"UPDATE busrep_writers SET finished = 0"',
+                '"UPDATE busrep_writers SET finished = finished"',
+            ),
+        ),
+        checks=(STORES_POSTGRES + "restored_changes_the_epoch_and_fences_everybody",),
+    ),
+    Mutant(
+        name="incarnations-begin-anew-after-a-restore",
+        rule="9.4",
+        harm="A name gets an incarnation a second time: a process from before the restore passes for its successor.",
+        edits=(
+            Edit("_win", "            (writer, now, won_by, random", "            (writer, 1, won_by, random"),
+            Edit("_win", "CLAIMS_LEFT_OUT), now - 1),\n", "CLAIMS_LEFT_OUT), 0),\n"),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "restored_gives_no_incarnation_out_again",
+        ),
+    ),
+    Mutant(
+        name="a-new-epoch-throws-out-what-a-twin-has-saved-in-it",
+        rule="9.12",
+        harm="Of two processes under one reader name the second to notice a restore sends both back to the beginning.",
+        edits=(
+            Edit(
+                "reset.body",
+                '            Sql("DELETE FROM busrep_readers WHERE reader = ? AND epoch <> ?", (reader, epoch)),\n',
+                '            Sql("DELETE FROM busrep_readers WHERE reader = ?", (reader,)),\n',
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_POSTGRES + "9_12_of_two_that_begin_anew_the_second_keeps_what_the_first_saved",
+        ),
+    ),
+    Mutant(
+        name="a-restore-raises-incarnations-by-one",
+        rule="9.4",
+        harm="After a restore a claim gives out the incarnation that a process from before it holds: both write.",
+        edits=(
+            Edit(
+                "restored.body",
+                'incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),',
+                'incarnation = {dialect.largest}(incarnation, ?) + 1", (0,)),',
+            ),
+            Edit("_win", "random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT), now - 1),", "0, 0),"),
+        ),
+        checks=(STORES_POSTGRES + "restored_gives_no_incarnation_out_again",),
+    ),
+    Mutant(
+        name="positions-of-several-logs-pass-for-one",
+        rule="9.12",
+        harm="A position that another process registered in the old log is taken for one of the new log.",
+        edits=(
+            Edit(
+                "load.body",
+                "        epoch=MIXED if len(epochs) > 1 else next(iter(epochs), None),\n",
+                "        epoch=min(epochs, default=None),\n",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_12_positions_of_several_logs_are_of_none",),
+    ),
+    Mutant(
+        name="registering-does-not-wait-for-pruning",
+        rule="9",
+        harm="A reader that registers while its stream is pruned begins below the floor: it stops at once, for good.",
+        edits=(
+            Edit(
+                "register.body",
+                "loading = yield (Control.BEGIN, *_unpruned(dialect, positions), Sql(LOADING, (reader,)))\n",
+                "loading = yield (Control.BEGIN, Sql(LOADING, (reader,)))\n",
+            ),
+        ),
+        checks=(
+            SIM_STORE + "the_simulation_answers_as_postgresql[a reader that registers waits for who prunes the stream]",
+        ),
+    ),
+    Mutant(
+        name="beginning-anew-does-not-wait-for-pruning",
+        rule="9",
+        harm="A restored log is pruned by positions that are just being replaced: their reader stops at the rows gone.",
+        edits=(
+            Edit(
+                "reset.body",
+                "        yield (Control.BEGIN, *_unpruned(dialect, positions))\n",
+                "        yield Control.BEGIN\n",
+            ),
+        ),
+        checks=(
+            SIM_STORE
+            + "the_simulation_answers_as_postgresql[a reader that begins anew waits for who prunes the stream]",
+        ),
+    ),
+    Mutant(
+        name="begun-at-a-floor-that-was",
+        rule="9",
+        harm="A reader is registered below a floor that moved since it looked: it stops there after a restart.",
+        edits=(
+            Edit(
+                "register.body",
+                "        raised = _raised(positions, floors if here == epoch else {}, oldest)\n",
+                "        raised = positions\n",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "a_reader_that_begins_at_the_oldest_row_begins_where_pruning_got_to",),
+    ),
+    Mutant(
+        name="floors-of-another-log-believed",
+        rule="9",
+        harm="A reader that saves elsewhere begins at the floor of another log: rows are skipped without a word.",
+        edits=(
+            Edit(
+                "reset.body",
+                "        raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)\n",
+                "        raised = _without(_raised(positions, floors, positions), loading)\n",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "a_reader_that_begins_at_the_oldest_row_begins_where_pruning_got_to",),
+    ),
+    Mutant(
+        name="begun-anew-at-a-floor-that-was",
+        rule="9",
+        harm="A reader of a restored log is registered below a floor that moved since it looked: it stops there.",
+        edits=(
+            Edit(
+                "reset.body",
+                "        raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)\n",
+                "        raised = _without(positions, loading)\n",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "a_reader_that_begins_at_the_oldest_row_begins_where_pruning_got_to",),
+    ),
+    Mutant(
+        name="a-lagging-replica-s-epoch-replaces-the-log-s-own",
+        rule="9.12",
+        harm="A process that was told of the epoch before throws out what its twin has saved in this one: rows twice.",
+        edits=(
+            Edit(
+                "reset.body", "        if here != epoch and here in {row[1] for row in held}:\n", "        if False:\n"
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_12_positions_of_the_log_that_is_kept_here_are_replaced_by_none_of_another",),
+    ),
+    Mutant(
+        name="a-joined-fact-s-lock-believed-to-be-there",
+        rule="9.4",
+        harm="A savepoint rolled back inside the block lets go of the claim: rows under an ID announced as empty.",
+        edits=(
+            Edit(
+                "ServerTransaction.commit",
+                "            await self._leave_to_caller()\n",
+                "            await self._flush()\n",
+            ),
+        ),
+        checks=(BUS + "a_savepoint_rolled_back_inside_the_block_does_not_let_go_of_the_claim",),
+    ),
+    Mutant(
+        name="any-transaction-of-the-connection-will-do",
+        rule="9.1",
+        harm="Rows are inserted in another transaction than the one whose outcome decides of their fact.",
+        edits=(
+            Edit(
+                "ServerTransaction._leave_to_caller",
+                "        if await self._lock() != self.marker:\n",
+                "        if await self._lock() is None:\n",
+            ),
+        ),
+        checks=(BUS + "a_transaction_that_ends_inside_the_block_is_told",),
+    ),
+    Mutant(
+        name="a-claim-not-seen-elsewhere-is-lost",
+        rule="9.4",
+        harm="One write with a connection of another database, and the process does not write any more.",
+        edits=(
+            Edit(
+                "ServerTransaction._lock",
+                "            if self._callers:\n                await self.store",
+                "            if False:\n                await self.store",
+            ),
+        ),
+        checks=(BUS + "a_connection_of_another_database_leaves_the_writer_alone",),
+    ),
+    Mutant(
+        name="a-name-won-back-without-an-answer-is-another-s",
+        rule="9.4",
+        harm="A process that wins its name back, and gets no answer, takes it for another's: it never writes again.",
+        edits=(Edit("_win", "    won_by = None if again is None else -again  # below", "    won_by = None  # below"),),
+        checks=(
+            WRITING + "a_name_won_back_without_an_answer_is_this_process_s_still[once]",
+            SYNC_STORES + "a_name_is_won_back_only_while_it_is_nobody_else_s[sqlite]",
+        ),
+    ),
+    Mutant(
+        name="a-silent-writer-is-fenced-twice",
+        rule="9.5",
+        harm="Two readers finish a silent process one after the other: it cannot win its name back.",
+        edits=(
+            Edit(
+                "_fence",
+                """\
+            "WHERE writer = ? AND incarnation = ? AND coalesce(finished, -1) <> ?",
+            (writer, incarnation, incarnation - 1),
+""",
+                """\
+            "WHERE writer = ? AND incarnation = ?",
+            (writer, incarnation),
+""",
+            ),
+        ),
+        checks=(SYNC_STORES + "a_name_is_won_back_though_it_was_finished_by_two[sqlite]",),
+    ),
+    Mutant(
+        name="an-answered-commit-is-taken-back",
+        rule="9.1",
+        harm="A time limit strikes between COMMIT's answer and its booking: the fact is announced as none.",
+        edits=(
+            Edit(
+                "BlockingTransaction.commit",
+                "        except BusrepError:\n            self.in_doubt = False\n            raise\n",
+                "        except BusrepError:\n            self.in_doubt = False\n            raise\n"
+                "        self.in_doubt = False\n",
+            ),
+        ),
+        checks=(RACES + "a_fact_interrupted_after_its_commit_is_never_announced_as_none",),
+    ),
+    Mutant(
+        name="an-interrupted-thread-keeps-its-turn",
+        rule="4",
+        harm="On SQLite one Ctrl-C at the wrong moment, and the process never writes again.",
+        edits=(
+            Edit(
+                "BlockingSqliteStore._write",
+                "            holder.over = True  # an interrupt may come before `leave` begins\n",
+                "",
+            ),
+        ),
+        checks=(RACES + "on_sqlite_an_interrupted_thread_keeps_no_turn[False]",),
+    ),
+    Mutant(
+        name="an-interrupted-thread-leaves-its-transaction",
+        rule="9.15",
+        harm="On SQLite an ID is reserved in what is left of a beat, and taken back with it: it is given out twice.",
+        edits=(
+            Edit(
+                "BlockingSqliteStore.writing",
+                """\
+        with translating(self.path):
+            if connection.in_transaction:  # of a thread that was interrupted in it
+                connection.execute("ROLLBACK")
+""",
+                "",
+            ),
+        ),
+        checks=(RACES + "on_sqlite_an_interrupted_thread_leaves_no_transaction",),
+    ),
+    Mutant(
+        name="a-bootstrap-begins-while-rows-are-pruned",
+        rule="9",
+        harm="What follows a snapshot is pruned by a prune that had not seen its reader: the reader stops, loaded.",
+        edits=(
+            Edit(
+                "begin.body",
+                "        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
+                "        yield Control.BEGIN\n",
+            ),
+        ),
+        checks=(SNAPSHOTS_POSTGRES + "a_prune_that_began_before_the_bootstrap_ends_before_it",),
+    ),
+    Mutant(
+        name="a-save-while-a-snapshot-is-loaded",
+        rule="9.12",
+        harm="A twin's rows are saved as handled, and the target is emptied of them: lost.",
+        edits=(Edit("NO_BOOTSTRAP", "b.state NOT IN {LOADED} OR b.id <> v.begun", "b.id <> v.begun"),),
+        checks=(STORES_POSTGRES + "9_12_no_position_moves_while_a_snapshot_is_loaded",),
+    ),
+    Mutant(
+        name="a-save-of-what-was-handled-before-a-snapshot",
+        rule="9.12",
+        harm="The position is what it was, and the rows are gone: a twin loaded a snapshot between two saves. Lost.",
+        edits=(Edit("NO_BOOTSTRAP", "b.state NOT IN {LOADED} OR b.id <> v.begun", "b.state NOT IN {LOADED}"),),
+        checks=(STORES_POSTGRES + "9_12_no_position_moves_while_a_snapshot_is_loaded",),
+    ),
+    Mutant(
+        name="a-twin-registers-while-a-bootstrap-begins",
+        rule="9.12",
+        harm="A writer's position that a twin made up stands among those of the snapshot: its rows are skipped.",
+        edits=(
+            Edit(
+                "begin.body",
+                "        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
+                "        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.share, (stream,)))\n",
+            ),
+        ),
+        checks=(SNAPSHOTS_POSTGRES + "a_save_that_comes_while_a_bootstrap_begins_is_refused[READ COMMITTED]",),
+    ),
+    Mutant(
+        name="a-joined-snapshot-is-young-again",
+        rule="9",
+        harm="Readers that come one after the other all load the oldest state, and the server can clean nothing up.",
+        edits=(Edit("PostgresSnapshots._share", "        if joined is not None:\n", "        if False:\n"),),
+        checks=(SNAPSHOTS_POSTGRES + "a_snapshot_is_joined_for_a_while_whoever_has_joined_it",),
+    ),
+    Mutant(
+        name="a-bootstrap-begins-below-the-floor",
+        rule="9",
+        harm="A snapshot is loaded for hours, and at its end what follows it is gone: it begins anew.",
+        edits=(Edit("check_begin", "        if floor > position:\n", "        if floor > position and not held:\n"),),
+        checks=(SNAPSHOTS_STORE_SQLITE + "it_does_not_begin_when_what_follows_is_pruned",),
+    ),
+    Mutant(
+        name="a-part-is-saved-wherever-it-is",
+        rule="9.12",
+        harm="Two processes under one name both apply a part, and both commit it.",
+        edits=(
+            Edit(
+                "bootstraps.save",
+                "    if not answers[0]:\n        raise ReaderMoved(reader, stream, PARTS, parts)\n",
+                "",
+            ),
+        ),
+        checks=(SNAPSHOTS_STORE_SQLITE + "parts_are_saved_one_after_the_other",),
+    ),
+    Mutant(
+        name="a-part-of-a-bootstrap-before-is-saved",
+        rule="9.12",
+        harm="Begun anew with the same snapshot, on a target emptied since: a part of before counts, and is lost.",
+        edits=(
+            Edit(
+                "bootstraps.save",
+                "AND id = ? AND parts = ? RETURNING parts",
+                "AND ? <> '' AND parts = ? RETURNING parts",
+            ),
+        ),
+        checks=(SNAPSHOTS_STORE_SQLITE + "a_part_of_a_bootstrap_that_was_begun_anew_is_not_saved",),
+    ),
+    Mutant(
+        name="a-part-without-its-pruned-rows",
+        rule="9",
+        harm="A bootstrap that goes on after a prune lacks rows, and nobody is told.",
+        edits=(
+            Edit(
+                "check_part",
+                "        if floor > max(part.after, agreement.floors.get(writer, 0)):\n",
+                "        if floor > max(part.upto, agreement.floors.get(writer, 0)):\n",
+            ),
+        ),
+        checks=(SNAPSHOTS_STORE_SQLITE + "of_what_is_pruned_meanwhile_only_the_parts_that_lost_rows_are_gone",),
+    ),
+    Mutant(
+        name="a-snapshot-of-what-is-visible",
+        rule="9.3",
+        harm="Rows above the positions agreed are in the snapshot, and come once more by catch-up.",
+        edits=(Edit("snapshots.spans", "min(part.upto, at)) for writer, at", "part.upto) for writer, at"),),
+        checks=(SNAPSHOTS_STORE_SQLITE + "it_is_all_rows_at_its_positions",),
+    ),
+    Mutant(
+        name="a-replica-that-lags-gives-a-snapshot",
+        rule="9.9",
+        harm="A part is loaded from a replica that does not have all of its rows yet.",
+        edits=(Edit("snapshots._reached", "        if log.positions.get(writer, 0) < due:\n", "        if False:\n"),),
+        checks=(SNAPSHOTS_POSTGRES + "a_replica_gives_what_it_has_proven",),
+    ),
+    Mutant(
+        name="another-s-snapshot-is-believed",
+        rule="9",
+        harm="A snapshot's name that is left over is of another by now: rows are missing in what is loaded from it.",
+        edits=(
+            Edit(
+                "PostgresSnapshots._shared",
+                "                if log.floors == agreement.floors and snapshots.still(agreement, log):\n",
+                "                if log is not None:\n",
+            ),
+        ),
+        checks=(SNAPSHOTS_POSTGRES + "a_name_that_the_server_has_used_again_is_not_believed",),
+    ),
+    Mutant(
+        name="parts-of-other-states",
+        rule="9",
+        harm="A part is loaded from the table as it is by then: what was pruned meanwhile is missing, and nobody told.",
+        edits=(
+            Edit(
+                "PostgresSnapshots._loader",
+                "            await self._import(connection, held.name)\n",
+                '            await connection.execute(b"BEGIN")\n',
+            ),
+        ),
+        checks=(SNAPSHOTS_POSTGRES + "what_is_pruned_while_it_is_loaded_is_loaded_all_the_same",),
+    ),
+    Mutant(
+        name="a-copy-that-fails-is-a-short-part",
+        rule="9.10",
+        harm="The server ends a COPY in its middle: the rest of the part is never applied.",
+        edits=(Edit("copy._end", "    if failed is not None:\n        raise _problem(failed)\n", ""),),
+        checks=(SNAPSHOTS_POSTGRES + "a_failing_copy_is_no_short_part",),
+    ),
+    Mutant(
+        name="deleted-rows-are-not-the-newest",
+        rule="6",
+        harm="Rows that were pruned before a reader had them are not missed: what they invalidated stays trusted.",
+        edits=(
+            Edit(
+                "claims.newest",
+                "    rows = {writer: max(floor, highest or 0) for",
+                "    rows = {writer: highest or 0 for",
+            ),
+        ),
+        checks=(STORES_SQLITE + "the_newest_rows_of_all_writers",),
+    ),
+    # -- the sink of Spark ---------------------------------------------------------------------------------------------
+    Mutant(
+        name="staged-rows-are-not-counted",
+        rule="9.1",
+        harm="A crash of the server empties the staging table: the batch counts as written, without rows.",
+        edits=(
+            Edit(
+                "staging._commit",
+                "    if count != batch.rows:\n",
+                "    if False:\n",
+            ),
+        ),
+        checks=(SINK + "missing_rows_are_noticed[sqlite]",),
+    ),
+    Mutant(
+        name="staged-rows-of-any-attempt",
+        rule="4",
+        harm="A task that was killed or ran twice writes its rows beside those of the attempt that counts.",
+        edits=(
+            Edit(
+                "SqliteDialect.insert_staged",
+                'query = ? AND attempt IN (SELECT value FROM json_each(?))"',
+                'query = ? AND ? IS NOT NULL"',
+            ),
+        ),
+        checks=(SINK + "attempts_that_nobody_names_leave_nothing[sqlite]",),
+    ),
+    Mutant(
+        name="a-gap-of-batches",
+        rule="9.2",
+        harm="The database was restored: the batches that it lost are passed over without a word.",
+        edits=(
+            Edit(
+                "is_done",
+                "    if batch.number > found.number + 1:\n",
+                "    if False:\n",
+            ),
+        ),
+        checks=(SINK + "numbers_that_mean_another_batch_are_refused[sqlite]",),
+    ),
+    Mutant(
+        name="a-database-of-no-batches",
+        rule="9.2",
+        harm="The database was restored to before the query, or is another one: what it wrote is missing there.",
+        edits=(
+            Edit(
+                "is_done",
+                "        if batch.number > batch.first:\n",
+                "        if False:\n",
+            ),
+        ),
+        checks=(SINK_AGAIN + "a_database_that_knows_nothing_of_the_batches_before[sqlite-named0]",),
+    ),
+    Mutant(
+        name="a-batch-is-its-number",
+        rule="4",
+        harm="The checkpoint is an older copy: what came since into the batch of that number is lost.",
+        edits=(
+            Edit(
+                "is_done",
+                "    if batch.number == found.number and batch.rows != found.rows:\n",
+                "    if False:\n",
+            ),
+        ),
+        checks=(SINK_AGAIN + "a_checkpoint_older_than_the_database[sqlite]",),
+    ),
+    Mutant(
+        name="the-next-batch-is-cleared",
+        rule="9.4",
+        harm="A driver that hangs behind its successor takes what that one has staged.",
+        edits=(
+            Edit(
+                "_clear",
+                'WHERE query = ? AND batch <= ?"',
+                'WHERE query = ? AND batch >= coalesce(?, 0)"',
+            ),
+        ),
+        checks=(SINK + "what_is_staged_for_the_next_batch_stays[sqlite]",),
+    ),
+    Mutant(
+        name="a-session-that-the-server-ended-is-a-bug",
+        rule="4",
+        harm="A reader stops for good when idle_in_transaction_session_timeout ends its session.",
+        edits=(
+            Edit("postgres.store.translated", "operational=closed or lost", "operational=lost"),
+            Edit("by_state", " or state in SESSION_ENDED:", ":"),
+        ),
+        checks=(SESSIONS_ENDED + "a_session_that_the_server_ended_is_an_outage",),
+    ),
+    Mutant(
+        name="facts-are-committed-asynchronously",
+        rule="9.22",
+        harm="After a crash readers are ahead of the table, and step over the rows that get the same IDs.",
+        edits=(
+            Edit(
+                "lock_claim",
+                'f"SELECT {dialect.marker}, {dialect.durable} FROM busrep_writers "',
+                "f\"SELECT {dialect.marker}, '' FROM busrep_writers \"",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            DURABILITY + "no_fact_is_announced_that_a_crash_takes_back[own-0]",
+            DURABILITY + "a_fact_s_transaction_is_durable[off-local]",
+        ),
+    ),
+    Mutant(
+        name="ids-are-given-asynchronously",
+        rule="9.22",
+        harm="After a crash the sequence gives IDs again that were announced as empty: readers step over their rows.",
+        edits=(
+            Edit(
+                "PostgresDialect.next_ids",
+                """sequence_name(stream)}\\"'), {self.durable}{each}")""",
+                """sequence_name(stream)}\\"'){each}")""",
+            ),
+        ),
+        checks=(SIMULATOR,),
+    ),
+    Mutant(
+        name="the-timeline-is-not-looked-at",
+        rule="9.23",
+        harm="After a failover writers write under IDs that readers have passed: their rows are skipped in silence.",
+        edits=(Edit("PostgresDialect.same_server", 'f"{SERVER}) = {SERVER})"', 'f"{SERVER}) = {SERVER} OR TRUE)"'),),
+        checks=(
+            SIMULATOR,
+            FAILOVER + "another_timeline_fences_all_writers_until_they_claim_again",
+            FAILOVER + "a_failover_that_loses_commits_skips_no_row",
+        ),
+    ),
+    Mutant(
+        name="ids-are-given-again-after-a-failover",
+        rule="9.23",
+        harm="The new primary gives IDs that readers have passed: their rows are skipped in silence.",
+        edits=(Edit("IDS_LEFT_OUT", "IDS_LEFT_OUT = 100_000", "IDS_LEFT_OUT = 1"),),
+        checks=(
+            SIMULATOR,
+            FAILOVER + "a_failover_that_loses_commits_skips_no_row",
+        ),
+    ),
+    Mutant(
+        name="a-reader-stops-before-the-failover-is-noted",
+        rule="9.23",
+        harm="A reader finds its positions ahead of the new primary's sequence, and stops though all is well soon.",
+        edits=(
+            Edit(
+                "claims.sequence",
+                'Sql(f"SELECT CASE WHEN {dialect.same_server} THEN {dialect.replica} ELSE TRUE END")',
+                'Sql(f"SELECT {dialect.replica}")',
+            ),
+        ),
+        checks=(FAILOVER + "another_timeline_fences_all_writers_until_they_claim_again",),
+    ),
+    Mutant(
+        name="a-reader-cannot-save-and-stops-before-the-failover-is-noted",
+        rule="9.23",
+        harm="A reader that saves between the promotion and the first claim stops for good, though all is well soon.",
+        edits=(Edit("_refuse_above", "        if not here[0][1]:\n", "        if False:\n"),),
+        checks=(FAILOVER + "another_timeline_fences_all_writers_until_they_claim_again",),
+    ),
+    Mutant(
+        name="a-failover-fences-nobody-else",
+        rule="9.23",
+        harm="A writer uses IDs that it got of the new primary before others were left out: their rows are skipped.",
+        edits=(
+            Edit(
+                "_leave_out_ids",
+                '"UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "\n'
+                '            "WHERE coalesce(finished, -1) <> incarnation - 1"',
+                '"UPDATE busrep_writers SET incarnation = incarnation WHERE writer IS NULL"',
+            ),
+        ),
+        checks=(FAILOVER + "another_timeline_fences_all_writers_until_they_claim_again",),
+    ),
+    Mutant(
+        name="two-failovers-leave-out-the-same-ids",
+        rule="9.23",
+        harm="A second standby that lacks what the first one committed gives the IDs again that were left out there.",
+        edits=(
+            Edit(
+                "claims._failovers",
+                "max(1, min(int(later, 16) - int(timeline, 16), FAILOVERS)) if system == same else 1",
+                "1",
+            ),
+        ),
+        checks=(
+            FAILOVER + "how_many_failovers_there_were",
+            SIMULATION + "what_the_simulator_found_stays_mended[ids-left-out-by-a-failover-that-was-lost]",
+        ),
+    ),
+    Mutant(
+        name="the-fence-s-number-is-a-claim",
+        rule="9.23",
+        harm="A claim that a failover lost, under a clock that was behind, has the number of the fence: it goes on.",
+        edits=(Edit("claims.LIVE", 'LIVE = "coalesce(finished, -1) < 0"', 'LIVE = "incarnation > 0"'),),
+        checks=(
+            FAILOVER + "a_claim_that_was_lost_does_not_pass_for_the_fence[failover]",
+            FAILOVER + "a_claim_that_was_lost_does_not_pass_for_the_fence[restore]",
+        ),
+    ),
+    Mutant(
+        name="numbers-of-lost-claims-are-given-again",
+        rule="9.23",
+        harm="The second of two claims that a failover lost has the number of the name's next one: both hold it.",
+        edits=(Edit("CLAIMS_LEFT_OUT", "CLAIMS_LEFT_OUT = 1_000_000", "CLAIMS_LEFT_OUT = 0"),),
+        checks=(FAILOVER + "a_claim_that_was_lost_does_not_pass_for_the_fence[failover]",),
+    ),
+    Mutant(
+        name="as-many-incarnations-are-left-out-each-time",
+        rule="9.23",
+        harm="Two claims from the same row get one number: readers of a stream in memory are deaf to the second.",
+        edits=(
+            Edit(
+                "_win",
+                "random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT)",
+                "CLAIMS_LEFT_OUT // 1_000",
+            ),
+        ),
+        checks=(SIMULATION + "what_the_simulator_found_stays_mended[a-lost-incarnation-is-given-again]",),
+    ),
+    Mutant(
+        name="each-try-leaves-out-ids-anew",
+        rule="9.23",
+        harm="A COMMIT that is not answered leaves out as many IDs again; a failover that loses both gives IDs twice.",
+        edits=(Edit("Home.moved_to", "        if self.successor == now:\n", "        if False:\n"),),
+        checks=(
+            FAILOVER + "what_is_left_out_is_decided_once_for_each_failover",
+            FAILOVER + "a_claim_that_fails_after_a_failover_leaves_out_the_same_ids_again",
+        ),
+    ),
+    Mutant(
+        name="the-next-failover-forgets-what-the-last-one-chose",
+        rule="9.23",
+        harm="A failover within a failover leaves out IDs behind those that the first was about to leave out.",
+        edits=(Edit("Home.moved_to", "max(highest, self.up_to.get(stream, 0)) + left_out", "highest + left_out"),),
+        checks=(FAILOVER + "what_is_left_out_is_decided_once_for_each_failover",),
+    ),
+    Mutant(
+        name="a-restored-log-has-no-server-before-the-first-claim",
+        rule="9.23",
+        harm="A failover between 'db restored' and the first claim passes unnoticed: IDs are given again.",
+        edits=(Edit("restored.body", "{dialect.server or EMPTY} WHERE", "{EMPTY} WHERE"),),
+        checks=(
+            FAILOVER + "a_restore_that_is_declared_notes_the_server_anew",
+            SIMULATION + "what_the_simulator_found_stays_mended[failed-over-before-the-first-claim]",
+        ),
+    ),
+    Mutant(
+        name="a-failover-takes-an-idle-writer-s-position-back",
+        rule="9.23",
+        harm="A writer that only follows wins its name back below where it said it is: its position goes back.",
+        edits=(Edit("Claim.resumed", "        if epoch != self.epoch:\n", "        if epoch:\n"),),
+        checks=(
+            SIMULATOR,
+            FAILOVER + "an_idle_writer_s_position_outlives_a_failover[asyncio]",
+            FAILOVER + "an_idle_writer_s_position_outlives_a_failover[threads]",
+        ),
+    ),
+    Mutant(
+        name="a-declared-restore-is-a-failover-too",
+        rule="9.23",
+        harm="After 'db restored' the next claim fences all that have claimed since, and leaves out IDs.",
+        edits=(
+            Edit(
+                "restored.body",
+                "            Sql(f\"UPDATE busrep_meta SET value = {dialect.server or EMPTY} WHERE key = 'server'\"),",
+                "",
+            ),
+        ),
+        checks=(FAILOVER + "a_restore_that_is_declared_notes_the_server_anew",),
+    ),
+    Mutant(
+        name="a-caller-s-sqlite-connection-stays-as-it-is",
+        rule="9.22",
+        harm="A power cut takes back facts that were published in a caller's transaction with synchronous = NORMAL.",
+        edits=(Edit("require_durable", "        if level >= FULL:\n            return\n", "        return\n"),),
+        checks=(
+            DURABILITY + "a_caller_s_sqlite_connection_is_made_durable[NORMAL]",
+            DURABILITY + "a_caller_s_transaction_on_sqlite_that_may_be_lost_is_refused[NORMAL]",
+        ),
+    ),
+    Mutant(
+        name="positions-are-saved-asynchronously",
+        rule="9.22",
+        harm="After a crash a reader is set back behind facts for which wait_for has returned.",
+        edits=(
+            Edit(
+                "PostgresDialect.save",
+                'f"SELECT stream, writer, {self.durable} FROM hit",',
+                '"SELECT stream, writer FROM hit",',
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            DURABLE_POSITIONS + "no_position_is_saved_that_a_crash_takes_back",
+        ),
+    ),
+    Mutant(
+        name="whatever-is-raised-at-commit-is-a-refusal",
+        rule="9.1",
+        harm="A handler of notifications on the caller's connection raises: a committed fact is announced as empty.",
+        edits=(
+            Edit(
+                "ServerTransaction.commit",
+                "            if isinstance(error, BusrepError) and not self",
+                "            if not self",
+            ),
+        ),
+        checks=(DRIVER_ERRORS + "an_error_of_the_application_s_at_commit_is_no_refusal[asyncio]",),
+    ),
+    Mutant(
+        name="a-replica-decides-what-became-of-a-fact",
+        rule="9.1",
+        harm="store= leads to a lagging replica for a moment: a committed fact is announced as empty.",
+        edits=(
+            Edit("claims.check_claim", "    if answers[0][0][0]:\n        raise Unav", "    if 0:\n        raise Unav"),
+        ),
+        checks=(
+            SIM_STORE + "9_9_a_replica_lags_never_goes_back_and_is_not_written",
+            REPLICA + "9_1_a_replica_does_not_tell_what_became_of_a_fact",
+        ),
+    ),
+    Mutant(
+        name="a-transaction-ended-inside-the-block-goes-unnoticed",
+        rule="9.4",
+        harm="Code inside the block commits: a row is written without the claim, under a name that somebody else has.",
+        edits=(
+            Edit("ServerTransaction._check_not_ended", "        if ended:\n", "        if False:\n"),
+            Edit(
+                "SqliteTransaction.commit",
+                "        if not in_transaction(self.connection) or (",
+                "        if (",
+            ),
+        ),
+        checks=(
+            DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-asyncio-ours]",
+            DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[postgres-asyncio-ours]",
+            DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[postgres-threads-the caller's]",
+        ),
+    ),
+    Mutant(
+        name="another-transaction-of-the-caller-s-connection-is-ours",
+        rule="9.4",
+        harm="The driver begins another transaction after one that was ended inside the block: rows without the claim.",
+        edits=(
+            Edit(
+                "ServerTransaction._check_not_ended",
+                "self._idle() or (self._callers and await self._lock() != self.marker)",
+                "self._idle()",
+            ),
+            Edit("last_steps", "    if again:  # a tr", "    if False:  # a tr"),
+        ),
+        checks=(
+            DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[postgres-asyncio-the caller's, and another]",
+            DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-asyncio-the caller's, and another]",
+            DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-threads-the caller's, and another]",
+        ),
+    ),
+    Mutant(
+        name="sqlite3-s-next-transaction-passes-for-the-fact-s",
+        rule="9.1",
+        harm="A rollback inside the block: a row is published that is in no table, or written under an ID given again.",
+        edits=(
+            Edit("Mark.stands", '            return bool(self._run(Sql("SELECT 1 FROM', "            return True  # "),
+            Edit("Mark.clear", '"DELETE FROM temp.busrep_marks WHERE mark = ?", self._number', '"SELECT 1"'),
+        ),
+        checks=(
+            ENDED_INSIDE + "what_the_caller_rolled_back_inside_is_not_published[asyncio]",
+            ENDED_INSIDE + "what_the_caller_rolled_back_inside_is_not_published[threads]",
+            ENDED_INSIDE + "a_joined_transaction_that_was_rolled_back_inside_is_refused",
+        ),
+    ),
+    Mutant(
+        name="a-joined-fact-s-row-goes-before-its-claim",
+        rule="9.4",
+        harm="Whoever catches WriterFenced and commits writes a row under the name of its successor.",
+        edits=(
+            Edit(
+                "last_steps",
+                "    if again:  # a tr",
+                "    if pending:\n        yield tuple(pending)\n    if again:  # a tr",
+            ),
+            Edit(
+                "last_steps",
+                "    if pending:\n        yield tuple(pending)\n    if last:\n",
+                "    if last:\n",
+            ),
+        ),
+        checks=(ENDED_INSIDE + "no_row_is_written_in_a_joined_transaction_whose_name_has_a_successor",),
+    ),
+    Mutant(
+        name="begin-waits-for-its-answer-for-ever",
+        rule="9.1",
+        harm="A pooled connection at whose other end is nobody: write() hangs with its IDs open.",
+        edits=(
+            Edit(
+                "ServerTransaction._lock",
+                "self._run(held, settings.fetch_timeout + settings.claim_timeout)",
+                "self._run(held)",
+            ),
+        ),
+        checks=(SESSIONS_ENDED + "a_fact_s_begin_has_a_deadline",),
+    ),
+    Mutant(
+        name="back-on-the-noted-server-nobody-writes",
+        rule="9.23",
+        harm="The server that was noted is back before a failover was done: every claim is refused, for good.",
+        edits=(Edit("_choose_ids", "now != home.server or home.successor:", "now != home.server:"),),
+        checks=(FAILOVER + "back_on_the_noted_server_before_the_failover_was_done",),
+    ),
+    Mutant(
+        name="row-classes-are-not-compared",
+        rule="3",
+        harm="A class with another order of fields fills the wrong fields of each row, without a word.",
+        edits=(Edit("schema.check", "    if streams:\n        stored =", "    if False:\n        stored ="),),
+        checks=(
+            ROW_SHAPES + "open_refuses_another_class_and_takes_a_rolling_upgrade[sqlite]",
+            ROW_SHAPES + "buses_of_both_runtimes_refuse_another_class[sqlite_url]",
+        ),
+    ),
+    Mutant(
+        name="a-writer-does-not-keep-its-fields",
+        rule="3",
+        harm="Two writers add different fields in the same place, and readers take one for the other.",
+        edits=(Edit("claims.claim", "    yield from record_fields(dialect, backings)\n", ""),),
+        checks=(ROW_SHAPES + "a_writer_keeps_its_fields_before_its_first_row[sqlite]",),
+    ),
+    Mutant(
+        name="sqlite-takes-a-misspelt-column-for-a-text",
+        rule="1",
+        harm="A misspelt column passes 'db init'; a reader gets the column's name as its value.",
+        edits=(Edit("schema.check_columns", "    if not missing:\n        try:", "    if True:\n        try:"),),
+        checks=(STREAMS + "a_misspelt_column_is_an_error_of_db_init[sqlite-wrong]",),
+    ),
+    Mutant(
+        name="a-plans-own-error-drags-the-drivers-along",
+        rule="1",
+        harm="A ConfigError that says all is buried under two tracebacks of the driver.",
+        edits=(
+            Edit(
+                "run_sync",
+                "                problem = error\n            # Not while it is being handled here: it would be the "
+                "context of all that the plan raises by itself.\n            try:\n"
+                "                steps = plan.send(answers) if problem is None else plan.throw(problem)\n"
+                "            finally:\n                problem = None  # its traceback leads to this frame\n",
+                "                steps = plan.throw(error)\n"
+                "            else:\n                steps = plan.send(answers)\n",
+            ),
+        ),
+        checks=(CONFIG_ERRORS + "an_error_that_a_plan_raises_itself_has_no_context",),
+    ),
+    Mutant(
+        name="what-libpq-says-is-quoted",
+        rule="2",
+        harm="libpq quotes what it could not read, and the chain of errors keeps it for whatever reports errors.",
+        edits=(
+            Edit(
+                "_parameters",
+                '    check_url(url, "the PostgreSQL URL", FORM)\n    try:\n'
+                "        return dict(psycopg.conninfo.conninfo_to_dict(url))\n",
+                "    try:\n        return dict(psycopg.conninfo.conninfo_to_dict(url))\n"
+                "    except ZeroDivisionError:\n        pass\n",
+            ),
+            Edit("open_store", '    check_url(url, "the store URL", FORMS)\n', ""),
+        ),
+        checks=(SECRETS + "no_entry_shows_a_password[8-store_asyncio]",),
+    ),
+    Mutant(
+        name="sqlite-makes-its-own-file",
+        rule="4",
+        harm="Every user of the machine can read the table, and what is in it but not yet in the file: -wal.",
+        edits=(Edit("sqlite.files.connect", "            create_file(path)  # SQLite", "            ...  # SQLite"),),
+        checks=(
+            PRIVATE_FILES + "a_table_in_sqlite[umask-022]",
+            PRIVATE_FILES + "a_table_in_sqlite_of_threads[umask-022]",
+        ),
+    ),
+    Mutant(
+        name="positions-above-the-sequence-are-stored",
+        rule="9.17",
+        harm="A position that no sequence reaches is stored: writers refuse to start until 'busrep db restored'.",
+        edits=(
+            Edit(
+                "heartbeat.body",
+                "        stored = bounded(positions, sequences)\n",
+                "        stored = dict(positions)\n",
+            ),
+        ),
+        checks=(
+            STORES_SQLITE + "9_17_no_position_above_the_sequence_is_stored",
+            STORES_POSTGRES + "9_17_no_position_above_the_sequence_is_stored",
+        ),
+    ),
+    Mutant(
+        name="a-page-proves-whatever-was-asked",
+        rule="9.17",
+        harm="A reader that asks for a page up to a forged position is blind for all rows below it, over restarts.",
+        edits=(
+            Edit(
+                "fetch.body",
+                "        proven = max(after, min(upto, position if replica else given))\n",
+                "        proven = max(after, min(upto, position if replica else upto))\n",
+            ),
+        ),
+        checks=(
+            STORES_SQLITE + "9_17_a_page_proves_no_more_than_the_sequence",
+            STORES_POSTGRES + "9_17_a_page_proves_no_more_than_the_sequence",
+        ),
+    ),
+    Mutant(
+        name="positions-above-the-sequence-are-saved",
+        rule="9.17",
+        harm="A durable reader that believed a forged line stays blind over restarts.",
+        edits=(
+            Edit("PostgresDialect.save", "{NO_BOOTSTRAP} AND {bound} ", "{NO_BOOTSTRAP} "),
+            Edit("SqliteDialect.save", "{NO_BOOTSTRAP} AND {bound}", "{NO_BOOTSTRAP}"),
+        ),
+        checks=(
+            STORES_SQLITE + "9_17_no_reader_s_position_above_the_sequence_is_saved",
+            STORES_POSTGRES + "9_17_no_reader_s_position_above_the_sequence_is_saved",
+            TRUST + "9_17_a_reader_that_is_above_the_sequence_goes_back_to_what_is_saved",
+        ),
+    ),
+    Mutant(
+        name="a-driver-s-error-leaves-the-store",
+        rule="9.20",
+        harm="close() raises psycopg.DataError, which an application that catches BusrepError does not expect.",
+        edits=(Edit("by_state", '    return StatementRefused("PostgreSQL", error)\n', "    return error\n"),),
+        checks=(SAVING_REFUSED + "only_busrep_s_errors_leave_a_store",),
+    ),
+    Mutant(
+        name="sqlite3-s-error-leaves-the-store",
+        rule="9.20",
+        harm="What catches BusrepError does not expect it: a damaged file ends the process with a traceback.",
+        edits=(Edit("sqlite.files.translated", "    return StatementRefused(where, error)\n", "    return error\n"),),
+        checks=(
+            DRIVER_ERRORS + "no_value_makes_a_driver_s_error_leave_a_store[sqlite-asyncio]",
+            DRIVER_ERRORS + "a_file_that_is_damaged_full_or_read_only[threads]",
+        ),
+    ),
+    Mutant(
+        name="python-s-own-error-leaves-the-store",
+        rule="9.20",
+        harm="An integer above 64 bits raises OverflowError through the API, text without UTF-8 UnicodeEncodeError.",
+        edits=(
+            Edit(
+                "sqlite.files.DRIVER_ERRORS", "(sqlite3.Error, OverflowError, UnicodeEncodeError)", "(sqlite3.Error,)"
+            ),
+            Edit("postgres.store.DRIVER_ERRORS", "(psycopg.Error, UnicodeEncodeError)", "(psycopg.Error,)"),
+        ),
+        checks=(
+            DRIVER_ERRORS + "no_value_makes_a_driver_s_error_leave_a_store[sqlite-threads]",
+            DRIVER_ERRORS + "no_value_makes_a_driver_s_error_leave_a_store[postgres-asyncio]",
+            DRIVER_ERRORS + "no_value_makes_a_driver_s_error_leave_a_store[postgres-threads]",
+        ),
+    ),
+    Mutant(
+        name="the-caller-s-own-error-is-wrapped",
+        rule="9.20",
+        harm="An application that expects sqlite3.IntegrityError of its own statement does not catch it.",
+        edits=(
+            Edit(
+                "callers",
+                "        raise (refused.reason if",
+                "        raise refused if True else (refused.reason if",
+            ),
+        ),
+        checks=(
+            DRIVER_ERRORS + "the_caller_s_own_statement_raises_the_driver_s_error[sqlite-asyncio]",
+            DRIVER_ERRORS + "the_caller_s_own_statement_raises_the_driver_s_error[sqlite-threads]",
+        ),
+    ),
+    Mutant(
+        name="a-limit-of-the-server-is-an-outage",
+        rule="9.20",
+        harm="A value too large for an index is tried again for ever, as if the server were away.",
+        edits=(Edit("postgres.store.translated", "        lost = False\n", "        pass\n"),),
+        checks=(SESSIONS_ENDED + "any_error_that_closes_the_connection_is_an_outage",),
+    ),
+    Mutant(
+        name="a-write-waits-for-a-store-that-is-gone",
+        rule="9.20",
+        harm="RuntimeError leaves the API when a bus on SQLite is closed while a write waits for its turn.",
+        edits=(
+            Edit(
+                "SqliteStore._write",
+                "        self._role(0)\n        try:\n            await",
+                "        thread, connection = self._role(0)\n        try:\n            await",
+            ),
+            Edit(
+                "SqliteStore._write",
+                "            thread, connection = self._role(0)  # only now: it may have been closed meanwhile\n",
+                "",
+            ),
+        ),
+        checks=(DRIVER_ERRORS + "a_store_that_is_closed_while_a_write_waits",),
+    ),
+)

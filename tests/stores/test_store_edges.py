@@ -1,0 +1,238 @@
+"""Corners of the SQL stores that the conformance suite does not reach: batches, lost answers, bounds of waits."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from busrep.errors import ClaimBlocked, SchemaError, Unavailable, WriterFenced
+from busrep.stores import CommitUnknown, claims, facts, open_store
+from busrep.stores.planned import PlannedStore
+from busrep.stores.sqlite import store as sqlite
+from busrep.streams import Registry, Stream, Table
+from tests.stores.store_conformance import read, row, sync, write
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+async def opened(url: str, *streams: Stream[Any]) -> PlannedStore:
+    store = open_store(url, Registry(streams or [Stream("orders")]))
+    assert isinstance(store, PlannedStore)
+    await store.init()
+    await store.open()
+    return store
+
+
+def execute(url: str, *texts: str) -> None:
+    """In one transaction, from outside."""
+    if url.startswith("sqlite"):
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as file:
+            for text in texts:
+                file.execute(text)
+        file.close()
+    else:
+        with psycopg.connect(url) as server:
+            for text in texts:
+                server.execute(text.encode())
+
+
+@sync
+async def test_pruning_goes_in_batches_of_whole_facts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[tuple[int | None, bool]] = []
+    prune_batch = facts._prune_batch
+
+    def noted(*args: Any) -> Any:
+        done = yield from prune_batch(*args)
+        batches.append(done)
+        return done
+
+    monkeypatch.setattr(facts, "PRUNE_BATCH", 3)
+    monkeypatch.setattr(facts, "_prune_batch", noted)
+    store = await opened(url)
+    claim = await store.claim("w1", ["orders"], timeout=1)
+    ids = await write(store, claim, 2, 3, 1, 1, 4, 1)
+    await store.heartbeat(claim, {"orders": ids[-1]})
+    assert await store.prune(keep=1) == {("orders", "w1"): ids[-2]}
+    # Each ends with the fact that holds the fourth row, and its floor was committed with it.
+    assert batches == [(ids[1], True), (ids[4], True), (None, False)]
+    assert [token for token, _ in await read(store, "w1", ids[-2], ids[-1])] == ids[-1:]
+    await store.close()
+
+
+@sync
+async def test_pruning_a_negative_stream_goes_in_batches(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "PRUNE_BATCH", 2)
+    execute(url, "CREATE TABLE history (id bigint PRIMARY KEY, writer text, what text)")
+    store = await opened(url, Stream("old", negative=True, table=Table("history", columns=("what",))))
+    claim = await store.claim("w1", ["old"], timeout=1)
+    transaction = store.transaction(claim)
+    ids = await store.reserve("old", 8)
+    await transaction.begin()
+    await transaction.insert("old", [(token, [["x"]], [row("x")]) for token in ids])
+    await transaction.commit()
+    await store.heartbeat(claim, {"old": ids[-1]})
+    assert await store.prune(keep=2, stream="old") == {("old", "w1"): ids[5]}
+    assert [token for token, _ in await read(store, "w1", ids[5], ids[-1], stream="old")] == ids[6:]
+    await store.close()
+
+
+@sync
+async def test_9_1_a_cancelled_commit_that_fails_was_aborted_and_disturbs_nobody(url: str) -> None:
+    """A deferred constraint makes COMMIT itself fail."""
+    execute(url, "CREATE TABLE parent (id bigint PRIMARY KEY)")
+    execute(url, "CREATE TABLE child (parent bigint REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)")
+    store = await opened(url)
+    claim = await store.claim("w1", ["orders"], timeout=1)
+    transaction = store.transaction(claim)
+    (token,) = await store.reserve("orders", 1)
+    await transaction.begin()
+    if url.startswith("sqlite"):
+        transaction.connection.execute("COMMIT")  # the pragma does nothing in a transaction
+        transaction.connection.execute("PRAGMA foreign_keys = ON")
+        transaction.connection.execute("BEGIN IMMEDIATE")
+    await transaction.execute("INSERT INTO child VALUES (7)")
+    await transaction.insert("orders", [(token, [[1]], [row(1)])])
+    committing = asyncio.create_task(transaction.commit())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    committing.cancel()
+    with pytest.raises(CommitUnknown) as unknown:
+        await committing
+    while (left := await store.outcome(claim, unknown.value.marker, [("orders", token)])) is None:
+        await asyncio.sleep(0.005)
+    assert left == {}
+    assert len(await write(store, claim, 1)) == 1  # no lock is left
+    await store.close()
+    await store.close()
+
+
+@sync
+async def test_an_unopened_store_says_so(url: str, tmp_path: Path) -> None:
+    store = open_store(url, Registry([Stream("orders")]))
+    await store.init()
+    with pytest.raises(Unavailable, match="not open"):
+        await store.known()
+    other = await opened(url)
+    claim = await other.claim("w1", ["orders"], timeout=1)
+    await other.close()
+    with pytest.raises(Unavailable, match="not open"):
+        await store.transaction(claim).begin()
+
+
+@sync
+async def test_a_claim_lost_before_its_start_was_read_is_fenced(url: str) -> None:
+    store = await opened(url)
+    old = await store.claim("w1", ["orders"], timeout=1)
+    await store.claim("w1", ["orders"], timeout=1)
+    with pytest.raises(WriterFenced):
+        await store._read(claims._where("w1", old.incarnation, store.dialect, list(store.backings.values())))
+    await store.close()
+
+
+@sync
+async def test_9_5_whoever_does_not_know_a_stream_finishes_its_writer_all_the_same(url: str) -> None:
+    store, other = await opened(url), await opened(url, Stream("payments"))
+    claim = await store.claim("w1", ["orders"], timeout=1)
+    ids = await write(store, claim, 1, 1)
+    assert await other.finish("w1", claim.incarnation, timeout=1) == {"orders": ids[-1]}
+    await store.close()
+    await other.close()
+
+
+@sync
+async def test_reservations_given_up_while_the_question_fails(url: str) -> None:
+    store = await opened(url)
+    claim = await store.claim("w1", ["orders"], timeout=1)
+    ask, asked, go = store._reservations._ask, asyncio.Event(), asyncio.Event()
+
+    async def fails(stream: str, count: int) -> list[int]:
+        asked.set()
+        await go.wait()
+        raise Unavailable("the store", "gone")
+
+    store._reservations._ask = fails
+    given_up, waiting = (asyncio.create_task(store.reserve("orders", 1)) for _ in range(2))
+    await asked.wait()
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    go.set()
+    with pytest.raises(Unavailable):
+        await waiting
+
+    async def slow(stream: str, count: int) -> list[int]:
+        asked.set()
+        await go.wait()
+        return await ask(stream, count)
+
+    store._reservations._ask = slow
+    asked.clear()
+    go.clear()
+    given_up, waiting = (asyncio.create_task(store.reserve("orders", 2)) for _ in range(2))
+    await asked.wait()
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    go.set()
+    assert await waiting == [3, 4]  # 1 and 2 stay holes
+    store._reservations._ask = ask
+    assert await write(store, claim, 1) == [5]
+    await store.close()
+
+
+@sync
+async def test_sqlite_bounds_the_wait_for_a_fact_of_this_process(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY", 0.05)
+    store = await opened(sqlite_url)
+    claim = await store.claim("w1", ["orders"], timeout=1)
+    transaction = store.transaction(claim)
+    await transaction.begin()
+
+    async def elsewhere(work: Any) -> Any:  # the task that holds the lock is refused for another reason
+        return await asyncio.create_task(work)
+
+    with pytest.raises(Unavailable, match=r"open for more than 0\.05 s"):
+        await elsewhere(store.reserve("orders", 1))
+    with pytest.raises(ClaimBlocked, match="has been open"):
+        await elsewhere(store.claim("w2", ["orders"], timeout=0.05))
+    await transaction.rollback()
+    assert await store.reserve("orders", 1) == [1]
+    await store.close()
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+@sync
+async def test_facts_on_a_synchronous_psycopg_connection(postgres_url: str, autocommit: bool) -> None:
+    store = await opened(postgres_url)
+    claim = await store.claim("w1", ["orders"], timeout=1)
+    with psycopg.connect(postgres_url, autocommit=autocommit) as connection:
+        for commit in (True, False):
+            transaction = store.transaction(claim, connection)
+            (token,) = await store.reserve("orders", 1)
+            await transaction.begin()
+            await transaction.insert("orders", [(token, [[1]], [row(1)])])
+            assert await transaction.execute("SELECT id FROM busrep_facts WHERE id = %s", [token]) == [(token,)]
+            assert await transaction.execute("SET LOCAL lock_timeout = 0") == []
+            await (transaction.commit() if commit else transaction.rollback())
+            assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert [token for token, _ in await read(store, "w1", 0, 2)] == [1]
+    await store.close()
+
+
+@sync
+async def test_a_table_dropped_under_an_open_store_is_a_schema_error(url: str) -> None:
+    store = await opened(url)
+    execute(url, "DROP TABLE busrep_positions")
+    with pytest.raises(SchemaError, match="db init"):
+        await store.known()
+    await store.close()

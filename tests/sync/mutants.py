@@ -1,0 +1,246 @@
+"""Known bugs: sync/. See tests/mutants.py."""
+
+from __future__ import annotations
+
+from tests.mutant import Edit, Mutant
+
+CLOCK_BEHIND = "asyncio/test_clock_behind.py::test_"
+EFFECTS = "asyncio/test_effects.py::test_"
+GOODBYE = "asyncio/test_goodbye.py::test_"
+LINK_LIFE = "links/test_link_life.py::test_"
+ONE_LINE = "links/test_one_line.py::test_"
+RACES = "sync/test_races.py::test_"
+SOAK = "proof/test_soak.py::test_"
+SYNC_CACHED = "caches/test_sync_cached.py::test_"
+TYPING = "test_typing.py::test_"
+WRITING = "sync/test_writing.py::test_"
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="a-writer-that-does-not-listen-stays-with-an-old-master",
+        rule="9",
+        harm="After a failover it publishes to a server that passes nothing on: facts come late, through the table.",
+        edits=(
+            Edit(
+                "Publisher.publish",
+                "        elif now - self._heard_at > self._deaf_after:\n            self.drop()\n",
+                "",
+            ),
+        ),
+        checks=(SOAK + "a_writer_in_threads_does_not_stay_with_an_old_master",),
+    ),
+    Mutant(
+        name="a-doubt-is-noted-twice",
+        rule="9.1",
+        harm="Interrupted while it is noted, a fact in doubt is completed twice: the next write raises for no reason.",
+        edits=(
+            Edit(
+                "sync.writing.Fact._doubt",
+                "        self._booked = True\n        note(doubt)\n",
+                "        note(doubt)\n        self._booked = True\n",
+            ),
+        ),
+        checks=(RACES + "a_doubt_that_is_interrupted_while_it_is_noted_is_one_doubt[False]",),
+    ),
+    Mutant(
+        name="an-end-that-is-interrupted-before-it-begins-is-none",
+        rule="9.1",
+        harm="The fact stays open for as long as somebody holds it, and holds back all later ones of its process.",
+        edits=(
+            Edit(
+                "Fact.__exit__",
+                """\
+        except BaseException:
+            if not self._booked and self._session is not None and writing.here(raising=False):
+                self._doubt(self._session)  # interrupted before it could begin to end
+            raise
+""",
+                "",
+            ),
+        ),
+        checks=(RACES + "a_fact_whose_end_is_interrupted_before_it_begins_holds_nothing_up[deployment]",),
+    ),
+    Mutant(
+        name="in-threads-own-positions-of-the-log-before-count",
+        rule="9.16",
+        harm="A process that writes and reads saves its own positions in a restored log, and skips what they cover.",
+        edits=(
+            Edit(
+                "ReadingBus._epoch_changed",
+                """\
+            if writing.lost is not None:  # now, before anything is saved in the new log
+                self._reading.disown()
+""",
+                "",
+            ),
+        ),
+        checks=(RACES + "own_positions_of_the_log_before_are_not_saved_in_the_new_one",),
+    ),
+    Mutant(
+        name="who-lost-its-name-reads-on-beside-it",
+        rule="9",
+        harm="A process that lost its name, and begins to read, takes all that its successor writes for its own: lost.",
+        edits=(
+            Edit(
+                "Bus._make_reading_bus",
+                "        beside = None if self._writing is None or self._writing.lost is not None else self.writer\n",
+                "        beside = self.writer\n",
+            ),
+            Edit(
+                "Bus._begin_reading",
+                "        if writing is not None and writing.lost is not None:  # meanwhile\n"
+                "            reading.disown()\n",
+                "",
+            ),
+        ),
+        checks=(
+            RACES + "who_begins_to_read_when_the_name_is_lost_gets_what_the_successor_writes[before]",
+            RACES + "who_begins_to_read_when_the_name_is_lost_gets_what_the_successor_writes[while]",
+        ),
+    ),
+    Mutant(
+        name="own-facts-begin-where-the-name-was-won-back",
+        rule="9",
+        harm="A process gets facts of its own from before its name was finished: its handlers do their work twice.",
+        edits=(
+            Edit(
+                "ReadingBus.__init__",
+                "            self._reading.own_starts = writing.starts\n",
+                "            claim = writing.session.claim\n"
+                "            self._reading.own_starts = {} if claim is None else claim.starts\n",
+            ),
+        ),
+        checks=(RACES + "facts_of_an_earlier_incarnation_are_own_facts",),
+    ),
+    Mutant(
+        name="rows-in-memory-go-down-with-their-incarnation",
+        rule="9.11",
+        harm="A fact of a stream in memory ends after its writer began anew: nobody gets it, and nobody is told.",
+        edits=(Edit("Fact._complete", "        if not taken:\n            self._tell_what_is_gone()\n", ""),),
+        checks=(RACES + "a_fact_in_memory_whose_incarnation_has_ended_says_that_it_was_not_published",),
+    ),
+    Mutant(
+        name="a-bus-that-others-are-opening-is-closed",
+        rule="4",
+        harm="Of several threads that write first, at the same time, all but one are told that the bus is closed.",
+        edits=(
+            Edit(
+                "sync.bus.Bus._check_open",
+                '        if self._state in ("new", "opening"):\n',
+                '        if self._state == "new":\n',
+            ),
+        ),
+        checks=(WRITING + "threads_that_use_it_first_at_once_open_it_once",),
+    ),
+    Mutant(
+        name="who-asks-after-facts-is-told-that-the-name-is-lost",
+        rule="9.5",
+        harm="bus.settle() says 'restart this process' where its name was only finished, and is won back by itself.",
+        edits=(
+            Edit(
+                "sync.writing.Writing.settle",
+                "            self.live()  # perhaps it was finished for its silence alone",
+                "            raise  # perhaps it was finished for its silence alone",
+            ),
+        ),
+        checks=(RACES + "who_asks_after_facts_is_told_that_the_name_is_lost_only_if_it_is[finished]",),
+    ),
+    Mutant(
+        name="own-invalidations-of-threads-wait-for-their-echo",
+        rule="6",
+        harm="The same in a process of threads.",
+        edits=(
+            Edit(
+                "Writing._apply",
+                "                if payloads:\n                    self._on_invalidations(one.stream.name, payloads)\n",
+                "                pass\n",
+            ),
+        ),
+        checks=(SYNC_CACHED + "the_ways_to_invalidate",),
+    ),
+    Mutant(
+        name="a-writer-in-threads-stops-for-its-predecessor-s-clock",
+        rule="9.24",
+        harm="The same, in threads.",
+        edits=(Edit("Writing.taken", "elif now <= self._named_until and not has_log:", "elif False:"),),
+        checks=(CLOCK_BEHIND + "a_writer_goes_on_above_a_predecessor_that_it_hears[threads]",),
+    ),
+    Mutant(
+        name="a-fenced-writer-in-threads-has-handled-its-successor-s-facts",
+        rule="9.5",
+        harm="wait_for of a fenced process in threads returns for facts of its successor that it has not handled.",
+        edits=(
+            Edit(
+                "Writing.is_successors",
+                " or self._guarded(session, lambda: session.is_successors(stream, token))",
+                "",
+            ),
+        ),
+        checks=(RACES + "a_fenced_writer_waits_for_what_its_successor_wrote",),
+    ),
+    Mutant(
+        name="the-position-is-saved-behind-the-effects-of-a-thread",
+        rule="9.12",
+        harm="The same, with threads.",
+        edits=(
+            Edit(
+                "sync.effects.exactly_once",
+                "        save(effects.connection)\n        effects.commit()\n",
+                "        effects.commit()\n        save(effects.connection)\n",
+            ),
+        ),
+        checks=(EFFECTS + "a_commit_without_an_answer_is_looked_up",),
+    ),
+    Mutant(
+        name="each-thread-that-asks-first-opens-a-store",
+        rule="9.12",
+        harm="Connections for batch.transaction() stay open after the bus was closed.",
+        edits=(Edit("EffectsStore.begin", "        with self._opening:", "        with contextlib.nullcontext():"),),
+        checks=(EFFECTS + "threads_that_ask_first_at_the_same_time_share_a_store",),
+    ),
+    Mutant(
+        name="a-batch-has-any-rows",
+        rule="3",
+        harm="mypy accepts a field that the rows of a batch do not have.",
+        edits=(Edit("sync.bus.Bus.follow", "-> Iterator[Batch[RowT]]: ...", "-> Iterator[Batch[Any]]: ..."),),
+        checks=(TYPING + "mypy_finds_these_errors_and_no_others",),
+    ),
+    Mutant(
+        name="threads-publish-whole-frames",
+        rule="2",
+        harm="The reference system takes a frame for its first line, and hears no row of a writer in threads.",
+        edits=(
+            Edit(
+                "Writing._publish_all",
+                "data) for frame in frames for data in frame.messages]",
+                "frame.data) for frame in frames]",
+            ),
+        ),
+        checks=(ONE_LINE + "whoever_reads_first_lines_alone_gets_every_row[threads]",),
+    ),
+    Mutant(
+        name="a-writer-of-threads-leaves-without-a-word",
+        rule="9.21",
+        harm="As with asyncio: the loss of its last message is never noticed.",
+        edits=(
+            Edit(
+                "sync.writing.Writing.close",
+                "            self._guarded(self.session, self.session.core.farewell)\n",
+                "",
+            ),
+        ),
+        checks=(LINK_LIFE + "a_closed_writer_of_threads_announces_its_final_position",),
+    ),
+    Mutant(
+        name="a-writer-of-threads-that-closes-keeps-its-name",
+        rule="9.21",
+        harm="As with asyncio: it is found silent, with a warning, and linear positions wait for it.",
+        edits=(
+            Edit("sync.writing.Writing.close", "        self._try(self._leave)\n", "        self._try(self.beat)\n"),
+        ),
+        checks=(
+            GOODBYE + "nobody_warns_of_a_writer_that_closed[sqlite_url-threads-redis]",
+            GOODBYE + "the_final_position_is_behind_what_others_were_given[sqlite_url-threads]",
+        ),
+    ),
+)
