@@ -11,6 +11,8 @@ from pathlib import Path
 import attrs
 import pytest
 
+from tests.bounds import BOUNDS, Bound
+
 from .blocked import DEPENDED_ON, run_blocked
 
 PACKAGE = Path(__file__).parent.parent / "busrep"
@@ -500,3 +502,8 @@ def test_import_starts_nothing_and_loads_no_store() -> None:
         *DEPENDED_ON,
     )
     assert done.stdout.strip() == "['busrep.stores.interface'] 1", done.stderr
+
+
+@pytest.mark.parametrize("bound", [one for one in BOUNDS if one.held is not None], ids=lambda one: one.figure.__name__)
+def test_no_figure_of_the_package_gets_worse(bound: Bound) -> None:
+    assert bound.figure() <= bound.held
