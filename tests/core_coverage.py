@@ -18,12 +18,12 @@ ROOT = Path(__file__).parent.parent
 OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("core/test_commands", "core/test_core_trust"): ("core/commands",),
     ("core/test_framing", "core/test_hostile_messages", "core/test_core_trust"): ("core/framing",),
-    ("core/test_speakers", "core/test_core_trust"): ("core/speakers",),
+    ("core/test_senders", "core/test_core_trust"): ("core/senders",),
     ("core/test_streams", "core/test_core_trust"): ("streams",),
     ("core/test_ids", "core/test_core_trust"): ("core/ids",),
     ("core/test_reader", "core/test_late_rows", "core/test_hostile_messages", "asyncio/test_clock_behind",
      "core/test_core_trust"): (
-        "core/reader", "core/delivery", "core/updates",
+        "core/reader", "core/delivery", "core/catchup",
     ),
     ("core/test_bootstrap_core",): ("core/bootstrap", "core/bootstrap_work"),
     ("core/test_writer", "core/test_replicate_rate", "links/test_one_line", "core/test_core_trust"): ("core/writer",),

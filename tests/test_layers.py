@@ -20,14 +20,14 @@ PACKAGE = Path(__file__).parent.parent / "busrep"
 # From the bottom up; a module imports from its own layer or a lower one. A new pure module has to be placed here.
 CORE_ORDER = (
     ("errors",),
-    ("settings", "core/updates", "core/commands", "urls"),
+    ("settings", "core/catchup", "core/commands", "urls"),
     ("core/snapshots",),
     (
         "streams",
         "shapes",
         "stores/interface",
         "core/framing",
-        "core/speakers",
+        "core/senders",
         "core/delivery",
         "core/direct",
         "core/retained",
@@ -67,7 +67,7 @@ MAY_IMPORT = {
     "private_files": CORE,
     "reports": CORE | {"private_files"},
     "stores": {"private_files", *CORE}
-    - {"core/reader", "core/writer", "core/retained", "core/delivery", "core/framing", "core/speakers"},
+    - {"core/reader", "core/writer", "core/retained", "core/delivery", "core/framing", "core/senders"},
     "runtime": CORE,
     "links": CORE | {"runtime"},
     # A URL may say http: the source there is a source of snapshots as well, and a page's form is the body of a part.

@@ -25,11 +25,11 @@ import redis.asyncio
 from busrep import Batch, Settings, Stream
 from busrep.asyncio import Bus
 from busrep.asyncio.writing import Claimed, Fact, Writing
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.commands import Name
 from busrep.core.delivery import RawBatch
 from busrep.core.framing import parse_frame
 from busrep.core.reader import Followed, Reader, State
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import (
     ClaimBlocked,
     CommitUnknown,
@@ -269,11 +269,11 @@ RULES: dict[str, list[str]] = {
     ],
     "9.16": [
         f"{W}[rule 9.11, 9.16 every frame opens with NAME, of resettable streams and of the others]",
-        "core/test_speakers.py::test_a_writer_is_believed_once_it_announced_the_listener_s_log",
-        "core/test_speakers.py::test_a_higher_incarnation_has_to_announce_its_log_itself",
-        "core/test_speakers.py::test_lines_of_a_native_writer_count_in_its_own_messages_alone",
-        "core/test_speakers.py::test_a_lower_incarnation_counts_when_it_alone_announced_the_listener_s_log",
-        "core/test_speakers.py::test_a_sign_of_life_is_what_is_believed_or_of_a_writer_without_a_log",
+        "core/test_senders.py::test_a_writer_is_believed_once_it_announced_the_listener_s_log",
+        "core/test_senders.py::test_a_higher_incarnation_has_to_announce_its_log_itself",
+        "core/test_senders.py::test_lines_of_a_native_writer_count_in_its_own_messages_alone",
+        "core/test_senders.py::test_a_lower_incarnation_counts_when_it_alone_announced_the_listener_s_log",
+        "core/test_senders.py::test_a_sign_of_life_is_what_is_believed_or_of_a_writer_without_a_log",
         "core/test_reader.py::test_rule_9_16_what_is_not_believed_is_no_sign_of_life",
         "asyncio/test_trust.py::test_9_16_lines_of_a_native_writer_without_its_name_count_for_nothing",
         "asyncio/test_trust.py::test_9_16_also_of_a_stream_without_a_table_once_it_was_heard_natively",

@@ -25,13 +25,13 @@ from typing import Any, Generic, Literal, TypeVar
 import attrs
 
 from busrep.caches.cache import is_invalidations
+from busrep.core.catchup import FetchUpdates
 from busrep.core.commands import Position
 from busrep.core.delivery import Missed, RawBatch, Reset
 from busrep.core.failures import Transient, Verdict, pause_after
 from busrep.core.framing import Frame
 from busrep.core.reader import Followed, Key, Reader
 from busrep.core.snapshots import SnapshotSource
-from busrep.core.updates import FetchUpdates
 from busrep.errors import (
     BusrepError,
     Closed,

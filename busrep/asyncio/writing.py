@@ -23,7 +23,7 @@ from busrep.caches.freshness import Commits
 from busrep.core.commands import Name, Position, Server
 from busrep.core.framing import Frame, Rows
 from busrep.core.ids import IdGenerator, Noted, ReservedIds, Ticket
-from busrep.core.speakers import Speakers
+from busrep.core.senders import SenderTracker
 from busrep.core.writer import Writer
 from busrep.errors import (
     BusrepError,
@@ -441,7 +441,7 @@ class Ledger:
             self.core.add_stream(stream, start)
         self._name_on_wire = name.encode()
         self._own_opening = b"NAME %b %d\n" % (name.encode(), incarnation)
-        self._speakers = Speakers(settings.followed)
+        self._senders = SenderTracker(settings.followed)
         self._claims: Mapping[tuple[str, str], int] = {} if claim is None else claim.claims  # of the others
         self._durable = {stream.name: stream for stream in streams if not stream.resettable}
         self._doubts: list[InDoubt] = []
@@ -572,20 +572,20 @@ class Ledger:
 
     def has_log(self, incarnation: int) -> bool:
         """Whether a process with the own name has announced an epoch under this incarnation."""
-        return self._speakers.has_log(self.name, incarnation)
+        return self._senders.has_log(self.name, incarnation)
 
     def heard(self, frame: Frame) -> None:
         """Other writers' rows and positions move what is known of the shared sequences: those of registered writers, in
         the incarnation that has the claim (9.18, 9.19)."""
         epoch = self.epoch
-        speakers = self._speakers
-        speakers.begin()
+        senders = self._senders
+        senders.begin()
         for item in frame.items:
             if isinstance(item, Server | Name):
-                speakers.listen(item)
+                senders.observe(item)
             elif isinstance(item, Rows | Position) and item.writer != self.name and item.stream in self._durable:
                 claim = self._claims.get((item.stream, item.writer), -1)
-                if speakers.speaking(item.writer) != claim or not speakers.trusted(item.writer, epoch):
+                if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):
                     continue
                 if isinstance(item, Rows):
                     self.generators[item.stream].rows_seen(item.writer, item.tokens)

@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.commands import FederationAck, Name, Replicate
 from busrep.core.retained import RetainedRows
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError, NotAWriter, Unavailable
 from busrep.streams import Stream
 

@@ -42,11 +42,11 @@ import attrs
 
 from ..errors import ConfigError, ParseError
 from ..settings import Settings
+from .catchup import FetchUpdates, UpdatesPage
 from .commands import Command, Name, Position, Server
 from .delivery import DeliveryQueue, Missed, RawBatch, RecentTokens, Reset
 from .framing import MOST_ERRORS, Frame, Rows, parse_message
-from .speakers import Speakers
-from .updates import FetchUpdates, UpdatesPage
+from .senders import SenderTracker
 
 
 class State(enum.Enum):
@@ -291,7 +291,7 @@ class Reader:
         self._waiting: dict[Key, Progress] = {}  # what holds lines only for want of room
         self._bootstrapping: dict[str, None] = {}
         self._draining: dict[Key, int] = {}  # bootstrapped, and not delivered yet up to here
-        self._speakers = Speakers(self.settings.followed)
+        self._senders = SenderTracker(self.settings.followed)
         self._claims: dict[str, int] = {}  # writer -> incarnation, of the registry
         # (stream, writer, incarnation) that the registry did not list so when it was read: how far it said to be, and
         # how many answers have come since.
@@ -378,28 +378,28 @@ class Reader:
             self.counters.parse_errors += frame.malformed
             self.counters.unknown_lines += frame.unknown
             self.errors.extend(frame.errors)
-        speakers = self._speakers
-        speakers.begin()
+        senders = self._senders
+        senders.begin()
         for item in frame.items:
             if isinstance(item, Rows | Position):
                 progress = self._progress_of(item)
                 if progress is None or progress.state is State.STOPPED:
                     continue
-                incarnation = speakers.speaking(item.writer)
+                incarnation = senders.incarnation_of(item.writer)
                 if self._current(progress, item, incarnation, now):
                     if item.writer in self.last_heard:
                         self.last_heard[item.writer] = now
                     self._line(progress, item, incarnation)
                 continue
             if isinstance(item, Name):
-                speakers.listen(item)
+                senders.observe(item)
                 if item.instance not in self._own and self._lives(item):
                     self.last_heard.pop(item.instance, None)
                     self.last_heard[item.instance] = now  # the last heard stands last
                     if len(self.last_heard) > self.settings.followed:
                         del self.last_heard[next(iter(self.last_heard))]
             elif isinstance(item, Server):
-                speakers.listen(item)
+                senders.observe(item)
                 self.doubt(item.epoch)
             self.commands.append(item)
         if frame.cut:
@@ -452,24 +452,24 @@ class Reader:
         """Rule 9.18: whether the registry lists who says this, or need not."""
         if stream.resettable or self.registry is None or (stream.name, item.writer) in self.registry:
             return True
-        speaking = self._speakers.speaking(item.writer)
-        if stream.foreign_writers and speaking is None:
+        incarnation = self._senders.incarnation_of(item.writer)
+        if stream.foreign_writers and incarnation is None:
             return True
         self.counters.unregistered_lines += 1
-        if speaking is not None and self._speakers.trusted(item.writer, self.epoch):
+        if incarnation is not None and self._senders.is_trusted(item.writer, self.epoch):
             self._doubt_registry(item)
         return False
 
     def _doubt_registry(self, item: Rows | Position) -> None:
         # Noted for this incarnation alone: what a forged one said of the same writer is no word of its own.
-        said = (item.stream, item.writer, self._speakers.speaking(item.writer))
+        said = (item.stream, item.writer, self._senders.incarnation_of(item.writer))
         if said in self._unconfirmed or len(self._unconfirmed) < MOST_UNCONFIRMED:
             before, _ = self._unconfirmed.get(said, (0, 0))
             self._unconfirmed[said] = max(before, _end(item)), 0
 
     def _current(self, progress: Progress, item: Rows | Position, incarnation: int | None, now: float) -> bool:
         """Whether what is said of a stream is of this log, and of a writer's present life (9.11, 9.16, 9.19)."""
-        stream, writer, speakers = progress.stream, progress.writer, self._speakers
+        stream, writer, senders = progress.stream, progress.writer, self._senders
         if stream.resettable:
             return self._present_life(progress, incarnation, now)
         if not self._registered(stream, item):
@@ -477,7 +477,7 @@ class Reader:
         claim = None if self.registry is None else self.registry.get((stream.name, writer))
         if claim is None and self.registry is not None:
             return True  # a declared foreign writer: no other passes here
-        if not speakers.trusted(writer, self.epoch):
+        if not senders.is_trusted(writer, self.epoch):
             self._uncounted(incarnation)
             return False
         if claim is None or incarnation == claim:
@@ -504,7 +504,7 @@ class Reader:
             self.counters.other_logs += 1
             return False
         if incarnation is None:
-            if self._speakers.native(progress.writer) and not progress.stream.foreign_writers:
+            if self._senders.is_native(progress.writer) and not progress.stream.foreign_writers:
                 self._uncounted(None)
                 return False
             return True
@@ -537,14 +537,14 @@ class Reader:
     def _of_another_log(self, writer: str) -> bool:
         """Whether this message is of another log than the one that is read here: of another deployment, or of the time
         before a restore. Without a log to read nothing tells them apart."""
-        epoch = self._speakers.epoch_of(writer)
+        epoch = self._senders.epoch_of(writer)
         if epoch is None or self.epoch is None or epoch == self.epoch:
             return False
         return any(one.stream.durable for one in self.progress.values())
 
     def _lives(self, name: Name) -> bool:
         """Whether a NAME is a sign of life of a writer: of one with a claim, when it is of that claim."""
-        if not self._speakers.lives(name.instance, self.epoch):
+        if not self._senders.is_alive(name.instance, self.epoch):
             return False
         return self._claims.get(name.instance, name.incarnation) == name.incarnation
 
@@ -566,7 +566,7 @@ class Reader:
 
     def has_log(self, writer: str, incarnation: int) -> bool:
         """Whether this incarnation of ``writer`` has announced an epoch, as one that has a claim does."""
-        return self._speakers.has_log(writer, incarnation)
+        return self._senders.has_log(writer, incarnation)
 
     def _line(self, progress: Progress, item: Rows | Position, incarnation: int | None) -> None:
         progress.native = incarnation is not None

@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 import attrs
 
 from ..errors import ConfigError, PositionTooOld, UnknownStream
-from .updates import FetchUpdates, UpdatesPage
+from .catchup import FetchUpdates, UpdatesPage
 
 # What a fact costs beside its rows' bytes: token, tuple, list entries, bytes headers.
 FACT_BYTES = 200

@@ -23,8 +23,8 @@ from typing import Any, TypeGuard
 import attrs
 import orjson
 
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.commands import INT64_MAX, json_bytes, refuse_name
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.stores.interface import KnownWriter
 
 UPDATES_PATH = "/replication/get_repl_stream_updates/"

@@ -13,8 +13,8 @@ import ssl
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, NoReturn
 
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import Agreement
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError, NoSnapshots
 from busrep.settings import Settings
 from busrep.stores.interface import KnownWriter

@@ -26,8 +26,8 @@ from typing import Any
 import attrs
 from attrs.validators import ge, gt
 
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import SnapshotSource
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import BusrepError, ConfigError, MissingExtra, PositionTooOld, UnknownStream
 from busrep.stores.interface import AsyncStore
 from busrep.streams import Registry, Stream

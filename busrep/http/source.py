@@ -19,9 +19,9 @@ from urllib.parse import quote, unquote, urlsplit
 import attrs
 import orjson
 
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.commands import INT64_MAX
 from busrep.core.snapshots import Agreement
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import (
     ConfigError,
     MissingExtra,

@@ -11,9 +11,9 @@ from itertools import islice
 from operator import gt
 from typing import Any
 
+from busrep.core.catchup import FetchUpdates
 from busrep.core.commands import INT64_MAX, refuse_name
 from busrep.core.snapshots import Agreement, PartRange, PartRows, SnapshotSource, decode_part
-from busrep.core.updates import FetchUpdates
 from busrep.errors import ConfigError, RowError, Unavailable
 from busrep.settings import Settings
 from busrep.stores.interface import AsyncStore, KnownWriter

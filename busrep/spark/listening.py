@@ -2,7 +2,7 @@
 
 What a writer says is taken for a position only when the lines themselves tell that it is of the log that is read: the
 message opens with the writer's ``NAME`` and incarnation, and that incarnation has announced this very epoch (see
-core/speakers.py, as readers do it). All else, lines of foreign writers and of writers whose epoch has not been heard
+core/senders.py, as readers do it). All else, lines of foreign writers and of writers whose epoch has not been heard
 yet, is a signal to ask the table, and so is a link that is down. The table is asked once a heartbeat in any case.
 """
 
@@ -20,7 +20,7 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from busrep.core.commands import Name, Position, Replicate, Server
 from busrep.core.framing import Rows, parse_message
-from busrep.core.speakers import Speakers
+from busrep.core.senders import SenderTracker
 from busrep.settings import Settings
 from busrep.sync.publisher import redis_pool
 
@@ -50,7 +50,7 @@ class Listener:
         self._closed = threading.Event()
         self._epoch: str | None = None
         self._positions: dict[str, int] = {}
-        self._speakers = Speakers(self._settings.followed)
+        self._senders = SenderTracker(self._settings.followed)
         self._ask = True
         self._linked = False
         self._thread = threading.Thread(target=self._run, name="busrep-spark-listener", daemon=True)
@@ -86,17 +86,17 @@ class Listener:
         """Take in one message of the channel."""
         frame = parse_message(data, self._settings)
         with self._lock:
-            self._speakers.begin()
+            self._senders.begin()
             for item in frame.items:
                 if isinstance(item, Server | Name):
-                    self._speakers.listen(item)
+                    self._senders.observe(item)
                 elif isinstance(item, Position | Rows) and item.stream == self._stream:
                     position = item.new if isinstance(item, Position) else max(item.tokens, default=0)
                     self._hear(item.writer, position)
 
     def _hear(self, writer: str, position: int) -> None:
-        named = self._speakers.speaking(writer) is not None
-        if not named or self._epoch is None or not self._speakers.trusted(writer, self._epoch):
+        named = self._senders.incarnation_of(writer) is not None
+        if not named or self._epoch is None or not self._senders.is_trusted(writer, self._epoch):
             self._ask = True
             self._news.set()
         elif position > self._positions.get(writer, -1):

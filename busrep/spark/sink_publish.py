@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 
-from busrep.core.updates import FetchUpdates
+from busrep.core.catchup import FetchUpdates
 from busrep.core.writer import FACT_BYTES, Writer
 from busrep.errors import PositionTooOld, Unavailable
 from busrep.settings import Settings

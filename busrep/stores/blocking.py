@@ -16,7 +16,7 @@ from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from busrep.core.updates import FetchUpdates, UpdatesPage
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError
 from busrep.settings import Settings
 from busrep.stores import FORMS

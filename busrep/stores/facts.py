@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from busrep.core.updates import FetchUpdates, UpdatesPage
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.errors import PositionTooOld
 from busrep.stores.backing import Backing
 from busrep.stores.claims import check_claim

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import attrs
 
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import Agreement, BootstrapProgress
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.shapes import Fields
 
 FactRows = tuple[int, Sequence[Any], Sequence[bytes]]

@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import Agreement, BootstrapProgress
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.stores import bootstraps, claims, facts, readers, schema, snapshots

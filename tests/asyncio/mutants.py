@@ -773,8 +773,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Ledger.heard",
-                "if speakers.speaking(item.writer) != claim or not speakers.trusted(item.writer, epoch):\n",
-                "if speakers.speaking(item.writer) != claim:\n",
+                "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):\n",
+                "if senders.incarnation_of(item.writer) != claim:\n",
             ),
         ),
         checks=(RULES + "9_16_a_writer_learns_nothing_from_one_of_another_log",),
@@ -1775,7 +1775,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Ledger.heard",
-                "if speakers.speaking(item.writer) != claim or not speakers.trusted(item.writer, epoch):\n",
+                "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):\n",
                 "if claim is None or epoch is None:\n",
             ),
         ),

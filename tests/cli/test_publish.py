@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from busrep.cli.publish import Published, RowForms, StandardInput, next_batch, parse_line
-from busrep.core.updates import FetchUpdates
+from busrep.core.catchup import FetchUpdates
 from busrep.errors import ConfigError
 from busrep.shapes import Field, row_of, value_fits
 from busrep.stores import open_store

@@ -15,8 +15,8 @@ import busrep
 from busrep import ConfigError, PositionTooOld, Unavailable
 from busrep.commands import acks as module
 from busrep.commands.acks import Acknowledgements, Retained
+from busrep.core.catchup import FetchUpdates
 from busrep.core.commands import FederationAck
-from busrep.core.updates import FetchUpdates
 from busrep.errors import NotAWriter, UnknownStream
 from busrep.testing import MemoryRedis
 from tests.commands.commands_child import Child, sending

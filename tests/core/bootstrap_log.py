@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import attrs
 
 from busrep.core.bootstrap import Apply, State, unfinished
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.delivery import RawBatch
 from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part, encode_rows
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import PositionTooOld, ReaderMoved, SnapshotGone
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from busrep.core.bootstrap import Agree, Apply, Begin, Bootstrap, Drain, Leave, Load, State, Work
+from busrep.core.catchup import FetchUpdates
 from busrep.core.delivery import RawBatch
 from busrep.core.reader import Followed, Key, Reader
 from busrep.core.snapshots import PartRows
-from busrep.core.updates import FetchUpdates
 from busrep.errors import PositionTooOld, ReaderMoved, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.settings import Settings
 

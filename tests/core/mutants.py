@@ -1151,7 +1151,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Reader._current",
-                "        if not speakers.trusted(writer, self.epoch):\n",
+                "        if not senders.is_trusted(writer, self.epoch):\n",
                 "        if False:\n",
             ),
         ),
@@ -1536,9 +1536,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One stray POSITION makes readers step over hundreds of facts, and wait_for returns for them.",
         edits=(
             Edit(
-                "Speakers.trusted",
-                "            return writer not in self._voices\n",
-                "            return writer not in self._voices or epoch in self._voices[writer].announced.values()\n",
+                "SenderTracker.is_trusted",
+                "            return writer not in self._senders\n",
+                "            return writer not in self._senders or epoch in self._senders[writer].announced.values()\n",
             ),
             Edit(
                 "Reader._current",
@@ -1558,7 +1558,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Reader._present_life",
-                "            if self._speakers.native(progress.writer) and not progress.stream.foreign_writers:\n",
+                "            if self._senders.is_native(progress.writer) and not progress.stream.foreign_writers:\n",
                 "            if False:\n",
             ),
         ),
@@ -1580,7 +1580,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Reader._registered",
-                "        if stream.foreign_writers and speaking is None:\n            return True\n",
+                "        if stream.foreign_writers and incarnation is None:\n            return True\n",
                 "        return True\n",
             ),
         ),
@@ -1785,12 +1785,12 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 "Reader._line",
                 "        progress.native = incarnation is not None\n",
-                "        progress.native = self._speakers.native(progress.writer)\n",
+                "        progress.native = self._senders.is_native(progress.writer)\n",
             ),
             Edit(
                 "Reader._cut",
                 "            if progress.native or progress.state is State.STOPPED:\n",
-                "            if self._speakers.native(progress.writer) or progress.state is State.STOPPED:\n",
+                "            if self._senders.is_native(progress.writer) or progress.state is State.STOPPED:\n",
             ),
         ),
         checks=(

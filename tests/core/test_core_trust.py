@@ -5,12 +5,12 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from busrep.core.catchup import UpdatesPage
 from busrep.core.commands import Name
 from busrep.core.delivery import Reset
 from busrep.core.framing import MOST_ERRORS, Rows, parse_message
 from busrep.core.ids import IdGenerator
 from busrep.core.reader import MOST_UNCONFIRMED, Followed, Reader, State
-from busrep.core.updates import UpdatesPage
 from busrep.core.writer import Writer
 from busrep.errors import ConfigError, RowError
 from busrep.settings import Settings

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from busrep.core.catchup import UpdatesPage
 from busrep.core.commands import Name, Ping, Position
 from busrep.core.delivery import Missed, RawBatch
 from busrep.core.framing import COMMAND_BYTES, ITEM_BYTES, MOST_ERRORS, Rows, parse_frame, parse_message
 from busrep.core.reader import Followed, Reader
-from busrep.core.updates import UpdatesPage
 from busrep.core.writer import Writer
 from busrep.settings import MESSAGE_ITEMS, MESSAGE_ROWS, Settings
 from busrep.streams import Stream

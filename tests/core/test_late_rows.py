@@ -10,9 +10,9 @@ import redis.asyncio
 
 import busrep
 from busrep import Stream
+from busrep.core.catchup import UpdatesPage
 from busrep.core.delivery import RECENT_TOKENS, Missed, RecentTokens
 from busrep.core.reader import Followed, Reader
-from busrep.core.updates import UpdatesPage
 from tests.asyncio.bootstraps import until
 from tests.http.test_reference import QUICK
 from tests.stores.store_conformance import sync

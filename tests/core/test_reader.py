@@ -9,10 +9,10 @@ from collections.abc import Callable
 import attrs
 import pytest
 
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.commands import Name, Replicate, Server
 from busrep.core.delivery import Missed, RawBatch, Reset
 from busrep.core.reader import TRANSITIONS, Event, Followed, Reader, State
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from tests import ROOT

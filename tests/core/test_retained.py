@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.framing import parse_frame
 from busrep.core.reader import Followed, Reader, State
 from busrep.core.retained import FACT_BYTES, RetainedRows
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.core.writer import Writer
 from busrep.errors import ConfigError, PositionTooOld, UnknownStream
 from busrep.settings import Settings

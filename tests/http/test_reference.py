@@ -15,7 +15,7 @@ import redis.asyncio
 import busrep
 from busrep import Settings, Stream
 from busrep.asyncio import ReferenceSource
-from busrep.core.updates import FetchUpdates
+from busrep.core.catchup import FetchUpdates
 from busrep.errors import ConfigError, Unavailable
 from busrep.http.pages import read_reference_page
 from busrep.http.serve import serve

@@ -19,7 +19,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
 
-from busrep.core.updates import FetchUpdates, UpdatesPage
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError, PositionTooOld, SchemaError, Unavailable, UnknownStream
 from busrep.http.serve import ServeLimits, Serving, serve
 from busrep.http.server import CatchUpLimits, catch_up_app

@@ -17,8 +17,8 @@ import pytest
 
 import busrep
 from busrep import Settings
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.commands import json_bytes
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError, PositionTooOld, Unavailable, UnknownStream
 from busrep.http import source as http_source
 from busrep.http.pages import CatchUpState, write_page, write_state

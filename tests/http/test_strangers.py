@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import busrep
-from busrep.core.updates import FetchUpdates
+from busrep.core.catchup import FetchUpdates
 from busrep.http.serve import ServeLimits, Serving, serve
 from busrep.http.server import catch_up_app
 from busrep.http.source import HttpSource

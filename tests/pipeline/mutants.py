@@ -164,7 +164,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Listener._hear",
-                " or not self._speakers.trusted(writer, self._epoch):\n",
+                " or not self._senders.is_trusted(writer, self._epoch):\n",
                 ":\n",
             ),
         ),

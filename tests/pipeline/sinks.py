@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from busrep import Stream
-from busrep.core.updates import FetchUpdates
+from busrep.core.catchup import FetchUpdates
 from busrep.spark import secrets, sink, sink_commit
 from busrep.spark.sink import Staged, StreamSink, Task
 from busrep.stores.blocking import BlockingStore, complete, open_blocking_store

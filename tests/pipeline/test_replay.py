@@ -19,7 +19,7 @@ pytest.importorskip("pyspark")
 
 import busrep
 from busrep import sync
-from busrep.core.updates import FetchUpdates
+from busrep.core.catchup import FetchUpdates
 from busrep.errors import CommitUnknown, ConfigError, Unavailable, WriterFenced
 from busrep.spark import replay_target
 from busrep.spark.replay_pace import CHUNK_ROWS, Chunks, OutOfOrder, Pace, facts_of

@@ -23,8 +23,8 @@ import psycopg
 import pytest
 
 from busrep import Settings
+from busrep.core.catchup import FetchUpdates
 from busrep.core.snapshots import Agreement
-from busrep.core.updates import FetchUpdates
 from busrep.errors import (
     ClaimBlocked,
     CommitUnknown,

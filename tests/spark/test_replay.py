@@ -11,7 +11,7 @@ from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 import busrep
-from busrep.core.updates import FetchUpdates
+from busrep.core.catchup import FetchUpdates
 from busrep.errors import ConfigError, EpochChanged
 from busrep.spark import job, replay_pace, replaying
 from busrep.spark.jobs import replay

@@ -14,8 +14,8 @@ from unittest import mock
 import attrs
 import pytest
 
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import Agreement, PartRange
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import (
     ClaimBlocked,
     ConfigError,

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from busrep.core.updates import FetchUpdates
+from busrep.core.catchup import FetchUpdates
 from busrep.errors import BusrepError, CommitUnknown, ConfigError, StatementRefused, Unavailable, WriterFenced
 from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store

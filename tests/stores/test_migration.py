@@ -98,7 +98,7 @@ def test_a_newer_busrep_migrates_and_an_older_one_refuses(url: str, monkeypatch:
         # Two processes of a deployment may do it at the same moment; the statements run once all the same.
         await asyncio.gather(second.init(), store().init())
         await second.open()
-        page = await second.fetch(busrep.core.updates.FetchUpdates("orders", "w1", 0, 1))
+        page = await second.fetch(busrep.core.catchup.FetchUpdates("orders", "w1", 0, 1))
         assert list(page.payloads) == [b'["kept"]']
         assert page.epoch == epoch
         await second.close()
@@ -134,7 +134,7 @@ def test_version_2_keeps_bootstraps(url: str) -> None:
         assert (caught.value.found, caught.value.expected) == (1, schema.VERSION)
         await asyncio.gather(new.init(), store().init())
         await new.open()
-        page = await new.fetch(busrep.core.updates.FetchUpdates("orders", "w1", 0, 1))
+        page = await new.fetch(busrep.core.catchup.FetchUpdates("orders", "w1", 0, 1))
         assert list(page.payloads) == [b'["kept"]']
         assert (await new.load_reader("r")).positions == {("orders", "w1"): 0}
         assert await new.bootstraps() == []
@@ -172,7 +172,7 @@ def test_version_3_stages_rows(url: str) -> None:
         assert new.status()["staged"] == 1
         made = new.commit(new.claim("w1", ["orders"], timeout=5), "orders", Batch("q", 0, "c", "run", ["a"], 1))
         assert made == new.done("q")
-        page = new.fetch(busrep.core.updates.FetchUpdates("orders", "w1", 0, made.last))
+        page = new.fetch(busrep.core.catchup.FetchUpdates("orders", "w1", 0, made.last))
         assert list(page.payloads) == [b'["kept"]', b'["new"]']
         assert (new.status()["sinks"]["q"]["batch"], new.status()["staged"]) == (0, 0)
     finally:
@@ -190,7 +190,7 @@ def test_version_4_keeps_fields_and_reasons(url: str) -> None:
             await new.open()
         await new.init()
         await new.open()
-        page = await new.fetch(busrep.core.updates.FetchUpdates("orders", "w1", 0, 1))
+        page = await new.fetch(busrep.core.catchup.FetchUpdates("orders", "w1", 0, 1))
         assert (list(page.payloads), page.epoch) == ([b'["kept"]'], epoch)
         answers = await new._read(_added())
         assert answers == [[(None,)], [(None,)]]

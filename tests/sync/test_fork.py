@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from busrep.core.updates import FetchUpdates
+from busrep.core.catchup import FetchUpdates
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from tests import ROOT

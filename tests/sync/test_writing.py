@@ -19,8 +19,8 @@ import redis as redis_py
 
 import busrep.sync
 from busrep import Stream
+from busrep.core.catchup import FetchUpdates
 from busrep.core.commands import RemoteServerUp
-from busrep.core.updates import FetchUpdates
 from busrep.errors import (
     BusrepError,
     Closed,

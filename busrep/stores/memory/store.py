@@ -15,9 +15,9 @@ from typing import Any
 
 import attrs
 
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.ids import Start, plan_start
 from busrep.core.snapshots import BootstrapProgress
-from busrep.core.updates import FetchUpdates, UpdatesPage
 from busrep.errors import (
     ClaimBlocked,
     ConfigError,
