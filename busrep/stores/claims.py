@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import attrs
 import orjson
@@ -34,6 +35,9 @@ HELD = f"writer = ? AND incarnation = ? AND {LIVE}"
 # The next claim of such a name leaves out a random number of incarnations, up to this many: claims that a failover has
 # lost went on from the same row.
 CLAIMS_LEFT_OUT = 1_000_000
+# How many incarnations a restore, and a failover that is noticed, leave out for all names. Each claim that was lost may
+# have left out CLAIMS_LEFT_OUT, or been made under a clock that is ahead: ten of them, or 2.8 hours.
+INCARNATIONS_LEFT_OUT = 10 * CLAIMS_LEFT_OUT
 # Most failovers without a claim in between, of which each left out as many.
 FAILOVERS = 100
 
@@ -51,7 +55,7 @@ def claim(
     """
     yield from verify(dialect, backings)
     yield from record_fields(dialect, backings)
-    yield from _or_blocked(dialect, "*", _follow_server(dialect, seconds))
+    yield from _or_blocked(dialect, "*", _follow_server(dialect, seconds, now))
     won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
     incarnation, registered = yield from _or_blocked(dialect, writer, won)
     # In a new snapshot: whatever a predecessor committed is visible now, or was fenced.
@@ -157,16 +161,17 @@ class Home:
         return Home(self.server, now, up_to)
 
 
-def _follow_server(dialect: Dialect, seconds: float) -> Plan[None]:
+def _follow_server(dialect: Dialect, seconds: float, clock: int) -> Plan[None]:
     """Note which server and timeline the log is on (9.23). If they are others than were noted, no ID is given again
-    that was announced before, and all names are to be claimed again.
+    that was announced before, and all names are to be claimed again, above the incarnations that may have been lost.
+    ``clock``: in ms.
 
     In two transactions: which IDs are left out is committed before the first of them is.
     """
     if dialect.server is None:
         return
     here = Sql(f"SELECT value, {dialect.server} FROM busrep_meta WHERE key = 'server'")
-    for step in (_choose_ids, _leave_out_ids):
+    for step in (_choose_ids, partial(_leave_out_ids, clock)):
         found = (yield here)[0]
         if not found or found[0][0] == found[0][1]:
             return
@@ -190,6 +195,13 @@ def _note(home: Home) -> Sql:
     return Sql("UPDATE busrep_meta SET value = ? WHERE key = 'server'", (home.written(),))
 
 
+def _leave_out_incarnations(clock: int) -> Plan[None]:
+    """Let every claim from here on be above those that were lost (9.11), also of names that are not known here."""
+    highest = int((yield Sql("SELECT coalesce(max(incarnation), 0) FROM busrep_writers"))[0][0][0])
+    above = max(clock, highest) + INCARNATIONS_LEFT_OUT
+    yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'incarnations'", (str(above),))
+
+
 def _choose_ids(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
     home, now = yield from _alone_with_server(dialect, here, seconds)
     if not home.server:
@@ -202,7 +214,7 @@ def _choose_ids(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
     yield Control.COMMIT
 
 
-def _leave_out_ids(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
+def _leave_out_ids(clock: int, dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
     home, now = yield from _alone_with_server(dialect, here, seconds)
     if home.successor and home.successor == now:
         # Whoever holds IDs of the new timeline already got them below those that readers may have passed.
@@ -210,6 +222,7 @@ def _leave_out_ids(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
             "UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "
             "WHERE coalesce(finished, -1) <> incarnation - 1"
         )
+        yield from _leave_out_incarnations(clock)
         for stream, last in home.up_to.items():
             # nextval(), for which a writer has the right; setval() could undo one of another process.
             while (missing := last - int((yield dialect.sequence(stream))[0][0][0])) > 0:
@@ -235,16 +248,18 @@ def _win(
     dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float, now: int, again: int | None = None
 ) -> Plan[tuple[int, set[str]]]:
     """The incarnation, and the streams the name was registered for already."""
-    begin: tuple[Control | Sql, ...] = (
+    answers = yield (
         Control.BEGIN,
         Sql(f"SELECT {dialect.durable}"),  # what is won is announced (9.22)
         *dialect.lock_timeout(seconds),
         # Not while 'db restored' is at work, which fences the names that it sees.
         Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.share),
+        Sql("SELECT value FROM busrep_meta WHERE key = 'incarnations'"),
     )
+    # What was left out. No row: the table was made by a version before that.
+    above = max([now - 1, *(int(value) for (value,) in answers[-1])])
     if again is not None:
         answers = yield (
-            *begin,
             # Locked: between this look and the claim nobody else may win the name.
             Sql(
                 "SELECT 1 FROM busrep_writers WHERE writer = ? AND "
@@ -255,17 +270,15 @@ def _win(
         )
         if not answers[-1]:
             raise WriterFenced(writer, again)
-        begin = ()
     won_by = None if again is None else -again  # below zero: not finished
     answers = yield (
-        *begin,
         # Waits until no transaction of a predecessor holds the row FOR SHARE.
         Sql(
             f"INSERT INTO busrep_writers (writer, incarnation, claimed_at, finished) VALUES (?, ?, {dialect.now}, ?) "
             f"ON CONFLICT (writer) DO UPDATE SET incarnation = {dialect.largest}(busrep_writers.incarnation + "
             "CASE WHEN busrep_writers.finished >= 0 THEN ? ELSE 0 END, ?) + 1, "
             "claimed_at = excluded.claimed_at, finished = excluded.finished RETURNING incarnation",
-            (writer, now, won_by, random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT), now - 1),
+            (writer, above + 1, won_by, random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT), above),
         ),
         Sql("SELECT stream FROM busrep_positions WHERE writer = ? AND registered", (writer,)),
     )
@@ -532,6 +545,7 @@ def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, now:
             Sql("UPDATE busrep_writers SET finished = 0"),  # nobody holds a name of the log before, or wins it back
             Sql(f"UPDATE busrep_meta SET value = {dialect.server or EMPTY} WHERE key = 'server'"),  # the log is its own
         )
+        yield from _leave_out_incarnations(now)
         for backing in backings:
             listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
             for (writer,) in listed:

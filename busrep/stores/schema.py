@@ -86,6 +86,7 @@ def init(dialect: Dialect, backings: Iterable[Backing], redefine: Collection[str
             yield Sql("INSERT INTO busrep_meta (key, value) VALUES ('epoch', ?)", (new_epoch(),))
         here = dialect.server or "''"  # noted at once: a standby may take its place before the first claim (9.23)
         yield Sql(f"INSERT INTO busrep_meta (key, value) VALUES ('server', {here}) ON CONFLICT (key) DO NOTHING")
+        yield Sql("INSERT INTO busrep_meta (key, value) VALUES ('incarnations', '0') ON CONFLICT (key) DO NOTHING")
         yield (
             Sql("DELETE FROM busrep_meta WHERE key = 'version'"),
             Sql("INSERT INTO busrep_meta (key, value) VALUES ('version', ?)", (str(VERSION),)),

@@ -628,8 +628,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="9.4",
         harm="A name gets an incarnation a second time: a process from before the restore passes for its successor.",
         edits=(
-            Edit("_win", "            (writer, now, won_by, random", "            (writer, 1, won_by, random"),
-            Edit("_win", "CLAIMS_LEFT_OUT), now - 1),\n", "CLAIMS_LEFT_OUT), 0),\n"),
+            Edit("_win", "    above = max([now - 1, *(int(value) for (value,) in answers[-1])])\n", "    above = 0\n"),
         ),
         checks=(
             SIMULATOR,
@@ -662,7 +661,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
                 'incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),',
                 'incarnation = {dialect.largest}(incarnation, ?) + 1", (0,)),',
             ),
-            Edit("_win", "random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT), now - 1),", "0, 0),"),
+            Edit("_win", "random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT), above),", "0, 0),"),
         ),
         checks=(STORES_POSTGRES + "restored_gives_no_incarnation_out_again",),
     ),
@@ -1281,6 +1280,29 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             SIMULATOR,
             FAILOVER + "an_idle_writer_s_position_outlives_a_failover[asyncio]",
             FAILOVER + "an_idle_writer_s_position_outlives_a_failover[threads]",
+        ),
+    ),
+    Mutant(
+        name="claims-that-a-failover-lost-may-be-above-later-ones",
+        rule="9.11",
+        harm="After a failover a writer's incarnations are lower: readers are deaf to its streams in memory for beats.",
+        edits=(
+            Edit(
+                "_leave_out_ids",
+                "        yield from _leave_out_incarnations(clock)\n",
+                "",
+            ),
+        ),
+        checks=(FAILOVER + "claims_behind_a_failover_are_above_those_that_it_lost",),
+    ),
+    Mutant(
+        name="claims-that-a-restore-lost-may-be-above-later-ones",
+        rule="9.11",
+        harm="The same behind a restore.",
+        edits=(Edit("restored.body", "        yield from _leave_out_incarnations(now)\n", ""),),
+        checks=(
+            STORES_SQLITE + "9_11_claims_behind_a_restore_are_above_those_that_it_lost",
+            STORES_POSTGRES + "9_11_claims_behind_a_restore_are_above_those_that_it_lost",
         ),
     ),
     Mutant(

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
+from unittest import mock
 
 import attrs
 import psycopg
@@ -357,6 +359,23 @@ def test_effects_are_made_again_that_the_process_before_had_made() -> None:
                 assert (await reader._store.load_reader("r")).positions == {("orders", "w"): last[-1]}
 
     virtual.run(main())
+
+
+def test_claims_behind_a_failover_are_above_those_that_it_lost(postgres_url: str) -> None:
+    """Readers ignore lower incarnations (9.11): they would be deaf for some beats to streams in memory."""
+    with opened_store(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as operator:
+        kept = store.claim("a", ["orders"], timeout=10.0)
+        store.finish("a", kept.incarnation, timeout=10.0)
+        before = operator.execute("SELECT writer, incarnation, finished FROM busrep_writers").fetchall()
+        ahead = time.time() + 600
+        with mock.patch("time.time", return_value=ahead):  # a machine whose clock is ahead
+            lost = [store.claim(name, ["orders"], timeout=10.0).incarnation for name in ("a", "b")]
+        operator.execute("DELETE FROM busrep_writers")
+        for row in before:
+            operator.execute("INSERT INTO busrep_writers (writer, incarnation, finished) VALUES (%s, %s, %s)", row)
+        operator.execute("UPDATE busrep_meta SET value = '1/00000001' WHERE key = 'server'")
+        again = [store.claim(name, ["orders"], timeout=10.0).incarnation for name in ("a", "b")]
+        assert all(later > former for later, former in zip(again, lost, strict=True))
 
 
 def test_another_timeline_fences_all_writers_until_they_claim_again(postgres_url: str) -> None:

@@ -9,10 +9,12 @@ import secrets
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import urlsplit
 
 import psycopg
@@ -142,6 +144,16 @@ class SqlConformance(StoreConformance):
     def own_tables(self, url: str) -> None:
         for text in OWN_TABLES:
             self.sql(url, text.format(json=self.json_type))
+
+    @sync
+    async def test_9_11_claims_behind_a_restore_are_above_those_that_it_lost(self, url: str) -> None:
+        async with self.opened(url) as store:
+            ahead = time.time() + 600
+            with mock.patch("time.time", return_value=ahead):  # a machine whose clock is ahead
+                lost = await store.claim("w1", ["orders"], timeout=1)
+            self.sql(url, "DELETE FROM busrep_writers")  # the backup is older
+            await store.restored()
+            assert (await store.claim("w1", ["orders"], timeout=1)).incarnation > lost.incarnation
 
     @sync
     async def test_another_schema_version_is_told(self, url: str) -> None:
