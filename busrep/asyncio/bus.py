@@ -250,15 +250,25 @@ class Bus:
                 self._tasks[self._winning] = None
                 self._winning.add_done_callback(lambda done: self._tasks.pop(done, None))
             # Not given up with the caller: a claim that is committed and not noted would pass for another process's.
+            winning = self._winning
             try:
-                await asyncio.shield(self._winning)
+                await asyncio.shield(winning)
             except asyncio.CancelledError as error:
+                winning.remove_done_callback(self._tell_not_won_back)  # once, however many leave
+                winning.add_done_callback(self._tell_not_won_back)
                 heed_cancellation(error)
                 raise Closed from None  # only close() ends it
         assert self._writing is not None  # noqa: S101 (there was one)
         if self._writing is former:
             raise former.fenced or WriterFenced(former.name, former.incarnation)
         return self._writing
+
+    def _tell_not_won_back(self, winning: asyncio.Task[None]) -> None:
+        """A done callback: who would be told has left, perhaps all of them. The next beat, or fact, tries again."""
+        if not winning.cancelled() and isinstance(error := winning.exception(), BusrepError):
+            log.warning("writer %s is not won back: %s", self.writer, error)
+        else:
+            log_failure(winning)
 
     async def _win_back(self, former: Writing) -> None:
         winning = WinningBack(max(former.incarnation, former.outdone))

@@ -1230,8 +1230,34 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-caller-who-is-cancelled-tears-the-claim",
         rule="9.5",
         harm="A claim is committed and not noted: the process takes its own name for another's, and stays fenced.",
-        edits=(Edit("Bus._renew_writing", "await asyncio.shield(self._winning)", "await self._winning"),),
+        edits=(Edit("Bus._renew_writing", "await asyncio.shield(winning)", "await winning"),),
         checks=(WINNING_BACK + "a_caller_who_is_cancelled_does_not_tear_the_claim",),
+    ),
+    Mutant(
+        name="a-claim-that-fails-when-its-callers-have-left-is-told-by-asyncio",
+        rule="9.5",
+        harm="A beat that took too long leaves a traceback of an exception that was never retrieved, without a name.",
+        edits=(
+            Edit(
+                "Bus._renew_writing",
+                "                winning.add_done_callback(self._tell_not_won_back)\n",
+                "",
+            ),
+        ),
+        checks=(WINNING_BACK + "what_fails_when_its_callers_have_left_is_said_once[1]",),
+    ),
+    Mutant(
+        name="each-caller-that-left-has-a-line-for-a-claim-that-fails",
+        rule="9.5",
+        harm="A service that stops, or whose requests have a deadline, logs one failure a thousand times.",
+        edits=(
+            Edit(
+                "Bus._renew_writing",
+                "                winning.remove_done_callback(self._tell_not_won_back)  # once, however many leave\n",
+                "",
+            ),
+        ),
+        checks=(WINNING_BACK + "what_fails_when_its_callers_have_left_is_said_once[3]",),
     ),
     Mutant(
         name="lost-commits-are-not-looked-for",

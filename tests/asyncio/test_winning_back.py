@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
+import attrs
 import pytest
 
 from busrep.asyncio.writing import WinningBack
 from busrep.errors import Closed, Unavailable, WriterFenced
 from tests.shop import Order, orders, typing
 
-from .test_bus import Deployment, deployment, on_postgres, run, until  # noqa: F401 - fixtures
+from .test_bus import QUICK, Deployment, deployment, on_postgres, run, until  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.servers
 
@@ -129,6 +131,50 @@ def test_a_caller_who_is_cancelled_does_not_tear_the_claim(deployment: Deploymen
             assert claims == [writer.statistics()["writer"]["incarnation"]]
 
     run(work())
+
+
+@pytest.mark.parametrize("callers", [1, 3])
+def test_what_fails_when_its_callers_have_left_is_said_once(
+    callers: int,
+    deployment: Deployment,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By busrep, and not by asyncio: as an exception that was never retrieved, with a traceback."""
+
+    async def work() -> None:
+        unseen: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+        # It does not beat meanwhile: that would wait for the name as well, and be told.
+        async with deployment.bus(writer="w", settings=attrs.evolve(QUICK, heartbeat=20.0)) as writer:
+            store: Any = writer._store
+            given, asked, go_on = store.claim, asyncio.Event(), asyncio.Event()
+
+            async def refused(*_: Any, **__: Any) -> Any:
+                asked.set()
+                await go_on.wait()
+                raise Unavailable("the store", "it was away for long")
+
+            store.claim = refused
+            await finish(writer)
+            # As a beat that took too long, or a fact whose caller was cancelled.
+            tasks = [asyncio.create_task(writer._renew_writing(writer._writing)) for _ in range(callers)]
+            await asked.wait()
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(end) for end in ends} == {asyncio.CancelledError}
+            winning = writer._winning
+            go_on.set()
+            await asyncio.wait([winning])
+            store.claim, writer._winning = given, None
+            del winning
+            await asyncio.sleep(0)  # its callbacks
+            gc.collect()
+            await write(writer, 1)
+        assert unseen == []
+
+    run(work())
+    assert caplog.text.count("writer w is not won back: the store is not available: it was away for long") == 1
 
 
 def test_a_caller_is_told_that_the_bus_was_closed_meanwhile(deployment: Deployment) -> None:  # noqa: F811
