@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from busrep.asyncio.writing import Ledger
 from busrep.core.reader import Reader
 from tests import DATA, ROOT
 from tests.proof.sim.run import Scenario, draw, shrink, simulate
@@ -91,6 +92,25 @@ def test_rows_pruned_while_a_reader_starts_are_not_owed_to_it() -> None:
         prune = Event(1.5 + number * 0.005, "prune", "", {"keep": 3})
         events = (Event(0.8555, "publish", "w1", {"rows": 10}), prune)
         assert simulate(Scenario(9201495, 4.0, roles, settings, events)).violations == []
+
+
+@pytest.mark.parametrize("opened_anew", [False, True])
+def test_a_writer_that_misses_no_lost_commit_is_found(monkeypatch: pytest.MonkeyPatch, opened_anew: bool) -> None:
+    """Whoever was told of a fact by the bus that it has must know that a failover lost it, however many buses its
+    process has had before."""
+    before = [Event(0.6, "second", "w1", {"lasting": 0.3})] if opened_anew else []  # which takes the name
+    written = Event(3.2, "publish", "w1", {"rows": 2})
+    events = (*before, Event(3.0, "failover", "", {"behind": 0.5, "lasting": 0.1}), written)
+    role = Role("w1", "writer", {"reads": False, "late": 0.0})
+    scenario = Scenario(12079235, 4.0, (role,), draw(12079235).settings, events)
+    outcome, lines = traced(scenario)
+    assert outcome.violations == []
+    assert any("a standby is promoted" in line for line in lines)
+    assert any("w1#1     closed" in line and float(line.split()[0]) < 3.0 for line in lines) == opened_anew
+    monkeypatch.setattr(Ledger, "check_committed", lambda *_: None)
+    (found,) = simulate(scenario).violations
+    assert (found.invariant, "w1#" in found.text) == ("settles", True)
+    assert "does not know that its commits are lost" in found.text
 
 
 def test_a_scenario_is_itself_again_after_json() -> None:

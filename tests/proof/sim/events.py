@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from busrep.asyncio.bus import Bus
@@ -67,7 +67,14 @@ async def _write(world: World, service: Service, bus: Bus, event: Event) -> None
     if args["rows"]:
         for stream, id in fact.ids.items():
             world.last[stream, service.role.name] = id
-        world.told.setdefault(service.number, set()).update(fact.ids.items())
+        _tell(world, service, bus, fact.ids.items())
+
+
+def _tell(world: World, service: Service, bus: Bus, facts: Iterable[tuple[str, int]]) -> None:
+    """This life of the writer knows them to be committed. Not where the bus that wrote them was closed meanwhile: it
+    looks for nothing any more, and the one that the process has opened in its place never knew of them."""
+    if service.bus is bus:
+        world.told.setdefault(service.number, set()).update(facts)
 
 
 def _add(world: World, fact: Any, args: Any) -> None:
@@ -93,7 +100,7 @@ async def _publish(world: World, service: Service, bus: Bus, rows: int) -> None:
     else:
         service.note(f"wrote {ids}")
         world.last[orders.name, service.role.name] = ids[-1]
-        world.told.setdefault(service.number, set()).update((orders.name, id) for id in ids)
+        _tell(world, service, bus, [(orders.name, id) for id in ids])
 
 
 async def joined(world: World, event: Event) -> None:
