@@ -14,7 +14,6 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -1145,26 +1144,26 @@ class Reading:
                 with contextlib.suppress(ReaderMoved):
                     await self._save_changes(unmoved)
 
-    async def _compare_saved(self, keys: Iterable[Key]) -> tuple[Collection[str], str | None]:
+    async def _compare_saved(self, keys: Sequence[Key]) -> tuple[Collection[str], str | None]:
         """Compare saved positions with the table, while ``_saving`` is held: go back where one is below what this
         process had saved. Returns the streams whose positions a bootstrap has made void, and the epoch that the saved
         positions belong to. Raises Unavailable."""
         assert self._name is not None  # noqa: S101
         assert self._reader_store is not None  # noqa: S101
-        known = dict(self._saved)
-        state = await self._reader_store.load_reader(self._name)
+        known, state = dict(self._saved), await self._reader_store.load_reader(self._name)
         void = await self.bootstrapping.look_at(state)
         self.core.doubt(state.epoch)
-        # Positions of another log say nothing of this one.
-        for key in keys if state.epoch in (None, self.core.epoch) else ():
-            if key[0] in void:  # what is saved is where a snapshot ends, or behind it
-                continue
+        # Positions of another log say nothing of this one; of void streams the end of a snapshot is saved, or more.
+        keys = [key for key in keys if state.epoch in (None, self.core.epoch) and key[0] not in void]
+        lost = {key: self.core.progress[key].began for key in keys if key in known and key not in state.positions}
+        if lost:  # with an older epoch, or in a failover. Until they are back nobody who prunes knows of this reader.
+            with contextlib.suppress(StatementRefused):  # saving registers each apart, and tells which is refused
+                await self._reader_store.register_reader(self._name, lost, self.core.epoch or "")
+        for key in keys:
             if self._saved.get(key, 0) > known.get(key, 0):
                 continue  # its handler saved, perhaps after that was read
-            before = self._saved.pop(key, None)
-            if before is None and key not in state.positions:
+            if (before := self._saved.pop(key, None)) is None and key not in state.positions:
                 continue
-            # One that is gone was thrown out with an older epoch, or a failover lost it: it is registered again.
             saved = state.positions.get(key, self.core.progress[key].began)
             if key in state.positions:
                 self._saved[key] = saved

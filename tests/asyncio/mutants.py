@@ -1330,6 +1330,16 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(FAILOVER + "effects_that_a_failover_took_back_are_made_again[False-False]",),
     ),
     Mutant(
+        name="a-lost-registration-waits-for-the-next-save",
+        rule="9.23",
+        harm="A reader goes back for rows that a failover made due again, and meanwhile they are pruned: it stops.",
+        edits=(Edit("Reading._compare_saved", "        if lost:\n", "        if False:\n"),),
+        checks=(
+            RETRYING + "a_lost_registration_that_was_noticed_holds_back_pruning_at_once",
+            SIMULATION + "what_the_simulator_found_stays_mended[noticed-a-lost-registration-and-did-not-register]",
+        ),
+    ),
+    Mutant(
         name="what-a-process-before-saved-is-where-it-began",
         rule="9.23",
         harm="The same, once the reader was restarted.",

@@ -261,6 +261,37 @@ def test_effects_that_were_lost_behind_a_stop_come_before_what_stopped_it() -> N
     run(main())
 
 
+def test_a_lost_registration_that_was_noticed_holds_back_pruning_at_once() -> None:
+    """Not with the next save, or the next rows, only: the database may be away when these come."""
+
+    async def main() -> None:
+        async with (
+            MemoryDeployment(orders, settings=attrs.evolve(QUICK, save_every=1000.0)) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r") as reader,
+        ):
+            handler, store, goes_on = Flaky(), reader._store, asyncio.Event()
+            fetch = store.fetch
+
+            async def slow(question: Any) -> Any:
+                await goes_on.wait()
+                return await fetch(question)
+
+            reader.subscribe(orders)(handler)
+            for number in range(5):
+                last = (await w1.publish(orders, [Order(number, "new")]))[-1]
+            await reader.wait_for(orders, "w1", last)
+            store.fetch = slow
+            del store.world.readers["r"]  # by a failover
+            await until(lambda: reader.positions()["orders"]["w1"] == 0)
+            assert await store.prune(keep=1) == {}
+            goes_on.set()
+            await reader.wait_for(orders, "w1", last)
+            assert handler.rows == [0, 1, 2, 3, 4] * 2
+
+    run(main())
+
+
 def test_close_ends_a_pause_at_once_and_the_rows_come_again() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
