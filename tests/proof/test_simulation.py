@@ -13,11 +13,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from busrep.asyncio.writing import Ledger
 from busrep.core.reader import Reader
+from busrep.stores.plans import Plan
 from tests import DATA, ROOT
 from tests.proof.sim.run import Scenario, draw, shrink, simulate
 from tests.proof.sim.scenario import Event, Role
@@ -111,6 +113,25 @@ def test_a_writer_that_misses_no_lost_commit_is_found(monkeypatch: pytest.Monkey
     (found,) = simulate(scenario).violations
     assert (found.invariant, "w1#" in found.text) == ("settles", True)
     assert "does not know that its commits are lost" in found.text
+
+
+def test_a_registration_that_a_failover_lost_excuses_pruning_only_until_the_reader_notices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def all_that_is_proven(_dialect: Any, _stream: str, _writer: str, position: int, _cap: Any) -> Plan[int]:
+        yield from ()
+        return position
+
+    unnoticed, noticed = (
+        Scenario.from_json(json.loads((DATA / "scenarios" / f"{name}.json").read_text())["scenario"])
+        for name in (
+            "pruned-before-a-lost-registration-was-noticed",
+            "noticed-a-lost-registration-and-did-not-register",
+        )
+    )
+    monkeypatch.setattr("busrep.stores.facts._readers_bound", all_that_is_proven)
+    assert simulate(unnoticed).violations == []
+    assert "pruning respects readers" in {one.invariant for one in simulate(noticed).violations}
 
 
 def test_a_scenario_is_itself_again_after_json() -> None:

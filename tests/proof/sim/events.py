@@ -383,7 +383,9 @@ def _promote(world: World, event: Event, since: float, replicated: Replicated, f
     record.effects.append((now, database.effects()))
     world.checkpoints = [one for one in world.checkpoints if one[0] <= since] or world.checkpoints[:1]
     lost = [fact[:4] for fact in database.history[facts:]]
+    registered = world.registered()
     database.promote(replicated, world.dice)
+    world.unregistered |= registered - world.registered()
     database.down = True
     world.later(event.args["lasting"], setattr, database, "down", False)
     if epoch != world.epoch():  # `db restored` had not arrived there
@@ -474,12 +476,14 @@ async def prune(world: World, event: Event) -> None:
 
 
 async def _prune(world: World, keep: int) -> None:
+    unaware, before = world.unaware(), world.floors()
     try:
         floors = await world.operate(lambda: world.operating.prune(keep=keep))
     except BusrepError as error:
         world.note(f"not pruned: {error}")
     else:
         world.note(f"pruned to {floors}")
+    world.note_pruned(unaware, before)
 
 
 async def stranger(world: World, event: Event) -> None:

@@ -91,6 +91,10 @@ class World:
         self.to_declare: dict[str, None] = {}  # epochs in which a writer has said so
         # To where a failover has put back a reader's saved position: (role, epoch, stream, writer).
         self.put_back: dict[tuple[str, str, str, str], int] = {}
+        # What a failover has lost all registrations of, (role, epoch, stream), and up to where a stream's rows were
+        # pruned while the table did not have the reader and the reader could not know it.
+        self.unregistered: set[tuple[str, str, str]] = set()
+        self.pruned_unseen: dict[tuple[str, str, str, str], int] = {}
         self.poisonous = True
         self.healing = False
         self.restoring = False
@@ -275,11 +279,37 @@ class World:
                 break
             elif service.epoch in self.record.void:
                 pass  # who registered since the backup is not known to pruning; it begins anew once that is declared
-            elif service.durable:
+            elif service.durable and error.floor > self.pruned_unseen.get((service.role.name, service.epoch, *key), 0):
                 self.record.breaks("pruning respects readers", f"{service.name}: {error}")
             else:
                 delivered = bus._reading.core.delivered(*key)
                 service.report(key, delivered, 2**62, "too old")
+
+    def registered(self) -> set[tuple[str, str, str]]:
+        """Who is registered to read what, for pruning to see: (reader, epoch, stream)."""
+        columns = DEFINITIONS["busrep_readers"].columns
+        rows = self.database.state.tables["busrep_readers"].committed().values()
+        saved = [dict(zip(columns, values, strict=True)) for values in rows]
+        return {(one["reader"], one["epoch"], one["stream"]) for one in saved}
+
+    def unaware(self) -> set[tuple[str, str, str]]:
+        """Whose registration a failover has lost, and is not made again, for the reader has not looked yet (9.23): it
+        still has saved positions in memory. One that has noticed is registered again before it goes back."""
+        found = set()
+        for role, epoch, stream in self.unregistered - self.registered():
+            bus = self.current[role].bus if role in self.current else None
+            if bus is not None and any(key[0] == stream for key in bus._reading._saved):
+                found.add((role, epoch, stream))
+        return found
+
+    def note_pruned(self, unaware: set[tuple[str, str, str]], before: dict[tuple[str, str], int]) -> None:
+        """Rows were pruned that such readers may need, and they will be told."""
+        for (stream, writer), floor in self.floors().items():
+            if floor <= before.get((stream, writer), 0):
+                continue
+            for role, epoch, name in unaware:
+                if (name, epoch) == (stream, self.epoch()):
+                    self.pruned_unseen[role, epoch, stream, writer] = floor
 
     def commits_lost(self, service: Service, error: CommitsLost) -> None:
         """A writer has stopped, and says why: a person runs ``busrep db restored``, sooner or later."""
