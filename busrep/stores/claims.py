@@ -195,10 +195,14 @@ def _note(home: Home) -> Sql:
     return Sql("UPDATE busrep_meta SET value = ? WHERE key = 'server'", (home.written(),))
 
 
-def _leave_out_incarnations(clock: int) -> Plan[None]:
-    """Let every claim from here on be above those that were lost (9.11), also of names that are not known here."""
+def _leave_out_incarnations(clock: int, times: int = 1) -> Plan[None]:
+    """Let every claim from here on be above those that were lost (9.11), also of names that are not known here.
+
+    ``times``: how many failovers there were, whose own notes may be lost as well. A backup may be restored twice: a
+    random part tells the claims apart.
+    """
     highest = int((yield Sql("SELECT coalesce(max(incarnation), 0) FROM busrep_writers"))[0][0][0])
-    above = max(clock, highest) + INCARNATIONS_LEFT_OUT
+    above = max(clock, highest) + times * INCARNATIONS_LEFT_OUT + random.randint(0, CLAIMS_LEFT_OUT)
     yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'incarnations'", (str(above),))
 
 
@@ -222,7 +226,7 @@ def _leave_out_ids(clock: int, dialect: Dialect, here: Sql, seconds: float) -> P
             "UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "
             "WHERE coalesce(finished, -1) <> incarnation - 1"
         )
-        yield from _leave_out_incarnations(clock)
+        yield from _leave_out_incarnations(clock, _failovers(home.server, now))
         for stream, last in home.up_to.items():
             # nextval(), for which a writer has the right; setval() could undo one of another process.
             while (missing := last - int((yield dialect.sequence(stream))[0][0][0])) > 0:

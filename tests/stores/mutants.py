@@ -1289,11 +1289,24 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "_leave_out_ids",
-                "        yield from _leave_out_incarnations(clock)\n",
+                "        yield from _leave_out_incarnations(clock, _failovers(home.server, now))\n",
                 "",
             ),
         ),
         checks=(FAILOVER + "claims_behind_a_failover_are_above_those_that_it_lost",),
+    ),
+    Mutant(
+        name="two-failovers-leave-out-as-many-incarnations-as-one",
+        rule="9.11",
+        harm="The second failover loses the note of the first: two claims get one number, readers are deaf to the second.",
+        edits=(
+            Edit(
+                "_leave_out_incarnations",
+                "times * INCARNATIONS_LEFT_OUT + random.randint(0, CLAIMS_LEFT_OUT)",
+                "INCARNATIONS_LEFT_OUT",
+            ),
+        ),
+        checks=(SIMULATION + "what_the_simulator_found_stays_mended[a-lost-incarnation-is-given-again]",),
     ),
     Mutant(
         name="claims-that-a-restore-lost-may-be-above-later-ones",
