@@ -32,12 +32,9 @@ EMPTY = "''"
 # won this very number in commits that a failover has lost, under a clock that is behind (9.23).
 LIVE = "coalesce(finished, -1) < 0"
 HELD = f"writer = ? AND incarnation = ? AND {LIVE}"
-# The next claim of such a name leaves out a random number of incarnations, up to this many: claims that a failover has
-# lost went on from the same row.
-CLAIMS_LEFT_OUT = 1_000_000
-# How many incarnations a restore, and a failover that is noticed, leave out for all names. Each claim that was lost may
-# have left out CLAIMS_LEFT_OUT, or been made under a clock that is ahead: ten of them, or 2.8 hours.
-INCARNATIONS_LEFT_OUT = 10 * CLAIMS_LEFT_OUT
+# How many incarnations a restore, and a failover that is noticed, leave out for all names, and up to how many more at
+# random. Claims that were lost are within that, also under a clock that was 2.7 hours ahead.
+INCARNATIONS_LEFT_OUT, AT_RANDOM = 10_000_000, 1_000_000
 # Most failovers without a claim in between, of which each left out as many.
 FAILOVERS = 100
 
@@ -202,7 +199,7 @@ def _leave_out_incarnations(clock: int, times: int = 1) -> Plan[None]:
     random part tells the claims apart.
     """
     highest = int((yield Sql("SELECT coalesce(max(incarnation), 0) FROM busrep_writers"))[0][0][0])
-    above = max(clock, highest) + times * INCARNATIONS_LEFT_OUT + random.randint(0, CLAIMS_LEFT_OUT)
+    above = max(clock, highest) + times * INCARNATIONS_LEFT_OUT + random.randint(0, AT_RANDOM)
     yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'incarnations'", (str(above),))
 
 
@@ -279,10 +276,9 @@ def _win(
         # Waits until no transaction of a predecessor holds the row FOR SHARE.
         Sql(
             f"INSERT INTO busrep_writers (writer, incarnation, claimed_at, finished) VALUES (?, ?, {dialect.now}, ?) "
-            f"ON CONFLICT (writer) DO UPDATE SET incarnation = {dialect.largest}(busrep_writers.incarnation + "
-            "CASE WHEN busrep_writers.finished >= 0 THEN ? ELSE 0 END, ?) + 1, "
+            f"ON CONFLICT (writer) DO UPDATE SET incarnation = {dialect.largest}(busrep_writers.incarnation, ?) + 1, "
             "claimed_at = excluded.claimed_at, finished = excluded.finished RETURNING incarnation",
-            (writer, above + 1, won_by, random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT), above),
+            (writer, above + 1, won_by, above),
         ),
         Sql("SELECT stream FROM busrep_positions WHERE writer = ? AND registered", (writer,)),
     )

@@ -214,8 +214,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "_win",
-                "ELSE 0 END, ?) + 1, ",
-                "ELSE 0 END, 0 * ?), ",  # the clock alone would make it rise
+                "(busrep_writers.incarnation, ?) + 1, ",
+                "(busrep_writers.incarnation, 0 * ?), ",  # the clock alone would make it rise
             ),
         ),
         checks=(
@@ -661,7 +661,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
                 'incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),',
                 'incarnation = {dialect.largest}(incarnation, ?) + 1", (0,)),',
             ),
-            Edit("_win", "random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT), above),", "0, 0),"),
+            Edit("_win", "(writer, above + 1, won_by, above),", "(writer, above + 1, won_by, 0),"),
         ),
         checks=(STORES_POSTGRES + "restored_gives_no_incarnation_out_again",),
     ),
@@ -1228,21 +1228,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="numbers-of-lost-claims-are-given-again",
         rule="9.23",
         harm="The second of two claims that a failover lost has the number of the name's next one: both hold it.",
-        edits=(Edit("CLAIMS_LEFT_OUT", "CLAIMS_LEFT_OUT = 1_000_000", "CLAIMS_LEFT_OUT = 0"),),
+        edits=(Edit("INCARNATIONS_LEFT_OUT", "10_000_000, 1_000_000", "0, 0"),),
         checks=(FAILOVER + "a_claim_that_was_lost_does_not_pass_for_the_fence[failover]",),
-    ),
-    Mutant(
-        name="as-many-incarnations-are-left-out-each-time",
-        rule="9.23",
-        harm="Two claims from the same row get one number: readers of a stream in memory are deaf to the second.",
-        edits=(
-            Edit(
-                "_win",
-                "random.randint(CLAIMS_LEFT_OUT // 1_000, CLAIMS_LEFT_OUT)",
-                "CLAIMS_LEFT_OUT // 1_000",
-            ),
-        ),
-        checks=(SIMULATION + "what_the_simulator_found_stays_mended[a-lost-incarnation-is-given-again]",),
     ),
     Mutant(
         name="each-try-leaves-out-ids-anew",
@@ -1298,11 +1285,11 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
     Mutant(
         name="two-failovers-leave-out-as-many-incarnations-as-one",
         rule="9.11",
-        harm="The second failover loses the note of the first: two claims get one number, readers are deaf to the second.",
+        harm="A failover loses the note of the one before: two claims get one number, readers are deaf to the second.",
         edits=(
             Edit(
                 "_leave_out_incarnations",
-                "times * INCARNATIONS_LEFT_OUT + random.randint(0, CLAIMS_LEFT_OUT)",
+                "times * INCARNATIONS_LEFT_OUT + random.randint(0, AT_RANDOM)",
                 "INCARNATIONS_LEFT_OUT",
             ),
         ),
