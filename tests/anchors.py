@@ -9,6 +9,7 @@ import ast
 import io
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import attrs
@@ -56,6 +57,7 @@ def definitions(path: Path, module: str) -> Iterator[Definition]:
     yield from below(ast.parse(text), module)
 
 
+@cache
 def index(package: Path) -> dict[str, list[Definition]]:
     """Every definition below a folder, under each end of its name: "close", "Bus.close", "bus.Bus.close" and so on."""
     found: dict[str, list[Definition]] = {}

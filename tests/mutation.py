@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import cache, partial
+from functools import partial
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
@@ -117,17 +117,11 @@ class Options:
 # -- a mutated copy -------------------------------------------------------------------------------------------
 
 
-@cache
-def definitions(package: Path) -> dict[str, list[anchors.Definition]]:
-    """`anchors.index`, made once."""
-    return anchors.index(package)
-
-
 def mutated(mutant: Mutant, package: Path) -> dict[Path, str]:
     """The files of ``package`` that the mutant changes, with their new text. Raises AnchorError if it does not fit."""
     changes: dict[Path, list[tuple[int, int, str]]] = {}
     for edit in mutant.edits:
-        place = anchors.find(definitions(package), edit.where)
+        place = anchors.find(anchors.index(package), edit.where)
         code = place.path.read_text()[place.start : place.end]
         start, end, new = anchors.replacement(code, edit.old, edit.new)
         changes.setdefault(place.path, []).append((place.start + start, place.start + end, new))

@@ -1,4 +1,4 @@
-"""Snapshots for many readers at once, from one source: what stands behind the paths of http_snapshots_server.py.
+"""Snapshots for many readers at once, from one source: what stands behind the paths of snapshots_server.py.
 
 Readers that come at about the same time get the same agreement, and each part of it is taken from the source once: it
 goes to disk, and from there to all of them. So a slow reader, or one that stalls, costs the store nothing. What the

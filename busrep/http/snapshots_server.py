@@ -1,4 +1,4 @@
-"""The paths under which snapshots are served (docs/http.md): requests and answers, round http_snapshots.py."""
+"""The paths under which snapshots are served (docs/http.md): requests and answers, round snapshots.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where facts are kept: `open_store` makes the store that a URL names; base.py says what a store promises."""
+"""Where facts are kept: `open_store` makes the store that a URL names; interface.py says what a store promises."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Reservations:
 
 
 class PlannedStore(abc.ABC):
-    """An `AsyncStore` whose operations are plans. See base.py for what each method promises."""
+    """An `AsyncStore` whose operations are plans. See interface.py for what each method promises."""
 
     def __init__(self, streams: Registry, settings: Settings, dialect: Dialect) -> None:
         self.streams, self.settings, self.dialect = streams, settings, dialect

@@ -1,4 +1,4 @@
-"""The PostgreSQL store for threads (psycopg 3): blocking connections, in two pools as in postgres.py.
+"""The PostgreSQL store for threads (psycopg 3): blocking connections, in two pools as in store.py.
 
 The pools are busrep's own: psycopg_pool's start threads, which a process that forks, or wants none, cannot have.
 """

@@ -1,4 +1,4 @@
-"""The SQLite store for threads: two connections as in sqlite.py, each used by one thread at a time, whichever asks."""
+"""The SQLite store for threads: two connections as in store.py, each used by one thread at a time, whichever asks."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class SqliteDialect:
     marker: str = "1"
     server: str | None = None
     same_server: str = "1 = 1"
-    durable: str = "''"  # each connection is: sqlite_files.py
+    durable: str = "''"  # each connection is: files.py
     largest: str = "max"
 
     def __init__(self, store: str = "URL") -> None:
