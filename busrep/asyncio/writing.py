@@ -400,7 +400,7 @@ class Fact(FactBase[RowT]):
 class Ledger:
     """What one incarnation of a writer knows of its facts: a ``Writer`` core, and one ID generator per stream.
 
-    ``claim``: None for a writer whose streams are all kept in memory. Not thread-safe.
+    ``claim``: None for a writer whose streams are all kept in memory. ``listens``: see `Writer`. Not thread-safe.
     """
 
     def __init__(
@@ -413,6 +413,7 @@ class Ledger:
         claim: Claim | None,
         incarnation: int,
         epoch: str | None,
+        listens: bool = True,
     ) -> None:
         self.name, self.incarnation, self.epoch = name, incarnation, epoch
         self._settings = settings
@@ -420,7 +421,7 @@ class Ledger:
         self.commits = {stream.name: Commits() for stream in streams if is_invalidations(stream)}
         # Called with what was committed to them, before whoever wrote it goes on: so a process reads its own writes.
         self.on_invalidations: Callable[[str, Sequence[bytes]], None] | None = None
-        self.core = Writer(server, name, incarnation=incarnation, epoch=epoch, settings=settings)
+        self.core = Writer(server, name, incarnation=incarnation, epoch=epoch, settings=settings, listens=listens)
         self.generators: dict[str, IdGenerator] = {}
         self._last: dict[str, int] = {}
         for stream in streams:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
 from operator import itemgetter
 from typing import cast
 
@@ -297,49 +296,3 @@ def _read_tokens(texts: list[bytes]) -> list[int] | None:
     if sorted(numbers) != numbers or numbers[-1] > INT64_MAX or len(set(numbers)) != len(numbers):
         return None
     return numbers
-
-
-def format_rows(stream: bytes, writer: bytes, token: int, payloads: Sequence[bytes]) -> list[bytes]:
-    """The RDATA lines of one fact, without newlines: all but the last row as ``batch``, the last with the
-    number.
-    """
-    prefix = b"RDATA %b %b " % (stream, writer)
-    return [
-        *[b"%bbatch %b" % (prefix, payload) for payload in payloads[:-1]],
-        *[b"%b%d %b" % (prefix, token, payload) for payload in payloads[-1:]],
-    ]
-
-
-class LineSplitter:
-    """Cuts a byte stream into lines, however it arrives, holding at most ``max_bytes`` of an unfinished line."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._rest = bytearray()
-        self._too_long: ParseError | None = None
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The lines that ``data`` completes, without their newlines.
-
-        Raises:
-            ParseError: a line is longer than ``max_bytes``. Lines before it in the same ``data`` are returned
-            first and
-                the next call raises (``feed(b"")`` will do); from then on every call does: close the
-                connection.
-        """
-        if self._too_long is not None:
-            raise self._too_long
-        lines: list[bytes] = []
-        self._rest += data
-        if b"\n" in data:
-            lines = bytes(self._rest).split(b"\n")
-            self._rest = bytearray(lines.pop())
-        for at, line in enumerate([*lines, self._rest]):
-            if len(line) > self._max_bytes:
-                quoted = bytes(line[:QUOTED_BYTES])
-                self._too_long = ParseError(quoted, "line", f"over {self._max_bytes} bytes")
-                self._rest.clear()
-                if at == 0:
-                    raise self._too_long
-                return lines[:at]
-        return lines

@@ -986,7 +986,6 @@ class Reader:
         progress.later = _due(progress)
         self._move(progress, Event.BOOTSTRAP)
         self._move_to(progress, progress.queue.delivered)
-        self._draining.pop((progress.stream.name, progress.writer), None)
 
     def bootstrapped(self, stream: str, positions: Mapping[str, int]) -> None:
         """The snapshot at ``positions`` ({writer: position}; who is not in it is at 0) is applied: go on behind it.
@@ -1001,12 +1000,6 @@ class Reader:
             progress.position = progress.queue.delivered = positions.get(progress.writer, 0)
             progress.began = progress.position
             self._draining[stream, progress.writer] = max(progress.later, _end_of_held(progress))
-            self._end_bootstrap(progress)
-
-    def abandon_bootstrap(self, stream: str) -> None:
-        """No snapshot comes: go on from where each writer's rows were delivered to, as ``bootstrapped`` does."""
-        del self._bootstrapping[stream]
-        for progress in self._all_of(stream):
             self._end_bootstrap(progress)
 
     def _end_bootstrap(self, progress: Progress) -> None:

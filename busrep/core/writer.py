@@ -262,7 +262,8 @@ class Writer:
     it in that order on one connection, and report each outcome with ``published`` or ``publish_failed``.
 
     ``server``, ``epoch``, ``name`` and ``incarnation`` (rising per name, 9.11) open every announcement. ``epoch``: None
-    for one that writes to no log.
+    for one that writes to no log. With ``listens=False`` they open every frame: nobody answers REPLICATE, so a reader
+    that subscribed after the last announcement would believe no frame before the next (9.16).
     ``jitter`` gives numbers in [0, 1). Raises ConfigError for names that do not fit a line.
     """
 
@@ -274,10 +275,12 @@ class Writer:
         incarnation: int,
         epoch: str | None,
         settings: Settings,
+        listens: bool = True,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._name_line = Name(name, incarnation).format()
         self._opening = Server(server, epoch).format() + b"\n" + self._name_line
+        self._head = self._name_line if listens else self._opening
         self._name, self._settings, self._jitter = name, settings, jitter
         self._chains: dict[str, _Chain] = {}
         self._due: dict[_Chain, None] = {}  # in the order in which they get their turn
@@ -315,7 +318,7 @@ class Writer:
         line = Position(stream.name, self._name, 0, 0).format().removesuffix(b"0 0")
         rdata = Rdata(stream.name, self._name, 0, None).format().removesuffix(b"0 null")
         bound, line_bytes = self._settings.frame_bytes, len(line) + 2 * DIGITS + 2
-        largest = bound - len(self._name_line) - 1 - 2 * line_bytes
+        largest = bound - len(self._head) - 1 - 2 * line_bytes
         if min(largest, bound - len(self._opening) - line_bytes) <= 0:
             raise ConfigError(f"the names of stream {stream.name!r} do not fit frame_bytes={bound}: raise it")
         most_rows = self._settings.frame_rows
@@ -551,14 +554,14 @@ class Writer:
         settings = self._settings
         # Each head and its run are two items; a stream's part of the frame may end with one more.
         heads = (settings.message_items - OPENING_ITEMS) // 3
-        draft = _Draft(settings.frame_bytes - len(self._name_line) - 1, settings.frame_rows, heads)
+        draft = _Draft(settings.frame_bytes - len(self._head) - 1, settings.frame_rows, heads)
         for chain in [each for each in self._due if each.stream.channel == channel]:
             self._queued_bytes -= chain.take(draft)
             del self._due[chain]
             self._mark(chain)  # behind the others
             if draft.full:
                 break
-        lines = [self._name_line, *draft.lines]
+        lines = [self._head, *draft.lines]
         if self._settings.one_line_messages:
             lines = draft.lines
         return self._frame(channel, lines, draft.ends, self._settings.frame_rows - draft.rows_left)

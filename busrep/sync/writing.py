@@ -115,10 +115,20 @@ class Session(Ledger):
     """What this process knows under one incarnation of its name. ``torn``: interrupted half-way, not to be used."""
 
     def __init__(
-        self, name: str, server: str, streams: Registry, settings: Settings, claim: Claim | None, incarnation: int
+        self,
+        name: str,
+        server: str,
+        streams: Registry,
+        settings: Settings,
+        *,
+        claim: Claim | None,
+        incarnation: int,
+        listens: bool,
     ) -> None:
         epoch = None if claim is None else claim.epoch
-        super().__init__(name, server, streams, settings, claim=claim, incarnation=incarnation, epoch=epoch)
+        super().__init__(
+            name, server, streams, settings, claim=claim, incarnation=incarnation, epoch=epoch, listens=listens
+        )
         self.claim = claim
         self.torn = False
         self.promised: list[OpenFacts] = []  # with IDs that are given back if their transaction is rolled back
@@ -430,7 +440,10 @@ class Writing:
             incarnation = claim.incarnation
             if former is not None:
                 claim = claim.resumed(former.epoch, former.core.positions())
-        return Session(self.name, self.server, self._streams, self._settings, claim, incarnation)
+        return Session(
+            self.name, self.server, self._streams, self._settings,
+            claim=claim, incarnation=incarnation, listens=self._beats,
+        )  # fmt: skip
 
     def live(self) -> Session:
         """The session to write in; the name is won back first if it was finished for silence, or the session is torn.

@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -93,41 +92,6 @@ class ChildProcess:
         await self.process.wait()
 
 
-@attrs.define(eq=False, kw_only=True)
-class ChildSlot:
-    """One role through all its lives. ``past`` holds the last reports of the earlier ones, ``restart_after`` is in
-    seconds."""
-
-    child: ChildProcess | None = None
-    lives: int = 0
-    past: list[dict[str, Any]] = attrs.field(factory=list)
-    lock: asyncio.Lock = attrs.field(factory=asyncio.Lock)
-    restart_after: float = 0.0
-
-    @property
-    def ready(self) -> bool:
-        """Whether its process is up."""
-        return self.child is not None and self.child.running and bool(self.child.latest.get("ready"))
-
-    def latest(self, what: str) -> Any:
-        """What its process has reported of this; None: nothing yet."""
-        return self.child.latest.get(what) if self.child is not None else None
-
-    def reports(self) -> list[dict[str, Any]]:
-        """The last report of each life."""
-        return [*self.past, *([self.child.latest] if self.child is not None else [])]
-
-
-async def came_true(condition: Callable[[], bool], patience: float) -> bool:
-    """Wait for what children report; False when it did not come true in ``patience`` seconds."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        await asyncio.sleep(0.05)
-    return True
-
-
 def end_with_parent() -> None:
     """However the parent ends, this process ends too; on Linux. Call it in the child."""
     if sys.platform == "linux":
@@ -160,17 +124,6 @@ class Parent:
         """Send a message."""
         sys.stdout.buffer.write(json.dumps(what).encode() + b"\n")
         sys.stdout.buffer.flush()
-
-
-async def report_for_ever(parent: Parent, who: str, report: Callable[[], dict[str, Any]], every: float) -> None:
-    """Tell the parent every so many seconds how it goes. Raises WriterFenced when that is what became of the writer."""
-    while True:
-        await asyncio.sleep(every)
-        found = report()
-        parent.tell(**found)
-        writer = found["statistics"]["writer"]
-        if writer is not None and writer["fenced"]:
-            raise WriterFenced(who, writer["incarnation"])
 
 
 def run_child(name: str, work: Callable[[Parent, dict[str, Any]], Awaitable[None]]) -> None:

@@ -35,6 +35,7 @@ STORES_POSTGRES = "stores/test_stores.py::TestPostgres::test_"
 STRAY_LINES = "asyncio/test_stray_lines.py::test_"
 TRUST = "asyncio/test_trust.py::test_"
 WRITER = "core/test_writer.py::test_"
+WRITING = "sync/test_writing.py::test_"
 
 # An emptied queue is still among those to be taken from.
 EMPTIED_STAYS_READY = Edit(
@@ -48,6 +49,17 @@ IS_STREAM = '    if not isinstance(stream, Stream):\n        raise ConfigError(\
 UNNAMED = "        if incarnation is None and stream.foreign_writers:\n"
 
 MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="who-cannot-be-asked-says-its-epoch-seldom",
+        rule="9.16",
+        harm="Readers that come after the last announcement of a process without beats do not believe its facts.",
+        edits=(Edit("Writer.__init__", "self._name_line if listens else self._opening", "self._name_line"),),
+        checks=(
+            WRITER
+            + "rules[rule 9.16 a writer that hears no REPLICATE says the epoch in every frame, within the same bounds]",
+            WRITING + "a_reader_that_came_after_the_last_announcement_believes_the_next_fact",
+        ),
+    ),
     Mutant(
         name="an-exception-completes-after-commit-was-sent",
         rule="9.1",
@@ -361,9 +373,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.11",
         harm="Rows of a restarted writer are dropped as duplicates of those of its former life.",
         edits=(
-            Edit(
-                "Writer._compose", "        lines = [self._name_line, *draft.lines]\n", "        lines = draft.lines\n"
-            ),
+            Edit("Writer._compose", "        lines = [self._head, *draft.lines]\n", "        lines = draft.lines\n"),
         ),
         checks=(
             SIMULATOR,
@@ -768,8 +778,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Reader._begin_bootstrap",
-                "        self._move_to(progress, progress.queue.delivered)\n        self._draining.pop(",
-                "        self._forget(progress)\n        self._draining.pop(",
+                "        self._move_to(progress, progress.queue.delivered)\n",
+                "        self._forget(progress)\n",
             ),
         ),
         checks=(READER + "a_bootstrap_drops_what_was_taken_in_and_not_handled",),
@@ -803,7 +813,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "        self._abandon(progress)\n",
             ),
         ),
-        checks=(READER + "a_bootstrap_that_is_abandoned_goes_on_where_it_was",),
+        checks=(READER + "rows_that_are_pruned_while_a_snapshot_loads_are_not_missed",),
     ),
     Mutant(
         name="a-bootstrap-forgets-that-it-was-stopped",
@@ -869,19 +879,6 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(READER + "it_is_drained_once_nothing_is_held_since",),
-    ),
-    Mutant(
-        name="a-bootstrap-that-begins-anew-is-drained",
-        rule="3",
-        harm="What the former bootstrap waited for is waited for in the next one, whatever its snapshot holds.",
-        edits=(
-            Edit(
-                "reader.Reader",
-                "        self._draining.pop((progress.stream.name, progress.writer), None)\n\n    def bootstrapped",
-                "\n    def bootstrapped",
-            ),
-        ),
-        checks=(READER + "what_is_abandoned_is_not_waited_for",),
     ),
     Mutant(
         name="draining-that-fails-is-tried-at-once",

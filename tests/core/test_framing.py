@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,7 @@ from busrep.core.framing import (
     RUN_OVERHEAD,
     RUNS_AT_ONCE,
     Frame,
-    LineSplitter,
     Rows,
-    format_rows,
     parse_frame,
 )
 from busrep.errors import ParseError
@@ -191,17 +190,13 @@ def test_capture_message_by_message_and_as_one() -> None:
 # --- rows to lines ---
 
 
-@pytest.mark.parametrize(
-    ("payloads", "lines"),
-    [
-        ([], []),
-        ([b"[1]"], [b"RDATA s w 6 [1]"]),
-        ([b"1", b"2", b"3"], [b"RDATA s w batch 1", b"RDATA s w batch 2", b"RDATA s w 6 3"]),
-    ],
-    ids=["no rows", "one row", "W2"],
-)
-def test_format_rows(payloads: list[bytes], lines: list[bytes]) -> None:
-    assert format_rows(b"s", b"w", 6, payloads) == lines
+def format_rows(stream: bytes, writer: bytes, token: int, payloads: Sequence[bytes]) -> list[bytes]:
+    """The RDATA lines of one fact: all but the last row as ``batch`` (W2), the last with the number."""
+    prefix = b"RDATA %b %b " % (stream, writer)
+    return [
+        *[b"%bbatch %b" % (prefix, payload) for payload in payloads[:-1]],
+        *[b"%b%d %b" % (prefix, token, payload) for payload in payloads[-1:]],
+    ]
 
 
 facts = st.lists(
@@ -275,39 +270,3 @@ def test_runs_agree_with_line_by_line(data: bytes) -> None:
         if isinstance(item, Rows):
             found += [(item.writer, token) for token in item.tokens] + [(item.writer, None)] * len(item.open)
     assert found == model(data)
-
-
-# --- bytes to lines ---
-
-SPLITS: list[tuple[bytes, list[bytes]]] = [
-    (b"", []),
-    (b"PING 1\n", [b"PING 1"]),
-    (b"PING 1\nPING 2\n", [b"PING 1", b"PING 2"]),
-    (b"\n\nx\n", [b"", b"", b"x"]),
-    (b"12345678\nunfinish", [b"12345678"]),
-]
-
-
-@pytest.mark.parametrize(("data", "lines"), SPLITS)
-@pytest.mark.parametrize("step", [1, 2, 3, 1000])
-def test_lines_however_they_arrive(data: bytes, lines: list[bytes], step: int) -> None:
-    splitter = LineSplitter(8)
-    found = [line for at in range(0, len(data), step) for line in splitter.feed(data[at : at + step])]
-    assert found == lines
-
-
-@pytest.mark.parametrize("data", [b"ok\n123456789\nlost\n", b"ok\n123456789"])
-@pytest.mark.parametrize("step", [1, 4, 1000])
-def test_line_over_the_limit(data: bytes, step: int) -> None:
-    splitter = LineSplitter(8)
-    found: list[bytes] = []
-
-    def feed_all() -> None:
-        for at in range(0, len(data) + step, step):
-            found.extend(splitter.feed(data[at : at + step]))
-
-    with pytest.raises(ParseError, match="over 8 bytes"):
-        feed_all()
-    assert found == [b"ok"]
-    with pytest.raises(ParseError):
-        splitter.feed(b"more\n")

@@ -1390,16 +1390,6 @@ def test_held_lines_do_not_wait_for_a_queue_that_is_full_of_others() -> None:
     assert d.tokens("w") == [6, 7]
 
 
-def test_what_is_abandoned_is_not_waited_for() -> None:
-    d = bootstrapping()
-    d.send(position("w", 5, 5), rdata("w", 6))
-    d.reader.bootstrapped("s", {"w": 5})
-    d.reader.bootstrap("s")  # before 6 is handled
-    d.reader.disconnected()
-    d.reader.abandon_bootstrap("s")
-    assert d.reader.drained("s")
-
-
 def test_a_link_lost_while_draining_ends_in_catch_up() -> None:
     d = bootstrapping(settings=Settings(receive_queue_bytes=1_000))
     for token in range(6, 26):
@@ -1442,12 +1432,12 @@ def test_one_that_is_stopped_while_it_bootstraps_is_stopped_after_it(then: str) 
         assert d.tokens("w") == [6]
 
 
-def test_a_bootstrap_that_is_abandoned_goes_on_where_it_was() -> None:
+def test_rows_that_are_pruned_while_a_snapshot_loads_are_not_missed() -> None:
     d = bootstrapping()
     d.send(position("w", 7, 7), rdata("w", 8))
     d.reader.skip("s", "w", 9)  # the answer to a page asked before
     d.reader.learned("s", "w", 9)
-    d.reader.abandon_bootstrap("s")
+    d.reader.bootstrapped("s", {"w": 5})
     d.run()
     assert d.tokens("w") == [6, 7, 8, 9]
     assert d.notices == []

@@ -24,9 +24,13 @@ OPENING = [f"SERVER test {EPOCH}", NAME]
 class Bench:
     """A writer `w1`, what it published, and a Redis that confirms everything at once."""
 
-    def __init__(self, *streams: Stream[Any], start: int = 10, connected: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, *streams: Stream[Any], start: int = 10, connected: bool = True, listens: bool = True, **settings: Any
+    ) -> None:
         bounds = Settings(**settings)
-        self.writer = Writer("test", "w1", incarnation=7, epoch=EPOCH, settings=bounds, jitter=lambda: 0.5)
+        self.writer = Writer(
+            "test", "w1", incarnation=7, epoch=EPOCH, settings=bounds, listens=listens, jitter=lambda: 0.5
+        )
         self.asked_at = 0.0
         for stream in streams or (Stream("events"),):
             self.writer.add_stream(stream, start)
@@ -427,6 +431,19 @@ def _() -> None:
     assert bench.lines() == [NAME, "POSITION typing w1 13 15"]
     bench.writer.tick(100.0)
     assert bench.lines()[:2] == OPENING
+
+
+@rule("9.16 a writer that hears no REPLICATE says the epoch in every frame, within the same bounds")
+def _() -> None:
+    bench = Bench(listens=False, frame_bytes=1024)
+    for token in range(11, 211):
+        bench.complete(token, '"%s"' % ("x" * 20), position=None)
+    bench.move(210)
+    frames = bench.publish()
+    assert len(frames) > 5
+    for frame in frames:
+        assert frame[:2] == OPENING
+        assert len("\n".join(frame)) <= 1024
 
 
 @rule("9 a REPLICATE after an answer was composed gets another")

@@ -38,6 +38,7 @@ from busrep.stores.blocking import BlockingStore
 from busrep.sync import Bus, connect
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import start_redis
+from tests.asyncio.bus_conformance import until
 from tests.shop import QUICK, STREAMS, Order, opened_store, orders, payments, typing
 
 pytestmark = pytest.mark.servers
@@ -180,6 +181,22 @@ def test_facts_are_committed_and_published_when_the_block_ends(deployment: Deplo
     assert deployment.rows()[fact.id] == [b'[1,"new"]', b'[1,"paid"]']
     assert wire.chained()
     assert threads() == set()
+
+
+def test_a_reader_that_came_after_the_last_announcement_believes_the_next_fact(deployment: Deployment) -> None:
+    """Nobody answers its REPLICATE, and there may be no announcement for as long as this writer lives."""
+    seldom = attrs.evolve(QUICK, heartbeat=60.0)
+    patient = attrs.evolve(QUICK, silent_after_beats=10_000)  # finishes nobody
+    with deployment.bus(settings=seldom, beats=False) as bus:
+        bus.positions()  # open
+        with deployment.bus(writer=None, settings=patient) as reader:
+            heard: list[int] = []
+            reader.subscribe(orders)(lambda batch: heard.extend(batch.tokens))
+            until(lambda: reader.statistics()["reader"]["states"].get("orders") == {"w1": "unsynced"})
+            until(lambda: reader.statistics()["link"]["reading"]["connected"])
+            first = write(bus, 1)
+            until(lambda: heard == [first])
+            assert reader.statistics()["reader"]["other_logs"] == 0
 
 
 def test_facts_of_one_row_with_something_else_in_their_transaction(deployment: Deployment, wire: Wire) -> None:

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from busrep.errors import ClaimBlocked, HandlerFailed, Unavailable, WaitTimeout
-from busrep.testing.children import Parent, report_for_ever, run_child
+from busrep.testing.children import Parent, run_child
+from tests.proof.soak.children import report_for_ever
 from tests.proof.soak.handling import Reading
 from tests.proof.soak.ledger import Ledger
 from tests.proof.soak.load import Load

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from busrep.errors import ConfigError
-from busrep.testing.children import came_true
+from tests.proof.soak.children import came_true
 from tests.proof.soak.faults import faults_over
 from tests.proof.soak.ledger import read_ledger
 from tests.proof.soak.task import ROLES

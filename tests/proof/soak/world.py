@@ -22,7 +22,7 @@ from redis.retry import Retry
 from busrep.errors import ConfigError
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.children import FENCED, ChildProcess, ChildSlot, came_true
+from busrep.testing.children import FENCED, ChildProcess
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import (
     PostgresServer,
@@ -33,6 +33,7 @@ from busrep.testing.servers import (
     start_replica,
     start_sentinel,
 )
+from tests.proof.soak.children import ChildSlot, came_true
 from tests.proof.soak.database import PREPARE, Database
 from tests.proof.soak.task import ROLES, STREAMS, Role, Task
 

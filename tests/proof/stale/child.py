@@ -17,7 +17,8 @@ from busrep.errors import ClaimBlocked, Unavailable
 from busrep.stores import open_store
 from busrep.stores.blocking import complete
 from busrep.streams import Registry
-from busrep.testing.children import Parent, report_for_ever, run_child
+from busrep.testing.children import Parent, run_child
+from tests.proof.soak.children import report_for_ever
 from tests.proof.stale.items import Items
 from tests.proof.stale.memory import Memory, Shape
 from tests.proof.stale.ordinary import Ordinary, OrdinaryCache

@@ -16,8 +16,8 @@ from busrep.caches.cache import invalidations
 from busrep.errors import BusrepError
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.children import came_true
 from busrep.testing.pipes import DIRECTIONS
+from tests.proof.soak.children import came_true
 from tests.proof.stale.task import bound_of
 from tests.proof.stale.world import LOST_ALWAYS, Slot, World
 

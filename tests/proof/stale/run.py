@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from busrep.errors import ConfigError
-from busrep.testing.children import came_true
+from tests.proof.soak.children import came_true
 from tests.proof.soak.run import draws
 from tests.proof.stale.faults import FAULTS, KILLS
 from tests.proof.stale.items import ALL

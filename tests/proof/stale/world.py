@@ -17,9 +17,10 @@ import attrs
 from busrep.caches.cache import invalidations
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.children import FENCED, ChildProcess, ChildSlot
+from busrep.testing.children import FENCED, ChildProcess
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, start_redis
+from tests.proof.soak.children import ChildSlot
 from tests.proof.soak.database import Database, psycopg
 from tests.proof.stale.items import ALL, PREPARE, connect
 from tests.proof.stale.lossy import LossyLink

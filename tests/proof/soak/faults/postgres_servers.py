@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from busrep.errors import BusrepError
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.children import came_true
+from tests.proof.soak.children import came_true
 from tests.proof.soak.database import APPLICATION, Database, psycopg
 from tests.proof.soak.faults.common import SOON, Fault, pick
 from tests.proof.soak.task import LEASE, STREAMS

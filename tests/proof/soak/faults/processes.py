@@ -6,7 +6,7 @@ import asyncio
 import random
 import signal
 
-from busrep.testing.children import came_true
+from tests.proof.soak.children import came_true
 from tests.proof.soak.faults.common import SOON, Fault, pick
 from tests.proof.soak.task import LEASE
 from tests.proof.soak.world import World

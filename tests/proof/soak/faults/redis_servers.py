@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 import redis
 
-from busrep.testing.children import came_true
 from busrep.testing.servers import RedisServer
+from tests.proof.soak.children import came_true
 from tests.proof.soak.faults.common import Fault, pick
 from tests.proof.soak.task import LEASE, NAME
 from tests.proof.soak.world import USER, World, ask_redis
