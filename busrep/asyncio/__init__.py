@@ -7,7 +7,8 @@ from ..links.tcp import TcpAddress
 from ..links.tcp_server import TcpServer, server_tls
 from ..snapshots.parts import SnapshotPart
 from .bus import Bus
-from .reading import Batch, Start
+from .reading import Batch
+from .starts import Start
 from .writing import Fact
 
 if TYPE_CHECKING:

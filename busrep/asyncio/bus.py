@@ -43,7 +43,8 @@ from ..snapshots.parts import Applier, ApplyHandler
 from .cached import CachedFunction, unix_ms
 from .caching import Caching
 from .failing import OnFailure, checked_callback, tell
-from .reading import Batch, Handler, NoticeHandler, OnEpochChange, OnPoison, OnTooOld, Reading, Start
+from .reading import Batch, Handler, NoticeHandler, OnEpochChange, OnPoison, OnTooOld, Reading
+from .starts import Start
 from .writing import Claimed, Fact, WinningBack, Writing
 
 log = logging.getLogger("busrep")

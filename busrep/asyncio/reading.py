@@ -55,15 +55,12 @@ from .bootstrapping import Bootstrapping
 from .effects import effects_of, exactly_once
 from .retrying import Retrying
 from .silent import SilentWriters
+from .starts import Start, start_position, tell_where_it_begins
 from .stop_notes import StopNotes
 
 log = logging.getLogger("busrep.reader")
 
 RowT = TypeVar("RowT")
-
-Start = Literal["now", "earliest"] | Mapping[str, Mapping[str, int]]
-"""Where a reader without saved positions begins: behind what is proven now, at the oldest row there is, or at given
-positions {stream: {writer: position}} (writers not named there: at their oldest row)."""
 
 OnPoison = Literal["stop", "dead_letter"]
 OnEpochChange = Literal["rebootstrap", "stop"]
@@ -396,7 +393,8 @@ class Reading:
         if self.bootstrapping.at_start(name, list(known.values()), positions if before else None, saved):
             return
         # One that joined after those that were saved: this reader owes its handler all of its rows.
-        starts = {key: 0 if before else self._start_position(name, known[key]) for key in known if key not in positions}
+        start = "now" if name in self.unsaved else self._start
+        starts = {key: 0 if before else start_position(start, known[key]) for key in known if key not in positions}
         oldest = {key: known[key] for key, at in starts.items() if at == known[key].floor and not before}
         foreign = getattr(store, "foreign_writers", False)
         if foreign:  # such a source knows no writers: where they are is heard from them, or given
@@ -412,6 +410,9 @@ class Reading:
                 raise Unavailable("the store", f"another process of reader {reader!r} begins a bootstrap of {name}")
             self.bootstrapping.loaded(state, name)
             positions |= {key: state.positions[key] for key in positions.keys() & state.positions.keys()}
+            if not before:
+                passed = starts if self._start == "now" else oldest
+                tell_where_it_begins(reader, name, {key[1]: positions[key] for key in passed}, self._start)
         else:
             self._oldest |= {key: (writer.floor, writer.position) for key, writer in oldest.items()}
         if name not in self.unsaved:
@@ -536,13 +537,6 @@ class Reading:
         for key in [key for key in self._waiters if key[0] == stream]:
             for waiter in self._waiters.pop(key):
                 _refuse(waiter[2], error)
-
-    def _start_position(self, stream: str, writer: KnownWriter) -> int:
-        if self._start == "now" or stream in self.unsaved:
-            return int(writer.position)
-        if self._start == "earliest":
-            return int(writer.floor)
-        return self._start.get(stream, {}).get(writer.writer, int(writer.floor))
 
     def _given_starts(self, stream: str) -> Mapping[str, int]:
         return {} if isinstance(self._start, str) else self._start.get(stream, {})

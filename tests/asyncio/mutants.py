@@ -1330,6 +1330,16 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(FAILOVER + "effects_that_a_failover_took_back_are_made_again[False-False]",),
     ),
     Mutant(
+        name="who-is-forgotten-begins-without-a-word",
+        rule="9.23",
+        harm="A failover lost the registration of a reader that was down: it skips what was pruned, silently.",
+        edits=(Edit("tell_where_it_begins", "    if behind:\n", "    if False:\n"),),
+        checks=(
+            RETRYING + "a_reader_that_is_not_registered_says_what_it_does_not_get[earliest]",
+            SIMULATION + "what_the_simulator_found_stays_mended[registration-lost-while-the-reader-was-down]",
+        ),
+    ),
+    Mutant(
         name="a-lost-registration-waits-for-the-next-save",
         rule="9.23",
         harm="A reader goes back for rows that a failover made due again, and meanwhile they are pruned: it stops.",

@@ -261,6 +261,48 @@ def test_effects_that_were_lost_behind_a_stop_come_before_what_stopped_it() -> N
     run(main())
 
 
+@pytest.mark.parametrize("start", ["earliest", "now"])
+def test_a_reader_that_is_not_registered_says_what_it_does_not_get(
+    caplog: pytest.LogCaptureFixture, start: Any
+) -> None:
+    """A failover may have lost the registration while its process was down: nothing else tells."""
+    caplog.set_level(logging.INFO, "busrep.reader")
+
+    def told() -> list[tuple[int, str]]:
+        found = [one for one in caplog.records if "is not registered for stream orders" in one.getMessage()]
+        caplog.clear()
+        return [(one.levelno, one.getMessage()) for one in found]
+
+    async def main() -> None:
+        async with MemoryDeployment(orders, settings=QUICK) as deployment, deployment.bus(writer="w1") as w1:
+
+            async def life() -> list[int]:
+                handler = Flaky()
+                async with deployment.bus(reader="r", start=start) as reader:
+                    reader.subscribe(orders)(handler)
+                    await reader._reading.followed(orders)
+                    last = (await w1.publish(orders, [Order(99, "new")]))[-1]
+                    await reader.wait_for(orders, "w1", last)
+                return handler.rows
+
+            assert await life() == [99]
+            assert told() == [], "nothing was there"
+            missed = (await w1.publish(orders, [Order(number, "new") for number in range(5)]))[-1]
+            world = w1._store.world
+            await until(lambda: world.positions["orders", "w1"].position == missed)
+            del world.readers["r"]  # by a failover
+            if start == "earliest":
+                await w1._store.prune(keep=0)
+            assert await life() == [99]
+            level = logging.WARNING if start == "earliest" else logging.INFO
+            [(found, text)] = told()
+            assert (found, f"w1 up to {missed}." in text) == (level, True), text
+            assert await life() == [99]
+            assert told() == [], "it is registered again"
+
+    run(main())
+
+
 def test_a_lost_registration_that_was_noticed_holds_back_pruning_at_once() -> None:
     """Not with the next save, or the next rows, only: the database may be away when these come."""
 

@@ -54,9 +54,9 @@ def _simulated(scenario: Scenario, trace: Trace | None) -> Outcome:
         alarm: logging.Handler | None = None
         try:
             world = loop.run_until_complete(_made(scenario, trace))
-            alarm = Alarm(world.record)
+            alarm = Alarm(world)
             logger.addHandler(alarm)
-            logger.setLevel(logging.ERROR if trace is None else logging.INFO)
+            logger.setLevel(logging.WARNING if trace is None else logging.INFO)
             logger.propagate = False
             loop.set_exception_handler(lambda _, context: world.unexpected(context))
             loop.run_until_complete(world.run())

@@ -18,6 +18,7 @@ from unittest import mock
 import orjson
 
 from busrep.asyncio.bus import Bus
+from busrep.asyncio.starts import NOT_REGISTERED
 from busrep.core.commands import Position, Server
 from busrep.core.framing import Rows, parse_frame
 from busrep.errors import BusrepError, CommitsLost, HandlerFailed, PositionTooOld, Unavailable
@@ -311,6 +312,15 @@ class World:
                 if (name, epoch) == (stream, self.epoch()):
                     self.pruned_unseen[role, epoch, stream, writer] = floor
 
+    def not_registered(self, service: Service, stream: str) -> None:
+        """A reader logs that it is not registered, and begins behind what was pruned: this tells it, where a failover
+        has lost that it was."""
+        role, epoch = service.role.name, self.epoch()
+        if (role, epoch, stream) in self.unregistered:
+            for (of, writer), floor in self.floors().items():
+                if of == stream:
+                    service.report((stream, writer), 0, floor, "registration lost")
+
     def commits_lost(self, service: Service, error: CommitsLost) -> None:
         """A writer has stopped, and says why: a person runs ``busrep db restored``, sooner or later."""
         if "busrep db restored" not in str(error):
@@ -559,16 +569,21 @@ def steered(seed: int, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 class Alarm(logging.Handler):
-    """Errors that the library logs with a traceback, and that nobody raised on purpose, are bugs."""
+    """Errors that the library logs with a traceback, and that nobody raised on purpose, are bugs. What nothing but the
+    log tells is noted here."""
 
-    def __init__(self, record: Record) -> None:
-        super().__init__(logging.ERROR)
-        self.record = record
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.WARNING)
+        self.world, self.record = world, world.record
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
+        process = Process.current()
+        if record.msg == NOT_REGISTERED and process is not None and process in self.world.services:
+            assert isinstance(record.args, tuple)
+            self.world.not_registered(self.world.services[process], str(record.args[1]))
         if "system identifier and timeline" in record.msg and "busrep db restored" in record.msg:
             self.record.silent = False
-        error = record.exc_info[1] if record.exc_info else None
+        error = record.exc_info[1] if record.exc_info and record.levelno >= logging.ERROR else None
         if error is not None and not isinstance(error, BusrepError | DeliberateError | SimError):
             self.record.breaks("nothing unexpected", f"{record.getMessage()}: {error!r}")
