@@ -7,7 +7,6 @@ Rule numbers are those of protocol.md, section 9.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -32,9 +31,12 @@ EMPTY = "''"
 # won this very number in commits that a failover has lost, under a clock that is behind (9.23).
 LIVE = "coalesce(finished, -1) < 0"
 HELD = f"writer = ? AND incarnation = ? AND {LIVE}"
-# How many incarnations a restore, and a failover that is noticed, leave out for all names, and up to how many more at
-# random. Claims that were lost are within that, also under a clock that was 2.7 hours ahead.
-INCARNATIONS_LEFT_OUT, AT_RANDOM = 10_000_000, 1_000_000
+# How many incarnations a restore, and a failover that is noticed, leave out for all names at least, should the server's
+# clock have gone back. Claims that were lost are within that, also under a clock that was 2.7 hours ahead.
+INCARNATIONS_LEFT_OUT = 10_000_000
+# They go on at the server's clock in nanoseconds. Claims behind that go up one by one, and never use up as many as
+# pass: so incarnations rise, whichever restores and failovers another one takes back.
+PER_SECOND = 1_000_000_000
 # Most failovers without a claim in between, of which each left out as many.
 FAILOVERS = 100
 
@@ -192,14 +194,14 @@ def _note(home: Home) -> Sql:
     return Sql("UPDATE busrep_meta SET value = ? WHERE key = 'server'", (home.written(),))
 
 
-def _leave_out_incarnations(clock: int, times: int = 1) -> Plan[None]:
+def _leave_out_incarnations(dialect: Dialect, clock: int) -> Plan[None]:
     """Let every claim from here on be above those that were lost (9.11), also of names that are not known here.
 
-    ``times``: how many failovers there were, whose own notes may be lost as well. A backup may be restored twice: a
-    random part tells the claims apart.
+    ``clock``: of this process, in ms.
     """
-    highest = int((yield Sql("SELECT coalesce(max(incarnation), 0) FROM busrep_writers"))[0][0][0])
-    above = max(clock, highest) + times * INCARNATIONS_LEFT_OUT + random.randint(0, AT_RANDOM)
+    asked = f"SELECT coalesce(max(incarnation), 0), {dialect.seconds} FROM busrep_writers"
+    highest, seconds = (yield Sql(asked))[0][0]
+    above = max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND))
     yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'incarnations'", (str(above),))
 
 
@@ -223,7 +225,7 @@ def _leave_out_ids(clock: int, dialect: Dialect, here: Sql, seconds: float) -> P
             "UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "
             "WHERE coalesce(finished, -1) <> incarnation - 1"
         )
-        yield from _leave_out_incarnations(clock, _failovers(home.server, now))
+        yield from _leave_out_incarnations(dialect, clock)
         for stream, last in home.up_to.items():
             # nextval(), for which a writer has the right; setval() could undo one of another process.
             while (missing := last - int((yield dialect.sequence(stream))[0][0][0])) > 0:
@@ -545,7 +547,7 @@ def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, now:
             Sql("UPDATE busrep_writers SET finished = 0"),  # nobody holds a name of the log before, or wins it back
             Sql(f"UPDATE busrep_meta SET value = {dialect.server or EMPTY} WHERE key = 'server'"),  # the log is its own
         )
-        yield from _leave_out_incarnations(now)
+        yield from _leave_out_incarnations(dialect, now)
         for backing in backings:
             listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
             for (writer,) in listed:

@@ -41,6 +41,7 @@ class Dialect(Protocol):
     name: str
     store: str  # its URL for a person, without a password
     now: str  # expression: the database's clock, as a timestamp is stored
+    seconds: str  # expression: the same clock, in seconds since 1970
     share: str  # suffix that locks a row against updates until the transaction ends
     exclusive: str  # suffix that locks a row against everything
     replica: str  # expression: true on a server that only follows another

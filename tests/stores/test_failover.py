@@ -378,6 +378,27 @@ def test_claims_behind_a_failover_are_above_those_that_it_lost(postgres_url: str
         assert all(later > former for later, former in zip(again, lost, strict=True))
 
 
+def test_incarnations_rise_whatever_is_taken_back(postgres_url: str) -> None:
+    """A failover loses a restore, or a restore a failover, or a backup is restored twice."""
+    with opened_store(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as operator:
+        store.claim("a", ["orders"], timeout=10.0)
+        tables = ("busrep_writers", "busrep_meta")
+        for table in tables:
+            operator.execute(f"CREATE TABLE kept_{table} AS TABLE {table}")
+        before = 0
+        for event in ("failover", "restore", "restore", "failover", "failover", "restore"):
+            for table in tables:
+                operator.execute(f"DELETE FROM {table}")
+                operator.execute(f"INSERT INTO {table} TABLE kept_{table}")
+            if event == "restore":
+                store.restored()
+            else:
+                operator.execute("UPDATE busrep_meta SET value = '1/00000001' WHERE key = 'server'")
+            claimed = store.claim("a", ["orders"], timeout=10.0).incarnation
+            assert claimed > before, event
+            before = claimed
+
+
 def test_another_timeline_fences_all_writers_until_they_claim_again(postgres_url: str) -> None:
     """Who holds IDs of the new timeline has them from below those that are left out: they must not be used."""
     with opened_store(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as operator:

@@ -84,6 +84,7 @@ class PostgresDialect:
 
     name: str = "postgresql"
     now: str = "clock_timestamp()"
+    seconds: str = "extract(epoch FROM statement_timestamp())::float8"
     share: str = " FOR SHARE"
     exclusive: str = " FOR UPDATE"
     replica: str = "pg_is_in_recovery()"

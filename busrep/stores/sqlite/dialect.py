@@ -61,6 +61,7 @@ class SqliteDialect:
 
     name: str = "sqlite"
     now: str = NOW
+    seconds: str = NOW
     share: str = ""
     exclusive: str = ""
     replica: str = "0"
