@@ -476,13 +476,15 @@ async def prune(world: World, event: Event) -> None:
 
 
 async def _prune(world: World, keep: int) -> None:
-    unaware, before = world.unaware(), world.floors()
+    unaware, before, epoch = world.unaware(), world.floors(), world.epoch()
     try:
         floors = await world.operate(lambda: world.operating.prune(keep=keep))
     except BusrepError as error:
         world.note(f"not pruned: {error}")
     else:
         world.note(f"pruned to {floors}")
+        for key, floor in floors.items():
+            world.record.pruned[epoch, key] = max(floor, world.record.pruned.get((epoch, key), 0))
     world.note_pruned(unaware, before)
 
 

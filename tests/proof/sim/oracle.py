@@ -186,7 +186,8 @@ class Oracle:
         began = next(life for life in lives if not live or life.number == number)
         if began.epoch == epoch:
             return began.starts.get(key, 0)
-        return self.record.floors.get(epoch, self.floors).get(key, 0)  # began again, at the floor there was
+        floor = self.record.floors.get(epoch, self.floors).get(key, 0)  # began again, at the floor there was
+        return max(floor, self.record.begun.get((role, epoch, key), 0))
 
     def _bytes(self, one: Handled, log: Log, where: str) -> None:
         rows: dict[int, list[bytes]] = {}

@@ -254,6 +254,7 @@ FUNCTIONS = {
     "coalesce": "coalesce({args})",
     "greatest": "greatest({args})",
     "clock_timestamp": "run.server.now()",
+    "statement_timestamp": "(1.7e9 + run.server.now())",  # the only one whose own value counts
     "now": "run.txn.started",
     "extract": "{0}",  # epoch FROM a difference: timestamps are seconds here
     "pg_is_in_recovery": "run.server.follows",

@@ -109,6 +109,10 @@ class Record:
     failovers: dict[str, float] = attrs.field(factory=dict)  # epoch -> the first of them
     silent: bool = False  # commits were lost, and nothing has been said yet
     floors: dict[str, Mapping[Key, int]] = attrs.field(factory=dict)
+    # (epoch, key) -> the highest floor there ever was, also if a failover took the pruning back.
+    pruned: dict[tuple[str, Key], int] = attrs.field(factory=dict)
+    # (role, epoch, key) -> where a reader began that log anew, no higher than that.
+    begun: dict[tuple[str, str, Key], int] = attrs.field(factory=dict)
     behind: dict[str, None] = attrs.field(factory=dict)  # writers without a claim whose clock ever was behind
     broken: list[tuple[str, str]] = attrs.field(factory=list)  # (invariant, text) found on the way
     faults: dict[str, int] = attrs.field(factory=dict)

@@ -224,6 +224,7 @@ class Service:
                 self.world.presence_seen(self, writer, "reset", position, b"")
             else:
                 self.note(f"{stream} {writer} was reset to {position}")
+                self.world.began_anew(self, (stream, writer), position)
 
         @bus.on_missed()
         def missed(stream: str, writer: str, after: int, upto: int) -> None:

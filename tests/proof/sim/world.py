@@ -278,13 +278,16 @@ class World:
                 service.kill(zombie=0.0, linger=0.0)
                 self.join(service.role.name)
                 break
-            elif service.epoch in self.record.void:
-                pass  # who registered since the backup is not known to pruning; it begins anew once that is declared
+            elif service.epoch in self.record.void or service.epoch != self.epoch():
+                pass  # who registered since the backup is not known to pruning; it begins anew once it notices
             elif service.durable and error.floor > self.pruned_unseen.get((service.role.name, service.epoch, *key), 0):
                 self.record.breaks("pruning respects readers", f"{service.name}: {error}")
             else:
-                delivered = bus._reading.core.delivered(*key)
-                service.report(key, delivered, 2**62, "too old")
+                service.report(key, bus._reading.core.delivered(*key), 2**62, "too old")
+                if service.role.options.get("loop"):  # it gets the error in place of all other rows: given up
+                    service.kill(zombie=0.0, linger=0.0)
+                    self.gone.add(service.role.name)
+                    break
 
     def registered(self) -> set[tuple[str, str, str]]:
         """Who is registered to read what, for pruning to see: (reader, epoch, stream)."""
@@ -302,6 +305,13 @@ class World:
             if bus is not None and any(key[0] == stream for key in bus._reading._saved):
                 found.add((role, epoch, stream))
         return found
+
+    def began_anew(self, service: Service, key: tuple[str, str], position: int) -> None:
+        """A reader begins another log at its floor, and owes its handlers no row below, even if a failover brings these
+        back."""
+        log = service.role.name, service.epoch, key
+        if position <= self.record.pruned.get((service.epoch, key), 0):
+            self.record.begun[log] = max(position, self.record.begun.get(log, 0))
 
     def note_pruned(self, unaware: set[tuple[str, str, str]], before: dict[tuple[str, str], int]) -> None:
         """Rows were pruned that such readers may need, and they will be told."""
@@ -350,6 +360,7 @@ class World:
         ]
         if self.epoch() in self.to_declare:
             found.append("busrep db restored is not run yet")
+        found += [f"{one.name} is not gone yet" for one in self.seconds if one.process.alive and not one.main.done()]
         for one in self._running():
             writing = None if one.bus is None else one.bus._writing
             if writing is not None and writing.claimed is not None and one not in self.seconds:
