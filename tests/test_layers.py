@@ -50,7 +50,8 @@ CORE = {name for layer in CORE_ORDER for name in layer}
 # Packages whose modules stand in the order above, each by itself; and what their __init__ says of them.
 PURE_ROOMS = {"core", "caches"}
 EDGES = {
-    "stores", "runtime", "links", "snapshots", "http", "asyncio", "sync", "commands", "reports", "private_files"
+    "options", "stores", "runtime", "links", "snapshots", "http", "asyncio", "sync", "commands", "reports",
+    "private_files",
 }  # fmt: skip
 TOP = {"cli", "testing", "spark", "integrations"}
 
@@ -66,6 +67,8 @@ MAY_IMPORT = {
     "caches": CORE,
     "private_files": CORE,
     "reports": CORE | {"private_files"},
+    # Stores and sources are named by URLs, and a store may be another process, over HTTP.
+    "options": CORE | {"stores", "snapshots", "http"},
     "stores": {"private_files", *CORE}
     - {"core/reader", "core/writer", "core/retained", "core/delivery", "core/framing", "core/senders"},
     "runtime": CORE,
@@ -73,15 +76,15 @@ MAY_IMPORT = {
     # A URL may say http: the source there is a source of snapshots as well, and a page's form is the body of a part.
     "snapshots": CORE | {"runtime", "private_files", "http"},
     "http": CORE | {"runtime", "snapshots"},
-    "asyncio": CORE | {"runtime", "links", "snapshots", "http"},
+    "asyncio": CORE | {"options", "runtime", "links", "snapshots", "http"},
     # Threads read by running asyncio in a thread, and their stores are of both kinds: one reader, instead of two.
-    "sync": CORE | {"links", "snapshots", "http", "asyncio", "stores"},
+    "sync": CORE | {"options", "links", "snapshots", "http", "asyncio", "stores"},
     "commands": CORE | {"runtime", "asyncio"},
     "testing": CORE | EDGES,
     "integrations": CORE | EDGES,
     "spark": CORE | EDGES | {"busrep"},
     "cli": CORE | EDGES | {"testing", "busrep", "spark"},
-    "busrep": {"asyncio", "links", "stores", "reports", "http", "snapshots", *CORE},
+    "busrep": {"asyncio", "links", "options", "reports", *CORE},
 }  # fmt: skip
 
 # A job that spark-submit runs by its file is the command, with the file's name put before the arguments.

@@ -15,13 +15,14 @@ import tomllib
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import attrs
 import pytest
 
 import busrep
 import busrep.errors
+import busrep.sync
 from busrep.errors import (
     BusrepError,
     ClaimBlocked,
@@ -51,6 +52,7 @@ from busrep.errors import (
     WaitTimeout,
     WriterFenced,
 )
+from busrep.options import BusOptions, Options, ThreadOptions
 from busrep.settings import Settings
 
 ROOT = Path(__file__).parent.parent
@@ -93,17 +95,26 @@ def test_nothing_public_needs_an_extra() -> None:
     assert [name for name in busrep.__all__ if getattr(busrep, name).__module__.startswith(extras)] == []
 
 
-def test_connect_takes_what_a_bus_takes() -> None:
-    """Two signatures that must be kept in step."""
-    connect, bus = (inspect.signature(taken).parameters for taken in (busrep.connect, busrep.Bus))
-    assert list(connect.keys() ^ bus.keys()) == []
-    assert {name: one.default for name, one in connect.items()} == {name: one.default for name, one in bus.items()}
+@pytest.mark.parametrize(
+    ("connect", "options", "not_there"),
+    [(busrep.connect, Options, {"beats"}), (busrep.sync.connect, ThreadOptions, set())],
+    ids=["asyncio", "threads"],
+)
+def test_connect_takes_what_a_bus_is_made_of(connect: Any, options: Any, not_there: set[str]) -> None:
+    """The options are declared for type checkers, and once more with their defaults."""
+    named = inspect.signature(connect).parameters.keys() - {"redis", "options"}
+    declared = get_type_hints(options)
+    assert not named & declared.keys()
+    fields = attrs.fields_dict(attrs.resolve_types(BusOptions))
+    assert named | declared.keys() == fields.keys() - not_there
+    assert {name: fields[name].type for name in declared} == declared
+    with pytest.raises(TypeError, match="on_posion"):
+        connect("redis://localhost", name="shop", on_posion="stop")
 
 
-def test_connect_documents_every_argument() -> None:
-    text = busrep.connect.__doc__ or ""
-    undocumented = {name for name in inspect.signature(busrep.connect).parameters if f"``{name}``" not in text}
-    assert undocumented <= {"settings"}  # says itself what it is
+def test_every_option_is_documented() -> None:
+    documented = re.findall(r"^        (\w+): ", (BusOptions.__doc__ or "").split("Raises:")[0], re.MULTILINE)
+    assert documented == [field.name for field in attrs.fields(BusOptions)]
 
 
 def test_names_in_docstrings_of_errors_exist() -> None:

@@ -8,7 +8,6 @@ from ..links.tcp_server import TcpServer, server_tls
 from ..snapshots.parts import SnapshotPart
 from .bus import Bus
 from .reading import Batch
-from .starts import Start
 from .writing import Fact
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ __all__ = [
     "RedisLink",
     "ReferenceSource",
     "SnapshotPart",
-    "Start",
     "TcpAddress",
     "TcpServer",
     "server_tls",

@@ -12,15 +12,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, get_args, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import redis.asyncio as aioredis
 
-from busrep.core.commands import NAME_BYTES, Command, Name, Replicate, Server, UserIp, refuse_name
-from busrep.core.failures import Transient, pause_after
+from busrep.core.commands import Command, Name, Replicate, Server, UserIp
+from busrep.core.failures import pause_after
 from busrep.core.framing import COMMAND_BYTES, parse_message
 from busrep.core.health import Health, closed, health_of
-from busrep.core.snapshots import SnapshotSource
 from busrep.errors import (
     BusrepError,
     Closed,
@@ -31,9 +30,10 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
+from busrep.options import BusOptions
 from busrep.settings import Settings
 from busrep.stores.interface import AsyncStore
-from busrep.streams import Registry, Stream, checked_stream
+from busrep.streams import Stream, checked_stream
 
 from ..links.redis import Link, RedisLink
 from ..links.tcp import TcpAddress, TcpLink, identity_of
@@ -42,9 +42,8 @@ from ..runtime.tasks import call, heed_cancellation, log_failure, spawn, stop, w
 from ..snapshots.parts import Applier, ApplyHandler
 from .cached import CachedFunction, unix_ms
 from .caching import Caching
-from .failing import OnFailure, checked_callback, tell
-from .reading import Batch, Handler, NoticeHandler, OnEpochChange, OnPoison, OnTooOld, Reading
-from .starts import Start
+from .failing import tell
+from .reading import Batch, Handler, NoticeHandler, Reading
 from .writing import Claimed, Fact, WinningBack, Writing
 
 log = logging.getLogger("busrep")
@@ -71,42 +70,13 @@ _NUMBER = re.compile(r"\b\d+\b")
 class Bus:
     """One process's part in a deployment. Made by ``busrep.connect``; see there for the arguments."""
 
-    def __init__(
-        self,
-        redis: str | aioredis.Redis | TcpAddress | TcpServer,
-        *,
-        name: str,
-        streams: Iterable[Stream[Any]] = (),
-        writer: str | None = None,
-        store: AsyncStore | None = None,
-        reader_store: AsyncStore | None = None,
-        reader: str | None = None,
-        start: Start | None = None,
-        settings: Settings | None = None,
-        on_poison: OnPoison = "stop",
-        on_epoch_change: OnEpochChange = "rebootstrap",
-        on_too_old: OnTooOld = "stop",
-        own: bool = False,
-        undeclared: bool = False,
-        require_redis: bool = True,
-        snapshot_source: SnapshotSource | None = None,
-        transient: Transient = None,
-        on_failure: OnFailure | None = None,
-    ) -> None:
-        checked_callback(on_failure)
-        self._on_failure = on_failure
-        _one_of("on_poison", on_poison, get_args(OnPoison))
-        _one_of("on_epoch_change", on_epoch_change, get_args(OnEpochChange))
-        _one_of("on_too_old", on_too_old, get_args(OnTooOld))
-        _check_name("name", name)
-        for what, value in (("writer", writer), ("reader", reader)):
-            if value is not None:
-                _check_name(what, value)
-        self.name, self.writer, self.reader = name, writer, reader
-        self.streams = Registry(streams)
-        self.settings = settings or Settings()
-        self._store = store
-        self._own, self._require_redis = own, require_redis
+    def __init__(self, redis: str | aioredis.Redis | TcpAddress | TcpServer, options: BusOptions) -> None:
+        self._options = options
+        self._on_failure = options.on_failure
+        self.name, self.writer, self.reader = options.name, options.writer, options.reader
+        self.streams, self.settings = options.streams, options.settings
+        self._store: AsyncStore | None = options.store
+        self._own = options.own
         self._commands: deque[tuple[str, bytes]] = deque()
         self._commands_bytes = 0
         self._command_handlers: dict[type[Any], list[Callable[[Any], Awaitable[None] | None]]] = {}
@@ -131,40 +101,22 @@ class Bus:
         self._commands_dropped = 0
         self._writing: Writing | None = None
         self._reading = Reading(
-            self.streams,
-            self.settings,
-            store=store,
-            reader_store=reader_store if reader_store is not None else store,
-            reader=reader,
-            start=start,
-            own=None if own else writer,
-            on_poison=on_poison,
-            on_epoch_change=on_epoch_change,
-            on_too_old=on_too_old,
-            undeclared=undeclared,
+            options,
+            own=None if options.own else options.writer,
             ask=self._ask_for_positions,
             own_positions=self._own_positions,
             own_written=self._own_written,
             on_epoch=self._epoch_changed,
-            snapshot_source=snapshot_source,
-            transient=transient,
             on_stop=self._tell_failure,
         )
         self._caching = Caching(self)
-        self._stores = [one for one in dict.fromkeys((store, reader_store)) if one is not None]
-        _check_stores(self._stores)
-        if not (start is None or isinstance(start, Mapping) or start in ("now", "earliest")):
-            raise ConfigError(f"start={start!r}: 'now', 'earliest' or {{stream: {{writer: position}}}}")
-        if reader is not None and not self._stores:
-            raise ConfigError(f"reader={reader!r} saves its positions in a store: pass store= or reader_store=")
-        durable = [stream.name for stream in self.streams if not stream.resettable]
-        if durable and store is None:
-            raise ConfigError(f"streams {', '.join(durable)} are kept in a table: pass store=, or make them resettable")
+        self._stores = [one for one in dict.fromkeys((options.store, options.reader_store)) if one is not None]
         channels = [self._channel(stream.channel) for stream in self.streams]
-        if writer is not None or undeclared or not channels:
-            channels.insert(0, name)
+        if self.writer is not None or options.undeclared or not channels:
+            channels.insert(0, self.name)
         # Writers hear the first; this process hears itself on the last.
-        self._asking_channels = tuple(dict.fromkeys((name, name if name in channels else channels[0])))
+        own_channel = self.name if self.name in channels else channels[0]
+        self._asking_channels = tuple(dict.fromkeys((self.name, own_channel)))
         self._link = self._make_link(redis, channels)
 
     def _make_link(self, redis: str | aioredis.Redis | TcpAddress | TcpServer, channels: Sequence[str]) -> Link:
@@ -196,7 +148,7 @@ class Bus:
                 self._writing = await self._begin_writing(self.writer)
                 self._named_at = asyncio.get_running_loop().time()
                 self._writing.on_invalidations = self._caching.committed
-            await self._link.start(required=self._require_redis)
+            await self._link.start(required=self._options.require_redis)
         except BaseException:
             await self.close()
             raise
@@ -992,21 +944,3 @@ def format_command(command: Any) -> bytes:
 def settings_in_flight(settings: Settings) -> int:
     """Commands that share a pipeline with frames."""
     return settings.publish_in_flight * 16
-
-
-def _one_of(what: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{what}={value!r}: one of {', '.join(map(repr, allowed))}")
-
-
-def _check_stores(stores: Iterable[Any]) -> None:
-    for store in stores:
-        if not all(hasattr(store, name) for name in ("open", "fetch", "claim")):
-            raise ConfigError(f"store={store!r} is no store: pass a URL, or one of busrep.stores")
-
-
-def _check_name(what: str, value: str) -> None:
-    if not value or any(character.isspace() for character in value):
-        raise ConfigError(f"{what}={value!r}: a name holds at least one character and no white space")
-    if (reason := refuse_name(value)) is not None:
-        raise ConfigError(f"{what}={value[:NAME_BYTES]!r}: a name that {reason}")

@@ -19,18 +19,16 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
 
 from busrep.caches.cache import is_invalidations
 from busrep.core.catchup import FetchUpdates
-from busrep.core.commands import Position
 from busrep.core.delivery import Missed, RawBatch, Reset
-from busrep.core.failures import Transient, Verdict, pause_after
+from busrep.core.failures import Verdict, pause_after
 from busrep.core.framing import Frame
 from busrep.core.reader import Followed, Key, Reader
-from busrep.core.snapshots import SnapshotSource
 from busrep.errors import (
     BusrepError,
     Closed,
@@ -45,9 +43,9 @@ from busrep.errors import (
     Unavailable,
     WaitTimeout,
 )
-from busrep.settings import Settings
+from busrep.options import BusOptions, Start
 from busrep.stores.interface import AsyncStore, KnownWriter, ReaderState, claims_of
-from busrep.streams import Registry, Stream
+from busrep.streams import Stream
 
 from ..runtime.tasks import call, forget_cancellation, heed_cancellation, spawn, stop, within
 from ..snapshots.parts import Applier
@@ -55,16 +53,12 @@ from .bootstrapping import Bootstrapping
 from .effects import effects_of, exactly_once
 from .retrying import Retrying
 from .silent import SilentWriters
-from .starts import Start, start_position, tell_where_it_begins
+from .starts import start_position, tell_where_it_begins
 from .stop_notes import StopNotes
 
 log = logging.getLogger("busrep.reader")
 
 RowT = TypeVar("RowT")
-
-OnPoison = Literal["stop", "dead_letter"]
-OnEpochChange = Literal["rebootstrap", "stop"]
-OnTooOld = Literal["stop", "skip"]
 
 
 @attrs.define(eq=False)
@@ -147,24 +141,6 @@ def _refuse(future: asyncio.Future[None], error: BaseException) -> None:
         future.set_exception(error)
 
 
-def _check_start(start: Start | None) -> None:
-    """Raise ConfigError for a position, or a name, that no line can say and no store keep."""
-    for stream, writers in start.items() if isinstance(start, Mapping) else ():
-        for writer, position in writers.items():
-            try:
-                Position(stream, writer, 0, position)
-            except ConfigError as error:
-                raise ConfigError(f"start= for {writer!r} of {stream!r} is {position!r}: {error}") from None
-
-
-def _check_saving(store: AsyncStore | None, reader: str | None, on_poison: str) -> None:
-    """A source that can only be read keeps neither positions nor dead letters: said now, and not at the first row."""
-    if getattr(store, "read_only", False):
-        for what, asked in ((f"reader={reader!r}", reader is not None), ("on_poison", on_poison == "dead_letter")):
-            if asked:
-                raise ConfigError(f"{what} writes, and {store!r} can only be read: pass reader_store= as well")
-
-
 class Reading:
     """Owns a ``Reader`` core and drives it.
 
@@ -176,43 +152,35 @@ class Reading:
 
     def __init__(
         self,
-        registry: Registry,
-        settings: Settings,
+        options: BusOptions,
         *,
-        store: AsyncStore | None,
-        reader_store: AsyncStore | None,
-        reader: str | None,
-        start: Start | None,
         own: str | None,
-        on_poison: OnPoison,
-        on_epoch_change: OnEpochChange,
-        on_too_old: OnTooOld,
-        undeclared: bool,
         ask: Callable[[], None],
         own_positions: Callable[[], Mapping[str, int]],
         own_written: Callable[[str], tuple[int, bool] | None],
         on_epoch: Callable[[str], None],
-        snapshot_source: SnapshotSource | None = None,
-        transient: Transient = None,
-        on_stop: Callable[[BusrepError], None] = lambda _: None,
+        on_stop: Callable[[BusrepError], None],
     ) -> None:
-        _check_saving(reader_store, reader, on_poison)
-        _check_start(start)
-        self.core = Reader((), settings=settings, own=[own] if own else (), undeclared=undeclared)
-        self._registry, self._settings = registry, settings
+        settings = options.settings
+        self.core = Reader((), settings=settings, own=[own] if own else (), undeclared=options.undeclared)
+        self._registry, self._settings = options.streams, settings
         # A cache is empty at the start: of invalidations nothing is read but what is new, and no position is saved.
-        self.unsaved = frozenset(stream.name for stream in registry if is_invalidations(stream))
+        self.unsaved = frozenset(stream.name for stream in options.streams if is_invalidations(stream))
         self.after_pump: Callable[[], None] = lambda: None
+        store: AsyncStore | None = options.store
+        reader_store: AsyncStore | None = options.positions_store
+        reader = options.reader
         self._store, self._reader_store, self._name = store, reader_store, reader
-        self._start: Start = start if start is not None else ("earliest" if reader else "now")
+        self._start: Start = options.start if options.start is not None else ("earliest" if reader else "now")
         self._own = own
         self.own_starts: Mapping[str, int] = {}  # stream -> where this process's own facts begin
         self._own_from: dict[str, int] = {}
         self._own_due: dict[str, None] = {}  # streams bootstrapped, whose own facts are handled like another's as yet
-        self._on_poison, self._on_epoch_change, self._on_too_old = on_poison, on_epoch_change, on_too_old
+        self._on_poison, self._on_too_old = options.on_poison, options.on_too_old
+        self._on_epoch_change = options.on_epoch_change
         self._ask, self._own_positions, self._on_epoch = ask, own_positions, on_epoch
         self._own_written = own_written
-        self.retrying = Retrying(settings, transient)
+        self.retrying = Retrying(settings, options.transient)
         self.on_stop = on_stop
         self.notes = StopNotes(reader_store, reader, settings)
         self._following: dict[str, asyncio.Task[None]] = {}
@@ -236,8 +204,8 @@ class Reading:
             store=store,
             reader_store=reader_store,
             reader=reader,
-            source=snapshot_source,
-            fresh_ones=start is None,
+            source=options.snapshot_source,
+            fresh_ones=options.start is None,
             saving=self._saving,
         )
         self.silent = SilentWriters(self, settings, store)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Literal
 
+from busrep.options import Start
 from busrep.stores.interface import KnownWriter
 
 log = logging.getLogger("busrep.reader")
-
-Start = Literal["now", "earliest"] | Mapping[str, Mapping[str, int]]
-"""Where a reader without saved positions begins: behind what is proven now, at the oldest row there is, or at given
-positions {stream: {writer: position}} (writers not named there: at their oldest row)."""
 
 
 def start_position(start: Start, writer: KnownWriter) -> int:

@@ -14,12 +14,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError
+from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown
 from busrep.settings import Settings
-from busrep.stores import FORMS
+from busrep.stores import split_store_url
 from busrep.stores.interface import (
     AsyncStore,
     AsyncTransaction,
@@ -35,7 +34,6 @@ from busrep.stores.interface import (
 )
 from busrep.stores.memory.store import LOOK, MemoryStore, _Name
 from busrep.streams import Registry
-from busrep.urls import check_url, shown_url
 
 T = TypeVar("T")
 
@@ -313,18 +311,15 @@ class BlockingMemoryStore(MemoryStore):
 
 
 def open_blocking_store(url: str, streams: Registry, *, settings: Settings | None = None) -> BlockingStore:
-    """The store of a URL for threads, not connected yet. Raises ConfigError for a URL of another form, MissingExtra."""
+    """Make the store of a URL, for threads; it is not connected yet. Raises ConfigError, MissingExtra."""
     settings = settings or Settings()
-    check_url(url, "the store URL", FORMS)
-    scheme, _, rest = url.partition("://")
-    if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and rest != "/:memory:":
+    kind, place = split_store_url(url)
+    if kind == "sqlite":
         from busrep.stores.sqlite.blocking import BlockingSqliteStore
 
-        return BlockingStore(BlockingSqliteStore(unquote(rest[1:]), streams, settings))
-    if scheme in ("postgresql", "postgres"):
+        return BlockingStore(BlockingSqliteStore(place, streams, settings))
+    if kind == "postgresql":
         from busrep.stores.postgres.blocking import BlockingPostgresStore
 
-        return BlockingStore(BlockingPostgresStore(url, streams, settings))
-    if scheme == "memory" and rest and not set(rest) & {*"/@?"}:
-        return BlockingStore(BlockingMemoryStore(rest, streams, settings))
-    raise ConfigError(f"the store URL {shown_url(url)!r} does not work; these forms do: {FORMS}")
+        return BlockingStore(BlockingPostgresStore(place, streams, settings))
+    return BlockingStore(BlockingMemoryStore(place, streams, settings))

@@ -11,25 +11,22 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
+import attrs
 import redis as redis_py
 
 from busrep.asyncio import Bus as AsyncioBus
-from busrep.asyncio import Start
 from busrep.asyncio.bus import format_command
-from busrep.asyncio.failing import checked_callback
-from busrep.asyncio.reading import OnEpochChange, OnPoison, OnTooOld
 from busrep.caches.cache import Feed
 from busrep.core.commands import Command, UserIp
-from busrep.core.failures import Transient, predicate_of
 from busrep.core.health import Health, closed, health_of
 from busrep.errors import BusrepError, Closed, ConfigError, NotAWriter, Unavailable
+from busrep.options import BusOptions, ThreadOptions
 from busrep.settings import Settings
-from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store
 from busrep.stores.interface import AsyncStore
-from busrep.streams import Registry, Stream, checked_stream
+from busrep.streams import Stream, checked_stream
 
 from .caching import CachedFunction, Caching, Pruning
 from .effects import EffectsStore
@@ -60,50 +57,19 @@ class Bus:
     methods may be called from any thread. In a signal handler raise an exception instead of calling them.
     """
 
-    def __init__(
-        self,
-        redis: str | redis_py.Redis,
-        *,
-        name: str,
-        streams: Iterable[Stream[Any]] = (),
-        store: str | AsyncStore | None = None,
-        writer: str | None = None,
-        reader: str | None = None,
-        reader_store: str | AsyncStore | None = None,
-        start: Start | None = None,
-        settings: Settings | None = None,
-        on_poison: OnPoison = "stop",
-        on_epoch_change: OnEpochChange = "rebootstrap",
-        on_too_old: OnTooOld = "stop",
-        own: bool = False,
-        undeclared: bool = False,
-        require_redis: bool = True,
-        snapshot_source: Any = None,
-        transient: Transient = None,
-        on_failure: Callable[[BusrepError], None] | None = None,
-        beats: bool = True,
-    ) -> None:
-        if on_failure is not None:
-            checked_callback(_plain(on_failure))
-        self._on_failure = on_failure
-        self.name, self.writer, self.reader = name, writer, reader
-        self.streams = Registry(streams)
-        self.settings = settings or Settings()
-        self._redis, self._store, self._reader_store = redis, store, reader_store
-        self._beats, self._require_redis, self._own = beats, require_redis, own
-        self._snapshot_source = snapshot_source
-        self._options: dict[str, Any] = {
-            "name": name, "streams": list(self.streams), "reader": reader, "start": start, "settings": self.settings,
-            "on_poison": on_poison, "on_epoch_change": on_epoch_change, "on_too_old": on_too_old,
-            "undeclared": undeclared, "require_redis": require_redis, "transient": predicate_of(transient),
-            "on_failure": self._tell_failure,
-        }  # fmt: skip
+    def __init__(self, redis: str | redis_py.Redis, options: BusOptions) -> None:
+        if options.on_failure is not None:
+            _plain(options.on_failure)
+        self._options = options
+        self._redis = redis
+        self.name, self.writer, self.reader = options.name, options.writer, options.reader
+        self.streams, self.settings = options.streams, options.settings
         direct = isinstance(redis, str) and redis.startswith(("tcp://", "tcps://"))
-        if writer is not None:
+        if self.writer is not None:
             if direct:
                 raise ConfigError("a writer in threads needs a Redis: direct TCP is for readers, and for asyncio")
-            if not isinstance(store, str | None):
-                raise ConfigError(f"store={store!r}: a writer in threads needs the URL of its store")
+            if not isinstance(options.store, str | None):
+                raise ConfigError(f"store={options.store!r}: a writer in threads needs the URL of its store")
         self._publisher = None if direct else Publisher(redis, self.settings)
         self._caching = Caching(self, self.streams, self.settings)
         self._writing: Writing | None = None
@@ -158,18 +124,18 @@ class Bus:
 
     def _begin_writing(self, writer: str) -> None:
         assert self._publisher is not None  # noqa: S101 (looked at in __init__)
-        if isinstance(self._store, str):
-            self._blocking = open_blocking_store(self._store, self.streams, settings=self.settings)
+        if isinstance(self._options.store, str):
+            self._blocking = open_blocking_store(self._options.store, self.streams, settings=self.settings)
             self._blocking.open()
-        if self._require_redis:
+        if self._options.require_redis:
             self._connect(self._publisher)
         self._writing = Writing(
             writer, self.name, self.streams, self.settings,
-            store=self._blocking, publisher=self._publisher, beats=self._beats, here=self._here, on_loss=self._lost,
-            on_invalidations=self._caching.committed, on_unknown=self._caching.drop_all,
+            store=self._blocking, publisher=self._publisher, beats=self._options.beats, here=self._here,
+            on_loss=self._lost, on_invalidations=self._caching.committed, on_unknown=self._caching.drop_all,
         )  # fmt: skip
         self._writing.publish(now=True)
-        if self._beats:
+        if self._options.beats:
             self._begin_chores(self._writing)
 
     def _begin_chores(self, writing: Writing) -> None:
@@ -315,13 +281,13 @@ class Bus:
 
     def _tell_failure(self, error: BusrepError) -> None:
         """In a thread of its own: neither the bus's loop nor a thread that writes may wait for the application."""
-        if self._on_failure is not None:
+        if self._options.on_failure is not None:
             threading.Thread(target=self._call_on_failure, args=(error,), name="busrep-failure", daemon=True).start()
 
     def _call_on_failure(self, error: BusrepError) -> None:
         try:
-            if self._on_failure is not None:
-                self._on_failure(error)
+            if self._options.on_failure is not None:
+                self._options.on_failure(error)
         except Exception:  # what stopped is in the log already
             log.exception("on_failure= failed")
 
@@ -329,37 +295,19 @@ class Bus:
 
     def _make_reading_bus(self) -> ReadingBus:
         redis: Any = self._redis if isinstance(self._redis, str) else async_client(self._redis)
-        given = {**self._options, **self._async_stores(), "own": self._own}
         beside = None if self._writing is None or self._writing.lost is not None else self.writer
-        caches = self._caching.caches
-        return ReadingBus(redis, beside=beside, writing=self._writing, caches=caches, **given)
+        return ReadingBus(
+            redis, self._reading_options(), beside=beside, writing=self._writing, caches=self._caching.caches
+        )
+
+    def _reading_options(self) -> BusOptions:
+        on_failure = None if self._options.on_failure is None else self._tell_failure
+        return attrs.evolve(self._options.opened(), writer=None, on_failure=on_failure)
 
     def _check_arguments(self) -> None:
-        """Now, not in some thread later. An asyncio bus that is never opened knows all that there is to check."""
+        """Raise ConfigError now, not in some thread later: an asyncio bus that is never opened checks all there is."""
         # Whether asyncio has the like of a client is asked when something is read: a writer may do without.
-        redis = self._redis if isinstance(self._redis, str) else "redis://localhost"
-        AsyncioBus(redis, writer=self.writer, own=self._own, **self._async_stores(), **self._options)
-
-    def _async_stores(self) -> dict[str, Any]:
-        source = self._snapshot_source
-        if isinstance(source, str):
-            from busrep.snapshots.sources import open_source
-
-            source = open_source(source, self.streams, self.settings)
-        return {
-            "store": self._async_store(self._store),
-            "reader_store": self._async_store(self._reader_store),
-            "snapshot_source": source,
-        }
-
-    def _async_store(self, store: Any) -> Any:
-        if not isinstance(store, str):
-            return store
-        if store.startswith(("http://", "https://")):
-            from busrep.http.source import HttpSource
-
-            return HttpSource(store, self.streams, self.settings)
-        return open_store(store, self.streams, settings=self.settings)
+        AsyncioBus(self._redis if isinstance(self._redis, str) else "redis://localhost", self._options.opened())
 
     def _read(self) -> Reading:
         """The reading half, started if it was not."""
@@ -373,7 +321,7 @@ class Bus:
         return self._reading
 
     def _begin_reading(self) -> None:
-        given = self._store if self._reader_store is None else self._reader_store
+        given = self._options.positions_store
         effects = EffectsStore(given, self.streams, self.settings)
         reading = Reading(self._make_reading_bus, self.settings, effects, self._here)
         reading.start()
@@ -417,7 +365,7 @@ class Bus:
         can never be. In a handler it waits in vain: no other handler is called meanwhile.
         """
         self._check_open()
-        if writer != self.writer or self._own or self._is_successors(stream, token):
+        if writer != self.writer or self._options.own or self._is_successors(stream, token):
             self._read().wait_for(stream, writer, token, timeout)
 
     def _is_successors(self, stream: Stream[Any], token: int) -> bool:
@@ -454,7 +402,7 @@ class Bus:
         if self._reading is not None:
             return self._reading.positions()
         writing = self._writing
-        if writing is None or self._own or writing.lost is not None:
+        if writing is None or self._options.own or writing.lost is not None:
             return {}
         return {stream: {writing.name: position} for stream, position in writing.positions().items()}
 
@@ -628,55 +576,30 @@ def connect(
     store: str | AsyncStore | None = None,
     writer: str | None = None,
     reader: str | None = None,
-    reader_store: str | AsyncStore | None = None,
-    start: Start | None = None,
     settings: Settings | None = None,
-    on_poison: OnPoison = "stop",
-    on_epoch_change: OnEpochChange = "rebootstrap",
-    on_too_old: OnTooOld = "stop",
-    own: bool = False,
-    undeclared: bool = False,
-    require_redis: bool = True,
-    snapshot_source: Any = None,
-    transient: Transient = None,
-    on_failure: Callable[[BusrepError], None] | None = None,
-    beats: bool = True,
+    **options: Unpack[ThreadOptions],
 ) -> Bus:
-    """A bus for the threads of this process: ``with busrep.sync.connect(...) as bus``, or open at its first use.
+    """Make a bus for the threads of this process: ``with busrep.sync.connect(...) as bus``, or open at its first use.
 
-    The arguments are those of `busrep.connect`, and these differ: ``redis`` may be a ``redis.Redis``; a writer's
-    ``store`` is a URL; ``on_failure`` is a plain function, called in a thread of its own.
+    Args:
+        redis: As of `busrep.connect`, or a ``redis.Redis``.
+        name, streams, writer, reader, settings: See `busrep.options.BusOptions`.
+        store: See there. A writer in threads needs a URL.
+        options: See there. ``on_failure`` is a plain function here, called in a thread of its own. With ``beats`` (the
+            default) two threads announce the writer, for readers finish it as silent after
+            ``heartbeat * silent_after_beats`` seconds; they send again what Redis did not take, and find out what
+            became of facts in doubt. With ``beats=False`` there is no thread: each write first does what is overdue. A writer
+            that was finished for its silence wins its name back before the next fact, as long as no other process has
+            claimed the name. (A bus with cached functions has threads that read, and beats all the same.)
 
-    ``beats``: True for two threads that show others that this writer lives (or readers would finish it as silent after
-    ``heartbeat * silent_after_beats`` seconds), send again what Redis did not take, and find out what became of facts
-    in doubt. False for no thread at all: each write does first what is overdue. A writer that was finished for its
-    silence wins its name back before the next fact, as long as no other process has claimed it. (A bus with cached
-    functions has threads that read, and beats all the same.)
-
-    Raises ConfigError for arguments that cannot work; opening raises Unavailable, SchemaError, ClaimBlocked,
-    PositionsAheadOfTable.
+    Raises:
+        ConfigError: For arguments that cannot work. Opening the bus raises Unavailable, SchemaError, ClaimBlocked and
+            PositionsAheadOfTable.
     """
-    return Bus(
-        redis,
-        name=name,
-        streams=streams,
-        store=store,
-        writer=writer,
-        reader=reader,
-        reader_store=reader_store,
-        start=start,
-        settings=settings,
-        on_poison=on_poison,
-        on_epoch_change=on_epoch_change,
-        on_too_old=on_too_old,
-        own=own,
-        undeclared=undeclared,
-        require_redis=require_redis,
-        snapshot_source=snapshot_source,
-        transient=transient,
-        on_failure=on_failure,
-        beats=beats,
+    given = BusOptions(
+        name=name, streams=streams, store=store, writer=writer, reader=reader, settings=settings, **options
     )
+    return Bus(redis, given)
 
 
 def _close_all() -> None:

@@ -27,6 +27,7 @@ from busrep.caches.cache import Caches, Feed
 from busrep.core.commands import Command, Name, Replicate
 from busrep.core.reader import Reader
 from busrep.errors import Closed, ConfigError
+from busrep.options import BusOptions
 from busrep.settings import Settings
 from busrep.stores.blocking import complete
 from busrep.streams import Stream
@@ -114,18 +115,15 @@ class ReadingBus(runtime.Bus):
     _caching: ReadingUpkeep
 
     def __init__(
-        self, redis: Any, *, beside: str | None, writing: Writing | None, own: bool, caches: Caches, **options: Any
+        self, redis: Any, options: BusOptions, *, beside: str | None, writing: Writing | None, caches: Caches
     ) -> None:
-        self._beside, self._beside_writing = None if own else beside, writing
-        reader_store = options["reader_store"] or options["store"]
-        if options["reader"] is not None and reader_store is not None:
-            options["reader_store"] = _SavesThere(reader_store)
-        super().__init__(redis, own=own, **options)
+        self._beside, self._beside_writing = None if options.own else beside, writing
+        if options.reader is not None:
+            options = attrs.evolve(options, reader_store=_SavesThere(options.positions_store))
+        super().__init__(redis, options)
         self._caching = ReadingUpkeep(self, caches, writing)
         if self._beside is not None:
-            self._reading.core = Reader(
-                (), settings=self.settings, own=[self._beside], undeclared=options["undeclared"]
-            )
+            self._reading.core = Reader((), settings=self.settings, own=[self._beside], undeclared=options.undeclared)
             self._reading._own = self._beside
         if writing is not None:
             self._reading.own_starts = writing.starts

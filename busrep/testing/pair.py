@@ -27,6 +27,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from busrep.asyncio import Bus
+from busrep.options import BusOptions
 from busrep.settings import Settings
 from busrep.stores import open_store
 from busrep.stores.memory import store as memory
@@ -185,7 +186,7 @@ class MemoryDeployment:
             "start": "earliest",
             **options,
         }
-        return Bus(given.pop("redis", None) or self.redis.client(), **given)
+        return Bus(given.pop("redis", None) or self.redis.client(), BusOptions(**given))
 
 
 @asynccontextmanager

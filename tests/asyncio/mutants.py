@@ -1919,8 +1919,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "asyncio.bus.Bus.__init__",
-                "dict.fromkeys((name, name if name in channels else channels[0]))",
-                "(name,)",
+                "dict.fromkeys((self.name, own_channel))",
+                "(self.name,)",
             ),
         ),
         checks=(LINK_LIFE + "a_reader_of_a_sub_channel_hears_its_own_question",),
@@ -2010,7 +2010,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-start-is-not-checked",
         rule="9.20",
         harm="A reader that begins at a position beyond 64 bits tries for ever to register.",
-        edits=(Edit("asyncio.reading.Reading.__init__", "        _check_start(start)\n", ""),),
+        edits=(Edit("BusOptions.__attrs_post_init__", "        _check_start(self.start)\n", ""),),
         checks=(DRIVER_ERRORS + "a_start_that_no_store_can_keep_is_a_config_error[9223372036854775808]",),
     ),
     Mutant(

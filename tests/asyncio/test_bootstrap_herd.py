@@ -14,6 +14,7 @@ import pytest
 from busrep import Bus, Settings
 from busrep.caches.cache import invalidations
 from busrep.errors import ConfigError
+from busrep.options import BusOptions
 from busrep.stores import open_store
 from busrep.stores.postgres.snapshots import SLOTS
 from busrep.streams import Registry
@@ -77,7 +78,8 @@ def test_fifty_readers_at_once_on_postgresql(postgres_url: str) -> None:
     registry, redis, watched = Registry([orders, payments]), MemoryRedis(), Watched()
 
     def bus(store: Any, **options: Any) -> Bus:
-        return Bus(redis.client(), name="shop", streams=registry, store=store, start=None, settings=settings, **options)
+        given = BusOptions(name="shop", streams=registry, store=store, start=None, settings=settings, **options)
+        return Bus(redis.client(), given)
 
     async def main() -> None:
         store = open_store(postgres_url, registry, settings=settings)

@@ -14,6 +14,7 @@ import pytest
 
 from busrep import Batch, Bus, SnapshotPart
 from busrep.errors import ReaderMoved, Unavailable
+from busrep.options import BusOptions
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.pair import MemoryRedis
@@ -49,7 +50,7 @@ class Shop:
         for name in ("store", "reader_store"):
             if options.get(name):
                 options[name] = open_store(options[name], registry, settings=PATIENT)
-        return Bus(self.redis.client(), name="shop", streams=registry, **options)
+        return Bus(self.redis.client(), BusOptions(name="shop", streams=registry, **options))
 
 
 @attrs.define

@@ -10,6 +10,7 @@ import pytest
 from busrep import Stream
 from busrep.asyncio import Bus
 from busrep.core.commands import Name
+from busrep.options import BusOptions
 from busrep.sync import connect as sync_connect
 from busrep.testing import MemoryDeployment
 from tests.asyncio.test_bus import Order, Seen, deployment, on_postgres, orders, run, until, write
@@ -200,7 +201,7 @@ async def deaf(then: Any = None) -> None:
 
 def test_a_subscriber_that_swallows_a_cancellation_does_not_keep_a_bus_open(redis_url: str, bus_name: str) -> None:
     async def main() -> None:
-        bus = Bus(redis_url, name=bus_name, streams=[live], writer="w1")
+        bus = Bus(redis_url, BusOptions(name=bus_name, streams=[live], writer="w1"))
         async with asyncio.timeout(20):
             await bus.open()
             link: Any = bus._link
@@ -218,7 +219,7 @@ def test_what_a_task_starts_while_it_is_stopped_is_stopped_too(redis_url: str, b
     """A name that is being won back while the bus closes starts to settle: it would go on, and win it back again."""
 
     async def main() -> None:
-        bus = Bus(redis_url, name=bus_name, streams=[live], writer="w1")
+        bus = Bus(redis_url, BusOptions(name=bus_name, streams=[live], writer="w1"))
         async with asyncio.timeout(60):
             await bus.open()
             started: list[asyncio.Task[Any]] = []

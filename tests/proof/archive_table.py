@@ -9,6 +9,7 @@ from typing import Any
 
 from busrep.asyncio import Bus
 from busrep.errors import MissingExtra
+from busrep.options import BusOptions
 from busrep.stores import open_store
 from busrep.streams import Registry, Stream
 from busrep.testing.load import Log, mixed
@@ -73,7 +74,7 @@ async def writers(url: str, redis: str, base: int, logs: list[Log]) -> AsyncIter
     async def write(number: int) -> None:
         store = open_store(url, Registry([EVENTS]))
         writer = f"live-{number}"
-        async with Bus(redis, name=NAME, store=store, streams=[EVENTS], writer=writer) as bus:
+        async with Bus(redis, BusOptions(name=NAME, store=store, streams=[EVENTS], writer=writer)) as bus:
             turn = 0
             while not stop.is_set():
                 turn += 1

@@ -1507,7 +1507,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
                 "    try:\n        return dict(psycopg.conninfo.conninfo_to_dict(url))\n"
                 "    except ZeroDivisionError:\n        pass\n",
             ),
-            Edit("open_store", '    check_url(url, "the store URL", FORMS)\n', ""),
+            Edit("split_store_url", '    check_url(url, "the store URL", FORMS)\n', ""),
         ),
         checks=(SECRETS + "no_entry_shows_a_password[8-store_asyncio]",),
     ),

@@ -12,6 +12,7 @@ import attrs
 from busrep.asyncio.bus import Bus
 from busrep.asyncio.reading import Batch
 from busrep.errors import BusrepError, CommitsLost
+from busrep.options import BusOptions
 from busrep.stores.plans import Control, Sql
 from busrep.streams import Registry, Stream
 from busrep.testing.virtual import Process
@@ -144,19 +145,14 @@ class Service:
     def _make(self) -> Bus:
         world, role, options = self.world, self.role, self.role.options
         if role.kind == MEMORY:
-            return Bus(
-                self.redis.client(),
-                name=NAME,
-                streams=(presence,),
-                writer=role.name,
-                settings=world.settings,
-                require_redis=False,
+            given = BusOptions(
+                name=NAME, streams=(presence,), writer=role.name, settings=world.settings, require_redis=False
             )
+            return Bus(self.redis.client(), given)
         registry = Registry(STREAMS)
         primary = SimStore(registry, world.settings, self.database)
         store = primary if self.replica is None else SimStore(registry, world.settings, self.replica)
-        return Bus(
-            self.redis.client(),
+        given = BusOptions(
             name=NAME,
             streams=STREAMS,
             writer=role.name if role.kind == WRITER else None,
@@ -170,6 +166,7 @@ class Service:
             require_redis=False,
             transient=is_outage,
         )
+        return Bus(self.redis.client(), given)
 
     async def _live(self) -> None:
         """Run a bus; another one when that was fenced, as a supervisor restarts what ends."""

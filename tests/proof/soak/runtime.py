@@ -20,6 +20,7 @@ from redis.asyncio.sentinel import Sentinel
 
 from busrep import asyncio as on_loop
 from busrep import sync
+from busrep.options import BusOptions
 from busrep.stores import open_store
 from busrep.stores.blocking import complete
 from busrep.streams import Registry, Stream
@@ -112,9 +113,11 @@ class OnLoop(on_loop.Bus):
         registry, other = Registry(task.streams), _reader_store(task)
         super().__init__(
             task.tcp or self._sentinel.master_for(task.service),
-            store=open_store(task.store, registry, settings=SETTINGS),
-            reader_store=None if other is None else open_store(other, registry, settings=SETTINGS),
-            **_options(task),
+            BusOptions(
+                store=open_store(task.store, registry, settings=SETTINGS),
+                reader_store=None if other is None else open_store(other, registry, settings=SETTINGS),
+                **_options(task),
+            ),
         )
 
     async def close(self) -> None:
@@ -196,10 +199,7 @@ class InThreads:
         self._sentinel = BlockingRerouted(task)
         self._bus = sync.Bus(
             self._sentinel.master_for(task.service),  # type: ignore[no-untyped-call]
-            store=task.store,
-            reader_store=_reader_store(task),
-            beats=bool(task.beats),
-            **_options(task),
+            BusOptions(store=task.store, reader_store=_reader_store(task), beats=bool(task.beats), **_options(task)),
         )
         self.on_reset, self.on_missed, self.positions = self._bus.on_reset, self._bus.on_missed, self._bus.positions
 

@@ -14,6 +14,7 @@ from busrep import asyncio as on_loop
 from busrep import sync
 from busrep.caches.cache import invalidations
 from busrep.errors import ClaimBlocked, Unavailable
+from busrep.options import BusOptions
 from busrep.stores import open_store
 from busrep.stores.blocking import complete
 from busrep.streams import Registry
@@ -78,9 +79,9 @@ class Process:
             "require_redis": False,  # it may be away while this process is started
         }
         if task.threads:
-            return InThreads(sync.Bus(task.redis, store=task.postgres, **options))
+            return InThreads(sync.Bus(task.redis, BusOptions(store=task.postgres, **options)))
         store = open_store(task.postgres, Registry([self.stream]), settings=settings)
-        return on_loop.Bus(task.redis, store=store, **options)
+        return on_loop.Bus(task.redis, BusOptions(store=store, **options))
 
     def _items(self, runtime: Any) -> Items:
         return Items(self.memory, self.task.postgres, self.dice("loader"), runtime.connect, runtime.sleep)
