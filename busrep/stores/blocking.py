@@ -11,30 +11,19 @@ thread; a transaction belongs to one thread at a time.
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Collection, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown
 from busrep.settings import Settings
 from busrep.stores import split_store_url
-from busrep.stores.interface import (
-    AsyncStore,
-    AsyncTransaction,
-    Claim,
-    DeadLetter,
-    EffectsTransaction,
-    FactRows,
-    KnownWriter,
-    Newest,
-    ReaderState,
-    Registered,
-    StoredStream,
-)
+from busrep.stores.interface import AsyncStore, AsyncTransaction, Claim, EffectsTransaction
 from busrep.stores.memory.store import LOOK, MemoryStore, _Name
 from busrep.streams import Registry
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -49,6 +38,23 @@ def complete(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a blocking store waited for an event loop")
 
 
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """Make the blocking form of a method: run the one of that name of ``self.wrapped`` to its end."""
+    name = method.__name__
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        work: Coroutine[Any, Any, T] = getattr(self.wrapped, name)(*args, **kwargs)
+        return complete(work)
+
+    call.__name__, call.__doc__ = name, method.__doc__
+    return call
+
+
+def wrapped(name: str) -> Any:
+    """Make a property that reads the one of that name of ``self.wrapped``."""
+    return property(operator.attrgetter(f"wrapped.{name}"))
+
+
 class BlockingTransaction:
     """An `AsyncTransaction` for threads; see there for what each method promises.
 
@@ -59,90 +65,51 @@ class BlockingTransaction:
     """
 
     def __init__(self, transaction: AsyncTransaction) -> None:
-        self._transaction = transaction
+        self.wrapped = transaction
         self.in_doubt = False
 
-    @property
-    def connection(self) -> Any:
-        """See `AsyncTransaction`."""
-        return self._transaction.connection
-
-    @property
-    def joined(self) -> bool:
-        """See `AsyncTransaction`."""
-        return self._transaction.joined
-
-    @property
-    def marker(self) -> object:
-        """See `AsyncTransaction`."""
-        return self._transaction.marker
+    connection = wrapped("connection")
+    joined: bool = wrapped("joined")
+    marker = wrapped("marker")
+    begin = blocking(AsyncTransaction.begin)
+    insert = blocking(AsyncTransaction.insert)
+    execute = blocking(AsyncTransaction.execute)
+    rollback = blocking(AsyncTransaction.rollback)
 
     @property
     def reserves(self) -> bool:
         """Whether IDs have to be reserved in this transaction, by `reserve` before `begin`: if it is rolled back, the
         sequence gives them again."""
-        return getattr(self._transaction, "reserves", False)
+        return getattr(self.wrapped, "reserves", False)
 
     def reserve(self, stream: str, count: int) -> list[int]:
         """``count`` new IDs of the stream, until the transaction is rolled back. Raises Unavailable."""
-        work: Coroutine[Any, Any, list[int]] = getattr(self._transaction, "reserve")(stream, count)  # noqa: B009
+        work: Coroutine[Any, Any, list[int]] = getattr(self.wrapped, "reserve")(stream, count)  # noqa: B009
         return complete(work)
-
-    def begin(self) -> None:
-        """See `AsyncTransaction`."""
-        complete(self._transaction.begin())
-
-    def insert(self, stream: str, facts: Sequence[FactRows]) -> None:
-        """See `AsyncTransaction`."""
-        complete(self._transaction.insert(stream, facts))
-
-    def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """See `AsyncTransaction`."""
-        return complete(self._transaction.execute(sql, params))
 
     def commit(self) -> None:
         """See `AsyncTransaction`."""
         self.in_doubt = True
         try:
-            complete(self._transaction.commit())
+            complete(self.wrapped.commit())
         except CommitUnknown:
             raise
         except BusrepError:
             self.in_doubt = False
             raise
 
-    def rollback(self) -> bool:
-        """See `AsyncTransaction`."""
-        return complete(self._transaction.rollback())
-
 
 class BlockingEffects:
     """An `EffectsTransaction` for threads; see there for what each method promises."""
 
     def __init__(self, effects: EffectsTransaction) -> None:
-        self._effects = effects
+        self.wrapped = effects
 
-    @property
-    def connection(self) -> Any:
-        """See `EffectsTransaction`."""
-        return self._effects.connection
-
-    @property
-    def ended(self) -> bool:
-        """See `EffectsTransaction`."""
-        return self._effects.ended
-
-    def begin(self) -> None:
-        """See `EffectsTransaction`."""
-        complete(self._effects.begin())
-
-    def commit(self) -> None:
-        """See `EffectsTransaction`."""
-        complete(self._effects.commit())
-
-    def rollback(self) -> None:
-        """See `EffectsTransaction`."""
-        complete(self._effects.rollback())
+    connection = wrapped("connection")
+    ended: bool = wrapped("ended")
+    begin = blocking(EffectsTransaction.begin)
+    commit = blocking(EffectsTransaction.commit)
+    rollback = blocking(EffectsTransaction.rollback)
 
 
 class BlockingStore:
@@ -152,146 +119,42 @@ class BlockingStore:
     """
 
     def __init__(self, store: AsyncStore) -> None:
-        self._store = store
+        self.wrapped = store
 
-    def open(self) -> None:
-        """See `AsyncStore`."""
-        complete(self._store.open())
-
-    def close(self) -> None:
-        """See `AsyncStore`."""
-        complete(self._store.close())
-
-    def init(self, redefine: Collection[str] = ()) -> None:
-        """See `AsyncStore`."""
-        complete(self._store.init(redefine))
-
-    def verify(self) -> None:
-        """See `AsyncStore`."""
-        complete(self._store.verify())
-
-    def stored_streams(self) -> dict[str, StoredStream]:
-        """See `AsyncStore`."""
-        return complete(self._store.stored_streams())
-
-    def epoch(self) -> str:
-        """See `AsyncStore`."""
-        return complete(self._store.epoch())
-
-    def sequence(self, stream: str) -> int | None:
-        """See `AsyncStore`."""
-        return complete(self._store.sequence(stream))
-
-    def claim(self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None) -> Claim:
-        """See `AsyncStore`."""
-        return complete(self._store.claim(writer, streams, timeout=timeout, again=again))
-
-    def reserve(self, stream: str, count: int) -> list[int]:
-        """See `AsyncStore`."""
-        return complete(self._store.reserve(stream, count))
+    open = blocking(AsyncStore.open)
+    close = blocking(AsyncStore.close)
+    init = blocking(AsyncStore.init)
+    verify = blocking(AsyncStore.verify)
+    stored_streams = blocking(AsyncStore.stored_streams)
+    epoch = blocking(AsyncStore.epoch)
+    sequence = blocking(AsyncStore.sequence)
+    claim = blocking(AsyncStore.claim)
+    reserve = blocking(AsyncStore.reserve)
+    outcome = blocking(AsyncStore.outcome)
+    heartbeat = blocking(AsyncStore.heartbeat)
+    check_claim = blocking(AsyncStore.check_claim)
+    fetch = blocking(AsyncStore.fetch)
+    known = blocking(AsyncStore.known)
+    newest = blocking(AsyncStore.newest)
+    finish = blocking(AsyncStore.finish)
+    register_reader = blocking(AsyncStore.register_reader)
+    load_reader = blocking(AsyncStore.load_reader)
+    save_reader = blocking(AsyncStore.save_reader)
+    note_stopped = blocking(AsyncStore.note_stopped)
+    reset_reader = blocking(AsyncStore.reset_reader)
+    dead_letter = blocking(AsyncStore.dead_letter)
+    dead_letters = blocking(AsyncStore.dead_letters)
+    prune = blocking(AsyncStore.prune)
+    restored = blocking(AsyncStore.restored)
+    status = blocking(AsyncStore.status)
 
     def effects(self) -> BlockingEffects:
-        """See `AsyncStore`."""
-        return BlockingEffects(self._store.effects())
+        """Return a transaction for the effects of a handler. See `AsyncStore.effects`."""
+        return BlockingEffects(self.wrapped.effects())
 
     def transaction(self, claim: Claim, connection: Any = None) -> BlockingTransaction:
-        """See `AsyncStore`."""
-        return BlockingTransaction(self._store.transaction(claim, connection))
-
-    def outcome(
-        self, claim: Claim, marker: object, facts: Sequence[tuple[str, int]]
-    ) -> dict[tuple[str, int], list[bytes]] | None:
-        """See `AsyncStore`."""
-        return complete(self._store.outcome(claim, marker, facts))
-
-    def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Registered:
-        """See `AsyncStore`."""
-        return complete(self._store.heartbeat(claim, positions))
-
-    def check_claim(self, claim: Claim) -> None:
-        """See `AsyncStore`."""
-        complete(self._store.check_claim(claim))
-
-    def fetch(self, question: FetchUpdates) -> UpdatesPage:
-        """See `AsyncStore`."""
-        return complete(self._store.fetch(question))
-
-    def known(self) -> list[KnownWriter]:
-        """See `AsyncStore`."""
-        return complete(self._store.known())
-
-    def newest(self, stream: str) -> Newest | None:
-        """See `AsyncStore`."""
-        return complete(self._store.newest(stream))
-
-    def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
-        """See `AsyncStore`."""
-        return complete(self._store.finish(writer, incarnation, timeout=timeout))
-
-    def register_reader(
-        self,
-        reader: str,
-        positions: Mapping[tuple[str, str], int],
-        epoch: str,
-        *,
-        oldest: Collection[tuple[str, str]] = (),
-    ) -> None:
-        """See `AsyncStore`."""
-        complete(self._store.register_reader(reader, positions, epoch, oldest=oldest))
-
-    def load_reader(self, reader: str) -> ReaderState:
-        """See `AsyncStore`."""
-        return complete(self._store.load_reader(reader))
-
-    def save_reader(
-        self, reader: str, changes: Sequence[tuple[str, str, int, int]], epoch: str, connection: Any = None
-    ) -> None:
-        """See `AsyncStore`."""
-        complete(self._store.save_reader(reader, changes, epoch, connection))
-
-    def note_stopped(self, reader: str, stream: str, writer: str, reason: str | None) -> None:
-        """See `AsyncStore`."""
-        complete(self._store.note_stopped(reader, stream, writer, reason))
-
-    def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
-        """See `AsyncStore`."""
-        complete(self._store.reset_reader(reader, positions, epoch))
-
-    def dead_letter(
-        self,
-        reader: str,
-        stream: str,
-        writer: str,
-        tokens: Sequence[int],
-        payloads: Sequence[bytes],
-        error: str,
-        connection: Any = None,
-    ) -> None:
-        """See `AsyncStore`."""
-        complete(self._store.dead_letter(reader, stream, writer, tokens, payloads, error, connection))
-
-    def dead_letters(self, limit: int) -> list[DeadLetter]:
-        """See `AsyncStore`."""
-        return complete(self._store.dead_letters(limit))
-
-    def prune(
-        self,
-        *,
-        older_than: float | None = None,
-        keep: int | None = None,
-        reader_cap: float | None = None,
-        stream: str | None = None,
-    ) -> dict[tuple[str, str], int]:
-        """See `AsyncStore`."""
-        return complete(self._store.prune(older_than=older_than, keep=keep, reader_cap=reader_cap, stream=stream))
-
-    def restored(self) -> str:
-        """See `AsyncStore`."""
-        return complete(self._store.restored())
-
-    def status(self) -> dict[str, Any]:
-        """See `AsyncStore`."""
-        return complete(self._store.status())
+        """Return a transaction for facts. See `AsyncStore.transaction`."""
+        return BlockingTransaction(self.wrapped.transaction(claim, connection))
 
 
 class BlockingMemoryStore(MemoryStore):

@@ -142,4 +142,4 @@ def open_staging_store(url: str, streams: Registry, *, settings: Settings | None
     """
     if url.startswith("memory://"):
         raise ConfigError(f"the store {shown_url(url)!r} is in memory, which no other process can write to")
-    return StagingStore(open_blocking_store(url, streams, settings=settings)._store)
+    return StagingStore(open_blocking_store(url, streams, settings=settings).wrapped)

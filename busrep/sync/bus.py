@@ -588,9 +588,9 @@ def connect(
         options: See there. ``on_failure`` is a plain function here, called in a thread of its own. With ``beats`` (the
             default) two threads announce the writer, for readers finish it as silent after
             ``heartbeat * silent_after_beats`` seconds; they send again what Redis did not take, and find out what
-            became of facts in doubt. With ``beats=False`` there is no thread: each write first does what is overdue. A writer
-            that was finished for its silence wins its name back before the next fact, as long as no other process has
-            claimed the name. (A bus with cached functions has threads that read, and beats all the same.)
+            became of facts in doubt. With ``beats=False`` there is no thread: each write first does what is overdue. A
+            writer that was finished for its silence wins its name back before the next fact, as long as no other
+            process has claimed the name. (A bus with cached functions has threads that read, and beats all the same.)
 
     Raises:
         ConfigError: For arguments that cannot work. Opening the bus raises Unavailable, SchemaError, ClaimBlocked and

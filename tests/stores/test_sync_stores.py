@@ -64,7 +64,7 @@ class InThreads:
         if name in ("connection", "joined", "marker"):
             return getattr(self.blocking, name)
         if name in ("dialect", "where"):
-            return getattr(self.blocking._store, name)
+            return getattr(self.blocking.wrapped, name)
         method = getattr(self.blocking, name)
         return lambda *args, **options: self.threads.run(method, *args, **options)
 

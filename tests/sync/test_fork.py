@@ -137,7 +137,7 @@ def test_an_open_bus_is_the_parent_s_alone(scenario: Scenario, how: str) -> None
         first = write(bus, 1)
 
         def sessions():
-            pool = bus._blocking._store.asked
+            pool = bus._blocking.wrapped.asked
             with pool._lock:
                 return {{one.info.backend_pid for one in [*pool._idle, *pool._out]}}
 
