@@ -11,6 +11,7 @@ from busrep.core.commands import NAME_BYTES, Position, refuse_name
 from busrep.core.failures import Transient, predicate_of
 from busrep.errors import BusrepError, ConfigError
 from busrep.settings import Settings
+from busrep.stores.interface import FactLog, FactSource, ReaderPositions, provides
 from busrep.streams import Registry, Stream
 
 Start = Literal["now", "earliest"] | Mapping[str, Mapping[str, int]]
@@ -21,8 +22,6 @@ OnPoison = Literal["stop", "dead_letter"]
 OnEpochChange = Literal["rebootstrap", "stop"]
 OnTooOld = Literal["stop", "skip"]
 OnFailure = Callable[[BusrepError], Awaitable[None] | None]
-
-STORE_METHODS = ("open", "fetch", "claim")
 
 
 class Options(TypedDict, total=False):
@@ -125,7 +124,8 @@ class BusOptions:
             raise ConfigError(f"on_failure={self.on_failure!r}: pass a function of an exception")
         _check_start(self.start)
         for store in (self.store, self.reader_store):
-            if not isinstance(store, str | None) and not all(hasattr(store, method) for method in STORE_METHODS):
+            made = isinstance(store, str | None) or provides(store, FactSource) or provides(store, ReaderPositions)
+            if not made:
                 raise ConfigError(f"store={store!r} is no store: pass a URL, or one of busrep.stores")
         if self.reader is not None and self.positions_store is None:
             raise ConfigError(f"reader={self.reader!r} saves its positions in a store: pass store= or reader_store=")
@@ -133,15 +133,27 @@ class BusOptions:
             raise ConfigError(
                 f"streams {', '.join(self.durable)} are kept in a table: pass store=, or make them resettable"
             )
-        if getattr(self.positions_store, "read_only", False):
-            for what, asked in (
-                (f"reader={self.reader!r}", self.reader is not None),
-                ("on_poison", self.on_poison == "dead_letter"),
-            ):
-                if asked:
-                    raise ConfigError(
-                        f"{what} writes, and {self.positions_store!r} can only be read: pass reader_store= as well"
-                    )
+        self._check_roles()
+
+    def _check_roles(self) -> None:
+        """Refuse a store that lacks what is asked of it, such as one that can only be read."""
+        if isinstance(self.store, str) or isinstance(self.reader_store, str):
+            return  # looked at once they are opened
+        if self.writer is not None and self.durable and not provides(self.store, FactLog):
+            raise ConfigError(
+                f"writer={self.writer!r} writes, and {self.store!r} can only be read: writers need the database "
+                "itself, pass its URL as store="
+            )
+        if self.positions_store is None or provides(self.positions_store, ReaderPositions):
+            return
+        for what, asked in (
+            (f"reader={self.reader!r}", self.reader is not None),
+            ("on_poison", self.on_poison == "dead_letter"),
+        ):
+            if asked:
+                raise ConfigError(
+                    f"{what} writes, and {self.positions_store!r} can only be read: pass reader_store= as well"
+                )
 
     @property
     def durable(self) -> list[str]:

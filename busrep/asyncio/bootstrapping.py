@@ -16,7 +16,7 @@ from busrep.core.bootstrap import State, unfinished
 from busrep.core.snapshots import Agreement, BootstrapProgress, SnapshotSource
 from busrep.errors import BusrepError, ConfigError, NoSnapshots, SnapshotGone, Unavailable
 from busrep.settings import Settings
-from busrep.stores.interface import AsyncStore, KnownWriter, ReaderState
+from busrep.stores.interface import FactSource, KnownWriter, ReaderPositions, ReaderState, provides
 
 from ..runtime.tasks import stop
 from ..snapshots.parts import Applier
@@ -40,8 +40,8 @@ class Bootstrapping:
         reading: Reading,
         settings: Settings,
         *,
-        store: AsyncStore | None,
-        reader_store: AsyncStore | None,
+        store: FactSource | None,
+        reader_store: ReaderPositions | None,
         reader: str | None,
         source: SnapshotSource | None,
         fresh_ones: bool,
@@ -68,13 +68,14 @@ class Bootstrapping:
     def source(self) -> SnapshotSource:
         """Where snapshots come from."""
         source: Any = self._given if self._given is not None else self.store
-        if not all(hasattr(source, name) for name in ("agree", "load", "leave")):
+        if not provides(source, SnapshotSource):
             raise NoSnapshots(repr(source))
-        return source  # type: ignore[no-any-return]
+        return source
 
     async def open_source(self) -> None:
         """Connect it, once. The store is open already."""
-        if self._given is None or self._given in (self.store, self.reader_store):
+        opened_by_bus: tuple[object, ...] = (self.store, self.reader_store)
+        if self._given is None or self._given in opened_by_bus:
             return
         if self._opened is None or (self._opened.done() and (self._opened.cancelled() or self._opened.exception())):
             self._opened = asyncio.create_task(self._given.open(), name="busrep-snapshot-source")
@@ -105,7 +106,7 @@ class Bootstrapping:
 
     async def saved(self, name: str) -> BootstrapProgress | None:
         """What is saved of the last bootstrap of a stream. Raises Unavailable."""
-        if self.reader is None or self.reader_store is None or not hasattr(self.reader_store, "bootstraps"):
+        if self.reader is None or self.reader_store is None:
             return None
         for saved in await self.reader_store.bootstraps(self.reader):
             if saved.agreement.stream == name:

@@ -32,7 +32,7 @@ from busrep.errors import (
 )
 from busrep.options import BusOptions
 from busrep.settings import Settings
-from busrep.stores.interface import AsyncStore
+from busrep.stores.interface import AsyncStore, FactLog, provides
 from busrep.streams import Stream, checked_stream
 
 from ..links.redis import Link, RedisLink
@@ -170,7 +170,7 @@ class Bus:
         durable = [stream.name for stream in self.streams if not stream.resettable]
         # Without a table the clock makes incarnations that rise (9.11).
         claimed, incarnation, epoch = None, max(int(time.time() * 1000), (again or 0) + 1), None
-        if self._store is not None and again is None:
+        if self._store is not None and again is None and provides(self._store, FactLog):
             await self._give_up_streams(self._store, writer, durable)
         if durable and self._store is not None:
             claim = await self._store.claim(writer, durable, timeout=self.settings.claim_timeout, again=again)
@@ -264,7 +264,7 @@ class Bus:
             found = await store.outcome(won.claimed.claim, None, noted)
             former.check_committed(found, await store.known())
 
-    async def _give_up_streams(self, store: AsyncStore, writer: str, durable: Sequence[str]) -> None:
+    async def _give_up_streams(self, store: FactLog, writer: str, durable: Sequence[str]) -> None:
         """A predecessor wrote streams that this process does not: finish it (9.5), or their last rows would wait for a
         writer that never comes back, and it would hold back their linear position."""
         for known in await store.known():

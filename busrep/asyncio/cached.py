@@ -13,7 +13,7 @@ from busrep.caches.cache import Invalidation, row_of_call, row_of_key
 from busrep.caches.cached import Cache
 from busrep.errors import BusrepError
 from busrep.settings import Settings
-from busrep.stores.interface import AsyncStore
+from busrep.stores.interface import StoreAdmin
 from busrep.streams import Stream
 
 from .writing import FactBase
@@ -81,7 +81,7 @@ def add_methods(cached: Any, cache: Cache, stream: Stream[Invalidation], write: 
         setattr(cached, method.__name__, method)
 
 
-async def keep_pruning(store: AsyncStore | None, stream: Stream[Any], settings: Settings) -> None:
+async def keep_pruning(store: StoreAdmin | None, stream: Stream[Any], settings: Settings) -> None:
     """Prune rows of invalidations that are older than ``invalidations_kept``, until cancelled.
 
     Every process that writes the stream does, now and then: who prunes what is pruned already does nothing.

@@ -8,21 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from busrep.errors import CommitUnknown, ConfigError
-from busrep.stores.interface import AsyncStore, EffectsTransaction
+from busrep.stores.interface import EffectsTransaction
 
 ENDED = (
     "the transaction of batch.transaction() was ended inside its block: leave COMMIT and ROLLBACK to the block's end, "
     "which saves the position first"
 )
-
-
-def effects_of(store: AsyncStore) -> EffectsTransaction:
-    """A transaction of a reader's store. Raises ConfigError where it can give none."""
-    begin = getattr(store, "effects", None)
-    if begin is None:
-        raise ConfigError(f"batch.transaction() needs an SQLite or PostgreSQL store, and reader_store= is {store!r}")
-    found: EffectsTransaction = begin()
-    return found
 
 
 @contextlib.asynccontextmanager

@@ -44,13 +44,13 @@ from busrep.errors import (
     WaitTimeout,
 )
 from busrep.options import BusOptions, Start
-from busrep.stores.interface import AsyncStore, KnownWriter, ReaderState, claims_of
+from busrep.stores.interface import FactSource, KnownWriter, ReaderPositions, ReaderState, claims_of
 from busrep.streams import Stream
 
 from ..runtime.tasks import call, forget_cancellation, heed_cancellation, spawn, stop, within
 from ..snapshots.parts import Applier
 from .bootstrapping import Bootstrapping
-from .effects import effects_of, exactly_once
+from .effects import exactly_once
 from .retrying import Retrying
 from .silent import SilentWriters
 from .starts import start_position, tell_where_it_begins
@@ -167,8 +167,8 @@ class Reading:
         # A cache is empty at the start: of invalidations nothing is read but what is new, and no position is saved.
         self.unsaved = frozenset(stream.name for stream in options.streams if is_invalidations(stream))
         self.after_pump: Callable[[], None] = lambda: None
-        store: AsyncStore | None = options.store
-        reader_store: AsyncStore | None = options.positions_store
+        store: FactSource | None = options.store
+        reader_store: ReaderPositions | None = options.positions_store
         reader = options.reader
         self._store, self._reader_store, self._name = store, reader_store, reader
         self._start: Start = options.start if options.start is not None else ("earliest" if reader else "now")
@@ -333,7 +333,7 @@ class Reading:
         foreign = self._registry[name].foreign_writers or bool(getattr(self._store, "foreign_writers", False))
         return Followed(name, from_now=from_now, foreign_writers=foreign)
 
-    async def _load_durable(self, name: str, store: AsyncStore) -> None:
+    async def _load_durable(self, name: str, store: FactSource) -> None:
         core = self.core
         epoch = await store.epoch()
         if core.epoch is None:
@@ -985,7 +985,7 @@ class Reading:
         self.check_saving(batch)
         assert self._reader_store is not None  # noqa: S101 (just looked)
         try:
-            async with exactly_once(effects_of(self._reader_store), batch.save) as connection:
+            async with exactly_once(self._reader_store.effects(), batch.save) as connection:
                 yield connection
         except BaseException:
             batch._saved = False  # or the table will tell, see _reload
@@ -1015,10 +1015,9 @@ class Reading:
         """Raises ReaderMoved also when another process has begun a bootstrap since these positions were known."""
         assert self._name is not None  # noqa: S101
         assert self._reader_store is not None  # noqa: S101
-        begun: dict[str, Any] = {}
-        if hasattr(self._reader_store, "bootstraps"):
-            begun["bootstraps"] = {change[0]: self.bootstrapping.known.get(change[0], "") for change in changes}
-        await self._reader_store.save_reader(self._name, changes, self.core.epoch or "", connection, **begun)
+        begun = {change[0]: self.bootstrapping.known.get(change[0], "") for change in changes}
+        epoch = self.core.epoch or ""
+        await self._reader_store.save_reader(self._name, changes, epoch, connection, bootstraps=begun)
 
     async def _register(self, key: Key, position: int) -> None:
         """Make sure that there is a row to save to. It may be another's, or that of a try without an answer.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from busrep.core.reader import Life
 from busrep.errors import BusrepError, PositionsAheadOfTable
 from busrep.settings import Settings
-from busrep.stores.interface import AsyncStore, claims_of
+from busrep.stores.interface import FactLog, FactSource, claims_of, provides
 
 if TYPE_CHECKING:
     from .reading import Reading
@@ -21,7 +21,7 @@ log = logging.getLogger("busrep.reader")
 class SilentWriters:
     """Looks into the table for what one reading process does not hear. ``store``: None where there is no table."""
 
-    def __init__(self, reading: Reading, settings: Settings, store: AsyncStore | None) -> None:
+    def __init__(self, reading: Reading, settings: Settings, store: FactSource | None) -> None:
         self._reading, self._settings, self._store = reading, settings, store
 
     async def look(self, own: str | None, *, all_known: bool) -> None:
@@ -63,8 +63,11 @@ class SilentWriters:
         reading.pump()
         core.doubt(await self._store.epoch())  # which nobody may be there to announce
         reading.pump()
-        if dead:  # by itself: one that cannot be finished yet must not keep the others from being followed
-            reading.spawn(self._finish_all(dead), "finish", once=True)
+        if dead and provides(self._store, FactLog):
+            # By itself: one that cannot be finished yet must not keep the others from being followed.
+            reading.spawn(self._finish_all(self._store, dead), "finish", once=True)
+        elif dead:
+            log.info("%s are silent: a process with the database has to finish them", ", ".join(sorted(dead)))
 
     async def _confirm(self, joined: Mapping[Life, int]) -> None:
         """Follow writers that the registry lists now, and lines were heard of before: a writer that joined, or began
@@ -129,16 +132,15 @@ class SilentWriters:
                 core.nothing_above(*key, target, highest)
                 self._reading.pump()
 
-    async def _finish_all(self, dead: Mapping[str, int]) -> None:
+    async def _finish_all(self, facts: FactLog, dead: Mapping[str, int]) -> None:
         for writer, incarnation in dead.items():
-            await self._finish(writer, incarnation)
+            await self._finish(facts, writer, incarnation)
         self._reading.pump()
 
-    async def _finish(self, writer: str, incarnation: int) -> None:
-        assert self._store is not None  # noqa: S101
+    async def _finish(self, facts: FactLog, writer: str, incarnation: int) -> None:
         core = self._reading.core
         try:
-            finals = await self._store.finish(writer, incarnation, timeout=self._settings.heartbeat)
+            finals = await facts.finish(writer, incarnation, timeout=self._settings.heartbeat)
         except BusrepError as error:  # its last transaction is still open: it goes on being followed
             log.info("writer %s is silent, and cannot be finished yet: %s", writer, error)
             return

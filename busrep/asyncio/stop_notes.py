@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from busrep.core.reader import Key
 from busrep.errors import BusrepError
 from busrep.settings import Settings
-from busrep.stores.interface import AsyncStore
+from busrep.stores.interface import ReaderPositions
 
 log = logging.getLogger("busrep.reader")
 
@@ -17,13 +17,13 @@ log = logging.getLogger("busrep.reader")
 class StopNotes:
     """What is still to be stored. ``due``: {key: the reason, or None that it goes on}."""
 
-    def __init__(self, store: AsyncStore | None, reader: str | None, settings: Settings) -> None:
+    def __init__(self, store: ReaderPositions | None, reader: str | None, settings: Settings) -> None:
         self._store, self._reader, self._settings = store, reader, settings
         self.due: dict[Key, str | None] = {}
 
     def put(self, keys: Iterable[Key], reason: str | None) -> None:
         """Note it, to be stored; nothing for a reader that saves nothing."""
-        if self._reader is not None and hasattr(self._store, "note_stopped"):
+        if self._reader is not None and self._store is not None:
             self.due.update(dict.fromkeys(keys, reason))
 
     async def store(self) -> None:

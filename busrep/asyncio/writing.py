@@ -36,7 +36,7 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.settings import Settings
-from busrep.stores.interface import AsyncStore, AsyncTransaction, Claim, KnownWriter, Registered
+from busrep.stores.interface import AsyncTransaction, Claim, FactLog, KnownWriter, Registered
 from busrep.streams import Registry, Stream, checked_stream
 
 from ..runtime.tasks import within
@@ -621,7 +621,7 @@ class Ledger:
 class Claimed:
     """A store, and the writer's name won in it."""
 
-    store: AsyncStore
+    store: FactLog
     claim: Claim
 
 

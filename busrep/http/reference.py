@@ -21,7 +21,6 @@ from busrep.stores.interface import KnownWriter
 from busrep.streams import Registry, Stream
 
 from .pages import REFERENCE_PATH, read_reference_page
-from .read_only import ReadOnlyStore
 from .source import MAX_BYTES, HttpSource, nothing_of, segment
 
 log = logging.getLogger("busrep.reader")
@@ -31,8 +30,8 @@ log = logging.getLogger("busrep.reader")
 PAGE_ROWS = 100
 
 
-class ReferenceSource(ReadOnlyStore):
-    """An `AsyncStore` that reads from the reference system: ``ReferenceSource({"master": url, ...}, [events])``.
+class ReferenceSource:
+    """A `FactSource` that reads from the reference system: ``ReferenceSource({"master": url, ...}, [events])``.
 
     ``writers``: the address of each writer's process, under the name by which it calls itself on the channel. Rows of
     a writer are asked for at its own address alone; a writer that is not named here is refused with an error, and its

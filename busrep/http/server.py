@@ -29,7 +29,7 @@ from attrs.validators import ge, gt
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import SnapshotSource
 from busrep.errors import BusrepError, ConfigError, MissingExtra, PositionTooOld, UnknownStream
-from busrep.stores.interface import AsyncStore
+from busrep.stores.interface import FactSource, provides
 from busrep.streams import Registry, Stream
 
 from .pages import (
@@ -101,7 +101,7 @@ class CatchUpLimits:
 
 
 def catch_up_app(
-    store: AsyncStore,
+    store: FactSource,
     streams: Iterable[Stream[Any]],
     *,
     secret: str | Sequence[str] | None,
@@ -150,7 +150,7 @@ class CatchUp:
 
     def __init__(
         self,
-        store: AsyncStore,
+        store: FactSource,
         streams: Registry,
         secret: str | Sequence[str] | None,
         limits: CatchUpLimits,
@@ -163,7 +163,7 @@ class CatchUp:
         self._secrets = None if secret is None else [_digest(one) for one in _checked_secrets(secret)]
         self._places = asyncio.Semaphore(limits.concurrency)
         # Stores of others' making need not have snapshots.
-        source = snapshot_source or (store if hasattr(store, "agree") else None)
+        source = snapshot_source or (store if provides(store, SnapshotSource) else None)
         self.snapshots = SnapshotPaths(
             source if limits.snapshots else None, limits.snapshots or SnapshotLimits(), self._check_stream
         )

@@ -38,7 +38,6 @@ from busrep.urls import check_url
 
 from ..snapshots.sources import check_agreement
 from .pages import PART_PATH, SNAPSHOTS_PATH, STATE_PATH, UPDATES_PATH, CatchUpState, is_epoch, read_page, read_state
-from .read_only import ReadOnlyStore
 from .snapshots_client import LONGEST_PAUSE, Ask, Misfit, PartDownload, Take, TryAgain, Unknown, load_part
 
 try:
@@ -79,8 +78,8 @@ class _AnotherLog(Exception):
         super().__init__(epoch)
 
 
-class HttpSource(ReadOnlyStore):
-    """An `AsyncStore` that reads over HTTP: ``connect(store=HttpSource("https://facts.example/busrep", [orders]))``.
+class HttpSource:
+    """A `FactSource` over HTTP: ``connect(store=HttpSource("https://facts.example/busrep", [orders]))``.
 
     A `SnapshotSource` as well.
 

@@ -16,7 +16,7 @@ from busrep.core.commands import INT64_MAX, refuse_name
 from busrep.core.snapshots import Agreement, PartRange, PartRows, SnapshotSource, decode_part
 from busrep.errors import ConfigError, RowError, Unavailable
 from busrep.settings import Settings
-from busrep.stores.interface import AsyncStore, KnownWriter
+from busrep.stores.interface import FactSource, KnownWriter
 from busrep.streams import Registry, Stream
 from busrep.urls import check_url
 
@@ -79,7 +79,7 @@ def check_agreement(agreement: Agreement, stream: str) -> None:
         end = part.upto
 
 
-async def check_log(agreement: Agreement, store: AsyncStore, *, patience: float) -> None:
+async def check_log(agreement: Agreement, store: FactSource, *, patience: float) -> None:
     """Whether the log that ``store`` reads has no rows that are neither in this snapshot nor behind it: nobody would
     ever miss them. Raises Unavailable.
 

@@ -1,20 +1,26 @@
 """What a store is: the values it takes and gives, and the interface that the runtimes consume and the stores implement.
 
-A store keeps facts, proven positions, writers' claims and readers' saved positions. Three exist (memory, SQLite,
-PostgreSQL); one conformance suite holds them to this file. IDs and positions are 64-bit integers, positive inside
-(also for negative streams); times are seconds; payloads are rows as compact JSON bytes.
+A store has one or several of these roles, each a Protocol below: `FactSource` (what a reader follows), `FactLog` (what
+a writer needs), `ReaderPositions` (what a durable reader saves), `StoreAdmin` (``busrep db``), and
+`busrep.core.snapshots.SnapshotSource`. An `AsyncStore` has all of them: memory, SQLite and PostgreSQL; one conformance
+suite holds them to this file. A process that serves its table over HTTP is a source alone.
+
+IDs and positions are 64-bit integers, positive inside (also for negative streams); times are seconds; payloads are rows
+as compact JSON bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
 import attrs
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.core.snapshots import Agreement, BootstrapProgress
+from busrep.core.snapshots import Agreement, BootstrapProgress, SnapshotSource
 from busrep.shapes import Fields
+
+RoleT = TypeVar("RoleT")
 
 FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
 """One fact to insert: its ID, its typed rows, and the same rows as payloads. No rows: nothing is inserted."""
@@ -214,11 +220,8 @@ class EffectsTransaction(Protocol):
         """Roll back; nothing when the transaction has ended. Never raises for a lost connection."""
 
 
-class AsyncStore(Protocol):
-    """Facts, positions, claims and saved readers. Every method may raise Unavailable; see errors.py for the rest.
-
-    A store is a `busrep.core.snapshots.SnapshotSource` as well: agree, load, leave.
-    """
+class Store(Protocol):
+    """What every store has. Any method of any role may raise Unavailable; see errors.py for the rest."""
 
     async def open(self) -> None:
         """Connect, and check the schema version and the row classes: SchemaError, RowClassMismatch, Unavailable."""
@@ -226,18 +229,14 @@ class AsyncStore(Protocol):
     async def close(self) -> None:
         """Close all connections; waits for commits that are under way. May be called twice."""
 
-    async def init(self, redefine: Collection[str] = ()) -> None:
-        """Create or migrate the tables, and a sequence per stream; idempotent, safe in two processes at once.
 
-        The fields of the row classes are kept. ``redefine``: names of streams whose fields are what is declared now,
-        whatever they were. Raises RowClassMismatch, and ConfigError for an application's table without the columns.
-        """
+class FactSource(Store, Protocol):
+    """The read side of a fact log: what a reader needs to follow streams, over SQL or over HTTP.
 
-    async def verify(self) -> None:
-        """Raise ConfigError unless each stream has what a writer needs: its sequence, and the declared columns."""
-
-    async def stored_streams(self) -> dict[str, StoredStream]:
-        """What was declared of each stream when it was made, or first written, by name."""
+    A source may also have these attributes. ``foreign_writers``: it serves another system's writers, and has no
+    registry of them (9.25). ``serves_resettable``: it serves streams that are kept in memory, too. Both are False if
+    missing.
+    """
 
     async def epoch(self) -> str:
         """Identity of the fact log: 32 lowercase hex digits."""
@@ -245,6 +244,20 @@ class AsyncStore(Protocol):
     async def sequence(self, stream: str) -> int | None:
         """The highest ID that the stream's sequence gave: no position above it can be of this log. None when this
         store cannot know: a replica, which may lag."""
+
+    async def fetch(self, question: FetchUpdates) -> UpdatesPage:
+        """One page of catch-up from one snapshot (9.9, 9.10): PositionTooOld."""
+
+    async def known(self) -> list[KnownWriter]:
+        """Every (stream, writer) ever registered."""
+
+    async def newest(self, stream: str) -> Newest | None:
+        """The highest rows of a stream. None when this store cannot know: a replica, which may lag, or a source of
+        pages alone."""
+
+
+class FactLog(FactSource, Protocol):
+    """The write side: what a writer needs, and whoever finishes one that is silent."""
 
     async def claim(self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None) -> Claim:
         """Win a writer's name and register it (9.4, 9.7): ClaimBlocked, PositionsAheadOfTable, ConfigError.
@@ -257,10 +270,6 @@ class AsyncStore(Protocol):
 
     async def reserve(self, stream: str, count: int) -> list[int]:
         """``count`` new IDs, ascending, committed at once."""
-
-    def effects(self) -> EffectsTransaction:
-        """A transaction for the effects of a handler, on a connection of the store's. It holds no claim. Raises
-        ConfigError where the store has no connections to give."""
 
     def transaction(self, claim: Claim, connection: Any = None) -> AsyncTransaction:
         """A transaction on busrep's connection or the caller's. Call it *before* reserving: ConfigError when the
@@ -284,19 +293,13 @@ class AsyncStore(Protocol):
     async def check_claim(self, claim: Claim) -> None:
         """Read the claim on the primary (9.2): WriterFenced."""
 
-    async def fetch(self, question: FetchUpdates) -> UpdatesPage:
-        """One page of catch-up from one snapshot (9.9, 9.10): PositionTooOld."""
-
-    async def known(self) -> list[KnownWriter]:
-        """Every (stream, writer) ever registered."""
-
-    async def newest(self, stream: str) -> Newest | None:
-        """The highest rows of a stream. None when this store cannot know: a replica, which may lag, or a source of
-        pages alone."""
-
     async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
         """Fence a silent writer and store its final position per stream (9.5); idempotent. {} when a newer claim
         lives. ClaimBlocked while one of its transactions is open."""
+
+
+class ReaderPositions(Store, Protocol):
+    """Where a durable reader saves what it has handled, and its effects if it likes."""
 
     async def register_reader(
         self,
@@ -344,6 +347,25 @@ class AsyncStore(Protocol):
         are any of the log that this store keeps, and ``epoch`` is another, nothing is done. Nothing is registered of a
         stream whose unfinished bootstrap is of this epoch."""
 
+    def effects(self) -> EffectsTransaction:
+        """A transaction for the effects of a handler, on a connection of the store's. It holds no claim. Raises
+        ConfigError where the store has no connections to give."""
+
+    async def dead_letter(
+        self,
+        reader: str,
+        stream: str,
+        writer: str,
+        tokens: Sequence[int],
+        payloads: Sequence[bytes],
+        error: str,
+        connection: Any = None,
+    ) -> None:
+        """Keep rows that could not be handled."""
+
+    async def dead_letters(self, limit: int) -> list[DeadLetter]:
+        """The latest dead letters, newest first."""
+
     async def begin_bootstrap(self, reader: str, agreement: Agreement, *, syncs: int, reason: str) -> str:
         """Save that this reader loads that snapshot: no part of it is applied yet, state "agreed". What was saved of an
         earlier bootstrap of the stream is replaced. Returns its `BootstrapProgress.id`.
@@ -378,30 +400,22 @@ class AsyncStore(Protocol):
         """What is saved of bootstraps, of all readers or of one, the latest first; one a stream. That of one that is
         over stays until the next begins."""
 
-    async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
-        """See `SnapshotSource`. Of ``again`` the parts that pruning has not reached can still be loaded, even if it
-        has reached others: those are told by `load`."""
 
-    def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
-        """See `SnapshotSource`."""
+class StoreAdmin(Store, Protocol):
+    """What a person or a job does with the tables: ``busrep db``."""
 
-    async def leave(self, agreement: Agreement) -> None:
-        """See `SnapshotSource`."""
+    async def init(self, redefine: Collection[str] = ()) -> None:
+        """Create or migrate the tables, and a sequence per stream; idempotent, safe in two processes at once.
 
-    async def dead_letter(
-        self,
-        reader: str,
-        stream: str,
-        writer: str,
-        tokens: Sequence[int],
-        payloads: Sequence[bytes],
-        error: str,
-        connection: Any = None,
-    ) -> None:
-        """Keep rows that could not be handled."""
+        The fields of the row classes are kept. ``redefine``: names of streams whose fields are what is declared now,
+        whatever they were. Raises RowClassMismatch, and ConfigError for an application's table without the columns.
+        """
 
-    async def dead_letters(self, limit: int) -> list[DeadLetter]:
-        """The latest dead letters, newest first."""
+    async def verify(self) -> None:
+        """Raise ConfigError unless each stream has what a writer needs: its sequence, and the declared columns."""
+
+    async def stored_streams(self) -> dict[str, StoredStream]:
+        """What was declared of each stream when it was made, or first written, by name."""
 
     async def prune(
         self,
@@ -425,3 +439,20 @@ class AsyncStore(Protocol):
 
     async def status(self) -> dict[str, Any]:
         """What ``busrep db status`` prints, JSON-able."""
+
+
+class AsyncStore(FactLog, ReaderPositions, StoreAdmin, SnapshotSource, Protocol):
+    """A database's store: all roles."""
+
+    async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
+        """See `SnapshotSource`. Of ``again`` the parts that pruning has not reached can still be loaded, even if it
+        has reached others: those are told by `load`."""
+
+
+def provides(store: object, role: type[RoleT]) -> TypeGuard[RoleT]:
+    """Tell whether ``store`` has every method of ``role``, one of the Protocols above.
+
+    Not ``isinstance``: since Python 3.12 that does not see what an object passes on with ``__getattr__``.
+    """
+    methods = {name for one in role.__mro__ if one not in (Protocol, Generic, object) for name in vars(one)}
+    return all(hasattr(store, name) for name in methods if not name.startswith("_"))

@@ -194,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "SilentWriters.look",
-                '            reading.spawn(self._finish_all(dead), "finish", once=True)\n',
+                '            reading.spawn(self._finish_all(self._store, dead), "finish", once=True)\n',
                 "            pass\n",
             ),
         ),
@@ -1115,8 +1115,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Reading._store_changes",
-                'if hasattr(self._reader_store, "bootstraps"):\n',
-                "if False:\n",
+                "bootstraps=begun)\n",
+                "bootstraps=None)\n",
             ),
         ),
         checks=(BOOTSTRAP_TWINS + "a_position_that_is_what_it_was_is_another_after_a_snapshot[0]",),

@@ -21,6 +21,7 @@ from busrep.http.pages import read_reference_page
 from busrep.http.serve import serve
 from busrep.http.server import catch_up_app
 from busrep.http.source import HttpSource
+from busrep.options import BusOptions
 from busrep.stores import open_store
 from busrep.stores.interface import AsyncStore
 from busrep.streams import Registry
@@ -173,12 +174,11 @@ def test_what_names_no_writer_is_refused() -> None:
             ReferenceSource(writers, STREAMS)  # type: ignore[arg-type]
 
 
-@sync
-async def test_it_only_reads() -> None:
+def test_it_only_reads() -> None:
     source = ReferenceSource({"w1": "http://one.test:1"}, STREAMS)
-    for work in (source.reserve("orders", 1), source.save_reader("r", [], "")):
-        with pytest.raises(ConfigError, match="catch-up from w1 can only be read"):
-            await work
+    for asked in ({"writer": "w2"}, {"reader": "r"}, {"on_poison": "dead_letter"}):
+        with pytest.raises(ConfigError, match="writes, and .* can only be read"):
+            BusOptions(name="shop", streams=STREAMS, store=source, **asked)  # type: ignore[arg-type]
 
 
 # -- a reader over HTTP alone ----------------------------------------------------------------------------------

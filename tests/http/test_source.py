@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import inspect
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import attrs
@@ -16,16 +15,18 @@ import orjson
 import pytest
 
 import busrep
+import busrep.sync
 from busrep import Settings
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.commands import json_bytes
+from busrep.core.snapshots import SnapshotSource
 from busrep.errors import ConfigError, PositionTooOld, Unavailable, UnknownStream
 from busrep.http import source as http_source
 from busrep.http.pages import CatchUpState, write_page, write_state
 from busrep.http.serve import serve
 from busrep.http.server import CatchUpLimits, catch_up_app
 from busrep.http.source import HttpSource
-from busrep.stores.interface import AsyncStore, KnownWriter
+from busrep.stores.interface import FactLog, FactSource, KnownWriter, ReaderPositions, provides
 from busrep.streams import Registry, Stream
 from tests import DATA
 from tests.stores.store_conformance import sync, write
@@ -93,9 +94,12 @@ async def peer(**given: Any) -> AsyncIterator[tuple[HttpSource, Peer]]:
 # -- what it is like a store ----------------------------------------------------------------------------------
 
 
-def test_it_has_all_that_a_store_has() -> None:
-    names = {name for name, _ in inspect.getmembers(AsyncStore, inspect.isfunction) if not name.startswith("_")}
-    assert {name for name in names if not callable(getattr(HttpSource, name, None))} == set()
+def test_what_it_is_asked_for() -> None:
+    source = source_of("http://127.0.0.1:1")
+    assert provides(source, FactSource)
+    assert provides(source, SnapshotSource)
+    assert not provides(source, FactLog)
+    assert not provides(source, ReaderPositions)
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -552,39 +556,25 @@ async def test_closed_or_not_open_it_says_so() -> None:
 # -- what it cannot do ----------------------------------------------------------------------------------------
 
 
-@sync
-async def test_it_cannot_write_and_says_what_to_do() -> None:
-    source: Any = source_of("http://127.0.0.1:1")
-    refused: list[tuple[str, Callable[[], Awaitable[Any]]]] = [
-        ("pass its URL as store=", lambda: source.init()),
-        ("pass its URL as store=", lambda: source.claim("w", ["orders"], timeout=1)),
-        ("pass its URL as store=", lambda: source.reserve("orders", 1)),
-        ("pass its URL as store=", lambda: source.heartbeat(None, {})),
-        ("pass its URL as store=", lambda: source.prune(keep=1)),
-        ("pass its URL as store=", lambda: source.restored()),
-        ("reader_store=", lambda: source.load_reader("r")),
-        ("reader_store=", lambda: source.register_reader("r", {("orders", "w"): 0}, EPOCH)),
-        ("reader_store=", lambda: source.save_reader("r", [], EPOCH)),
-        ("reader_store=", lambda: source.dead_letter("r", "orders", "w", [], [], "")),
-    ]
-    for reason, asked in refused:
-        with pytest.raises(ConfigError, match=reason):
-            await asked()
-    with pytest.raises(ConfigError, match="pass its URL as store="):
-        source.transaction(None)
-    with pytest.raises(Unavailable, match="a process with the database"):
-        await source.finish("w", 1, timeout=1)
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"reader": "r"}, "reader='r' writes.*reader_store="), ({"on_poison": "dead_letter"}, "on_poison.*reader_store=")],
+    [
+        ({"reader": "r"}, "reader='r' writes.*reader_store="),
+        ({"on_poison": "dead_letter"}, "on_poison.*reader_store="),
+    ],
 )
 def test_a_bus_that_would_save_there_is_refused_at_once(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         busrep.connect("redis://127.0.0.1:1", name="x", streams=[orders], store="http://127.0.0.1:1", **options)
     other = {**options, "reader_store": "memory://x"}
     busrep.connect("redis://127.0.0.1:1", name="x", streams=[orders], store="http://127.0.0.1:1", **other)
+
+
+def test_a_bus_that_would_write_there_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="writer='w' writes, and .* can only be read: writers need the database"):
+        busrep.connect("redis://127.0.0.1:1", name="x", streams=[orders], store="http://127.0.0.1:1", writer="w")
+    with pytest.raises(ConfigError, match="can only be read: writers need the database"):
+        busrep.sync.connect("redis://127.0.0.1:1", name="x", streams=[orders], store="http://127.0.0.1:1", writer="w")
 
 
 # -- its address ----------------------------------------------------------------------------------------------
