@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import re
 import secrets
 import sqlite3
@@ -625,10 +624,15 @@ def while_beating(w1: Bench, monkeypatch: pytest.MonkeyPatch, happens: Callable[
     monkeypatch.setattr(w1.store, "heartbeat", slow)
 
 
+def name_of_w2(w1: Bench) -> str:
+    [(incarnation,)] = w1.store.world.ask("SELECT incarnation FROM busrep_writers WHERE writer = 'w2'")
+    return f"NAME w2 {incarnation}"
+
+
 def hear(w1: Bench, *lines: str) -> None:
     """A message; of w2, in its claim, if it does not say itself whose it is."""
     if not lines[0].startswith(("SERVER ", "NAME ")):
-        lines = (f"SERVER bus {w1.writing.epoch}", f"NAME w2 {w1.store.world.names['w2'].incarnation}", *lines)
+        lines = (f"SERVER bus {w1.writing.epoch}", name_of_w2(w1), *lines)
     w1.writing.heard(parse_frame("\n".join(lines).encode(), 10_000))
 
 
@@ -750,7 +754,7 @@ def test_9_16_a_writer_learns_nothing_from_one_of_another_log() -> None:
     async def main() -> None:
         async with bench("w2") as w1:
             ids, epoch = w1.writing.generators["orders"], await w1.store.epoch()
-            w2 = f"NAME w2 {w1.store.world.names['w2'].incarnation}"
+            w2 = name_of_w2(w1)
             hear(w1, f"SERVER bus {'f' * 32}", w2, "POSITION orders w2 5 5")
             hear(w1, w2, "POSITION orders w2 5 6", "RDATA orders w2 7 [1]")
             assert (ids.positions(), ids.highest) == ({"w1": 0, "w2": 0}, 0)
@@ -769,7 +773,7 @@ def test_9_15_a_sequence_that_went_back_is_refused_while_running() -> None:
         async with bench() as w1:
             await w1.fact(1)
             await w1.fact(2)
-            w1.store.world.sequences["orders"] = 0
+            w1.store.world.ask("UPDATE busrep_sequences SET value = 0 WHERE stream = 'orders'")
             with pytest.raises(SequenceWentBack) as caught:
                 await w1.fact(3)
             assert caught.value.got == 1
@@ -1663,17 +1667,22 @@ def test_9_11_a_lower_incarnation_of_the_own_name_stops_nobody(deployment: Deplo
 # -- a log that is set back, or begins anew, while everybody is at work ----------------------------------------
 
 
-def kept(shop: MemoryDeployment) -> dict[str, Any]:
-    """A backup of the table."""
-    world = memory._WORLDS[shop.name]
-    names = [field.name for field in attrs.fields(memory._World) if field.name not in ("lock", "epoch")]
-    return {name: copy.deepcopy(getattr(world, name)) for name in names}
+def kept(shop: MemoryDeployment) -> list[str]:
+    """A backup of the table: the statements that make it."""
+    return list(memory.world_of(shop.name).connection.iterdump())
 
 
-async def set_back(shop: MemoryDeployment, backup: dict[str, Any]) -> str:
+def emptied(shop: MemoryDeployment) -> memory.World:
+    """The table without anything."""
+    world = memory.world_of(shop.name)
+    for (table,) in world.ask("SELECT name FROM sqlite_master WHERE type = 'table'"):
+        world.ask(f"DROP TABLE {table}")
+    return world
+
+
+async def set_back(shop: MemoryDeployment, backup: list[str]) -> str:
     """Restore the backup, and declare it; the new epoch."""
-    for name, value in copy.deepcopy(backup).items():
-        setattr(memory._WORLDS[shop.name], name, value)
+    emptied(shop).connection.executescript("\n".join(backup))
     return await open_store(shop.store, Registry(shop.streams)).restored()
 
 
@@ -1836,13 +1845,9 @@ def test_9_16_a_writer_of_a_table_made_anew_is_heard_whatever_it_is_called() -> 
         seen: list[int] = []
         async with MemoryDeployment(orders) as shop, shop.bus() as reader:
             reader.subscribe(orders)(lambda batch: seen.extend(row.number for row in batch.rows))
-            empty = kept(shop)
             async with shop.bus(writer="w1") as former:
                 await reader.wait_for(orders, "w1", await write(former, 1))
-            world = memory._WORLDS[shop.name]
-            for name, value in empty.items():
-                setattr(world, name, value)
-            world.epoch = None
+            emptied(shop)
             store = open_store(shop.store, Registry([orders]))
             await store.init()
             with mock.patch("time.time", return_value=1000.0):

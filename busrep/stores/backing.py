@@ -93,14 +93,19 @@ def field_types(stream: Stream[Any]) -> dict[str, Any]:
     return typing.get_type_hints(stream.row_type)
 
 
+def generic_backing(stream: Stream[Any]) -> Backing:
+    """Return where a stream's rows are in busrep's own table."""
+    return Backing(
+        stream=stream.name, table="busrep_facts", id="id", writer="writer", index="idx", columns=("row",),
+        own=False, negative=False, definition=stream,
+    )  # fmt: skip
+
+
 def backing_of(stream: Stream[Any]) -> Backing:
     """The table of a stream."""
     table = stream.table
     if table is None:
-        return Backing(
-            stream=stream.name, table="busrep_facts", id="id", writer="writer", index="idx", columns=("row",),
-            own=False, negative=False, definition=stream,
-        )  # fmt: skip
+        return generic_backing(stream)
     return Backing(
         stream=stream.name, table=quoted(table.name), id=quoted(table.id), writer=quoted(table.writer),
         index=quoted(table.index) if table.index else None, columns=tuple(map(quoted, table.columns)),

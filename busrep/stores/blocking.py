@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown
+from busrep.errors import BusrepError, CommitUnknown
 from busrep.settings import Settings
 from busrep.stores import split_store_url
 from busrep.stores.interface import AsyncStore, AsyncTransaction, Claim, EffectsTransaction
-from busrep.stores.memory.store import LOOK, MemoryStore, _Name
+from busrep.stores.memory.store import LOOK, MemoryStore
 from busrep.streams import Registry
 
 P = ParamSpec("P")
@@ -160,17 +160,8 @@ class BlockingStore:
 class BlockingMemoryStore(MemoryStore):
     """The memory store without an event loop. It shares its contents with all others of its name."""
 
-    async def _without_transactions(self, writer: str, wait: float) -> _Name:
-        looking = super()._without_transactions(writer, 0.0)
-        deadline = time.monotonic() + wait
-        while True:
-            try:
-                return await looking
-            except ClaimBlocked:
-                if time.monotonic() >= deadline:
-                    raise
-            time.sleep(LOOK)  # noqa: ASYNC251 - no loop is meant to run it
-            looking = super()._without_transactions(writer, 0.0)
+    async def _pause(self) -> None:
+        time.sleep(LOOK)  # noqa: ASYNC251 - no loop is meant to run it
 
 
 def open_blocking_store(url: str, streams: Registry, *, settings: Settings | None = None) -> BlockingStore:

@@ -26,7 +26,7 @@ from busrep.stores.interface import (
     Registered,
     StoredStream,
 )
-from busrep.stores.plans import Plan, Row, T
+from busrep.stores.plans import Plan, T
 from busrep.streams import Registry
 
 # How long 'db restored' waits for open write transactions, seconds; a person is watching.
@@ -231,7 +231,9 @@ class PlannedStore(abc.ABC):
     async def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:  # noqa: D102
         backing = self.backing(agreement.stream)
         plan = snapshots.rows_of_part(self.dialect, backing, agreement, number)
-        yield snapshots.text_of(self.dialect, backing, await self._read(snapshots.in_snapshot(plan)))
+        rows = await self._read(snapshots.in_snapshot(plan))
+        for at in range(0, len(rows), snapshots.PIECE_ROWS):
+            yield snapshots.text_of(self.dialect, backing, rows[at : at + snapshots.PIECE_ROWS])
 
     async def leave(self, agreement: Agreement) -> None:  # noqa: D102, B027 - nothing is held
         pass
@@ -277,8 +279,3 @@ class PlannedStore(abc.ABC):
 
     async def status(self) -> dict[str, Any]:  # noqa: D102
         return await self._read(schema.status(self.dialect, self.backings), STATUS_WAIT)
-
-
-def as_tuples(rows: Sequence[Any]) -> list[Row]:
-    """Rows as plain tuples, whatever row factory the caller's connection has."""
-    return [tuple(row) for row in rows]

@@ -63,7 +63,7 @@ def busrep_store() -> Iterator[Callable[..., str]]:
 
     yield make
     for name in made:
-        memory._WORLDS.pop(name, None)
+        memory.forget(name)
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ class MemoryDeployment:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        memory._WORLDS.pop(self.name, None)
+        memory.forget(self.name)
 
     def bus(self, **options: Any) -> Bus:
         """A bus of this deployment, not open yet; ``options`` as of ``busrep.connect``, and they win.

@@ -376,10 +376,9 @@ def test_the_function_may_be_known_late() -> None:
 async def _restore(shop: MemoryDeployment, keep: int) -> None:
     """The database is restored to a state in which w1 had written less."""
     store = open_store(shop.store, Registry([orders, payments]))
-    facts = store.world.facts["orders", "w1"]
-    for token in [token for token in facts if token > keep]:
-        del facts[token]
-    store.world.positions["orders", "w1"].position = keep
+    of = "stream = 'orders' AND writer = 'w1'"
+    store.world.ask(f"DELETE FROM busrep_facts WHERE {of} AND id > ?", (keep,))
+    store.world.ask(f"UPDATE busrep_positions SET position = ? WHERE {of}", (keep,))
     await store.restored()
 
 

@@ -727,7 +727,7 @@ def test_a_killed_process_goes_on_with_the_next_part(at: int) -> None:
             await bus.open()
             target.of(bus)
             await gate.at.wait()
-            await until(lambda: len(target.parts) == at and bus._store.world.bootstraps)
+            await until(lambda: len(target.parts) == at and bus._store.world.ask("SELECT 1 FROM busrep_bootstraps"))
             await crash(bus)
             await bus._store.close()
             last = await write(made.writer, 5, first=35)
@@ -771,7 +771,7 @@ def test_one_that_is_killed_while_draining_is_online_after_the_next_start() -> N
                 await bus.wait_for(orders, "w1", last)
                 await online(bus)
                 assert (target.parts, target.numbers) == ([0, 1, 2, 3], list(range(40)))
-                await until(lambda: bus._store.world.bootstraps["billing", "orders"][0].state == "online")
+                await until(lambda: bus._store.world.ask("SELECT state FROM busrep_bootstraps") == [("online",)])
 
     virtual.run(main())
 
@@ -990,7 +990,7 @@ def test_what_was_saved_and_is_gone_begins_anew() -> None:
             def apply(part: SnapshotPart[Any]) -> None:
                 target.apply(part)
                 if len(target.parts) == 2:
-                    world.bootstraps.clear()
+                    world.ask("DELETE FROM busrep_bootstraps")
 
             await bus.wait_for(orders, "w1", made.last)
             assert target.parts == [0, 1, 0, 1, 2, 3]
@@ -1008,7 +1008,7 @@ def test_positions_that_are_gone_begin_anew() -> None:
             def apply(part: SnapshotPart[Any]) -> None:
                 target.apply(part)
                 if len(target.parts) == 4:
-                    world.readers.clear()
+                    world.ask("DELETE FROM busrep_readers")
 
             await bus.wait_for(orders, "w1", made.last)
             assert target.parts == [0, 1, 2, 3, 0, 1, 2, 3]

@@ -248,9 +248,9 @@ def test_effects_that_were_lost_behind_a_stop_come_before_what_stopped_it() -> N
                 await reader.wait_for(orders, "w1", last)
             await w1.publish(orders, [Order(3, "new")])
             await until(lambda: reader.statistics()["reader"]["stopped"])
-            saved = reader._store.world.readers["r"]
-            await until(lambda: saved["orders", "w1"].position == last)
-            saved["orders", "w1"].position = last - 1  # by a failover
+            world = reader._store.world
+            await until(lambda: world.ask("SELECT position FROM busrep_readers WHERE writer = 'w1'") == [(last,)])
+            world.ask("UPDATE busrep_readers SET position = ? WHERE writer = 'w1'", (last - 1,))  # by a failover
             await asyncio.sleep(30.0)
             assert rows == [1, 2]
             poison.clear()
@@ -289,8 +289,9 @@ def test_a_reader_that_is_not_registered_says_what_it_does_not_get(
             assert told() == [], "nothing was there"
             missed = (await w1.publish(orders, [Order(number, "new") for number in range(5)]))[-1]
             world = w1._store.world
-            await until(lambda: world.positions["orders", "w1"].position == missed)
-            del world.readers["r"]  # by a failover
+            proven = "SELECT position FROM busrep_positions WHERE stream = 'orders'"
+            await until(lambda: world.ask(proven) == [(missed,)])
+            world.ask("DELETE FROM busrep_readers")  # by a failover
             if start == "earliest":
                 await w1._store.prune(keep=0)
             assert await life() == [99]
@@ -324,7 +325,7 @@ def test_a_lost_registration_that_was_noticed_holds_back_pruning_at_once() -> No
                 last = (await w1.publish(orders, [Order(number, "new")]))[-1]
             await reader.wait_for(orders, "w1", last)
             store.fetch = slow
-            del store.world.readers["r"]  # by a failover
+            store.world.ask("DELETE FROM busrep_readers")  # by a failover
             await until(lambda: reader.positions()["orders"]["w1"] == 0)
             assert await store.prune(keep=1) == {}
             goes_on.set()

@@ -57,7 +57,7 @@ async def memory_store() -> AsyncIterator[Any]:
         yield store
     finally:
         await store.close()
-        memory._WORLDS.pop(name, None)
+        memory.forget(name)
 
 
 def client_of(app: Any, *, headers: dict[str, str] | None = BEARER, prefix: str = "") -> httpx.AsyncClient:

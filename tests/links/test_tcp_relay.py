@@ -56,7 +56,7 @@ class Redis(MemoryRedis):
 def store() -> Any:
     asyncio.run(open_store("memory://relay", Registry([orders])).init())
     yield "memory://relay"
-    memory._WORLDS.pop("relay", None)
+    memory.forget("relay")
 
 
 @sync

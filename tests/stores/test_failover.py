@@ -353,7 +353,7 @@ def test_effects_are_made_again_that_the_process_before_had_made() -> None:
                 reader.subscribe(orders)(again)
                 await asyncio.sleep(5.0)
                 assert again.facts == []
-                del reader._store.world.readers["r"]["orders", "w"]
+                reader._store.world.ask("DELETE FROM busrep_readers WHERE writer = 'w'")
                 await asyncio.sleep(30.0)
                 assert [token for _, token in again.facts] == list(range(1, last[-1] + 1))
                 assert (await reader._store.load_reader("r")).positions == {("orders", "w"): last[-1]}

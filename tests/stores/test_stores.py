@@ -95,7 +95,8 @@ class TestMemory(StoreConformance, BootstrapConformance):
         return f"memory://{secrets.token_hex(6)}"
 
     def set_sequence(self, url: str, stream: str, value: int) -> None:
-        memory._WORLDS[url.removeprefix("memory://")].sequences[stream] = value
+        world = memory.world_of(url.removeprefix("memory://"))
+        world.ask("UPDATE busrep_sequences SET value = ? WHERE stream = ?", (value, stream))
 
     @sync
     async def test_facts_may_nest(self, url: str) -> None:
