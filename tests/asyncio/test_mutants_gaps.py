@@ -468,9 +468,8 @@ def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() 
                 got.append((reading.core.epoch, list(batch.tokens)))
                 if reading.core.epoch == before and 2 in batch.tokens and not failing.is_set():
                     failing.set()
-                    memory.world.ask(
-                        "DELETE FROM busrep_readers WHERE reader = 'r'"
-                    )  # as a restore to before it was registered leaves it
+                    # As a restore to before it was registered leaves it.
+                    memory.world.ask("DELETE FROM busrep_readers WHERE reader = 'r'")
                     batch._tried = True  # it saved, and what became of that is to be looked at
                     raise ConnectionError
 
