@@ -51,7 +51,7 @@ _Column = Sequence[Any]
 
 
 @attrs.frozen
-class _Kind:
+class _FieldType:
     """What one annotation admits, checked by exact type (a bool is no int). No types at all: anything.
 
     ``usual`` is the JSON type of a whole column that needs nothing done, ``read`` all JSON types with what
@@ -101,12 +101,12 @@ def _datetimes(column: _Column) -> _Column:
         raise _MismatchError(str(error)) from None
 
 
-def _as_is(text: str, kind: type) -> _Kind:
-    return _Kind(text, kind, {kind: None}, {kind: None})
+def _as_is(text: str, kind: type) -> _FieldType:
+    return _FieldType(text, kind, {kind: None}, {kind: None})
 
 
-_ANY = _Kind("anything")
-_SIMPLE: dict[Any, _Kind] = {
+_ANY = _FieldType("anything")
+_SIMPLE: dict[Any, _FieldType] = {
     Any: _ANY,
     object: _ANY,
     int: _as_is("int", int),
@@ -115,12 +115,12 @@ _SIMPLE: dict[Any, _Kind] = {
     type(None): _as_is("null", type(None)),
     list: _as_is("array", list),
     dict: _as_is("object", dict),
-    float: _Kind("float", float, {float: None, int: _floats}, {float: None, int: None}),
-    datetime: _Kind("ISO 8601 date and time", None, {str: _datetimes}, {datetime: None}),
+    float: _FieldType("float", float, {float: None, int: _floats}, {float: None, int: None}),
+    datetime: _FieldType("ISO 8601 date and time", None, {str: _datetimes}, {datetime: None}),
 }
 
 
-def _kind_of(annotation: Any) -> _Kind:
+def _kind_of(annotation: Any) -> _FieldType:
     """The kind of an annotation; raises KeyError for one that has no form in JSON, or not only one."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
@@ -134,10 +134,10 @@ def _kind_of(annotation: Any) -> _Kind:
     return _SIMPLE[annotation]
 
 
-def _union(kinds: Sequence[_Kind]) -> _Kind:
+def _union(kinds: Sequence[_FieldType]) -> _FieldType:
     if _ANY in kinds:
         return _ANY
-    union = _Kind(" or ".join(kind.text for kind in kinds), kinds[0].usual)
+    union = _FieldType(" or ".join(kind.text for kind in kinds), kinds[0].usual)
     # float last: in int | float an integer stays one.
     for kind in sorted(kinds, key=lambda kind: kind.text == "float"):
         for found, convert in kind.read.items():
@@ -149,7 +149,7 @@ def _union(kinds: Sequence[_Kind]) -> _Kind:
     return union
 
 
-def _array_of(inner: _Kind, made: type) -> _Kind:
+def _array_of(inner: _FieldType, made: type) -> _FieldType:
     def read(column: _Column) -> _Column:
         flat = list(chain.from_iterable(column))
         values = iter(inner.column(flat))
@@ -158,10 +158,10 @@ def _array_of(inner: _Kind, made: type) -> _Kind:
     def fits(value: Any) -> bool:
         return all(map(inner.fits, value))
 
-    return _Kind(f"array of {inner.text}", None, {list: read}, {made: fits})
+    return _FieldType(f"array of {inner.text}", None, {list: read}, {made: fits})
 
 
-def _dict_of(inner: _Kind) -> _Kind:
+def _dict_of(inner: _FieldType) -> _FieldType:
     def read(column: _Column) -> _Column:
         flat = list(chain.from_iterable(value.values() for value in column))
         values = iter(inner.column(flat))
@@ -170,10 +170,10 @@ def _dict_of(inner: _Kind) -> _Kind:
     def fits(value: Any) -> bool:
         return all(map(inner.fits, value.values()))
 
-    return _Kind(f"object of {inner.text}", None, {dict: read}, {dict: fits})
+    return _FieldType(f"object of {inner.text}", None, {dict: read}, {dict: fits})
 
 
-def _tuple_of(inner: Sequence[_Kind]) -> _Kind:
+def _tuple_of(inner: Sequence[_FieldType]) -> _FieldType:
     text = f"array of {len(inner)}"
 
     def read(column: _Column) -> _Column:
@@ -185,7 +185,7 @@ def _tuple_of(inner: Sequence[_Kind]) -> _Kind:
     def fits(value: Any) -> bool:
         return len(value) == len(inner) and all(kind.fits(part) for kind, part in zip(inner, value, strict=True))
 
-    return _Kind(text, None, {list: read}, {tuple: fits})
+    return _FieldType(text, None, {list: read}, {tuple: fits})
 
 
 def _plain(value: Any) -> Any:
@@ -339,7 +339,7 @@ class _Schema(Generic[RowT]):
         return found
 
 
-def _kinds_of_fields(stream: str, row_type: type[Any], fields: Iterable[attrs.Attribute[Any]]) -> list[_Kind]:
+def _kinds_of_fields(stream: str, row_type: type[Any], fields: Iterable[attrs.Attribute[Any]]) -> list[_FieldType]:
     try:
         hints = typing.get_type_hints(row_type)
     except NameError as error:

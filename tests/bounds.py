@@ -176,7 +176,7 @@ BOUNDS = (
     Bound(complex_functions, 5, 1),
     Bound(private_uses, 0, 71),
     Bound(private_uses_in_tests, 100, 777),
-    Bound(repeated_classes, 0, 21),
+    Bound(repeated_classes, 0, 9),
     Bound(files_of_a_rule, 3, 11),
     Bound(most_parameters, 8, 12),
     Bound(import_seconds, 0.25, None),  # depends on the machine

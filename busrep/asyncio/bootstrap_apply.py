@@ -6,14 +6,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from busrep.core.bootstrap import State, unfinished
+from busrep.core.bootstrap import BootstrapState, unfinished
 from busrep.core.bootstrap_work import Apply
 from busrep.core.failures import Verdict
 from busrep.core.snapshots import BootstrapProgress
 from busrep.errors import BusrepError, ConfigError, HandlerFailed, ReaderMoved, RowError
 
 from ..runtime.tasks import call, forget_cancellation, heed_cancellation
-from ..snapshots.parts import Rows, SnapshotPart, decode_rows
+from ..snapshots.parts import DecodedPart, SnapshotPart, decode_rows
 
 if TYPE_CHECKING:
     from .bootstrap_run import Run
@@ -55,7 +55,7 @@ class Applying:
             moved = ReaderMoved(self.owner.reader or "", self.name, "", work.number)
             machine.failed(work, moved, self.run.now())
 
-    async def _hand_out(self, work: Apply, rows: Rows) -> bool:
+    async def _hand_out(self, work: Apply, rows: DecodedPart) -> bool:
         """Call the application's function with a part, and save that. False: this was not the one to do it."""
         retrying, key = self.reading.retrying, (self.name, "")
         while True:
@@ -91,11 +91,11 @@ class Applying:
             self.run.turn.clear()
             await self.run.turn.wait()
 
-    def _part(self, work: Apply, rows: Rows) -> SnapshotPart[Any]:
+    def _part(self, work: Apply, rows: DecodedPart) -> SnapshotPart[Any]:
         progress = BootstrapProgress(
             self.owner.reader or "",
             work.agreement,
-            State.DRAINING.value if work.last else State.LOADING.value,
+            BootstrapState.DRAINING.value if work.last else BootstrapState.LOADING.value,
             work.parts_after,
             work.rows + len(rows.rows),
             work.bytes + work.part.size,

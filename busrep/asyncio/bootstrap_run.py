@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from busrep.core.bootstrap import Bootstrap, State, unfinished
+from busrep.core.bootstrap import Bootstrap, BootstrapState, unfinished
 from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
 from busrep.core.snapshots import Agreement, BootstrapProgress
 from busrep.errors import BusrepError, Closed, ConfigError, NoSnapshots, Unavailable
@@ -94,17 +94,17 @@ class Run:
         self._ending[task] = None
         task.add_done_callback(lambda done: self._ending.pop(done, None))
 
-    def _changed(self, old: State | None, new: State) -> None:
+    def _changed(self, old: BootstrapState | None, new: BootstrapState) -> None:
         machine = self.machine
-        why = f": {machine.reason}" if new is State.REQUESTED and machine.error is None else ""
-        if new is State.REQUESTED and machine.error is not None:
+        why = f": {machine.reason}" if new is BootstrapState.REQUESTED and machine.error is None else ""
+        if new is BootstrapState.REQUESTED and machine.error is not None:
             why = f" after {machine.error}; {machine.parts} parts are applied"
         elif machine.agreement is not None:
             why = f" ({machine.parts} of {len(machine.agreement.parts)} parts applied, {machine.rows} rows)"
         log.info("bootstrap of %s: %s -> %s%s", self.name, "none" if old is None else old.value, new.value, why)
-        if new is not State.DRAINING:
+        if new is not BootstrapState.DRAINING:
             self._drain_begun = False
-        if new is State.ONLINE:
+        if new is BootstrapState.ONLINE:
             for waiter in [waiter for waiter in self._waiters if not waiter.done()]:
                 waiter.set_result(None)
 
@@ -336,7 +336,7 @@ class Run:
     def look(self) -> None:
         """Something was received or handled: perhaps that was all there was."""
         self.turn.set()
-        if self.machine.state is State.DRAINING and self._drain_begun and self.reading.core.drained(self.name):
+        if self.machine.state is BootstrapState.DRAINING and self._drain_begun and self.reading.core.drained(self.name):
             self._partly = False
             self.machine.drained(self.now())
             self.advance()
@@ -346,7 +346,7 @@ class Run:
         """Wait until it is over. Raises HandlerFailed, ConfigError, Closed."""
         if (error := self.reading.failure or self.owner.stopped.get(self.name)) is not None:
             raise error.with_traceback(None)
-        if self.machine.state is State.ONLINE:
+        if self.machine.state is BootstrapState.ONLINE:
             return
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = None

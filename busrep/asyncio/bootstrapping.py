@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from busrep.core.bootstrap import State, unfinished
+from busrep.core.bootstrap import BootstrapState, unfinished
 from busrep.core.snapshots import Agreement, BootstrapProgress, SnapshotSource
 from busrep.errors import BusrepError, ConfigError, NoSnapshots, SnapshotGone, Unavailable
 from busrep.settings import Settings
@@ -135,7 +135,7 @@ class Bootstrapping:
             lag = sum(max(0, one.position - positions.get((name, one.writer), 0)) for one in known)
             if lag > self.settings.bootstrap_lag:
                 reason = f"{lag} IDs behind, more than bootstrap_lag"
-        finishing = saved is not None and saved.state == State.DRAINING.value
+        finishing = saved is not None and saved.state == BootstrapState.DRAINING.value
         if name not in self._appliers:
             if reason is not None:
                 self._due[name] = reason
@@ -341,7 +341,14 @@ class Bootstrapping:
         assert self.reader_store is not None  # noqa: S101
         try:
             await self.reader_store.save_bootstrap(
-                self.reader, name, id, parts=parts, applied=parts, rows=rows, bytes=size, state=State.ONLINE.value
+                self.reader,
+                name,
+                id,
+                parts=parts,
+                applied=parts,
+                rows=rows,
+                bytes=size,
+                state=BootstrapState.ONLINE.value,
             )
         except BusrepError as error:  # only for the eye: it is over for whoever starts again, as well
             log.info("bootstrap of %s: that it is over could not be saved: %s", name, error)

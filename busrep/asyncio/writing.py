@@ -1,6 +1,6 @@
 """The writing half of a bus: facts in the caller's transaction, their IDs, and what is published of them.
 
-`FactBase` and `Ledger` wait for nothing and lock nothing: the threads' runtime (busrep.sync) builds on them too.
+`FactBase` and `WriterSession` wait for nothing and lock nothing: the threads' runtime (busrep.sync) builds on them too.
 """
 
 from __future__ import annotations
@@ -397,7 +397,7 @@ class Fact(FactBase[RowT]):
         self._writing.in_doubt(doubt)
 
 
-class Ledger:
+class WriterSession:
     """What one incarnation of a writer knows of its facts: a ``Writer`` core, and one ID generator per stream.
 
     ``claim``: None for a writer whose streams are all kept in memory. ``listens``: see `Writer`. Not thread-safe.
@@ -625,8 +625,8 @@ class Claimed:
     claim: Claim
 
 
-class Writing(Ledger):
-    """A `Ledger` on an event loop; calls ``wake()`` when there is something to publish.
+class Writing(WriterSession):
+    """A `WriterSession` on an event loop; calls ``wake()`` when there is something to publish.
 
     ``renew(self)`` gives the one that goes on under a new incarnation, or raises (see `WinningBack`); None: none does.
     It is asked at once when this one is fenced. ``on_loss()``: another process has the name.

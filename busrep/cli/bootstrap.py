@@ -14,8 +14,8 @@ from click.core import ParameterSource
 
 from busrep.cli.db import ago, declared_streams, make_store, open_with_all_streams, streams_option
 from busrep.cli.options import json_option, print_json, print_table, run, store_option
-from busrep.cli.snapshot_file import SnapshotFile, Tally
-from busrep.cli.snapshot_screen import Screen, Watched, megabytes
+from busrep.cli.snapshot_file import SnapshotDigest, SnapshotFile
+from busrep.cli.snapshot_screen import SnapshotScreen, Watched, megabytes
 from busrep.core.snapshots import Agreement, BootstrapProgress, SnapshotSource
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
@@ -66,7 +66,7 @@ def bootstrap(context: click.Context, /, only_status: bool, as_json: bool, **opt
         _status(options["store_url"], options["readers"], options["name"], as_json)
         return
     _check_alone(context, "loading a snapshot", "readers")
-    plan = Plan.of(context, options)
+    plan = BootstrapPlan.of(context, options)
     found = run(plan.load(quiet=as_json))
     if as_json:
         print_json(found)
@@ -90,7 +90,7 @@ def _check_alone(context: click.Context, what: str, *unfitting: str) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
+class BootstrapPlan:
     """What to load, from where, and where to."""
 
     store: str | None = attrs.field(repr=False)
@@ -103,7 +103,7 @@ class Plan:
     part_rows: int
 
     @classmethod
-    def of(cls, context: click.Context, options: dict[str, Any]) -> Plan:
+    def of(cls, context: click.Context, options: dict[str, Any]) -> BootstrapPlan:
         """Raises UsageError for options that do not go together."""
         store, source = options["store_url"], options["source_url"]
         if store is None and source is None:
@@ -133,7 +133,7 @@ class Plan:
             raise ConfigError("say which stream to load: --stream NAME")
         started = time.monotonic()
         async with self._opened(name, declared) as source:
-            with Screen(quiet=quiet) as screen:
+            with SnapshotScreen(quiet=quiet) as screen:
                 if self.target is not None:
                     found = await self._to_parquet(source, name, self.target, screen)
                 else:
@@ -156,8 +156,8 @@ class Plan:
         finally:
             await source.close()
 
-    async def _to_file(self, source: SnapshotSource, name: str, screen: Screen) -> dict[str, Any]:
-        tally = Tally() if self.out is None else SnapshotFile.open(self.out, name, overwrite=self.overwrite)
+    async def _to_file(self, source: SnapshotSource, name: str, screen: SnapshotScreen) -> dict[str, Any]:
+        tally = SnapshotDigest() if self.out is None else SnapshotFile.open(self.out, name, overwrite=self.overwrite)
         with contextlib.closing(tally):
             before = tally.agreement
             agreement = await source.agree(name, part_rows=self.part_rows, again=before)
@@ -175,10 +175,12 @@ class Plan:
             "out": None if self.out is None else str(self.out),
         }
 
-    async def _to_parquet(self, source: SnapshotSource, name: str, target: str, screen: Screen) -> dict[str, Any]:
+    async def _to_parquet(
+        self, source: SnapshotSource, name: str, target: str, screen: SnapshotScreen
+    ) -> dict[str, Any]:
         from busrep.snapshots.parquet import write_snapshot  # extra
 
-        tally = Tally()
+        tally = SnapshotDigest()
         written = await write_snapshot(source, name, target, part_rows=self.part_rows, tally=Watched(tally, screen))
         return summary(tally) | {"to": written.source}
 
@@ -194,7 +196,7 @@ async def _copy_part(source: SnapshotSource, agreement: Agreement, number: int, 
     watched.part_ended(rows)
 
 
-def summary(tally: Tally) -> dict[str, Any]:
+def summary(tally: SnapshotDigest) -> dict[str, Any]:
     """What a snapshot is, JSON-able."""
     agreement = tally.agreement
     assert agreement is not None  # noqa: S101 - it was begun

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from busrep.cli.demo_run import DemoRun, Plan
+from busrep.cli.demo_run import DemoPlan, DemoRun
 from busrep.cli.options import DURATION, json_option, print_json, print_table, run
 
 # What the summary shows, in words.
@@ -40,7 +40,7 @@ SUMMARY = {
 }
 
 
-class Screen:
+class DemoScreen:
     """What a person sees during the run: a line per event; on a terminal, two progress bars."""
 
     def __init__(self, facts: int, *, quiet: bool) -> None:
@@ -58,7 +58,7 @@ class Screen:
         self._written = self._progress.add_task("written", total=facts)
         self._handled = self._progress.add_task("handled by every reader", total=facts)
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> DemoScreen:
         self._progress.start()
         return self
 
@@ -115,7 +115,7 @@ def demo(as_json: bool, **options: Any) -> None:
     """
     if options["restart_redis"] and not options["redis_url"]:
         raise click.UsageError("--restart-redis is for the Redis of --redis; one of its own the demo restarts anyway")
-    plan = Plan(
+    plan = DemoPlan(
         redis=options["redis_url"],
         store=options["store_url"],
         facts=options["facts"],
@@ -125,7 +125,7 @@ def demo(as_json: bool, **options: Any) -> None:
         keep=options["keep"],
         timeout=options["timeout"],
     )
-    with _ending_in_order(), Screen(plan.facts, quiet=as_json) as screen:
+    with _ending_in_order(), DemoScreen(plan.facts, quiet=as_json) as screen:
         this = DemoRun(plan, screen.event, screen.progress)
         summary = run(this.run())
         if plan.keep:

@@ -66,7 +66,7 @@ def entries_of(batch: busrep.Batch[DemoRow]) -> Iterator[Entry]:
         yield batch.stream.name, batch.writer, token, len(payloads), fact_digest(payloads)
 
 
-class Reading:
+class DemoReading:
     """The handlers of one reader process, and its counters."""
 
     def __init__(self, task: Task, recorder: Recorder) -> None:
@@ -100,7 +100,7 @@ async def reach(bus: busrep.Bus, finals: dict[str, dict[str, int]], timeout: flo
     return behind
 
 
-async def _reports(parent: Parent, reading: Reading, bus: busrep.Bus) -> None:
+async def _reports(parent: Parent, reading: DemoReading, bus: busrep.Bus) -> None:
     while True:
         await asyncio.sleep(REPORT_EVERY)
         parent.tell(facts=reading.facts, rows=reading.rows, statistics=bus.statistics())
@@ -111,7 +111,7 @@ async def read() -> None:
     parent = Parent()
     task = Task(**await parent.hear())
     recorder = FileRecorder(task.record, task.life) if task.record else StoreRecorder(task)
-    reading = Reading(task, recorder)
+    reading = DemoReading(task, recorder)
     bus = busrep.connect(
         task.redis,
         name=task.name,

@@ -38,7 +38,7 @@ PATIENCE = 30.0
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
+class DemoPlan:
     """What to run. ``redis`` None: a server of our own; ``store`` None: an SQLite file of our own.
 
     ``restart_redis`` is a shell command that restarts a given Redis. ``timeout``: seconds that readers may
@@ -60,7 +60,7 @@ class Plan:
 class DemoRun:
     """One run. ``on_event`` is called with a sentence, ``on_progress`` with (written, handled by all) facts."""
 
-    plan: Plan
+    plan: DemoPlan
     on_event: Callable[[str], None]
     on_progress: Callable[[int, int], None]
     run_id: str = attrs.field(factory=lambda: secrets.token_hex(4))

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from busrep.cli.options import DURATION, print_json
 from busrep.cli.pipeline_report import check_report_file, write_report
-from busrep.cli.pipeline_screen import Screen
+from busrep.cli.pipeline_screen import StageScreen
 from busrep.cli.pipeline_signals import Interrupts
 from busrep.errors import BusrepError, ConfigError
 from busrep.urls import has_secret
@@ -262,7 +262,7 @@ class Job:
         getattr(self.module, "check", lambda _: None)(told)
         ours = active() is None
         run: Callable[..., dict[str, Any]] = self.module.run
-        with Screen(self.name, quiet=self.as_json) as progress:
+        with StageScreen(self.name, quiet=self.as_json) as progress:
             progress("starting Spark", 0, None)
             try:
                 spark = session(f"busrep {self.name}", master=self.master, conf=self.conf)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
-class Screen:
+class StageScreen:
     """A bar for each stage of a job, on standard error, where that is a terminal. It is a job's ``progress``."""
 
     def __init__(self, job: str, *, quiet: bool) -> None:
@@ -26,7 +26,7 @@ class Screen:
         self._lock = threading.Lock()  # Spark calls back in threads of its own
         self._stages: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> StageScreen:
         self._progress.start()
         return self
 

@@ -56,7 +56,7 @@ ADDRESS = AddressType()
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
+class ServePlan:
     """What is served, and to whom."""
 
     name: str | None
@@ -114,7 +114,7 @@ def serve(as_json: bool, seconds: float | None, secret_file: str | None, **optio
     secret or client certificates; HTTP takes a secret always, and something in front of it may do the TLS. Prints what
     it listens on, and at the end what passed.
     """
-    plan = Plan(
+    plan = ServePlan(
         name=options["name"],
         tcp=options["tcp"],
         http=options["http"],
@@ -148,7 +148,7 @@ def _secret(path: str) -> str:
     return secret
 
 
-async def _serve(plan: Plan, seconds: float | None, as_json: bool) -> None:
+async def _serve(plan: ServePlan, seconds: float | None, as_json: bool) -> None:
     """Listen until told to stop."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -191,7 +191,7 @@ async def _serve(plan: Plan, seconds: float | None, as_json: bool) -> None:
             )
 
 
-def _tcp(plan: Plan, address: Address, tls: Any) -> TcpServer:
+def _tcp(plan: ServePlan, address: Address, tls: Any) -> TcpServer:
     return TcpServer(
         plan.name or "",
         host=address.host,
@@ -205,7 +205,7 @@ def _tcp(plan: Plan, address: Address, tls: Any) -> TcpServer:
 
 
 async def _http(
-    plan: Plan, address: Address, tls: Any, server: TcpServer | None, stack: AsyncExitStack
+    plan: ServePlan, address: Address, tls: Any, server: TcpServer | None, stack: AsyncExitStack
 ) -> tuple[Any, Any]:
     from busrep.http import serve as http_serve  # extra
     from busrep.http import server as http_server

@@ -28,7 +28,7 @@ PIECE = 2**20
 
 
 @attrs.define(eq=False)
-class Tally:
+class SnapshotDigest:
     """Counts and hashes the parts of a snapshot, in their order; keeps none of it."""
 
     agreement: Agreement | None = None
@@ -59,7 +59,7 @@ class Tally:
 
 
 @attrs.define(eq=False)
-class SnapshotFile(Tally):
+class SnapshotFile(SnapshotDigest):
     """The same into a file; a run that was cut off is gone on with."""
 
     path: Path = attrs.field(kw_only=True)

@@ -8,14 +8,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from busrep.cli.snapshot_file import Tally
+from busrep.cli.snapshot_file import SnapshotDigest
 from busrep.core.snapshots import Agreement
 
 
 class Watched:
     """A tally that a person watches."""
 
-    def __init__(self, tally: Tally, screen: Screen) -> None:
+    def __init__(self, tally: SnapshotDigest, screen: SnapshotScreen) -> None:
         self._tally, self._screen = tally, screen
         self._rows = 0  # of the part that is under way
 
@@ -36,7 +36,7 @@ class Watched:
         self._rows = 0
 
 
-class Screen:
+class SnapshotScreen:
     """A progress bar on standard error, where that is a terminal: rows, bytes, rows/s, the time that is left."""
 
     def __init__(self, *, quiet: bool) -> None:
@@ -52,7 +52,7 @@ class Screen:
         self._task = self._progress.add_task("agreeing", total=None, size=megabytes(0), speed=0.0)
         self._started, self._before = time.monotonic(), 0
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> SnapshotScreen:
         self._progress.start()
         return self
 

@@ -82,7 +82,7 @@ def _size(user: str, device: str | None) -> int:
 
 
 @attrs.define(eq=False)
-class _Process:
+class _ProcessUsers:
     """Who syncs on one process: {user: {device: ...}}, no user without a device. ``bytes``: what they cost."""
 
     users: dict[str, dict[str | None, _Device]] = attrs.field(factory=dict)
@@ -136,8 +136,8 @@ class Presence:
         self._bus, self.instance_id = bus, instance_id
         self._refresh, self._timeout, self._most_users, self._most_instances = refresh, timeout, users, instances
         self._max_bytes = max_bytes
-        self._own = _Process()
-        self._others: dict[str, _Process] = {}
+        self._own = _ProcessUsers()
+        self._others: dict[str, _ProcessUsers] = {}
         self._handlers: list[ChangeHandler] = []
         self._asked = asyncio.Event()
         self._patient_until = 0.0
@@ -243,7 +243,7 @@ class Presence:
             if not self._has_room(process, _size(user, device)):
                 self._refuse(command)
                 return
-            process = self._others.setdefault(instance, process or _Process())
+            process = self._others.setdefault(instance, process or _ProcessUsers())
             seen = process.add(user, device, command.last_sync_ms)
         seen.last_sync_ms = max(seen.last_sync_ms, command.last_sync_ms)
         seen.heard = asyncio.get_running_loop().time()
@@ -260,7 +260,7 @@ class Presence:
             gone = [(user, device) for user, device, _ in self._others[instance].devices()]
             await self._changed(self._forget(instance, gone))
 
-    def _has_room(self, process: _Process | None, size: int) -> bool:
+    def _has_room(self, process: _ProcessUsers | None, size: int) -> bool:
         if sum(other.bytes for other in self._others.values()) + size > self._max_bytes:
             return False
         return len(self._others) < self._most_instances if process is None else process.count < self._most_users

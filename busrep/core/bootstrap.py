@@ -39,7 +39,17 @@ from .bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
 from .snapshots import LOADED, Agreement, BootstrapProgress, PartRows
 
 __all__ = [
-    "TRANSITIONS", "Agree", "Apply", "Begin", "Bootstrap", "Drain", "Event", "Leave", "Load", "State", "Work",
+    "TRANSITIONS",
+    "Agree",
+    "Apply",
+    "Begin",
+    "Bootstrap",
+    "BootstrapEvent",
+    "BootstrapState",
+    "Drain",
+    "Leave",
+    "Load",
+    "Work",
     "unfinished",
 ]  # fmt: skip
 
@@ -50,7 +60,7 @@ LONGEST_PAUSE: Final = 300.0
 the source all the time, and once the cause is gone nobody stays away for long."""
 
 
-class State(enum.Enum):
+class BootstrapState(enum.Enum):
     """Where the bootstrap of a stream stands."""
 
     REQUESTED = "requested"
@@ -60,7 +70,7 @@ class State(enum.Enum):
     ONLINE = "online"
 
 
-class Event(enum.Enum):
+class BootstrapEvent(enum.Enum):
     """What moves a bootstrap from one state to another."""
 
     REQUESTED = "requested once more"
@@ -72,9 +82,9 @@ class Event(enum.Enum):
     DRAINED = "what accumulated is delivered"
 
 
-_S, _E = State, Event
+_S, _E = BootstrapState, BootstrapEvent
 
-TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
+TRANSITIONS: Final[Mapping[BootstrapState, Mapping[BootstrapEvent, BootstrapState]]] = {
     _S.REQUESTED: {
         _E.AGREED: _S.AGREED,
         _E.FAILED: _S.REQUESTED,
@@ -102,12 +112,12 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
 }
 
 
-UNFINISHED: Final = tuple(state for state in State if state.value not in LOADED)
+UNFINISHED: Final = tuple(state for state in BootstrapState if state.value not in LOADED)
 
 
 def unfinished(saved: BootstrapProgress) -> bool:
     """Whether a saved bootstrap is to go on. By its state: there is something to apply of one without parts, too."""
-    return State(saved.state) in UNFINISHED
+    return BootstrapState(saved.state) in UNFINISHED
 
 
 class Bootstrap:
@@ -118,8 +128,10 @@ class Bootstrap:
     ) -> None:
         self.stream = stream
         self.settings = settings or Settings()
-        self.state: State | None = None  # None: none was requested yet
-        self.changes: list[tuple[State | None, State]] = []  # (before, after), for the runtime to drain
+        self.state: BootstrapState | None = None  # None: none was requested yet
+        self.changes: list[
+            tuple[BootstrapState | None, BootstrapState]
+        ] = []  # (before, after), for the runtime to drain
         self.reason = ""
         self.agreement: Agreement | None = None
         self.parts = self.rows = self.bytes = 0  # applied of it
@@ -145,7 +157,7 @@ class Bootstrap:
         """Begin a bootstrap, for ``reason``. False, and nothing happens, while one is under way up to loading."""
         if self.state in UNFINISHED:
             return False
-        self._begin(reason, Event.REQUESTED)
+        self._begin(reason, BootstrapEvent.REQUESTED)
         self._failures, self._retry_at = 0, now + self._cooling(now)
         return True
 
@@ -160,7 +172,7 @@ class Bootstrap:
         if same and self.state not in UNFINISHED and not unfinished(saved):
             return
         if not (same and self.state in UNFINISHED and saved.parts >= self.parts):
-            self._begin(saved.reason, Event.GONE if self.state in UNFINISHED else Event.REQUESTED)
+            self._begin(saved.reason, BootstrapEvent.GONE if self.state in UNFINISHED else BootstrapEvent.REQUESTED)
             self.agreement, self._syncs = saved.agreement, [now - saved.age] * saved.syncs
         for work in list(self._under_way):
             if isinstance(work, Begin | Load | Apply) and not _still_wanted(work, saved.parts):
@@ -168,7 +180,7 @@ class Bootstrap:
         self._ahead = {number: part for number, part in self._ahead.items() if number >= saved.parts}
         self.parts, self.rows, self.bytes = saved.parts, saved.rows, saved.bytes
         self.id, self._failures, self._retry_at = saved.id, 0, now
-        if self.state is State.AGREED:
+        if self.state is BootstrapState.AGREED:
             self._start_loading(now)
         if not unfinished(saved):
             self._finish(now)
@@ -178,7 +190,7 @@ class Bootstrap:
         self.held.append(agreement)
         if not self._answered(work):  # too late: it is only to be left
             return
-        self._move(Event.AGREED)
+        self._move(BootstrapEvent.AGREED)
         self._recut = False
         if self.agreement is None or not self.agreement.same(agreement):
             self._drop_parts()
@@ -209,15 +221,15 @@ class Bootstrap:
                 self._rests_until = max(now, self._rests_until + rows / self.settings.snapshot_rate)
             if work.last:
                 self._finish(now)
-            elif self.state is State.LOADING:  # else the source is away, and its pause goes on
+            elif self.state is BootstrapState.LOADING:  # else the source is away, and its pause goes on
                 self._succeeded(now)
 
     def drained(self, now: float) -> None:
         """The reader has delivered what had accumulated."""
-        if self.state is State.DRAINING:
+        if self.state is BootstrapState.DRAINING:
             self._under_way.clear()
             self._succeeded(now)
-            self._move(Event.DRAINED)
+            self._move(BootstrapEvent.DRAINED)
 
     def failed(self, work: Work | None, error: Exception, now: float) -> None:
         """``work`` could not be done (None: the source as a whole is away); it is tried again after a pause.
@@ -237,9 +249,9 @@ class Bootstrap:
 
     def gone(self, error: Exception | str, now: float) -> None:
         """What was agreed cannot be had any more, or is of another log: begin anew, from the first part."""
-        if self.state in UNFINISHED or self.state is State.DRAINING:
+        if self.state in UNFINISHED or self.state is BootstrapState.DRAINING:
             attempts = self.attempts
-            self._begin(self.reason, Event.GONE)
+            self._begin(self.reason, BootstrapEvent.GONE)
             self.attempts = attempts
             self._retry_later(error, now)
             self._retry_at = max(self._retry_at, now + self._cooling(now))
@@ -258,14 +270,14 @@ class Bootstrap:
 
     # -- what they change -------------------------------------------------------------------------------------
 
-    def _move(self, event: Event) -> None:
+    def _move(self, event: BootstrapEvent) -> None:
         # An event that the table does not list for this state is a bug here, and raises KeyError.
-        before, after = self.state, State.REQUESTED if self.state is None else TRANSITIONS[self.state][event]
+        before, after = self.state, BootstrapState.REQUESTED if self.state is None else TRANSITIONS[self.state][event]
         if after is not before:
             self.state = after
             self.changes.append((before, after))
 
-    def _begin(self, reason: str, event: Event) -> None:
+    def _begin(self, reason: str, event: BootstrapEvent) -> None:
         self._drop_parts()
         self.agreement = self.id = None
         self.reason, self.attempts, self.error = reason, 0, None
@@ -279,19 +291,19 @@ class Bootstrap:
     def _give_up_source(self) -> None:
         # A part that is being applied counts all the same: a snapshot stays what it was.
         self._under_way = {work: None for work in self._under_way if isinstance(work, Apply)}
-        self._move(Event.FAILED)
+        self._move(BootstrapEvent.FAILED)
 
     def _start_loading(self, now: float) -> None:
         self._loading_since = (now, self.parts, self.rows)
         self._rests_until = max(now, self._rests_until)
-        self._move(Event.SAVED)
+        self._move(BootstrapEvent.SAVED)
 
     def _finish(self, now: float) -> None:
         self._under_way.clear()
         self._ahead.clear()
         self.stopped_by = None
         self._succeeded(now)
-        self._move(Event.APPLIED)
+        self._move(BootstrapEvent.APPLIED)
 
     def _answered(self, work: Work) -> bool:
         """Whether the answer to ``work`` counts."""
@@ -341,7 +353,7 @@ class Bootstrap:
         return wanted
 
     def _leave(self) -> list[Leave]:
-        keep = self.agreement if self.state in (State.AGREED, State.LOADING) else None
+        keep = self.agreement if self.state in (BootstrapState.AGREED, BootstrapState.LOADING) else None
         if keep is not None and self.parts + len(self._ahead) == len(keep.parts):  # nothing is left to load
             keep = None
         left = [Leave(agreement) for agreement in self.held if agreement is not keep]
@@ -349,18 +361,18 @@ class Bootstrap:
         return left
 
     def _plan(self, now: float) -> list[Work]:
-        if self.state is State.REQUESTED:
+        if self.state is BootstrapState.REQUESTED:
             if any(isinstance(work, Agree) for work in self._under_way):
                 return []
             self.attempts += 1
             return [Agree(self.stream, None if self._recut else self.agreement)]
-        if self.agreement is None or self.state is State.ONLINE:
+        if self.agreement is None or self.state is BootstrapState.ONLINE:
             return []
-        if self.state is State.LOADING:
+        if self.state is BootstrapState.LOADING:
             return self._plan_parts(self.agreement) if now >= self._rests_until else []
         if self._under_way or self._in_hand is not None:
             return []
-        if self.state is State.AGREED:
+        if self.state is BootstrapState.AGREED:
             return [Begin(self.agreement, self.syncs(now), self.reason)]
         return [Drain(self.agreement)]
 
@@ -385,9 +397,9 @@ class Bootstrap:
 
     def next_retry(self, now: float) -> float | None:
         """When ``work()`` may next return something by the passing of time alone."""
-        if self.stopped_by is not None or self.state in (None, State.ONLINE):
+        if self.stopped_by is not None or self.state in (None, BootstrapState.ONLINE):
             return None
-        due = max(self._retry_at, self._rests_until) if self.state is State.LOADING else self._retry_at
+        due = max(self._retry_at, self._rests_until) if self.state is BootstrapState.LOADING else self._retry_at
         return due if due > now else None
 
     def syncs(self, now: float) -> int:
@@ -400,7 +412,7 @@ class Bootstrap:
 
     def eta(self, now: float) -> float | None:
         """Seconds until all parts are applied, at the rate since loading began, or went on. None: not known."""
-        if self.state is not State.LOADING or self.agreement is None:
+        if self.state is not BootstrapState.LOADING or self.agreement is None:
             return None
         since, parts, rows = self._loading_since
         if self.agreement.rows >= 0:

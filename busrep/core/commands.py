@@ -2,7 +2,7 @@
 
 A line is ``NAME``, a space and the fields, separated by single spaces; only the last field (free text or
 JSON) may hold spaces (protocol.md, section 1). How a field is checked, read and written stands once, in a
-``_Kind``: it is the validator of the attrs field, and parsing and formatting walk the fields of the class. So
+``_FieldKind``: it is the validator of the attrs field, and parsing and formatting walk the fields of the class. So
 a command that exists can be formatted: its constructor raises `ConfigError` for what has no form on the wire,
 `parse` raises `ParseError` for the same reasons, and nothing else.
 
@@ -92,7 +92,7 @@ def _finite(value: object) -> bool:
 
 
 @attrs.frozen
-class _Kind:
+class _FieldKind:
     """One kind of field: why a value is refused (or None), bytes to value, value to bytes. Is an attrs
     validator.
     """
@@ -185,29 +185,29 @@ def _read_json(data: bytes) -> Any:
         raise ValueError(f"is not JSON: {error}") from None
 
 
-_NOTE = _Kind(_refuse_note, bytes.decode, str.encode)
-_TEXT = _Kind(_refuse_text, bytes.decode, str.encode)
-_WORD = _Kind(refuse_name, bytes.decode, str.encode)
-_INT = _Kind(_refuse_integer, read_integer, b"%d".__mod__)
-_DEVICE = _Kind(
+_NOTE = _FieldKind(_refuse_note, bytes.decode, str.encode)
+_TEXT = _FieldKind(_refuse_text, bytes.decode, str.encode)
+_WORD = _FieldKind(refuse_name, bytes.decode, str.encode)
+_INT = _FieldKind(_refuse_integer, read_integer, b"%d".__mod__)
+_DEVICE = _FieldKind(
     _refuse_device,
     lambda data: None if data == b"None" else bytes.decode(data),
     lambda value: b"None" if value is None else value.encode(),
 )
-_SWITCH = _Kind(
+_SWITCH = _FieldKind(
     lambda value: None if type(value) is bool else "a bool is needed",
     _read_switch,
     lambda value: b"start" if value else b"end",
 )
-_TOKEN = _Kind(
+_TOKEN = _FieldKind(
     lambda value: None if value is None else _refuse_integer(value),
     lambda data: None if data == b"batch" else read_integer(data),
     lambda value: b"batch" if value is None else b"%d" % value,
 )
-_JSON = _Kind(_refuse_json, _read_json, json_bytes)
+_JSON = _FieldKind(_refuse_json, _read_json, json_bytes)
 # Inside a JSON array: read and written by it.
-_STRING = _Kind(_refuse_string, bytes.decode, str.encode)
-_STRING_OR_NULL = _Kind(lambda value: value if value is None else _refuse_string(value), bytes.decode, str.encode)
+_STRING = _FieldKind(_refuse_string, bytes.decode, str.encode)
+_STRING_OR_NULL = _FieldKind(lambda value: value if value is None else _refuse_string(value), bytes.decode, str.encode)
 
 
 # --- commands ---
@@ -498,7 +498,7 @@ _CLASSES: tuple[type[_Line], ...] = (
 )  # fmt: skip
 
 
-def _shape(cls: type[Any]) -> tuple[tuple[str, ...], tuple[_Kind, ...], int]:
+def _shape(cls: type[Any]) -> tuple[tuple[str, ...], tuple[_FieldKind, ...], int]:
     """Names of all fields, kinds of those outside JSON, and the number of fields on the wire."""
     fields = attrs.fields(cls)
     plain = tuple(field.validator for field in fields[: cls.JSON_FROM])

@@ -29,7 +29,7 @@ from busrep.settings import Settings
 from ..runtime.tasks import being_cancelled, stop
 from .snapshots_held import WHAT, HeldSource, Hold
 from .snapshots_limits import SnapshotLimits
-from .snapshots_spool import Reading, Spool, SpooledPart, SpoolTrouble
+from .snapshots_spool import PartReading, Spool, SpooledPart, SpoolTrouble
 
 T = TypeVar("T")
 
@@ -204,7 +204,7 @@ class Snapshots:
 
     # -- parts ------------------------------------------------------------------------------------------------
 
-    async def part(self, id: str, number: int) -> Reading:
+    async def part(self, id: str, number: int) -> PartReading:
         """The part, open for reading; close it. Raises UnknownSnapshot, NoSuchPart, SnapshotGone, SpoolTrouble, and
         what else the source raises."""
         self._sweep()

@@ -17,7 +17,7 @@ from .pages import PART_PATH, SNAPSHOTS_PATH
 from .requests import Refused, accepts_gzip, params_of, position_of
 from .snapshots import NoSuchPart, Snapshots, TooManyParts, UnknownSnapshot
 from .snapshots_limits import SnapshotLimits
-from .snapshots_spool import PartTooLong, Reading, SpoolChanged, SpoolTrouble
+from .snapshots_spool import PartReading, PartTooLong, SpoolChanged, SpoolTrouble
 
 try:
     from starlette.datastructures import Headers
@@ -117,7 +117,7 @@ class SnapshotPaths:
     @contextlib.asynccontextmanager
     async def opened(
         self, snapshots: Snapshots, id: str, number: int, agreement: Agreement | None
-    ) -> AsyncIterator[Reading]:
+    ) -> AsyncIterator[PartReading]:
         """A part, and a place among those who download."""
         with self._place():
             if agreement is not None:

@@ -75,7 +75,7 @@ class SpooledPart:
 
 
 @attrs.define(eq=False)
-class Reading:
+class PartReading:
     """A part that is open for one client; `close` it."""
 
     part: SpooledPart
@@ -180,7 +180,7 @@ class Spool:
             part = SpooledPart(self._folder, f"{self._numbers}.part")
             return part, part.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
-    def open(self, part: SpooledPart) -> Reading | None:
+    def open(self, part: SpooledPart) -> PartReading | None:
         """The part for one more client; None when it is gone, or cannot be read: load it again."""
         if part.removed:
             return None
@@ -193,7 +193,7 @@ class Spool:
         self._parts.pop(part)
         self._parts[part] = None
         part.readers += 1
-        return Reading(part, self, file)
+        return PartReading(part, self, file)
 
     def closed(self, part: SpooledPart) -> None:
         """One reader fewer."""

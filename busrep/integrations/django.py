@@ -35,7 +35,7 @@ __all__ = ["bus", "close", "create_tables", "open_bus", "write"]
 RowT = TypeVar("RowT")
 
 
-class _Process:
+class _ProcessBus:
     """The process's bus."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class _Process:
         self.named = False  # for this process, by a function: so another process gets another name
 
 
-_process = _Process()
+_process = _ProcessBus()
 
 
 # -- facts ----------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class ParquetSource:
         self, url: str, settings: Settings | None = None, *, filesystem: Any = None, max_bytes: int = MAX_BYTES
     ) -> None:
         self.settings, self._max_bytes = settings or Settings(), max_bytes
-        self._place = Place(url, filesystem)
+        self._place = Directory(url, filesystem)
         self._known: Manifest | None = None
 
     def __repr__(self) -> str:
@@ -147,7 +147,7 @@ class ParquetSource:
 # -- writing --------------------------------------------------------------------------------------------------
 
 
-class Tally(Protocol):
+class CopyProgress(Protocol):
     """Is told how a copy gets on."""
 
     def begin(self, agreement: Agreement) -> None:
@@ -166,7 +166,7 @@ async def write_snapshot(
     url: str,
     *,
     part_rows: int = DEFAULTS.snapshot_part_rows,
-    tally: Tally | None = None,
+    tally: CopyProgress | None = None,
     filesystem: Any = None,
 ) -> Agreement:
     """Copy a snapshot of ``stream`` from ``source`` (open already) into Parquet files at ``url``; see `ParquetSource`.
@@ -174,7 +174,7 @@ async def write_snapshot(
     The manifest is written last: until then, and if this fails, there is no snapshot. Raises ConfigError when there is
     one already, or it cannot be written there, and whatever ``source`` raises.
     """
-    place = Place(url, filesystem)
+    place = Directory(url, filesystem)
     await place.make()
     await place.refuse_another()
     agreement = await source.agree(stream, part_rows=part_rows)
@@ -204,7 +204,7 @@ async def write_snapshot(
 
 
 async def _write_part(
-    source: SnapshotSource, agreement: Agreement, number: int, place: Place, name: str, tally: Tally | None
+    source: SnapshotSource, agreement: Agreement, number: int, place: Directory, name: str, tally: CopyProgress | None
 ) -> tuple[int, str]:
     """How many rows, and the SHA-256 of their text."""
     hashed, pieces = hashlib.sha256(), []
@@ -229,7 +229,7 @@ async def _write_part(
 # -- files ----------------------------------------------------------------------------------------------------
 
 
-class Place:
+class Directory:
     """A directory, wherever it is. ``shown``: its URL without what may be secret."""
 
     def __init__(self, url: str, filesystem: Any = None) -> None:

@@ -73,7 +73,7 @@ class Applier:
 
 
 @attrs.frozen
-class Rows:
+class DecodedPart:
     """The rows of one part, decoded; parallel sequences."""
 
     tokens: Sequence[int]
@@ -101,10 +101,10 @@ async def read_part(source: SnapshotSource, agreement: Agreement, number: int, t
                 await generator.aclose()
 
 
-async def decode_rows(stream: Stream[Any], part: PartRows) -> Rows:
+async def decode_rows(stream: Stream[Any], part: PartRows) -> DecodedPart:
     """The typed rows of a part. Raises RowError."""
     rows: list[Any] = []
     for at in range(0, len(part.payloads), DECODED_AT_ONCE):
         rows += stream.decode(part.payloads[at : at + DECODED_AT_ONCE])
         await asyncio.sleep(0)
-    return Rows(part.tokens, part.writers, rows)
+    return DecodedPart(part.tokens, part.writers, rows)

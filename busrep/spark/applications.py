@@ -12,7 +12,7 @@ from busrep.spark.planning import Span
 from busrep.spark.table import dialect_of, sqlite_path
 from busrep.stores.backing import Backing
 from busrep.stores.plans import Control, Row
-from busrep.stores.snapshots import Log, read_log
+from busrep.stores.snapshots import LogState, read_log
 from busrep.stores.sqlite.files import connect, executor, run
 
 try:
@@ -36,7 +36,7 @@ class ApplicationsSqlite:
         self.dialect = dialect_of(question.url)
         self._connection = connect(self._path, "rw")
 
-    def begin(self) -> Log:
+    def begin(self) -> LogState:
         """See `busrep.spark.databases.Database`."""
         plan = read_log(self.dialect, self._stream, Control.SNAPSHOT)
         return run(plan, executor(self._connection, self._path), self._path)

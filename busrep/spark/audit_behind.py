@@ -12,13 +12,13 @@ from busrep.spark.waiting import TableWriter
 from busrep.stores.backing import Backing
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Plan, Sql
-from busrep.stores.snapshots import Log
+from busrep.stores.snapshots import LogState
 
 Ages = Mapping[str, float | None]
 """{writer: seconds since its first row of a span was committed}; None where the table has no times."""
 
 
-def proven_and_not_archived(archive: Archive, log: Log) -> list[Span]:
+def proven_and_not_archived(archive: Archive, log: LogState) -> list[Span]:
     """The spans of each writer that the table has proven and the archive lacks."""
     ends = ((writer, max(archive.upto.get(writer, 0), log.floors.get(writer, 0))) for writer in sorted(log.positions))
     return [(writer, at, log.positions[writer]) for writer, at in ends if at < log.positions[writer]]
@@ -79,7 +79,7 @@ def _older(age: float | None, silent_for: float, most: float) -> float | None:
 
 def behind_of(
     archive: Archive,
-    log: Log,
+    log: LogState,
     ask: Callable[[Sequence[Span]], Ages],
     writers: Sequence[TableWriter],
     most: float,

@@ -11,7 +11,7 @@ from busrep.settings import Settings
 from busrep.spark.archived import Archive
 from busrep.spark.table import Table
 from busrep.stores.plans import Plan, Sql
-from busrep.stores.snapshots import Log
+from busrep.stores.snapshots import LogState
 from busrep.streams import Stream
 
 # Positions come to the table with writers' heartbeats: who hears them on the bus is ahead of it till then, and a
@@ -22,7 +22,7 @@ Saved = Sequence[tuple[str, str, int, str]]
 """(reader, writer, position, epoch)."""
 
 
-def log_of(url: str, stream: Stream[Any]) -> tuple[Log, Saved]:
+def log_of(url: str, stream: Stream[Any]) -> tuple[LogState, Saved]:
     """The log, and readers' saved positions, not younger than it. Raises as `Table`."""
 
     def saved() -> Plan[list[tuple[Any, ...]]]:
@@ -39,7 +39,7 @@ def log_of(url: str, stream: Stream[Any]) -> tuple[Log, Saved]:
         return table.log(), readers
 
 
-def caught_up(look: Callable[[], tuple[Log, Saved]], archive: Archive) -> tuple[Log, Saved]:
+def caught_up(look: Callable[[], tuple[LogState, Saved]], archive: Archive) -> tuple[LogState, Saved]:
     """The log when it has got to where the archive and readers were, or for long enough has not. Raises Unavailable
     for a replica that has not."""
     late = time.monotonic() + WAIT
@@ -59,7 +59,7 @@ def caught_up(look: Callable[[], tuple[Log, Saved]], archive: Archive) -> tuple[
         log, _ = look()
 
 
-def ahead(archived: Mapping[str, int], readers: Saved, log: Log) -> Iterator[dict[str, Any]]:
+def ahead(archived: Mapping[str, int], readers: Saved, log: LogState) -> Iterator[dict[str, Any]]:
     """A finding for each writer of whom an archive, or a reader, has more than the table has proven."""
     for writer, at in archived.items():
         proven = log.positions.get(writer, 0)

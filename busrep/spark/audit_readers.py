@@ -15,7 +15,7 @@ from busrep.spark.audit_handled import NOTHING, Comparison, Reader, Truth
 from busrep.spark.audit_log import Saved, ahead, caught_up
 from busrep.spark.audit_reports import RANGE, Reports
 from busrep.spark.databases import Question
-from busrep.stores.snapshots import Log
+from busrep.stores.snapshots import LogState
 
 Key = tuple[str, str]
 """(reader, writer)."""
@@ -29,7 +29,7 @@ class Known:
     table: tuple[int, int]
 
     @classmethod
-    def of(cls, writer: str, archive: Archive, log: Log) -> Known:
+    def of(cls, writer: str, archive: Archive, log: LogState) -> Known:
         """What both have. An archive of another epoch is none."""
         mine = archive.epoch == log.epoch
         after, upto = (positions.get(writer, 0) if mine else 0 for positions in (archive.after, archive.upto))
@@ -51,7 +51,7 @@ class HandledAudit:
     reports: Reports
     question: Question
     each: Callable[[Sequence[Any], Callable[[Any], Any]], list[Any]]
-    look: Callable[[], tuple[Log, Saved]]
+    look: Callable[[], tuple[LogState, Saved]]
     check: Callable[[Iterable[str]], None]
     most: int
     once: bool
@@ -81,7 +81,7 @@ class HandledAudit:
             findings += audit_handled.findings_of(reader, writer, counted, once=self.once)
         return self._shown(log, readers), findings
 
-    def _epochs(self, log: Log) -> Iterable[Finding]:
+    def _epochs(self, log: LogState) -> Iterable[Finding]:
         """Lines of another epoch, unless they are of one before."""
         for (reader, writer), epochs in self.reports.covered(self.stream).items():
             first = epochs[log.epoch].first if log.epoch in epochs else 0
@@ -90,7 +90,7 @@ class HandledAudit:
                     text = f"reader {reader}, writer {writer}: {one.lines} lines are of epoch {epoch}, the table is of "
                     yield {"kind": "epoch", "text": text + log.epoch, "reader": reader, "writer": writer}
 
-    def _compare(self, archive: Archive, log: Log, readers: Mapping[Key, Reader]) -> None:
+    def _compare(self, archive: Archive, log: LogState, readers: Mapping[Key, Reader]) -> None:
         known = {writer: Known.of(writer, archive, log) for _, writer in readers}
         first = min(one.after for one in readers.values()) + 1
         last = max(self.reports.covered(self.stream)[key][log.epoch].upto for key in readers)
@@ -109,7 +109,7 @@ class HandledAudit:
                 one.end()
 
     def _truth(
-        self, log: Log, files: Sequence[audit_files.Entry], known: Mapping[str, Known], low: int, high: int
+        self, log: LogState, files: Sequence[audit_files.Entry], known: Mapping[str, Known], low: int, high: int
     ) -> dict[str, Truth]:
         """The rows that have these tokens."""
 
@@ -129,7 +129,7 @@ class HandledAudit:
         found += self.each(slices, audit_handled.of_table(self.question, log.epoch))
         return audit_handled.truths(rows for rows, _ in found)
 
-    def _shown(self, log: Log, readers: Mapping[Key, Reader]) -> dict[str, Any]:
+    def _shown(self, log: LogState, readers: Mapping[Key, Reader]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for (reader, writer), one in sorted(readers.items()):
             writers = found.setdefault(reader, {"writers": {}, "not_reported": []})["writers"]

@@ -31,7 +31,7 @@ from busrep.spark.options import stream_of
 from busrep.spark.planning import Span
 from busrep.spark.table import Table
 from busrep.spark.waiting import TableWriter, waiting_rows
-from busrep.stores.snapshots import Log
+from busrep.stores.snapshots import LogState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,7 +138,7 @@ class Audit:
     def _find(self, kind: str, text: str, **more: Any) -> None:
         self.findings.append({"kind": kind, "text": text, **more})
 
-    def _moved(self, archive: Archive, log: Log, start: Mapping[str, int]) -> bool:
+    def _moved(self, archive: Archive, log: LogState, start: Mapping[str, int]) -> bool:
         """Whether what was read is not what is there now: pruned, replaced, or compacted."""
         try:
             now, _ = self._log()
@@ -151,7 +151,7 @@ class Audit:
             or not {file.file for _, file in archive.files} <= files
         )
 
-    def _log(self) -> tuple[Log, Saved]:
+    def _log(self) -> tuple[LogState, Saved]:
         return log_of(self.url, stream_of(self.options.streams, self.stream))
 
     def _ages(self, spans: Sequence[Span]) -> Ages:
@@ -164,7 +164,7 @@ class Audit:
 
     # -- comparing --------------------------------------------------------------------------------------------
 
-    def _compared(self, archive: Archive, log: Log, start: Mapping[str, int], readers: Saved) -> dict[str, Any]:
+    def _compared(self, archive: Archive, log: LogState, start: Mapping[str, int], readers: Saved) -> dict[str, Any]:
         end = {writer: archive.upto.get(writer, 0) for writer in start}
         if archive.epoch not in (None, log.epoch):
             self._find("epoch", f"the archive is of epoch {archive.epoch}, the table of {log.epoch}")
@@ -251,7 +251,7 @@ class Audit:
     # -- where they differ ------------------------------------------------------------------------------------
 
     def _named(
-        self, archive: Archive, log: Log, wrong: Sequence[Key], start: Mapping[str, int], end: Mapping[str, int]
+        self, archive: Archive, log: LogState, wrong: Sequence[Key], start: Mapping[str, int], end: Mapping[str, int]
     ) -> list[dict[str, Any]]:
         """The first rows that differ; of what is pruned meanwhile none."""
         size, found = self.options.bucket, list[dict[str, Any]]()

@@ -14,7 +14,7 @@ from busrep.spark.options import stream_of
 from busrep.spark.sink_options import SinkOptions
 from busrep.spark.sink_rows import Encoder
 from busrep.stores.backing import backing_of
-from busrep.stores.blocking_staging import Place, open_staging_store
+from busrep.stores.blocking_staging import StagingPlace, open_staging_store
 from busrep.stores.declared import NOT_THERE, named
 from busrep.streams import Registry, Stream
 
@@ -43,7 +43,7 @@ class Staging:
     def write(self, rows: Iterable[list[bytes]], part: int) -> tuple[str, int]:
         """Stage a task's rows, bit by bit; the name of its attempt, and how many. Raises RowError, Unavailable."""
         target = self.options.definition()
-        place = Place(self.query, self.number, part, uuid.uuid4().hex)
+        place = StagingPlace(self.query, self.number, part, uuid.uuid4().hex)
         check = Encoder(target, generic=True) if backing_of(target).own else None
         count = 0
         with contextlib.ExitStack() as stack:

@@ -39,8 +39,8 @@ from busrep.spark.sink_commit import commit
 from busrep.spark.sink_options import SinkOptions, read_options
 from busrep.spark.waiting import waiting_rows
 from busrep.stores.blocking_staging import open_staging_store
-from busrep.stores.snapshots import Log
-from busrep.stores.staging import Batch, Done
+from busrep.stores.snapshots import LogState
+from busrep.stores.staging import Done, StagedBatch
 from busrep.streams import Registry
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Backfill:
             return None
         return existing(Root(self.options.archive), stream)[0]
 
-    def _log(self, stream: str) -> Log:
+    def _log(self, stream: str) -> LogState:
         with self._source(stream).table() as table:
             return table.log()
 
@@ -214,12 +214,12 @@ class Backfill:
         tasks = self.staged(one, Staging(self.sink, query, one.number))
         check_order([(task.first, task.last) for task in tasks])
         attempts, rows = [task.attempt for task in tasks if task.rows], sum(task.rows for task in tasks)
-        return commit(self.sink, Batch(query, one.number, plan.id, self.run, attempts, rows)).rows
+        return commit(self.sink, StagedBatch(query, one.number, plan.id, self.run, attempts, rows)).rows
 
     def tell(self, done: Done) -> None:
         """Prove and announce what is written: whoever wrote the last batch may have been killed before that, and then
         no reader has seen it."""
-        commit(self.sink, Batch(done.query, done.number, done.checkpoint, self.run, [], done.rows))
+        commit(self.sink, StagedBatch(done.query, done.number, done.checkpoint, self.run, [], done.rows))
 
     def staged(self, one: Slice, staging: Staging) -> Sequence[Any]:
         """Stage what the rows of a batch become; what each task says, see `RESULT`."""
@@ -229,7 +229,7 @@ class Backfill:
             self._source_log(one)
         return found
 
-    def _source_log(self, one: Slice) -> Log:
+    def _source_log(self, one: Slice) -> LogState:
         """The table's. Raises EpochChanged when it is not the plan's."""
         log = self._log(one.part.stream)
         if log.epoch != one.part.epoch:

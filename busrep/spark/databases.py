@@ -22,7 +22,7 @@ from busrep.spark.planning import Span
 from busrep.spark.table import committed, dialect_of, server, sqlite_path
 from busrep.stores.backing import Backing, backing_of
 from busrep.stores.plans import Answers, Control, Row, Signal, Sql, Step, run_sync
-from busrep.stores.snapshots import Log, read_log
+from busrep.stores.snapshots import LogState, read_log
 from busrep.stores.sqlite.files import BUSY
 from busrep.stores.transaction import by_state, final
 
@@ -77,7 +77,7 @@ class Database(Protocol):
     def __init__(self, question: Question, backing: Backing) -> None:
         """Connect."""
 
-    def begin(self) -> Log:
+    def begin(self) -> LogState:
         """Begin a snapshot; what the log is in it."""
 
     def end(self) -> None:
@@ -146,7 +146,7 @@ class _Adbc:
                 self._cursor.execute(self.BEGIN if step is Control.SNAPSHOT else "COMMIT")
         return answers
 
-    def begin(self) -> Log:
+    def begin(self) -> LogState:
         """See `Database`."""
         with self._translated():
             return run_sync(read_log(self.dialect, self._question.stream, Control.SNAPSHOT), self._execute)
@@ -254,7 +254,7 @@ class Postgres(_Adbc):
         connection = adbc_driver_manager.AdbcConnection(_database(self._uri))
         return driver.Connection(_Kept(), connection, autocommit=True)
 
-    def begin(self) -> Log:
+    def begin(self) -> LogState:
         """See `Database`. Rows are wanted as they come, not when the last one was sorted."""
         log = super().begin()
         with self._translated():
@@ -296,7 +296,7 @@ class Sqlite(_Adbc):
             raise MissingExtra("spark", "reading SQLite in Spark") from None
         return dbapi
 
-    def begin(self) -> Log:
+    def begin(self) -> LogState:
         """See `Database`."""
         with self._translated():
             # A reader waits as well, for whoever closes the file as the last one, or has found it after a crash.

@@ -19,7 +19,7 @@ from busrep.spark.losses import Losses
 from busrep.spark.offsets import Offset
 from busrep.spark.options import Options, Positions
 from busrep.spark.planning import Span, admitted, ranges, upto
-from busrep.stores.snapshots import Log
+from busrep.stores.snapshots import LogState
 
 # Seconds between two looks at the table while the bus tells the news: what a writer that is not heard has written is
 # found within the time in which its positions come to the table.
@@ -31,13 +31,13 @@ LISTEN, POLL = 0.5, 0.1
 class Asked(Protocol):
     """The table, as `busrep.spark.table.Table` is."""
 
-    def log(self) -> Log:
+    def log(self) -> LogState:
         """The state now."""
 
     def frontier(self, spans: Sequence[Span], most: int | None) -> tuple[int | None, int | None]:
         """Tokens of the first row and of the first one too many."""
 
-    def at_time(self, log: Log, micros: int) -> dict[str, int]:
+    def at_time(self, log: LogState, micros: int) -> dict[str, int]:
         """Positions at a time."""
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Heard(Protocol):
         """Listen no more."""
 
 
-def selected(log: Log, options: Options, losses: Losses) -> dict[str, int]:
+def selected(log: LogState, options: Options, losses: Losses) -> dict[str, int]:
     """The proven positions of the writers that are read. Raises WriterGone."""
     if options.writers is None:
         return dict(log.positions)
@@ -68,7 +68,9 @@ def selected(log: Log, options: Options, losses: Losses) -> dict[str, int]:
     return {writer: position for writer, position in log.positions.items() if writer in options.writers}
 
 
-def resolved(wanted: Positions, option: str, log: Log, available: Mapping[str, int], table: Asked) -> dict[str, int]:
+def resolved(
+    wanted: Positions, option: str, log: LogState, available: Mapping[str, int], table: Asked
+) -> dict[str, int]:
     """The positions that an option means, of the writers in ``available``, {writer: proven position}.
 
     ``earliest``: the floors, so all rows that are still there; ``latest``: what is proven now; a map: as it says, 0 for
@@ -102,7 +104,7 @@ class Follower:
     table: Asked
     losses: Losses
     bus: Heard | None = None
-    _log: Log | None = attrs.field(default=None, init=False)
+    _log: LogState | None = attrs.field(default=None, init=False)
     _looked: float = attrs.field(default=0.0, init=False)
     _target: Offset | None = attrs.field(default=None, init=False)
     _available_now: bool = attrs.field(default=False, init=False)
@@ -189,7 +191,7 @@ class Follower:
         end = upto(begun, available, admitted(found.spans, first, beyond))
         return Offset(log.epoch, end, skipped, self.options.stream)
 
-    def _bounded(self, log: Log, available: dict[str, int], lowest: Mapping[str, int]) -> dict[str, int]:
+    def _bounded(self, log: LogState, available: dict[str, int], lowest: Mapping[str, int]) -> dict[str, int]:
         """With Trigger.AvailableNow not beyond what was there when the query began; nor behind where it is."""
         if self._available_now:
             if self._target is None or self._target.epoch != log.epoch:
@@ -198,7 +200,7 @@ class Follower:
             available = {writer: min(position, target.at(writer)) for writer, position in available.items()}
         return {writer: max(position, lowest.get(writer, 0)) for writer, position in available.items()}
 
-    def _proven(self, log: Log) -> Offset:
+    def _proven(self, log: LogState) -> Offset:
         return Offset(log.epoch, selected(log, self.options, self.losses), stream=self.options.stream)
 
     def _reads(self, writer: str) -> bool:
@@ -212,7 +214,7 @@ class Follower:
                 "of one says nothing of the other. Give each query a checkpointLocation of its own"
             )
 
-    def _check_age(self, log: Log, held: Offset) -> None:
+    def _check_age(self, log: LogState, held: Offset) -> None:
         """Whether the table still has what it proved before, of this very epoch.
 
         A replica lags, and what was heard on the bus comes to the table's positions later, or when the writer that said
@@ -225,7 +227,7 @@ class Follower:
             if proven < at and self._reads(writer) and self.table.frontier([(writer, proven, at)], None)[0] is None:
                 self.losses.older(writer, at, proven)
 
-    def _look(self) -> Log:
+    def _look(self) -> LogState:
         """The state of the log, as far as it is known; the table is asked when the bus does not tell.
 
         The bus is asked once, and before the table: it tells once that the table is to be asked, and what it hears

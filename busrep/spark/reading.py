@@ -17,7 +17,7 @@ from busrep.spark.columns import arrow_column, decode
 from busrep.spark.databases import Columns, Database, Question, database_of
 from busrep.spark.losses import Losses
 from busrep.spark.planning import Span
-from busrep.stores.snapshots import Log
+from busrep.stores.snapshots import LogState
 
 try:
     import pyarrow
@@ -51,7 +51,7 @@ def read(question: Question, schema: Any, epoch: str, spans: Sequence[Span]) -> 
                 yield _batch(question, schema, span[0], columns)
 
 
-def _proven_log(database: Database, spans: Sequence[Span]) -> Log:
+def _proven_log(database: Database, spans: Sequence[Span]) -> LogState:
     """The log's state in the snapshot that is read from now on; on a replica one that has all of the spans."""
     late = time.monotonic() + REPLICA_WAIT
     while True:

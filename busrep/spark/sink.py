@@ -26,8 +26,8 @@ from busrep.errors import BusrepError, ConfigError, MissingExtra
 from busrep.spark.sink_commit import commit
 from busrep.spark.sink_options import SinkOptions, read_options
 from busrep.spark.sink_rows import Encoder, check_columns
-from busrep.stores.blocking_staging import Place, Stage, open_staging_store
-from busrep.stores.staging import Batch
+from busrep.stores.blocking_staging import Stage, StagingPlace, open_staging_store
+from busrep.stores.staging import StagedBatch
 from busrep.streams import Registry
 
 try:
@@ -100,7 +100,7 @@ class _Sink:
         options, task = self._options, self._task()
         stream = options.definition()
         encoder = Encoder(stream, self._generic, options.order_by)
-        place = Place(self._query(task), task.batch, task.part, uuid.uuid4().hex)
+        place = StagingPlace(self._query(task), task.batch, task.part, uuid.uuid4().hex)
         rows, stage = 0, None
         try:
             for batch in iterator:
@@ -121,7 +121,7 @@ class _Sink:
         first = staged[0]
         commit(
             self._options,
-            Batch(
+            StagedBatch(
                 first.query, number, first.task.checkpoint, first.task.run,
                 attempts=[one.attempt for one in staged if one.rows], rows=sum(one.rows for one in staged),
                 once=self._options.once, ordered=bool(self._options.order_by), first=self._options.first_batch,
@@ -144,7 +144,7 @@ class _Sink:
             log.warning("what was staged for query %s stays for now: %s", query, error)
 
 
-def _stage(options: SinkOptions, place: Place) -> Stage:
+def _stage(options: SinkOptions, place: StagingPlace) -> Stage:
     return open_staging_store(options.store, Registry([options.definition()])).stage(place)
 
 

@@ -31,7 +31,7 @@ from busrep.spark.sink_options import SinkOptions
 from busrep.spark.sink_publish import publish, rows_to_publish
 from busrep.stores.blocking_staging import StagingStore, open_staging_store
 from busrep.stores.interface import Claim
-from busrep.stores.staging import Batch, Done, is_done
+from busrep.stores.staging import Done, StagedBatch, is_done
 from busrep.streams import Registry
 from busrep.sync.writing import give_up_streams
 
@@ -41,7 +41,7 @@ log = logging.getLogger("busrep.spark")
 TRIES = 4
 
 
-def commit(options: SinkOptions, batch: Batch, settings: Settings | None = None) -> Done:
+def commit(options: SinkOptions, batch: StagedBatch, settings: Settings | None = None) -> Done:
     """Make facts of a batch, once, and tell the bus. Gives what is in the table, also when that was done before: no
     rows of a batch before the query's first one, which is not written.
 
@@ -76,7 +76,9 @@ def commit(options: SinkOptions, batch: Batch, settings: Settings | None = None)
         store.close()
 
 
-def _write(store: StagingStore, options: SinkOptions, batch: Batch, again: int | None, settings: Settings) -> Done:
+def _write(
+    store: StagingStore, options: SinkOptions, batch: StagedBatch, again: int | None, settings: Settings
+) -> Done:
     for failures in range(1, TRIES + 1):
         try:
             claim = _claim(store, options, again, settings)
@@ -104,7 +106,7 @@ def _claim(store: StagingStore, options: SinkOptions, again: int | None, setting
             again = error.incarnation  # won, and finished for its silence before that was known here
 
 
-def _commit(store: StagingStore, claim: Claim, options: SinkOptions, batch: Batch) -> Done | None:
+def _commit(store: StagingStore, claim: Claim, options: SinkOptions, batch: StagedBatch) -> Done | None:
     """None: fenced, perhaps for the name's silence alone; claiming it again tells."""
     try:
         return store.commit(claim, options.stream, batch)

@@ -30,7 +30,7 @@ from busrep.spark.ranged import FromTable, rows_of_archive
 from busrep.spark.snapshot_tasks import Keys, Part, PartFiles, keyed, parting, read_keys
 from busrep.spark.waiting import waiting_rows
 from busrep.spark.watching import watched
-from busrep.stores.snapshots import MOST_PARTS, Log
+from busrep.stores.snapshots import MOST_PARTS, LogState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -235,7 +235,7 @@ class Writing:
             self.target.remove([name for name in names if _PART.fullmatch(name) and f"-{self.name}-" in name])
 
 
-def _pruned(before: Log, now: Log) -> bool:
+def _pruned(before: LogState, now: LogState) -> bool:
     """Whether that is why reading failed."""
     return now.epoch == before.epoch and any(
         floor > before.floors.get(writer, 0) for writer, floor in now.floors.items() if writer in before.positions

@@ -23,7 +23,7 @@ from busrep.stores.backing import Backing, backing_of, union
 from busrep.stores.blocking import complete
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Plan, Sql
-from busrep.stores.snapshots import Log, in_snapshot, read_log
+from busrep.stores.snapshots import LogState, in_snapshot, read_log
 from busrep.stores.sqlite.dialect import SqliteDialect
 from busrep.stores.sqlite.files import connect, executor, run
 from busrep.streams import Registry, Stream
@@ -108,11 +108,11 @@ class Table:
         connection was lost meanwhile."""
         return self._database.ask(lambda: in_snapshot(question()))
 
-    def log(self) -> Log:
+    def log(self) -> LogState:
         """Epoch, proven positions and floors, of one state. Raises ConfigError for a stream that is not there, or that
         is kept in a table which has to be declared."""
 
-        def body() -> Plan[Log]:
+        def body() -> Plan[LogState]:
             if not self._checked:
                 yield from schema.check(self.dialect, [self.backing])
                 answers = yield Sql("SELECT stream, backing FROM busrep_streams")
@@ -151,7 +151,7 @@ class Table:
 
         return self.ask(body)
 
-    def at_time(self, log: Log, micros: int) -> dict[str, int]:
+    def at_time(self, log: LogState, micros: int) -> dict[str, int]:
         """The positions at a time, microseconds since 1970, of each writer of the log: just below its first proven row
         that was committed at that time or later, and where there is none its proven position.
 

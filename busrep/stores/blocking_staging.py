@@ -22,7 +22,7 @@ from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import Control, Plan, Sql, T, in_transaction
 from busrep.stores.sqlite.blocking import BlockingSqliteStore
 from busrep.stores.sqlite.files import connect, executor, run, translating
-from busrep.stores.staging import Batch, Done
+from busrep.stores.staging import Done, StagedBatch
 from busrep.streams import Registry
 from busrep.urls import shown_url
 
@@ -31,7 +31,7 @@ Keyed = tuple[str, bytes]
 
 
 @attrs.frozen
-class Place:
+class StagingPlace:
     """Where a task stages its rows: its query and batch, its partition, and its attempt's own name."""
 
     query: str
@@ -53,7 +53,7 @@ class Stage(Protocol):
 class SqliteStage:
     """A `Stage` in an SQLite file: a staged row is one row."""
 
-    def __init__(self, path: str, place: Place) -> None:
+    def __init__(self, path: str, place: StagingPlace) -> None:
         self._path, self._place, self._seq = path, place, 0
         self._connection: sqlite3.Connection = connect(path, "rw")
         with translating(path):
@@ -91,7 +91,7 @@ class StagingStore(BlockingStore):
         super().__init__(store)
         self._planned: PlannedStore = store
 
-    def stage(self, place: Place) -> Stage:
+    def stage(self, place: StagingPlace) -> Stage:
         """A task's way in; it needs no open store. Raises Unavailable."""
         if isinstance(self._planned, BlockingSqliteStore):
             return SqliteStage(self._planned.path, place)
@@ -104,7 +104,7 @@ class StagingStore(BlockingStore):
         """The last batch of a query that became facts. Raises Unavailable."""
         return self._read(staging.done(query))
 
-    def commit(self, claim: Claim, stream: str, batch: Batch) -> Done:
+    def commit(self, claim: Claim, stream: str, batch: StagedBatch) -> Done:
         """Make facts of a staged batch, once: see `staging.commit`. After Unavailable it may have happened: claim the
         name again, which waits for the transaction's end (9.4), and look with `done`."""
         store = self._planned

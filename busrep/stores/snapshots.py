@@ -29,7 +29,7 @@ PIECE_ROWS = 500
 
 
 @attrs.frozen
-class Log:
+class LogState:
     """What one state of the database tells of a stream. ``replica``: it may lag behind what was proven elsewhere."""
 
     epoch: str
@@ -38,7 +38,7 @@ class Log:
     floors: Mapping[str, int]
 
 
-def read_log(dialect: Dialect, stream: str, *before: Control) -> Plan[Log]:
+def read_log(dialect: Dialect, stream: str, *before: Control) -> Plan[LogState]:
     """Read it in the transaction that is open, or that ``before`` begins."""
     answers = yield (
         *before,
@@ -46,7 +46,7 @@ def read_log(dialect: Dialect, stream: str, *before: Control) -> Plan[Log]:
         Sql("SELECT writer, position, floor FROM busrep_positions WHERE stream = ?", (stream,)),
     )
     ((epoch, replica),), found = answers
-    return Log(
+    return LogState(
         epoch,
         bool(replica),
         {writer: position for writer, position, _ in found},
@@ -54,7 +54,7 @@ def read_log(dialect: Dialect, stream: str, *before: Control) -> Plan[Log]:
     )
 
 
-def still(agreement: Agreement, log: Log) -> bool:
+def still(agreement: Agreement, log: LogState) -> bool:
     """Whether a snapshot that was agreed before can still be had, in part at least, in this state of the database.
 
     Of a floor that passed rows of it `check_part` tells which parts they were in: those may be applied already. One
@@ -67,7 +67,7 @@ def still(agreement: Agreement, log: Log) -> bool:
     return _reached(agreement, log, None)
 
 
-def check_part(agreement: Agreement, number: int, log: Log) -> None:
+def check_part(agreement: Agreement, number: int, log: LogState) -> None:
     """Raise unless this state of the database holds all rows of that part: SnapshotGone, Unavailable."""
     if agreement.epoch != log.epoch:
         raise SnapshotGone(agreement.stream, "the database was restored, its log is another one by now")
@@ -80,7 +80,7 @@ def check_part(agreement: Agreement, number: int, log: Log) -> None:
         raise SnapshotGone(agreement.stream, "the database is at older positions, as if it was restored")
 
 
-def _reached(agreement: Agreement, log: Log, upto: int | None) -> bool:
+def _reached(agreement: Agreement, log: LogState, upto: int | None) -> bool:
     """Whether the rows up to the positions agreed (or to ``upto``) are proven in this state, too (as 9.9)."""
     for writer, position in agreement.positions.items():
         due = position if upto is None else min(position, upto)
@@ -140,7 +140,7 @@ def parts_of(bounds: Iterable[Row]) -> list[PartRange]:
 
 def agree(
     dialect: Dialect, backing: Backing, part_rows: int, again: Agreement | None, source: str
-) -> Plan[tuple[Agreement, Log]]:
+) -> Plan[tuple[Agreement, LogState]]:
     """In the transaction that is open: the snapshot of before, if it can still be had, or that of this very state."""
     if part_rows < 1:
         raise ConfigError(f"a part of a snapshot has at least one row, not {part_rows}")

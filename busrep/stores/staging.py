@@ -32,7 +32,7 @@ ABANDONED = 7 * 86_400.0
 
 
 @attrs.frozen
-class Batch:
+class StagedBatch:
     """One batch of a query, staged. ``checkpoint``: what its number is counted in, "" where it is the only one;
     ``run``: of the process that runs the query, another one after each start. ``once``: no batch of this query's name
     ever comes again, once this one is done. ``ordered``: by the rows' keys, across all attempts. ``first``: where the
@@ -69,7 +69,7 @@ class Done:
 FIELDS = "query, checkpoint, batch, run, stream, writer, incarnation, rows, first, last"
 
 
-def is_done(batch: Batch, found: Done | None) -> bool:
+def is_done(batch: StagedBatch, found: Done | None) -> bool:
     """Whether the batch became facts before. Raises ConfigError where its number means another batch."""
     if found is None:
         if batch.number > batch.first:
@@ -104,7 +104,7 @@ def _renamed(first: int) -> str:
     return f"give the query another name (option query) and the option firstBatch={first}"
 
 
-def _other_rows(batch: Batch, found: Done) -> ConfigError:
+def _other_rows(batch: StagedBatch, found: Done) -> ConfigError:
     """What it has beside those that are written would be lost without a word: of an older copy of a checkpoint, or of a
     name that was given to another batch."""
     name = f"batch {batch.number} of query {batch.query!r}" if batch.checkpoint else repr(batch.query)
@@ -131,7 +131,7 @@ def _found(rows: Sequence[tuple[object, ...]]) -> Done | None:
     return None if mark is None or mark.number < 0 else mark
 
 
-def commit(dialect: Dialect, backing: Backing, held: Claim, batch: Batch) -> Plan[Done]:
+def commit(dialect: Dialect, backing: Backing, held: Claim, batch: StagedBatch) -> Plan[Done]:
     """Make facts of a batch's rows, once: all of it in one transaction that holds the claim (9.4).
 
     Raises WriterFenced, ConfigError (see `is_done`), SequenceWentBack, StagedRowsGone.
@@ -139,7 +139,7 @@ def commit(dialect: Dialect, backing: Backing, held: Claim, batch: Batch) -> Pla
     return in_transaction(_commit(dialect, backing, held, batch))
 
 
-def _commit(dialect: Dialect, backing: Backing, held: Claim, batch: Batch) -> Plan[Done]:
+def _commit(dialect: Dialect, backing: Backing, held: Claim, batch: StagedBatch) -> Plan[Done]:
     answers = yield (
         Control.BEGIN,
         lock_claim(dialect, held),
@@ -190,7 +190,7 @@ def _commit(dialect: Dialect, backing: Backing, held: Claim, batch: Batch) -> Pl
     return made
 
 
-def _clear(batch: Batch) -> Sql:
+def _clear(batch: StagedBatch) -> Sql:
     # Not what is staged for a later batch: this process may be one that hangs behind its successor.
     return Sql("DELETE FROM busrep_staged WHERE query = ? AND batch <= ?", (batch.query, batch.number))
 

@@ -1,8 +1,8 @@
 """The writing half of a bus for threads: facts in the calling thread, and what is published of them.
 
-The pure cores are those of asyncio (`Ledger`), under one lock, which is held for bookkeeping alone: never while a
-database or Redis is asked something. Publishing has a lock of its own. Whoever ends a transaction publishes all that is
-due, in the order in which the core composed it.
+The pure cores are those of asyncio (`WriterSession`), under one lock, which is held for bookkeeping alone: never
+while a database or Redis is asked something. Publishing has a lock of its own. Whoever ends a transaction publishes
+all that is due, in the order in which the core composed it.
 
 A signal handler may raise (KeyboardInterrupt, Celery's time limits) wherever the main thread is. Three rules keep that
 from losing or blocking anything:
@@ -38,9 +38,9 @@ from busrep.asyncio.writing import (
     FactBase,
     FactState,
     InDoubt,
-    Ledger,
     OpenFacts,
     WinningBack,
+    WriterSession,
 )
 from busrep.core.failures import pause_after
 from busrep.core.ids import ReservedIds
@@ -111,7 +111,7 @@ class _Doubt(InDoubt):
         self.transaction = None
 
 
-class Session(Ledger):
+class Session(WriterSession):
     """What this process knows under one incarnation of its name. ``torn``: interrupted half-way, not to be used."""
 
     def __init__(
@@ -978,7 +978,7 @@ class Writing:
         return self._guarded(session, lambda: session.written(stream))
 
     def is_successors(self, stream: str, token: int) -> bool:
-        """Whether a fact under the own name is another process's, or may be: see `Ledger`."""
+        """Whether a fact under the own name is another process's, or may be: see `WriterSession`."""
         session = self.session
         return self.lost is not None or self._guarded(session, lambda: session.is_successors(stream, token))
 

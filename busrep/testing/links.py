@@ -24,7 +24,7 @@ from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 from busrep.errors import ConfigError
-from busrep.testing.pipes import DIRECTIONS, Connection, Direction, Faults, Side, Trigger
+from busrep.testing.pipes import DIRECTIONS, Direction, Faults, PipedConnection, Side, Trigger
 
 DEFAULT_PORTS = {
     "redis": 6379, "rediss": 6379, "postgresql": 5432, "postgres": 5432,
@@ -52,7 +52,7 @@ class FaultyLink:
         self._target = (parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme])
         self._tls = tls
         self._random = random.Random(seed)
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[PipedConnection, None] = {}
         self.url = ""
         self.refuse = False
         self.connections = 0
@@ -229,9 +229,9 @@ class FaultyLink:
             connection.cut()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        return Connection(self._faults, self._target, self._admit, self._forget).client
+        return PipedConnection(self._faults, self._target, self._admit, self._forget).client
 
-    def _admit(self, connection: Connection) -> bool:
+    def _admit(self, connection: PipedConnection) -> bool:
         self._connections[connection] = None
         self._all_closed.clear()
         if self.refuse:
@@ -240,7 +240,7 @@ class FaultyLink:
         self.connections += 1
         return True
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: PipedConnection) -> None:
         self._connections.pop(connection, None)
         for triggers in self._faults.triggers.values():
             for trigger in triggers:

@@ -103,7 +103,7 @@ END, RESET = Ending(), Ending()
 class Pipe:
     """One direction of one connection."""
 
-    def __init__(self, faults: Faults, connection: Connection, direction: Direction) -> None:
+    def __init__(self, faults: Faults, connection: PipedConnection, direction: Direction) -> None:
         self.faults, self.connection, self.direction = faults, connection, direction
         self.source: End
         self.target: End
@@ -190,7 +190,7 @@ class Pipe:
 class End(asyncio.Protocol):
     """The socket of one side: what it receives goes into ``outgoing``; ``incoming`` writes to it."""
 
-    def __init__(self, connection: Connection, outgoing: Pipe, incoming: Pipe) -> None:
+    def __init__(self, connection: PipedConnection, outgoing: Pipe, incoming: Pipe) -> None:
         self.connection, self.outgoing, self.incoming = connection, outgoing, incoming
         outgoing.source = incoming.target = self
         self.transport: asyncio.Transport
@@ -259,15 +259,15 @@ class End(asyncio.Protocol):
             self.transport.abort()
 
 
-class Connection:
+class PipedConnection:
     """A client's connection and the one made for it to the server."""
 
     def __init__(
         self,
         faults: Faults,
         target: tuple[str, int],
-        admit: Callable[[Connection], bool],
-        forget: Callable[[Connection], None],
+        admit: Callable[[PipedConnection], bool],
+        forget: Callable[[PipedConnection], None],
     ) -> None:
         self.faults, self.target, self.admit, self.forget = faults, target, admit, forget
         there, back = Pipe(faults, self, "to_server"), Pipe(faults, self, "from_server")

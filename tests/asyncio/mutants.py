@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A transaction that was rolled back after all is published: readers see rows that do not exist.",
         edits=(
             Edit(
-                "Ledger.decide",
+                "WriterSession.decide",
                 """\
             one.each = None
             one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
@@ -119,7 +119,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer that lost its name meanwhile announces past a fact that its successor holds open.",
         edits=(
             Edit(
-                "Ledger.registry_read",
+                "WriterSession.registry_read",
                 "                generator.follow(min(noted[name][0], registry.sequences[name]))\n",
                 "                generator.follow(min(generator.followable(), registry.sequences[name]))\n",
             ),
@@ -130,7 +130,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-fenced-writer-goes-on-publishing",
         rule="9.2",
         harm="Two processes chain frames under one name: readers take one's positions for the other's.",
-        edits=(Edit("Ledger.fence", "            self.core.fenced()\n", ""),),
+        edits=(Edit("WriterSession.fence", "            self.core.fenced()\n", ""),),
         checks=(RULES + "9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing",),
     ),
     Mutant(
@@ -139,7 +139,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Each row heard makes every writer announce, without a look at its claim: skipped rows, and a storm.",
         edits=(
             Edit(
-                "Ledger.heard",
+                "WriterSession.heard",
                 "                self.generators[item.stream].announced(item.writer, item.new)\n",
                 """\
                 generator = self.generators[item.stream]
@@ -157,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The positions table claims what is still open: readers that start now, or follow it, skip those rows.",
         edits=(
             Edit(
-                "Ledger.noted",
+                "WriterSession.noted",
                 "        positions = {name: self.generators[name].position for name in self._durable}\n",
                 "        positions = {name: self.generators[name].highest for name in self._durable}\n",
             ),
@@ -364,7 +364,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer that registered meanwhile does not count: its open facts lie below what is called complete.",
         edits=(
             Edit(
-                "Ledger.registry_read",
+                "WriterSession.registry_read",
                 "            generator.registry_read(noted[name][1], registry[name])\n",
                 "            generator.registry_read(generator.noted(), registry[name])\n",
             ),
@@ -417,7 +417,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A POSITION that followed others marks another writer's open ID as complete.",
         edits=(
             Edit(
-                "Ledger.heard",
+                "WriterSession.heard",
                 "                self.generators[item.stream].announced(item.writer, item.new)\n",
                 "                self.generators[item.stream].rows_seen(item.writer, (item.new,))\n",
             ),
@@ -440,7 +440,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process does not hear that its name was taken over, and its local handlers miss the successor's rows.",
         edits=(
             Edit(
-                "writing.Ledger.__init__",
+                "writing.WriterSession.__init__",
                 '        self._own_opening = b"NAME %b %d\\n" % (name.encode(), incarnation)\n',
                 '        self._own_opening = b"NAME %b" % name.encode()\n',
             ),
@@ -772,7 +772,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer takes IDs of a log that is gone for given out in this one: it announces, and refuses, by them.",
         edits=(
             Edit(
-                "Ledger.heard",
+                "WriterSession.heard",
                 "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):\n",
                 "if senders.incarnation_of(item.writer) != claim:\n",
             ),
@@ -1147,7 +1147,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="It may have landed: the process that wrote it returns the old value until the table has told.",
         edits=(
             Edit(
-                "Ledger.commit_sent",
+                "WriterSession.commit_sent",
                 "                commits.sent(one, time.monotonic())\n",
                 "                pass\n",
             ),
@@ -1160,7 +1160,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process does not read its own writes: own lines are ignored, so the old value stays for ever.",
         edits=(
             Edit(
-                "Ledger.note_end",
+                "WriterSession.note_end",
                 "                if self.on_invalidations is not None and payloads:\n",
                 "                if False:\n",
             ),
@@ -1265,7 +1265,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A failover loses facts that were committed and announced, and nothing says so.",
         edits=(
             Edit(
-                "Ledger.check_committed",
+                "WriterSession.check_committed",
                 "if id > floors.get(stream, 0) and (stream, id) not in (found or ()):",
                 "if False:",
             ),
@@ -1281,7 +1281,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A fact that was committed after one of a higher ID is lost in a failover, and nothing says so.",
         edits=(
             Edit(
-                "Ledger.note_committed",
+                "WriterSession.note_committed",
                 "deque(maxlen=COMMITS_CHECKED)).append(max(ids))",
                 "deque([0], 1)).append(max(ids + list(self.committed[name])))",
             ),
@@ -1727,7 +1727,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="echoes-without-a-name-are-no-echoes",
         rule="2",
         harm="A writer of single lines takes its link for dead every few beats, and makes it anew.",
-        edits=(Edit("Ledger.is_echo", "        if self._settings.one_line_messages:\n", "        if False:\n"),),
+        edits=(Edit("WriterSession.is_echo", "        if self._settings.one_line_messages:\n", "        if False:\n"),),
         checks=(ONE_LINE + "such_a_writer_hears_itself_and_keeps_its_link",),
     ),
     Mutant(
@@ -1820,7 +1820,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One line of a writer that does not exist: idle writers follow it, and all writes of the stream fail.",
         edits=(
             Edit(
-                "Ledger.heard",
+                "WriterSession.heard",
                 "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):\n",
                 "if claim is None or epoch is None:\n",
             ),
@@ -1965,8 +1965,8 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.21",
         harm="close() waits for the lock of a transaction that its own caller has to end, and gives up.",
         edits=(
-            Edit("Ledger.unfinished", "        return bool(self._doubts) or any(", "        return any("),
-            Edit("Ledger.unfinished", "one.open or one.asked for one in", "False for one in"),
+            Edit("WriterSession.unfinished", "        return bool(self._doubts) or any(", "        return any("),
+            Edit("WriterSession.unfinished", "one.open or one.asked for one in", "False for one in"),
         ),
         checks=(
             GOODBYE + "a_writer_with_a_fact_in_doubt_is_not_finished_by_itself[asyncio]",

@@ -322,8 +322,8 @@ def test_the_last_guard_of_the_command_line() -> None:
 
 
 def test_objects_that_hold_a_password_do_not_show_it() -> None:
-    from busrep.cli.serve import Plan
+    from busrep.cli.serve import ServePlan
 
-    values = {field.name: None for field in attrs.fields(Plan)}
-    plan = Plan(**{**values, "redis": "redis://:Zq7@db", "store": "postgresql://me:Kw9@db/x", "secret": "Zq7"})
+    values = {field.name: None for field in attrs.fields(ServePlan)}
+    plan = ServePlan(**{**values, "redis": "redis://:Zq7@db", "store": "postgresql://me:Kw9@db/x", "secret": "Zq7"})
     assert not leaks(repr(plan))

@@ -23,7 +23,7 @@ from click.testing import CliRunner, Result
 import busrep.spark.jobs
 from busrep.cli.app import cli
 from busrep.cli.pipeline import describe, job_command
-from busrep.cli.pipeline_screen import Screen
+from busrep.cli.pipeline_screen import StageScreen
 from busrep.errors import ConfigError
 from busrep.spark import job
 from busrep.spark.failures import is_sparks, quiet, reason
@@ -608,7 +608,7 @@ def test_traces_of_sparks_are_not_logged(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_progress_goes_to_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with Screen("counting", quiet=False) as progress:
+    with StageScreen("counting", quiet=False) as progress:
         progress("reading", 1, 10)
     assert capsys.readouterr() == ("", "")
 
@@ -616,7 +616,7 @@ def test_progress_goes_to_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -
 def test_a_bar_for_each_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
-    with Screen("counting", quiet=False) as progress:
+    with StageScreen("counting", quiet=False) as progress:
         progress("reading [x]", 1, None)
         progress("reading [x]", 1_000, 2_000)
         progress("writing", 5, 5)

@@ -29,7 +29,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After some hours no process hears of new users on a busy one.",
         edits=(
             Edit(
-                "_Process.remove", "        self.bytes -= devices.pop(device).size\n", "        devices.pop(device)\n"
+                "_ProcessUsers.remove",
+                "        self.bytes -= devices.pop(device).size\n",
+                "        devices.pop(device)\n",
             ),
         ),
         checks=(PRESENCE + "what_names_on_the_wire_cost_is_bounded",),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from busrep.core.bootstrap import Apply, State, unfinished
+from busrep.core.bootstrap import Apply, BootstrapState, unfinished
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.delivery import RawBatch
 from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part, encode_rows
@@ -138,7 +138,9 @@ class Saved:
             raise SnapshotGone("s", "a floor is above its position")
         self.epoch, self.positions = agreement.epoch, dict(agreement.positions)
         self.begun += 1
-        self.bootstrap = BootstrapProgress("r", agreement, State.LOADING.value, syncs=syncs, id=str(self.begun))
+        self.bootstrap = BootstrapProgress(
+            "r", agreement, BootstrapState.LOADING.value, syncs=syncs, id=str(self.begun)
+        )
         return self.bootstrap.id
 
     def apply(self, work: Apply) -> int:
@@ -150,7 +152,7 @@ class Saved:
         rows = work.part
         for token, writer, row in zip(rows.tokens, rows.writers, rows.payloads, strict=True):
             self.target.setdefault(writer, []).append((token, row))
-        state = State.DRAINING if work.last else State.LOADING
+        state = BootstrapState.DRAINING if work.last else BootstrapState.LOADING
         self.finished += work.last
         self.bootstrap = attrs.evolve(
             saved,

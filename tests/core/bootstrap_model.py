@@ -12,7 +12,7 @@ import contextlib
 import random
 from collections.abc import Sequence
 
-from busrep.core.bootstrap import Apply, State
+from busrep.core.bootstrap import Apply, BootstrapState
 from busrep.core.delivery import RawBatch
 from busrep.core.snapshots import PartRows
 from busrep.core.writer import Writer
@@ -250,7 +250,7 @@ class World:
     @property
     def quiet(self) -> bool:
         process, reader = self.process, self.process.reader
-        over = process.bootstrap.state in (None, State.ONLINE) and not process.works and not process.pages
+        over = process.bootstrap.state in (None, BootstrapState.ONLINE) and not process.works and not process.pages
         there = all(reader.delivered("s", writer) == position for writer, position in self.log.proven.items())
         return over and there and reader.epoch == self.log.epoch == self.saved.epoch and not reader.buffer_bytes
 

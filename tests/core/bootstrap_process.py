@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from busrep.core.bootstrap import Agree, Apply, Begin, Bootstrap, Drain, Leave, Load, State, Work
+from busrep.core.bootstrap import Agree, Apply, Begin, Bootstrap, BootstrapState, Drain, Leave, Load, Work
 from busrep.core.catchup import FetchUpdates
 from busrep.core.delivery import RawBatch
 from busrep.core.reader import Followed, Key, Reader
@@ -44,7 +44,11 @@ class Process:
         if reader.new_epoch is not None:
             self.change_epoch(now)
         self.follow_states()
-        if bootstrap.state is State.DRAINING and reader.drained("s") and any(isinstance(w, Drain) for w in self.works):
+        if (
+            bootstrap.state is BootstrapState.DRAINING
+            and reader.drained("s")
+            and any(isinstance(w, Drain) for w in self.works)
+        ):
             bootstrap.drained(now)
         for work in bootstrap.work(now):
             if isinstance(work, Leave):
@@ -64,7 +68,7 @@ class Process:
 
     def follow_states(self) -> None:
         for _, after in self.bootstrap.changes:
-            if after is State.REQUESTED:
+            if after is BootstrapState.REQUESTED:
                 self.reader.bootstrap("s")
         self.bootstrap.changes.clear()
 
@@ -91,7 +95,7 @@ class Process:
         assert len(loads | ahead.keys()) <= settings.snapshot_connections, "what is loaded ahead is bounded"
         assert sum(isinstance(work, Apply) for work in bootstrap.under_way) <= 1, "one part at a time"
         assert len(bootstrap.held) <= 1
-        if bootstrap.state in (State.REQUESTED, State.AGREED, State.LOADING):
+        if bootstrap.state in (BootstrapState.REQUESTED, BootstrapState.AGREED, BootstrapState.LOADING):
             assert reader.bootstrapping
             assert not any(isinstance(one.queue.handling, RawBatch) for one in reader.progress.values())
 
@@ -140,7 +144,9 @@ class Process:
         self.reader.doubt(saved.epoch)
         if saved.epoch != self.reader.epoch:
             return
-        if saved.bootstrap is not None and (saved.loading or state in (State.AGREED, State.LOADING, State.REQUESTED)):
+        if saved.bootstrap is not None and (
+            saved.loading or state in (BootstrapState.AGREED, BootstrapState.LOADING, BootstrapState.REQUESTED)
+        ):
             self.bootstrap.restore(saved.bootstrap, now)
         self.follow_states()
 

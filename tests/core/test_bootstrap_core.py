@@ -15,15 +15,15 @@ from busrep.core.bootstrap import (
     Apply,
     Begin,
     Bootstrap,
+    BootstrapState,
     Drain,
     Leave,
     Load,
-    State,
     Work,
     unfinished,
 )
+from busrep.core.reader import BootstrapState as ReaderState
 from busrep.core.reader import Reader
-from busrep.core.reader import State as ReaderState
 from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part
 from busrep.errors import ReaderMoved, RowError, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.settings import Settings
@@ -86,7 +86,9 @@ class Driver:
         return states
 
 
-def saved(given: Agreement, parts: int, *, state: State = State.LOADING, **more: Any) -> BootstrapProgress:
+def saved(
+    given: Agreement, parts: int, *, state: BootstrapState = BootstrapState.LOADING, **more: Any
+) -> BootstrapProgress:
     return BootstrapProgress("r", given, state.value, parts, 2 * parts, 16 * parts, reason="saved", **more)
 
 
@@ -126,7 +128,7 @@ def test_all_states_in_their_order() -> None:
     d.core.applied(apply, 2, d.now)
     apply = d.one(Apply)
     assert (apply.number, apply.first, apply.last) == (2, False, True)
-    assert d.core.state is State.LOADING
+    assert d.core.state is BootstrapState.LOADING
     d.core.applied(apply, 2, d.now)
     drain = d.one(Drain)
     assert drain.agreement is given
@@ -143,12 +145,14 @@ def test_all_states_in_their_order() -> None:
 
 
 def test_every_state_is_left_and_those_before_draining_survive_a_failure_and_a_loss() -> None:
-    assert set(TRANSITIONS) == set(State)
+    assert set(TRANSITIONS) == set(BootstrapState)
     reached = {after for moves in TRANSITIONS.values() for after in moves.values()}
-    assert reached == set(State)
+    assert reached == set(BootstrapState)
     for state, moves in TRANSITIONS.items():
         assert set(moves.values()) - {state}, state
-        assert all(after is State.REQUESTED for event, after in moves.items() if event.name in ("FAILED", "GONE"))
+        assert all(
+            after is BootstrapState.REQUESTED for event, after in moves.items() if event.name in ("FAILED", "GONE")
+        )
 
 
 def test_a_snapshot_without_parts_is_applied_once_so_that_the_target_is_emptied() -> None:
@@ -159,7 +163,7 @@ def test_a_snapshot_without_parts_is_applied_once_so_that_the_target_is_emptied(
     )  # fmt: skip
     assert len(d.left) == 1
     d.core.applied(apply, 0, d.now)
-    assert d.core.state is State.DRAINING
+    assert d.core.state is BootstrapState.DRAINING
     assert d.core.parts == 0
 
 
@@ -206,7 +210,7 @@ def test_a_source_that_fails_while_loading_is_asked_for_the_same_again(again: st
     d.core.applied(apply, 2, d.now)  # type: ignore[arg-type]
     more = d.work()
     d.core.failed(more[0], AWAY, d.now)
-    assert d.core.state is State.REQUESTED
+    assert d.core.state is BootstrapState.REQUESTED
     assert d.core.error is AWAY
     assert d.work() == []
     assert d.left == [first]
@@ -224,10 +228,10 @@ def test_a_source_that_fails_while_loading_is_asked_for_the_same_again(again: st
     d.core.agreed(asked, second, d.now)
     assert d.core.agreement is second
     if again == "the same":
-        assert (d.core.state, d.core.parts, d.core.syncs(d.now)) == (State.LOADING, 1, 1)
+        assert (d.core.state, d.core.parts, d.core.syncs(d.now)) == (BootstrapState.LOADING, 1, 1)
         assert [work.number for work in d.work() if isinstance(work, Load)] == [1, 2]
     else:
-        assert (d.core.state, d.core.parts, d.core.rows, d.core.syncs(d.now)) == (State.AGREED, 0, 0, 2)
+        assert (d.core.state, d.core.parts, d.core.rows, d.core.syncs(d.now)) == (BootstrapState.AGREED, 0, 0, 2)
         assert d.one(Begin).agreement is second
     assert d.core.attempts == 2
 
@@ -248,14 +252,14 @@ def test_a_part_in_hand_when_the_source_fails_counts() -> None:
     d.core.failed(loads[1], AWAY, d.now)
     assert list(d.core.under_way) == [apply]
     d.core.applied(apply, 2, d.now)  # type: ignore[arg-type]
-    assert (d.core.state, d.core.parts) == (State.REQUESTED, 1)
+    assert (d.core.state, d.core.parts) == (BootstrapState.REQUESTED, 1)
     assert d.work() == []  # the source's pause goes on
     d.later().agree(agreement(2))
     loads = d.work()
     (apply,) = d.load(*loads)
     d.core.failed(None, AWAY, d.now)
     d.core.applied(apply, 2, d.now)  # type: ignore[arg-type]
-    assert d.core.state is State.DRAINING  # it was the last one: the source is not needed any more
+    assert d.core.state is BootstrapState.DRAINING  # it was the last one: the source is not needed any more
     assert isinstance(d.one(Drain), Drain)
 
 
@@ -296,13 +300,13 @@ def test_an_agreement_that_cannot_be_saved_is_saved_later_and_the_source_is_not_
     d.core.request("new", 0.0)
     d.agree(first := agreement())
     d.core.failed(d.one(Begin), AWAY, d.now)
-    assert d.core.state is State.AGREED
+    assert d.core.state is BootstrapState.AGREED
     assert d.work() == []
     assert d.left == []
     begin = d.later().one(Begin)
     assert (begin.agreement, begin.syncs) == (first, 1)
     d.core.failed(None, AWAY, d.now)  # now the source goes away
-    assert d.core.state is State.REQUESTED
+    assert d.core.state is BootstrapState.REQUESTED
     d.core.begun(begin, d.now)  # too late
     d.later().agree(agreement(id="2"))
     assert d.one(Begin).syncs == 1  # the same, and never saved: no other full sync
@@ -312,7 +316,7 @@ def test_a_part_that_cannot_be_saved_is_applied_later_and_not_loaded_again() -> 
     d = Driver().begin(agreement(1))
     (apply,) = d.load(*d.work())
     d.core.failed(apply, AWAY, d.now)
-    assert d.core.state is State.LOADING
+    assert d.core.state is BootstrapState.LOADING
     assert d.work() == []
     assert isinstance(d.later().one(Apply), Apply)
 
@@ -321,7 +325,7 @@ def test_draining_that_fails_is_tried_again_after_a_pause() -> None:
     d = Driver().begin(agreement(0))
     d.core.applied(d.one(Apply), 0, d.now)
     d.core.failed(d.one(Drain), AWAY, d.now)
-    assert d.core.state is State.DRAINING
+    assert d.core.state is BootstrapState.DRAINING
     assert d.work() == []
     assert isinstance(d.later().one(Drain), Drain)
 
@@ -367,7 +371,7 @@ def test_a_snapshot_that_is_gone_begins_anew_from_the_first_part(how: str) -> No
             assert isinstance(d.one(Drain), Drain)
         d.core.gone("another epoch", d.now)
         apply = last if how == "after the apply" else None  # type: ignore[assignment]
-    assert (d.core.state, d.core.parts, d.core.rows, d.core.agreement) == (State.REQUESTED, 0, 0, None)
+    assert (d.core.state, d.core.parts, d.core.rows, d.core.agreement) == (BootstrapState.REQUESTED, 0, 0, None)
     asked = d.later().one(Agree)
     assert asked.again is None
     assert d.core.attempts == 2
@@ -386,13 +390,13 @@ def test_an_agreement_that_comes_too_late_is_left() -> None:
     asked = d.one(Agree)
     d.core.failed(None, AWAY, d.now)
     d.core.agreed(asked, late := agreement(), d.now)
-    assert d.core.state is State.REQUESTED
+    assert d.core.state is BootstrapState.REQUESTED
     assert d.work() == []
     assert d.left == [late]
     d.core.failed(asked, AWAY, d.now)
     d.later().one(Agree)
     d.core.gone("nothing is there to lose", d.now)
-    assert d.core.state is State.REQUESTED
+    assert d.core.state is BootstrapState.REQUESTED
 
 
 def test_before_it_was_requested_nothing_is_lost() -> None:
@@ -414,7 +418,7 @@ def test_before_it_was_requested_nothing_is_lost() -> None:
 def test_a_restart_goes_on_with_the_next_part() -> None:
     d = Driver()
     d.core.restore(saved(agreement(3), 2, syncs=2, age=600.0), d.now)
-    assert (d.core.state, d.core.parts, d.core.rows, d.core.reason) == (State.REQUESTED, 2, 4, "saved")
+    assert (d.core.state, d.core.parts, d.core.rows, d.core.reason) == (BootstrapState.REQUESTED, 2, 4, "saved")
     asked = d.one(Agree)
     assert asked.again == agreement(3)
     d.core.agreed(asked, agreement(3, id="2"), d.now)
@@ -446,7 +450,7 @@ def test_a_restart_with_smaller_parts_asks_for_them_while_nothing_is_applied() -
     d = Driver(snapshot_part_rows=20)
     d.core.restore(saved(large, 0, id="one"), d.now)
     d.agree(agreement(3, rows=50, id="2"))
-    assert (d.core.state, d.core.id) == (State.LOADING, "one")
+    assert (d.core.state, d.core.id) == (BootstrapState.LOADING, "one")
 
 
 @pytest.mark.parametrize("why", ["applied", "as asked", "unknown", "a twin's", "over"])
@@ -458,7 +462,7 @@ def test_a_restart_goes_on_with_the_parts_as_they_are(why: str) -> None:
         d.agree(agreement(2))
         d.work()
     if why == "over":
-        d.core.restore(saved(agreement(3), 3, state=State.ONLINE, id="zero"), d.now)
+        d.core.restore(saved(agreement(3), 3, state=BootstrapState.ONLINE, id="zero"), d.now)
         d.work()
         d.core.drained(d.now)
     d.core.restore(saved(given, int(why == "applied"), id="one"), d.now)
@@ -466,7 +470,7 @@ def test_a_restart_goes_on_with_the_parts_as_they_are(why: str) -> None:
 
 
 def test_what_is_saved_as_applied_is_only_drained() -> None:
-    for state in (State.DRAINING, State.ONLINE):
+    for state in (BootstrapState.DRAINING, BootstrapState.ONLINE):
         d = Driver()
         d.core.restore(saved(agreement(3), 3, state=state), d.now)
         assert isinstance(d.one(Drain), Drain)
@@ -482,7 +486,7 @@ def test_a_twin_that_was_faster_is_followed() -> None:
     (apply,) = d.load(loads[0], loads[1])
     d.core.failed(apply, ReaderMoved("r", "s", "", 0), d.now)
     d.core.restore(saved(agreement(6), 2), d.now)
-    assert (d.core.state, d.core.parts, d.core.rows) == (State.LOADING, 2, 4)
+    assert (d.core.state, d.core.parts, d.core.rows) == (BootstrapState.LOADING, 2, 4)
     assert list(d.core.under_way) == [loads[2]]
     (apply,) = [work for work in d.load(loads[2]) if isinstance(work, Apply)]
     assert (apply.number, apply.rows) == (2, 4)
@@ -491,7 +495,7 @@ def test_a_twin_that_was_faster_is_followed() -> None:
     assert [work for work in d.work() if isinstance(work, Apply)] == []
     d.core.failed(apply, ReaderMoved("r", "s", "", 2), d.now)
     assert d.core.parts == 4
-    d.core.restore(saved(agreement(6), 6, state=State.DRAINING), d.now)
+    d.core.restore(saved(agreement(6), 6, state=BootstrapState.DRAINING), d.now)
     assert isinstance(d.one(Drain), Drain)
 
 
@@ -510,7 +514,7 @@ def test_what_a_twin_began_is_adopted(mine: str) -> None:
         assert isinstance(d.one(Drain), Drain)
         d.core.drained(d.now)
     d.core.restore(saved(other := agreement(3, at=200), 1), d.now)
-    assert (d.core.state, d.core.parts, d.core.reason) == (State.REQUESTED, 1, "saved")
+    assert (d.core.state, d.core.parts, d.core.reason) == (BootstrapState.REQUESTED, 1, "saved")
     if mine == "loading":
         d.core.applied(apply, 2, d.now)  # type: ignore[arg-type]
         assert d.core.parts == 1
@@ -526,11 +530,11 @@ def test_the_same_agreement_begun_by_a_twin_is_not_begun_once_more() -> None:
     d.agree(agreement(3))
     begin = d.one(Begin)
     d.core.restore(saved(agreement(3), 1), d.now)
-    assert d.core.state is State.LOADING
+    assert d.core.state is BootstrapState.LOADING
     d.core.begun(begin, d.now)
     assert [work.number for work in d.work() if isinstance(work, Load)] == [1, 2]
     d.core.restore(saved(agreement(3), 0), d.now)  # the twin has begun it anew
-    assert (d.core.state, d.core.parts) == (State.REQUESTED, 0)
+    assert (d.core.state, d.core.parts) == (BootstrapState.REQUESTED, 0)
 
 
 def test_another_bootstrap_of_the_same_snapshot_is_adopted() -> None:
@@ -542,9 +546,9 @@ def test_another_bootstrap_of_the_same_snapshot_is_adopted() -> None:
     apply = next(work for work in d.load(*loads) if isinstance(work, Apply))
     assert (apply.number, apply.id) == (1, "one")
     d.core.restore(saved(agreement(6), 1, id="one"), d.now)
-    assert (d.core.state, d.core.id) == (State.LOADING, "one")
+    assert (d.core.state, d.core.id) == (BootstrapState.LOADING, "one")
     d.core.restore(saved(agreement(6), 1, id="other"), d.now)
-    assert (d.core.state, d.core.id, d.core.parts) == (State.REQUESTED, "other", 1)
+    assert (d.core.state, d.core.id, d.core.parts) == (BootstrapState.REQUESTED, "other", 1)
     d.agree(agreement(6))
     again = d.work()
     assert [work.number for work in again if isinstance(work, Load)] == [1, 2]
@@ -556,10 +560,10 @@ def test_another_bootstrap_of_the_same_snapshot_is_adopted() -> None:
 
 def test_a_snapshot_that_a_twin_has_loaded_once_more_is_drained_once_more() -> None:
     d = Driver()
-    d.core.restore(saved(agreement(3), 3, state=State.DRAINING, id="one"), d.now)
+    d.core.restore(saved(agreement(3), 3, state=BootstrapState.DRAINING, id="one"), d.now)
     assert isinstance(d.one(Drain), Drain)
     d.core.drained(d.now)
-    d.core.restore(saved(agreement(3), 3, state=State.DRAINING, id="other"), d.now)
+    d.core.restore(saved(agreement(3), 3, state=BootstrapState.DRAINING, id="other"), d.now)
     assert isinstance(d.one(Drain), Drain)
     assert d.core.id == "other"
 

@@ -20,7 +20,7 @@ import pytest
 
 import busrep
 from busrep.cli.app import cli
-from busrep.core.bootstrap import TRANSITIONS, State
+from busrep.core.bootstrap import TRANSITIONS, BootstrapState
 from busrep.settings import Settings
 from busrep.snapshots.parquet_manifest import read_manifest
 from busrep.stores import open_store
@@ -88,7 +88,7 @@ def test_the_function_for_postgres_keeps_the_latest_of_each_key(
 
 def test_the_states_and_what_leads_where_are_those_of_the_code() -> None:
     section = TEXT.partition("\n## States\n")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [state.value for state in State]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [state.value for state in BootstrapState]
     drawn = re.search(r"```mermaid\n(.*?)```", section, re.DOTALL)
     assert drawn is not None
     assert drawn[1] == diagram()
@@ -96,9 +96,9 @@ def test_the_states_and_what_leads_where_are_those_of_the_code() -> None:
 
 def diagram() -> str:
     """As the table of transitions has it; what does not change the state is no arrow."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.REQUESTED.value}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {BootstrapState.REQUESTED.value}"]
     for before, events in TRANSITIONS.items():
-        arrows: dict[State, list[str]] = {}
+        arrows: dict[BootstrapState, list[str]] = {}
         for event, after in events.items():
             if after is not before:
                 arrows.setdefault(after, []).append(event.value)

@@ -931,7 +931,7 @@ async def test_a_server_that_fails_ends_the_command(
 
     (tmp_path / "secret").write_text("s3cret")
     monkeypatch.setattr("uvicorn.Server.on_tick", failing)
-    plan = serve_command.Plan(
+    plan = serve_command.ServePlan(
         name=None, tcp=None, http=serve_command.Address("127.0.0.1", 0), redis=None, store=deployment.database,
         declared=None, secret="s3cret", cert=None, key=None, client_ca=None, reference=False, heartbeat=0.1,
     )  # fmt: skip

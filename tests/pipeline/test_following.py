@@ -13,7 +13,7 @@ from busrep.spark.losses import Losses, WriterGone
 from busrep.spark.offsets import Offset
 from busrep.spark.options import EARLIEST, LATEST, Options, Positions
 from busrep.spark.planning import Span
-from busrep.stores.snapshots import Log
+from busrep.stores.snapshots import LogState
 
 ONE, TWO = "1" * 32, "2" * 32
 
@@ -29,9 +29,9 @@ class FakeTable:
     replica: bool = False
     looks: int = 0
 
-    def log(self) -> Log:
+    def log(self) -> LogState:
         self.looks += 1
-        return Log(self.epoch, self.replica, dict(self.positions), dict(self.floors))
+        return LogState(self.epoch, self.replica, dict(self.positions), dict(self.floors))
 
     def frontier(self, spans: Sequence[Span], most: int | None) -> tuple[int | None, int | None]:
         rows = self.rows(spans)
@@ -45,7 +45,7 @@ class FakeTable:
             for _ in range(count)
         ]
 
-    def at_time(self, log: Log, micros: int) -> dict[str, int]:
+    def at_time(self, log: LogState, micros: int) -> dict[str, int]:
         return {writer: min(position, micros) for writer, position in log.positions.items()}
 
     def close(self) -> None:

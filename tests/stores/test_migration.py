@@ -12,11 +12,11 @@ import busrep
 from busrep.core.snapshots import Agreement
 from busrep.errors import SchemaError
 from busrep.stores import open_store, readers, schema
-from busrep.stores.blocking_staging import Place, StagingStore, open_staging_store
+from busrep.stores.blocking_staging import StagingPlace, StagingStore, open_staging_store
 from busrep.stores.plans import Plan, Sql
 from busrep.stores.postgres.dialect import PostgresDialect
 from busrep.stores.sqlite.dialect import SqliteDialect
-from busrep.stores.staging import Batch
+from busrep.stores.staging import StagedBatch
 from busrep.streams import Registry
 
 orders = busrep.Stream("orders")
@@ -166,11 +166,11 @@ def test_version_3_stages_rows(url: str) -> None:
     try:
         assert (new.epoch(), new.load_reader("r").positions) == (epoch, {("orders", "w1"): 0})
         assert new.status()["sinks"] == {}
-        stage = new.stage(Place("q", 0, 0, "a"))
+        stage = new.stage(StagingPlace("q", 0, 0, "a"))
         stage.add([("", b'["new"]')])
         stage.close()
         assert new.status()["staged"] == 1
-        made = new.commit(new.claim("w1", ["orders"], timeout=5), "orders", Batch("q", 0, "c", "run", ["a"], 1))
+        made = new.commit(new.claim("w1", ["orders"], timeout=5), "orders", StagedBatch("q", 0, "c", "run", ["a"], 1))
         assert made == new.done("q")
         page = new.fetch(busrep.core.catchup.FetchUpdates("orders", "w1", 0, made.last))
         assert list(page.payloads) == [b'["kept"]', b'["new"]']

@@ -15,9 +15,9 @@ import busrep
 from busrep import Settings, Stream
 from busrep.errors import Unavailable
 from busrep.stores import open_store
-from busrep.stores.blocking_staging import Place, open_staging_store
+from busrep.stores.blocking_staging import StagingPlace, open_staging_store
 from busrep.stores.interface import AsyncStore
-from busrep.stores.staging import Batch
+from busrep.stores.staging import StagedBatch
 from busrep.streams import Registry
 from tests import ROOT
 from tests.stores.store_conformance import read, sync, write
@@ -184,7 +184,7 @@ SINK = [(right, "busrep_staged", "writer") for right in ("SELECT", "INSERT", "DE
 def all_that_a_sink_does(url: str, number: int) -> None:
     """Stages a batch, makes facts of it, and forgets it."""
     store = open_staging_store(url, Registry([orders]))
-    stage = store.stage(Place(f"q{number}", 0, 0, "a"))
+    stage = store.stage(StagingPlace(f"q{number}", 0, 0, "a"))
     try:
         stage.add([("", b"[1]")])
     finally:
@@ -194,7 +194,7 @@ def all_that_a_sink_does(url: str, number: int) -> None:
         store.check_backing("orders")
         assert store.done(f"q{number}") is None
         claim = store.claim("w1", ["orders"], timeout=5)
-        made = store.commit(claim, "orders", Batch(f"q{number}", 0, "", "run", ["a"], 1, once=True))
+        made = store.commit(claim, "orders", StagedBatch(f"q{number}", 0, "", "run", ["a"], 1, once=True))
         store.heartbeat(claim, {"orders": made.last})
         store.clear(f"q{number}", ["a"])
         store.forget(f"q{number}")

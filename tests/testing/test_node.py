@@ -246,7 +246,10 @@ def test_errors_to_subscribe_pass(refusal: str, caplog: pytest.LogCaptureFixture
     """Whoever does not need Redis at the start tries on; the log is told once, not at every try."""
 
     async def main() -> None:
-        async with FakeNode(*[SUBSCRIBE.then(Error(refusal))] * 5, SUBSCRIBE) as node, linked(node) as (link, heard):
+        async with (
+            FakeNode(*[SUBSCRIBE.then(Error(refusal))] * 5, SUBSCRIBE) as node,
+            linked(node) as (link, heard),
+        ):
             await link.start(required=False)
             await heard.until(lambda: heard.events == [UP])
             assert node.publish("shop", b"hello") == 1

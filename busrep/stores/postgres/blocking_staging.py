@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from busrep.stores.blocking_staging import Keyed, Place
+from busrep.stores.blocking_staging import Keyed, StagingPlace
 from busrep.stores.postgres.blocking import BlockingPostgresStore, close
 from busrep.stores.postgres.store import DRIVER_ERRORS
 
@@ -27,7 +27,7 @@ COPY = b"COPY busrep_staged (query, attempt, seq, batch, part, key, rows) FROM S
 class PostgresStage:
     """A `Stage` in PostgreSQL: a staged row holds as many rows as `LINES`, or one where rows have keys."""
 
-    def __init__(self, store: BlockingPostgresStore, place: Place) -> None:
+    def __init__(self, store: BlockingPostgresStore, place: StagingPlace) -> None:
         self._store, self._place, self._seq = store, place, 0
         self._connection: psycopg.Connection[Any] = store._dial()
         try:

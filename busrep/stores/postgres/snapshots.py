@@ -59,7 +59,7 @@ class _Held:
 
     coordinator: Connection
     name: str
-    log: snapshots.Log
+    log: snapshots.LogState
     gate: asyncio.Semaphore
     idle: list[Connection] = attrs.field(factory=list)
     left: bool = False
@@ -116,8 +116,8 @@ class PostgresSnapshots:
 
     async def _fresh(
         self, connection: Connection, backing: Backing, part_rows: int, again: Agreement | None
-    ) -> tuple[Agreement, snapshots.Log]:
-        def plan() -> Plan[tuple[Agreement, snapshots.Log]]:
+    ) -> tuple[Agreement, snapshots.LogState]:
+        def plan() -> Plan[tuple[Agreement, snapshots.LogState]]:
             yield Control.SNAPSHOT
             return (yield from snapshots.agree(self.store.dialect, backing, part_rows, again, self.store.where))
 
@@ -125,7 +125,7 @@ class PostgresSnapshots:
 
     async def _shared(
         self, connection: Connection, backing: Backing, part_rows: int
-    ) -> tuple[Agreement, snapshots.Log, str | None]:
+    ) -> tuple[Agreement, snapshots.LogState, str | None]:
         """Another's, exported not long ago under that name, or a fresh one.
 
         Only one at a time looks, and makes one if there is none: `_share` lets the lock go, or the connection's end.
@@ -148,7 +148,7 @@ class PostgresSnapshots:
             await self._ask(connection, "ROLLBACK")
         return *await self._fresh(connection, backing, part_rows, None), None
 
-    async def _log(self, connection: Connection, stream: str) -> snapshots.Log:
+    async def _log(self, connection: Connection, stream: str) -> snapshots.LogState:
         return await self.store._run(connection, snapshots.read_log(self.store.dialect, stream))
 
     async def _offered(self, connection: Connection, stream: str, part_rows: int) -> list[tuple[str, Agreement]]:
@@ -179,7 +179,7 @@ class PostgresSnapshots:
         agreement: Agreement,
         part_rows: int,
         name: str,
-        log: snapshots.Log,
+        log: snapshots.LogState,
         joined: str | None,
     ) -> None:
         """Say that it is there; of another's that was joined, that it is here too, and no younger for that.

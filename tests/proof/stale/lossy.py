@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 
 from busrep.testing.links import FaultyLink
-from busrep.testing.pipes import Connection, End, Ending, Faults, Pipe
+from busrep.testing.pipes import End, Ending, Faults, Pipe, PipedConnection
 
 CRLF = b"\r\n"
 # How a pushed message begins, in RESP2 and in RESP3.
@@ -42,7 +42,7 @@ def reply_end(data: bytes | bytearray, start: int = 0) -> int | None:
 class LossyPipe(Pipe):
     """What comes from the server, reply by reply, without the messages that are lost."""
 
-    def __init__(self, faults: Faults, connection: Connection, loses: Callable[[], bool]) -> None:
+    def __init__(self, faults: Faults, connection: PipedConnection, loses: Callable[[], bool]) -> None:
         super().__init__(faults, connection, "from_server")
         self._loses, self._rest = loses, bytearray()
 
@@ -63,7 +63,7 @@ class LossyPipe(Pipe):
             super().take(bytes(passing))
 
 
-class LossyConnection(Connection):
+class LossyConnection(PipedConnection):
     """A connection with such a pipe."""
 
     def __init__(self, link: LossyLink, faults: Faults, target: tuple[str, int]) -> None:
