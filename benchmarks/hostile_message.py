@@ -3,7 +3,7 @@
     python benchmarks/hostile_message.py [--size 16777216] [--only WORD]
 
 Each message is as large as ``--size`` and holds as much work as its kind of line allows. A bus does with it what it
-does with every message: parse, writer's side (``Ledger.heard``), reader's side (``Reader.receive_frame``). The memory
+does with every message: parse, writer's side (``WriterSession.heard``), reader's side (``Reader.receive_frame``). The memory
 is what the process allocates beyond the message itself, at the peak, as a multiple of the message (tracemalloc).
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import attrs
 
-from busrep.asyncio.writing import Ledger
+from busrep.asyncio.writing import WriterSession
 from busrep.core.framing import parse_message
 from busrep.core.reader import Followed, Reader
 from busrep.settings import Settings
@@ -102,7 +102,7 @@ def receiver() -> Callable[[bytes], None]:
     settings = Settings()
     streams = Registry([Stream("orders", Row)])
     claim = Claim("w", 1, "e" * 32, starts={"orders": 0}, known={"orders": {}}, highest={"orders": 0})
-    ledger = Ledger("w", "shop", streams, settings, claim=claim, incarnation=1, epoch="e" * 32)
+    session = WriterSession("w", "shop", streams, settings, claim=claim, incarnation=1, epoch="e" * 32)
     reader = Reader([Followed("orders"), Followed("a", resettable=True, fetchable=False)], settings=settings,
                     undeclared=True, epoch="e" * 32)  # fmt: skip
     reader.connected(0.0)
@@ -110,7 +110,7 @@ def receiver() -> Callable[[bytes], None]:
 
     def receive(data: bytes) -> None:
         frame = parse_message(data, settings)
-        ledger.heard(frame)
+        session.heard(frame)
         reader.receive_frame(frame, 1.0)
         reader.errors.clear()
         reader.commands.clear()
