@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import orjson
 
-from busrep.core.framing import Rows, format_rows, parse_frame
+from busrep.core.framing import Rows, parse_frame
 from busrep.streams import Stream
 
 ROUNDS = 5
@@ -57,7 +57,7 @@ def frame_of(rows: int) -> bytes:
     lines = [b"NAME writer-1 7", b"POSITION orders writer-1 1000000 1000000"]
     for i in range(rows):
         row = Order(i * 7919, f"@customer{i:06d}:example.org", f"order {i} " + "x" * 50, i * 1.5, i % 2 == 0)
-        lines += format_rows(b"orders", b"writer-1", 1_000_001 + i, [stream.encode(row)])
+        lines.append(b"RDATA orders writer-1 %d %b" % (1_000_001 + i, stream.encode(row)))
     return b"\n".join(lines)
 
 

@@ -3,8 +3,8 @@
     python benchmarks/hostile_message.py [--size 16777216] [--only WORD]
 
 Each message is as large as ``--size`` and holds as much work as its kind of line allows. A bus does with it what it
-does with every message: parse, writer's side (``WriterSession.heard``), reader's side (``Reader.receive_frame``). The memory
-is what the process allocates beyond the message itself, at the peak, as a multiple of the message (tracemalloc).
+does with every message: parse, writer's side (``WriterSession.heard``), reader's side (``Reader.receive_frame``). The
+memory is what the process allocates beyond the message itself, at the peak, as a multiple of the message (tracemalloc).
 """
 
 from __future__ import annotations

@@ -112,6 +112,14 @@ def test_connect_takes_what_a_bus_is_made_of(connect: Any, options: Any, not_the
         connect("redis://localhost", name="shop", on_posion="stop")
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)
+def test_what_benchmarks_import_exists(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("busrep"):
+            found = importlib.import_module(node.module or "")
+            assert [one.name for one in node.names if not hasattr(found, one.name)] == [], node.module
+
+
 def test_every_option_is_documented() -> None:
     documented = re.findall(r"^        (\w+): ", (BusOptions.__doc__ or "").split("Raises:")[0], re.MULTILINE)
     assert documented == [field.name for field in attrs.fields(BusOptions)]
