@@ -25,6 +25,7 @@ OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
      "core/test_core_trust"): (
         "core/reader", "core/delivery", "core/catchup",
     ),
+    ("core/test_backoff",): ("core/backoff",),
     ("core/test_bootstrap_core",): ("core/bootstrap", "core/bootstrap_work"),
     ("core/test_writer", "core/test_replicate_rate", "links/test_one_line", "core/test_core_trust"): ("core/writer",),
     ("test_package", "core/test_core_trust"): ("errors", "settings", "stores/interface"),

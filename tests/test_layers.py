@@ -32,6 +32,7 @@ CORE_ORDER = (
         "core/direct",
         "core/retained",
         "core/bootstrap_work",
+        "core/backoff",
         "core/failures",
         "core/health",
     ),

@@ -54,6 +54,9 @@ from busrep.errors import (
 )
 from busrep.options import BusOptions, Options, ThreadOptions
 from busrep.settings import Settings
+from busrep.stores import open_store
+from busrep.stores.interface import FactLog, FactSource, ReaderPositions, StoreAdmin, provides
+from busrep.streams import Registry
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -110,6 +113,22 @@ def test_connect_takes_what_a_bus_is_made_of(connect: Any, options: Any, not_the
     assert {name: fields[name].type for name in declared} == declared
     with pytest.raises(TypeError, match="on_posion"):
         connect("redis://localhost", name="shop", on_posion="stop")
+
+
+def test_the_roles_of_a_store() -> None:
+    """Also of one that passes on what it does not have itself."""
+
+    class Wrapped:
+        def __init__(self, store: Any) -> None:
+            self.store = store
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.store, name)
+
+    store = open_store("memory://roles", Registry([]))
+    for found in (store, Wrapped(store)):
+        assert all(provides(found, role) for role in (FactSource, FactLog, ReaderPositions, StoreAdmin))
+    assert not provides(object(), FactSource)
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)

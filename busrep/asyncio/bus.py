@@ -16,8 +16,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import redis.asyncio as aioredis
 
+from busrep.core.backoff import LogLimiter, pause_after
 from busrep.core.commands import Command, Name, Replicate, Server, UserIp
-from busrep.core.failures import pause_after
 from busrep.core.framing import COMMAND_BYTES, parse_message
 from busrep.core.health import Health, closed, health_of
 from busrep.errors import (
@@ -61,9 +61,6 @@ COMMAND_QUEUE, COMMAND_QUEUE_BYTES = 10_000, 16 * 2**20
 # Calls of command handlers under way. Handlers may be slower than commands come: beyond this they are dropped, counted.
 COMMAND_CALLS = 10_000
 
-# A bad line is logged at most once in this many seconds per reason; all are counted (protocol.md, section 1).
-LOG_EVERY = 1.0
-
 _NUMBER = re.compile(r"\b\d+\b")
 
 
@@ -88,7 +85,7 @@ class Bus:
         self._ask = False
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._background: list[asyncio.Task[None]] = []
-        self._logged: dict[str, float] = {}
+        self._limiter = LogLimiter()  # per reason; all are counted (protocol.md, section 1)
         self._claim_asked_at = -math.inf
         self._echo_at = self._heard_at = 0.0
         self._answering: asyncio.TimerHandle | None = None
@@ -760,10 +757,7 @@ class Bus:
 
     def _log_error(self, error: ParseError, now: float) -> None:
         reason = f"{error.field} {_NUMBER.sub('', error.reason)}"  # else a line with another number is another reason
-        if now - self._logged.get(reason, -LOG_EVERY) >= LOG_EVERY:
-            if len(self._logged) > 1000:
-                self._logged.clear()
-            self._logged[reason] = now
+        if self._limiter.allows(reason, now):
             log.warning("%s", error)
 
     # -- publishing -------------------------------------------------------------------------------------------

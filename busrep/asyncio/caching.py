@@ -19,6 +19,7 @@ import attrs
 from busrep.caches.cache import Caches, Feed, Invalidation
 from busrep.caches.cached import wrap
 from busrep.caches.freshness import HeardProof, Own, TableProof
+from busrep.core.backoff import LogLimiter
 from busrep.core.commands import Name, Position
 from busrep.core.framing import Frame, Rows
 from busrep.core.reader import Key, State
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from .bus import Bus
 
 log = logging.getLogger("busrep.caches")
-
-# A row that cannot be taken as it is, or a registry that cannot be read, is logged at most once in so many seconds.
-LOG_EVERY = 1.0
 
 
 @attrs.define(eq=False)
@@ -74,7 +72,7 @@ class Caching:
         self._other_log = False
         self._untold = False
         self._proving: asyncio.TimerHandle | None = None
-        self._logged: dict[str, float] = {}
+        self._limiter = LogLimiter()  # of rows that cannot be taken as they are, or a registry that cannot be read
         bus._reading.after_pump = self.look
 
     # -- life -------------------------------------------------------------------------------------------------
@@ -364,9 +362,7 @@ class Caching:
     # -- the rest ---------------------------------------------------------------------------------------------
 
     def _warn(self, what: str, text: str, *args: object) -> None:
-        now = self.caches.clock()
-        if now - self._logged.get(what, -LOG_EVERY) >= LOG_EVERY:
-            self._logged[what] = now
+        if self._limiter.allows(what, self.caches.clock()):
             log.warning(text, *args)
 
     def statistics(self) -> dict[str, Any]:

@@ -24,9 +24,10 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from busrep.caches.cache import is_invalidations
+from busrep.core.backoff import pause_after
 from busrep.core.catchup import FetchUpdates
 from busrep.core.delivery import Missed, RawBatch, Reset
-from busrep.core.failures import Verdict, pause_after
+from busrep.core.failures import Verdict
 from busrep.core.framing import Frame
 from busrep.core.reader import Followed, Key, Reader
 from busrep.errors import (

@@ -35,6 +35,7 @@ from typing import Any, Final
 
 from ..errors import SnapshotBusy, SnapshotGone
 from ..settings import Settings
+from .backoff import pause_after
 from .bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
 from .snapshots import LOADED, Agreement, BootstrapProgress, PartRows
 
@@ -323,8 +324,7 @@ class Bootstrap:
             self._retry_at = now + max(settings.retry_min, settings.retry_max * self._jitter())
             return
         self._failures += 1
-        pause = min(settings.retry_max, settings.retry_min * 2 ** min(self._failures - 1, 16))
-        self._retry_at = now + pause * (0.5 + self._jitter() / 2)
+        self._retry_at = now + pause_after(self._failures, settings, jitter=self._jitter)
 
     def _cooling(self, now: float) -> float:
         """The pause before one more full sync: none, unless there were too many."""

@@ -21,6 +21,8 @@ import attrs
 from busrep.errors import CommitUnknown, ConfigError, Unavailable
 from busrep.settings import Settings
 
+from .backoff import pause_after
+
 Transient = type[BaseException] | Iterable[type[BaseException]] | Callable[[BaseException], bool] | None
 """What else is an outage: classes of exceptions, or a predicate. It adds to what busrep knows, and takes nothing away.
 """
@@ -156,15 +158,6 @@ class Trouble:
 
 # A handler that keeps failing is logged once with its traceback, then a line at most so often, in seconds.
 LOG_EVERY = 30.0
-
-
-def pause_after(
-    failures: int, settings: Settings, slowest: float | None = None, jitter: Callable[[], float] = random.random
-) -> float:
-    """Seconds to wait after so many failures in a row: from ``retry_min`` doubling up to ``slowest`` (``retry_max``),
-    jittered. ``jitter``: gives numbers in [0, 1)."""
-    most = min(settings.retry_max, slowest or settings.retry_max)
-    return min(most, settings.retry_min * 2.0 ** min(max(failures, 1) - 1, 16)) * (0.5 + jitter() / 2)
 
 
 @attrs.define

@@ -42,6 +42,7 @@ import attrs
 
 from ..errors import ConfigError, ParseError
 from ..settings import Settings
+from .backoff import pause_after
 from .catchup import FetchUpdates, UpdatesPage
 from .commands import Command, Name, Position, Server
 from .delivery import DeliveryQueue, Missed, RawBatch, RecentTokens, Reset
@@ -891,11 +892,9 @@ class Reader:
         self._retry_later(progress, now)
 
     def _retry_later(self, progress: Progress, now: float) -> None:
-        settings = self.settings
         progress.failures += 1
-        pause = min(settings.retry_max, settings.retry_min * 2 ** min(progress.failures - 1, 16))
-        progress.retry_at = now + pause * (0.5 + self._jitter() / 2)
-        if progress.failures >= settings.stale_after:
+        progress.retry_at = now + pause_after(progress.failures, self.settings, jitter=self._jitter)
+        if progress.failures >= self.settings.stale_after:
             self._move(progress, Event.KEEPS_FAILING)
 
     def skip(self, stream: str, writer: str, upto: int) -> None:

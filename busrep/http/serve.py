@@ -22,6 +22,7 @@ from typing import Any
 import attrs
 from attrs.validators import ge, gt
 
+from busrep.core.backoff import LogLimiter
 from busrep.errors import ConfigError, MissingExtra
 
 try:
@@ -39,9 +40,6 @@ _uvicorn_log.setLevel(logging.ERROR)
 # It calls an answer that its application breaks off an error: of a download over a slow link that is the usual end, and
 # it is counted by the application.
 _uvicorn_log.addFilter(lambda record: record.msg != "ASGI callable returned without completing response.")
-
-# What is refused is logged at most once in this many seconds per reason; all of it is counted.
-LOG_EVERY = 1.0
 
 
 @attrs.frozen(kw_only=True)
@@ -76,13 +74,11 @@ class _Counts:
     def __init__(self) -> None:
         self.accepted = 0
         self.refused: Counter[str] = Counter()
-        self._logged_at: dict[str, float] = {}
+        self._limiter = LogLimiter()
 
     def refuse(self, reason: str) -> None:
         self.refused[reason] += 1
-        now = time.monotonic()
-        if now - self._logged_at.get(reason, -LOG_EVERY) >= LOG_EVERY:
-            self._logged_at[reason] = now
+        if self._limiter.allows(reason, time.monotonic()):
             log.warning("HTTP server: a connection is refused: %s (%d so far)", reason, self.refused[reason])
 
 

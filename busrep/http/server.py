@@ -26,6 +26,7 @@ from typing import Any
 import attrs
 from attrs.validators import ge, gt
 
+from busrep.core.backoff import LogLimiter
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import SnapshotSource
 from busrep.errors import BusrepError, ConfigError, MissingExtra, PositionTooOld, UnknownStream
@@ -61,8 +62,6 @@ except ImportError:
 
 log = logging.getLogger("busrep.http")
 
-# What is refused, and trouble with the store, is logged at most once in this many seconds per reason; all is counted.
-LOG_EVERY = 1.0
 # Looks at the epoch that must agree before an answer about writers is given: a restore may come between two questions.
 EPOCH_TRIES = 3
 
@@ -167,7 +166,7 @@ class CatchUp:
         self.snapshots = SnapshotPaths(
             source if limits.snapshots else None, limits.snapshots or SnapshotLimits(), self._check_stream
         )
-        self._logged_at: dict[str, float] = {}
+        self._limiter = LogLimiter()  # of what is refused, and of trouble with the store; all is counted
         self.requests = self.rows = self.bytes = self.in_flight = self.waiting = 0
         self.refused: Counter[str] = Counter()
 
@@ -325,9 +324,7 @@ class CatchUp:
         refusal = self.refusal(error)
         code = refusal.code
         self.refused[code] += 1
-        now = time.monotonic()
-        if now - self._logged_at.get(code, -LOG_EVERY) >= LOG_EVERY:
-            self._logged_at[code] = now
+        if self._limiter.allows(code, time.monotonic()):
             match code:
                 case "unavailable":
                     log.error("catch-up over HTTP: %s: %s", type(error).__name__, error)

@@ -19,7 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, InvalidResponse, NoPermissionError, RedisError
 
-from busrep.core.failures import pause_after
+from busrep.core.backoff import pause_after
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
 from busrep.urls import check_url, shown_url

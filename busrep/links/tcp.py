@@ -15,9 +15,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
+from busrep.core.backoff import pause_after
 from busrep.core.commands import Command, Error, Name, Server, parse
 from busrep.core.direct import CLOSING, FrameSplitter, Liveness, join_messages
-from busrep.core.failures import pause_after
 from busrep.errors import ConfigError, ParseError, Unavailable
 from busrep.settings import Settings
 from busrep.urls import check_url

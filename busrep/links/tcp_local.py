@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from busrep.core.failures import pause_after
+from busrep.core.backoff import pause_after
 from busrep.errors import ConfigError, Unavailable
 
 from .tcp import SLOWEST

@@ -24,8 +24,8 @@ from typing import Any
 import attrs
 
 from busrep import sync
+from busrep.core.backoff import pause_after
 from busrep.core.catchup import FetchUpdates
-from busrep.core.failures import pause_after
 from busrep.errors import CommitUnknown, ConfigError, PositionTooOld, Unavailable
 from busrep.settings import Settings
 from busrep.spark.replay_pace import Fact

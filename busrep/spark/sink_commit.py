@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import time
 
-from busrep.core.failures import pause_after
+from busrep.core.backoff import pause_after
 from busrep.errors import BusrepError, Unavailable, WriterFenced
 from busrep.settings import Settings
 from busrep.spark.sink_options import SinkOptions

@@ -42,7 +42,7 @@ from busrep.asyncio.writing import (
     WinningBack,
     WriterSession,
 )
-from busrep.core.failures import pause_after
+from busrep.core.backoff import pause_after
 from busrep.core.ids import ReservedIds
 from busrep.errors import (
     BusrepError,

@@ -22,8 +22,8 @@ from busrep.core.bootstrap import (
     Work,
     unfinished,
 )
-from busrep.core.reader import BootstrapState as ReaderState
 from busrep.core.reader import Reader
+from busrep.core.reader import State as ReaderState
 from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part
 from busrep.errors import ReaderMoved, RowError, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.settings import Settings

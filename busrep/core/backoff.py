@@ -1,0 +1,43 @@
+"""How long to wait before something that failed is tried again, and how often to log that it fails."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable
+
+from ..settings import Settings
+
+# Reasons that a `LogLimiter` remembers. A stranger may make up more of them.
+MOST_REASONS = 1000
+
+
+def pause_after(
+    failures: int, settings: Settings, slowest: float | None = None, jitter: Callable[[], float] = random.random
+) -> float:
+    """Return the seconds to wait after so many failures in a row: from ``retry_min`` doubling up to ``retry_max``.
+
+    Args:
+        failures: How many; none counts as one.
+        settings: They have ``retry_min`` and ``retry_max``.
+        slowest: A lower bound of the doubling than ``retry_max``, in seconds.
+        jitter: Gives numbers in [0, 1). The pause is between half and all of what the doubling gives.
+    """
+    most = min(settings.retry_max, slowest or settings.retry_max)
+    return min(most, settings.retry_min * 2.0 ** min(max(failures, 1) - 1, 16)) * (0.5 + jitter() / 2)
+
+
+class LogLimiter:
+    """Lets one line per reason into the log in so many ``seconds``. ``logged``: {reason: when it was last logged}."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self._seconds = seconds
+        self.logged: dict[Hashable, float] = {}
+
+    def allows(self, reason: Hashable, now: float) -> bool:
+        """Return whether to log this reason at ``now``, in seconds of one clock; then it counts as logged."""
+        if now - self.logged.get(reason, -self._seconds) < self._seconds:
+            return False
+        if len(self.logged) >= MOST_REASONS:
+            self.logged.clear()
+        self.logged[reason] = now
+        return True
