@@ -65,7 +65,7 @@ _NUMBER = re.compile(r"\b\d+\b")
 
 
 class Bus:
-    """One process's part in a deployment. Made by ``busrep.connect``; see there for the arguments."""
+    """One process's part in a deployment. `busrep.connect` makes it; `busrep.options.BusOptions` has its arguments."""
 
     def __init__(self, redis: str | aioredis.Redis | TcpAddress | TcpServer, options: BusOptions) -> None:
         self._options = options

@@ -27,6 +27,7 @@ from busrep.http.serve import serve
 from busrep.http.server import CatchUpLimits, catch_up_app
 from busrep.http.source import HttpSource
 from busrep.stores.interface import FactLog, FactSource, KnownWriter, ReaderPositions, provides
+from busrep.stores.memory.store import MemoryStore
 from busrep.streams import Registry, Stream
 from tests import DATA
 from tests.stores.store_conformance import sync, write
@@ -142,8 +143,8 @@ async def test_it_answers_as_the_store_does(compress: bool) -> None:
 @sync
 async def test_names_may_be_any_word(name: str) -> None:
     stream, writer = Stream(name), f"w/{name}"
-    async with memory_store() as store:
-        store.streams = Registry([stream])
+    async with memory_store() as made:
+        store: Any = MemoryStore(made.name, Registry([stream]), Settings())
         await store.init()
         claim = await store.claim(writer, [name], timeout=1)
         (token,) = await write(store, claim, 1, stream=name)

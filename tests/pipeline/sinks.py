@@ -146,7 +146,7 @@ def ask(url: str, text: str) -> Any:
         return (yield Sql(text))[0]
 
     try:
-        found: Any = store._store
+        found: Any = store.wrapped
         answer = complete(found._write(plan()))
         return answer[0][0] if answer else None
     finally:

@@ -19,14 +19,14 @@ from busrep.spark.jobs import archive, audit, backfill, replay, snapshot, stats
 from busrep.spark.waiting import TableWriter, WaitingRows, described
 from busrep.stores.snapshots import LogState as TableLog
 from tests.spark.archives import Bench, Local, orders
-from tests.spark.source_facts import Item, LogState, items, opened_log, trade
+from tests.spark.source_facts import Item, Log, items, opened_log, trade
 
 DECLARED = "tests.spark.source_facts:STREAMS"
 AGO = {"sqlite": "seen_at - {seconds}", "postgresql": "seen_at - interval '{seconds} seconds'"}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogState]:
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
     """A live writer "live", and "dead", which was killed between a COMMIT and its next heartbeat. Both have three
     facts, of which the first one is proven; "dead" has another one in the application's table."""
     server = request.getfixturevalue("postgres_server") if request.param == "postgresql" else None
@@ -40,17 +40,17 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogState]:
         yield made
 
 
-def sleep(log: LogState, writer: str, seconds: float) -> None:
+def sleep(log: Log, writer: str, seconds: float) -> None:
     """Nothing is seen of that writer for so long."""
     ago = AGO["sqlite" if log.url.startswith("sqlite") else "postgresql"].format(seconds=seconds)
     log.sql(f"UPDATE busrep_positions SET seen_at = {ago} WHERE writer = '{writer}'")
 
 
-def rows_of(log: LogState, *names: str, finish: bool = False) -> WaitingRows:
+def rows_of(log: Log, *names: str, finish: bool = False) -> WaitingRows:
     return WaitingRows(log.url, DECLARED, names or ("trades", "items"), job.LEASE, finish)
 
 
-def test_a_dead_writers_rows_are_counted_and_warned_of_once(log: LogState, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_writers_rows_are_counted_and_warned_of_once(log: Log, caplog: pytest.LogCaptureFixture) -> None:
     found = rows_of(log)
     counted = {(one.stream, one.writer): one.waiting_rows for one in found.look()}
     assert counted == {("trades", "dead"): 3, ("trades", "live"): 3, ("items", "dead"): 1, ("items", "live"): 0}
@@ -72,14 +72,14 @@ def test_a_dead_writers_rows_are_counted_and_warned_of_once(log: LogState, caplo
     assert report["finished"] == {}
 
 
-def test_a_sign_of_life_in_any_stream_counts_for_all(log: LogState) -> None:
+def test_a_sign_of_life_in_any_stream_counts_for_all(log: Log) -> None:
     sleep(log, "dead", 60)
     now = "strftime('%s', 'now')" if log.url.startswith("sqlite") else "clock_timestamp()"
     log.sql(f"UPDATE busrep_positions SET seen_at = {now} WHERE writer = 'dead' AND stream = 'items'")
     assert not any(one.is_silent(job.LEASE) for one in rows_of(log).look())
 
 
-def test_finish_silent_finishes_the_dead_writer_alone(log: LogState) -> None:
+def test_finish_silent_finishes_the_dead_writer_alone(log: Log) -> None:
     sleep(log, "dead", 60)
     found = rows_of(log, finish=True)
     after = {(one.stream, one.writer): one for one in found.look()}
@@ -93,7 +93,7 @@ def test_finish_silent_finishes_the_dead_writer_alone(log: LogState) -> None:
     assert {one.waiting_rows for one in rows_of(log).look()} == {0}
 
 
-def test_a_writer_that_is_seen_again_is_not_finished(log: LogState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_is_seen_again_is_not_finished(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look and the finish it beats."""
     sleep(log, "dead", 60)
     found = rows_of(log, finish=True)
@@ -110,7 +110,7 @@ def test_a_writer_that_is_seen_again_is_not_finished(log: LogState, monkeypatch:
 
 
 def test_a_dead_writer_with_an_open_transaction_is_told_and_left(
-    log: LogState, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    log: Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "FINISH_WAIT", 0.2)
     sleep(log, "dead", 60)

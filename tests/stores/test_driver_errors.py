@@ -220,7 +220,7 @@ def test_a_file_that_is_damaged_full_or_read_only(sqlite_url: str, opened: Calla
     async def main() -> None:
         async with opened(sqlite_url) as store:
             claim = await done(store.claim("w", ["orders"], timeout=1))
-            writing = store._store if hasattr(store, "_store") else store
+            writing = store.wrapped if hasattr(store, "wrapped") else store
             connection = writing._connections[0]
             connection.execute("PRAGMA query_only = 1")
             with pytest.raises(Unavailable):

@@ -258,7 +258,7 @@ def test_postgres_connections_are_bounded_and_one_that_is_lost_counts_no_more(
 ) -> None:
     monkeypatch.setattr("busrep.stores.postgres.blocking.POOL_WAIT", SHORT)
     with opened(postgres_url) as store:
-        pool = store._store.held  # type: ignore[attr-defined]
+        pool = store.wrapped.held
         taken = [pool.take() for _ in range(pool._most)]
         with pytest.raises(Unavailable, match="in use"):
             pool.take()

@@ -33,8 +33,9 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
-from busrep.stores import claims
+from busrep.stores import claims, open_store
 from busrep.stores.blocking import BlockingStore
+from busrep.streams import Registry
 from busrep.sync import Bus, connect
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import start_redis
@@ -978,7 +979,7 @@ def test_errors_say_what_to_do(deployment: Deployment, on_sqlite: Deployment) ->
     with pytest.raises(ConfigError, match=r"redis\.Redis"):
         deployment.bus(redis=object())
     with pytest.raises(ConfigError, match="URL of its store"):
-        deployment.bus(store=object())
+        deployment.bus(store=open_store("memory://x", Registry(STREAMS)))
     with pytest.raises(SchemaError, match="busrep db init"):
         deployment.bus(store=on_sqlite.store + ".none").open()
     with pytest.raises(ConfigError, match="direct TCP"):
