@@ -283,8 +283,10 @@ async def test_who_sends_and_never_reads(
             hand.type(name)
             number = 0
             while not server.refused:
-                number += 1
-                hand.type(b'RDATA s w %d ["%b"]\n' % (number, b"x" * 1000))
+                # No more than the server can read before it hangs up: what it leaves unread resets the connection.
+                if hand.writer.transport.get_write_buffer_size() < 2**16:
+                    number += 1
+                    hand.type(b'RDATA s w %d ["%b"]\n' % (number, b"x" * 1000))
                 await asyncio.sleep(0)
             held = sum(one.queued_bytes for one in connections())
             assert held == 0
