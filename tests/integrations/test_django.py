@@ -552,7 +552,7 @@ def test_a_bus_that_could_not_be_opened_is_tried_again(
 ) -> None:
     link = busrep_link(shop.redis)
     link.black_hole()
-    impatient = Settings(heartbeat=60.0, redis_timeout=0.2, shutdown_timeout=2.0)
+    impatient = Settings(heartbeat=60.0, redis_timeout=1.0, shutdown_timeout=2.0)
     with override_settings(BUSREP=settings.BUSREP | {"redis": link.url, "settings": impatient}):
         with pytest.raises(busrep.Unavailable):
             sell(1)

@@ -560,8 +560,9 @@ def test_a_redis_that_is_not_there(deployment: Deployment) -> None:
 def test_a_redis_that_swallows_everything_stalls_a_write_for_no_longer_than_its_deadline(
     deployment: Deployment,
 ) -> None:
-    settings = attrs.evolve(QUICK, redis_timeout=0.3)
-    with FaultyLink.in_thread(deployment.redis) as link, deployment.bus(redis=link.url, settings=settings) as bus:
+    # On a busy machine the first connection may take longer than that: it is tried again.
+    options = {"settings": attrs.evolve(QUICK, redis_timeout=0.3), "require_redis": False}
+    with FaultyLink.in_thread(deployment.redis) as link, deployment.bus(redis=link.url, **options) as bus:
         write(bus, 1)
         link.black_hole()
         last = write(bus, *range(2, 40))  # some wait; none for ever
