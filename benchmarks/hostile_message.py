@@ -102,7 +102,7 @@ def receiver() -> Callable[[bytes], None]:
     settings = Settings()
     streams = Registry([Stream("orders", Row)])
     claim = Claim("w", 1, "e" * 32, starts={"orders": 0}, known={"orders": {}}, highest={"orders": 0})
-    session = WriterSession("w", "shop", streams, settings, claim=claim, incarnation=1, epoch="e" * 32)
+    session = WriterSession("w", "shop", streams, settings, claim=claim, incarnation=1)
     reader = Reader([Followed("orders"), Followed("a", resettable=True, fetchable=False)], settings=settings,
                     undeclared=True, epoch="e" * 32)  # fmt: skip
     reader.connected(0.0)

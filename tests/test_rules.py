@@ -507,7 +507,7 @@ async def bench(*others: str) -> AsyncIterator[Bench]:
     claim = await store.claim("w1", ["orders"], timeout=1)
     writing = Writing(
         "w1", "bus", registry, QUICK, claimed=Claimed(store, claim),
-        incarnation=claim.incarnation, epoch=claim.epoch, wake=lambda: None,
+        incarnation=claim.incarnation, wake=lambda: None,
     )  # fmt: skip
     writing.core.connected(0.0)
     made = Bench(store, writing)
@@ -604,7 +604,7 @@ def test_9_3_the_own_position_at_start_is_what_the_claim_proved() -> None:
             assert (again.starts, again.highest) == ({"orders": 1}, {"orders": 9})
             writing = Writing(
                 "w1", "bus", w1.store.streams, QUICK, claimed=Claimed(w1.store, again),
-                incarnation=again.incarnation, epoch=again.epoch, wake=lambda: None,
+                incarnation=again.incarnation, wake=lambda: None,
             )  # fmt: skip
             assert writing.core.positions() == {"orders": 1}
             assert writing.generators["orders"].position == 1

@@ -164,16 +164,16 @@ class Bus:
     async def _begin_writing(self, writer: str, again: int | None = None, former: Writing | None = None) -> Writing:
         """Claim the name, and make what writes under it. ``again``: it is won back, from this incarnation on, for
         what goes on in place of ``former``."""
-        durable = [stream.name for stream in self.streams if not stream.resettable]
+        durable = self._options.durable
         # Without a table the clock makes incarnations that rise (9.11).
-        claimed, incarnation, epoch = None, max(int(time.time() * 1000), (again or 0) + 1), None
-        if self._store is not None and again is None and provides(self._store, FactLog):
+        claimed, incarnation = None, max(int(time.time() * 1000), (again or 0) + 1)
+        if again is None and provides(self._store, FactLog):
             await self._give_up_streams(self._store, writer, durable)
         if durable and self._store is not None:
             claim = await self._store.claim(writer, durable, timeout=self.settings.claim_timeout, again=again)
             if former is not None:
                 claim = claim.resumed(former.epoch, former.core.positions())
-            claimed, incarnation, epoch = Claimed(self._store, claim), claim.incarnation, claim.epoch
+            claimed, incarnation = Claimed(self._store, claim), claim.incarnation
             if again is None:  # where the facts of this process begin, however often its name is won back
                 self._reading.own_starts = claim.starts
         return Writing(
@@ -183,7 +183,6 @@ class Bus:
             self.settings,
             claimed=claimed,
             incarnation=incarnation,
-            epoch=epoch,
             wake=self._wake.set,
             renew=self._renew_writing,
             on_loss=self._lost,

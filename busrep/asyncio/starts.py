@@ -23,15 +23,22 @@ def start_position(start: Start, writer: KnownWriter) -> int:
 # How many writers the warning names.
 MOST_NAMED = 10
 NOT_REGISTERED = (
-    "reader %r is not registered for stream %s, and does not get the rows there were of %s%s. If it has read this "
-    "stream before, a failover has lost that, and it misses rows: bootstrap it anew"
+    "reader %r is not registered for stream %s. It begins behind the rows of %s%s. If it has read this stream before, "
+    "a failover has lost its registration, and it misses rows: bootstrap it anew"
 )
 
 
 def tell_where_it_begins(reader: str, stream: str, starts: Mapping[str, int], start: Start) -> None:
-    """Log what a durable reader does not get that was not registered, ``starts`` being {writer: position}.
+    """Log which rows a durable reader does not get if it was not registered.
 
-    A failover may have lost that it was (protocol.md, 9.23): then it misses the rows before, and only this tells.
+    A failover may have lost the registration (protocol.md, 9.23). Then the reader misses these rows, and only the log
+    tells.
+
+    Args:
+        reader: The reader's name.
+        stream: The stream's name.
+        starts: {writer: the position behind which the reader begins}.
+        start: The option; with "now" the reader was asked to skip rows.
     """
     behind = sorted((writer, position) for writer, position in starts.items() if position > 0)
     if behind:

@@ -412,10 +412,10 @@ class WriterSession:
         *,
         claim: Claim | None,
         incarnation: int,
-        epoch: str | None,
         listens: bool = True,
     ) -> None:
-        self.name, self.incarnation, self.epoch = name, incarnation, epoch
+        self.name, self.incarnation = name, incarnation
+        self.epoch = epoch = None if claim is None else claim.epoch
         self._settings = settings
         # Of invalidations: since when facts may be committed that are not applied here.
         self.commits = {stream.name: Commits() for stream in streams if is_invalidations(stream)}
@@ -641,13 +641,12 @@ class Writing(WriterSession):
         *,
         claimed: Claimed | None,
         incarnation: int,
-        epoch: str | None,
         wake: Callable[[], None],
         renew: Callable[[Writing], Awaitable[Writing]] | None = None,
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
         claim = None if claimed is None else claimed.claim
-        super().__init__(name, server, streams, settings, claim=claim, incarnation=incarnation, epoch=epoch)
+        super().__init__(name, server, streams, settings, claim=claim, incarnation=incarnation)
         self._claimed = claimed
         self._wake, self._renew, self._on_loss = wake, renew, on_loss
         self.lost = False  # to another process: it is not won back

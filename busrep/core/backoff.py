@@ -19,7 +19,7 @@ def pause_after(
     Args:
         failures: How many; none counts as one.
         settings: They have ``retry_min`` and ``retry_max``.
-        slowest: A lower bound of the doubling than ``retry_max``, in seconds.
+        slowest: The longest pause in seconds, if that is to be shorter than ``retry_max``.
         jitter: Gives numbers in [0, 1). The pause is between half and all of what the doubling gives.
     """
     most = min(settings.retry_max, slowest or settings.retry_max)

@@ -52,7 +52,7 @@ __all__ = [
     "Load",
     "Work",
     "unfinished",
-]  # fmt: skip
+]
 
 HOUR: Final = 3_600.0
 
@@ -130,9 +130,8 @@ class Bootstrap:
         self.stream = stream
         self.settings = settings or Settings()
         self.state: BootstrapState | None = None  # None: none was requested yet
-        self.changes: list[
-            tuple[BootstrapState | None, BootstrapState]
-        ] = []  # (before, after), for the runtime to drain
+        # (before, after), for the runtime to drain
+        self.changes: list[tuple[BootstrapState | None, BootstrapState]] = []
         self.reason = ""
         self.agreement: Agreement | None = None
         self.parts = self.rows = self.bytes = 0  # applied of it

@@ -19,6 +19,12 @@ from busrep.stores.readers import LOCK_STREAM
 PRUNE_BATCH = 5_000
 
 
+def reserve(dialect: Dialect, stream: str, count: int) -> Plan[list[int]]:
+    """Take ``count`` IDs from the stream's sequence, ascending. One statement is a transaction of its own."""
+    answers = yield dialect.next_ids(stream, count)
+    return dialect.ids(answers[0], count)
+
+
 def insert(dialect: Dialect, backing: Backing, writer: str, facts: Iterable[FactRows]) -> Sequence[Sql]:
     """Statements that write these facts' rows: one for all, where the database can."""
     rows = [(token, at, payload) for token, _, payloads in facts for at, payload in enumerate(payloads)]

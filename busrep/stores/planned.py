@@ -95,9 +95,6 @@ class PlannedStore(abc.ABC):
         """Run a plan on the caller's connection, in its transaction."""
 
     @abc.abstractmethod
-    async def _reserve(self, stream: str, count: int) -> list[int]: ...
-
-    @abc.abstractmethod
     def effects(self) -> EffectsTransaction: ...  # noqa: D102
 
     @abc.abstractmethod
@@ -128,6 +125,9 @@ class PlannedStore(abc.ABC):
         backings = [self.backing(stream) for stream in sorted(set(streams))]
         now = int(time.time() * 1000)
         return await self._write(claims.claim(self.dialect, writer, backings, timeout, now, again), timeout)
+
+    async def _reserve(self, stream: str, count: int) -> list[int]:
+        return await self._write(facts.reserve(self.dialect, stream, count))
 
     async def reserve(self, stream: str, count: int) -> list[int]:  # noqa: D102
         self.backing(stream)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import attrs
@@ -216,3 +216,40 @@ class Slots:
 
 
 SLOTS = Slots()
+
+
+class HeldSnapshots:
+    """The agreements that one store holds; each takes one of `SLOTS`.
+
+    Args:
+        name: The database's name among the slots.
+        what: The database, for errors.
+        most: How many snapshots this process may hold of it.
+    """
+
+    def __init__(self, name: str, what: str, most: int) -> None:
+        self._name, self._what, self._most = name, what, most
+        self._held: set[str] = set()
+
+    async def agree(self, make: Callable[[], Awaitable[Agreement]]) -> Agreement:
+        """Take a slot, and hold what ``make`` agrees on. Raises SnapshotBusy, and what ``make`` raises."""
+        SLOTS.take(self._name, self._what, self._most)
+        try:
+            agreement = await make()
+        except BaseException:
+            SLOTS.give_back(self._name)
+            raise
+        self._held.add(agreement.id)
+        return agreement
+
+    def leave(self, agreement: Agreement) -> None:
+        """Give the slot of an agreement back; nothing if it is not held."""
+        if agreement.id in self._held:
+            self._held.discard(agreement.id)
+            SLOTS.give_back(self._name)
+
+    def leave_all(self) -> None:
+        """Give all slots back, when the store is closed."""
+        while self._held:
+            self._held.pop()
+            SLOTS.give_back(self._name)

@@ -122,13 +122,6 @@ class ServerStore(PlannedStore):
     async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
         return await self._read(plan, wait or 0.0)
 
-    async def _reserve(self, stream: str, count: int) -> list[int]:
-        def plan() -> Plan[list[int]]:
-            answers = yield self.dialect.next_ids(stream, count)
-            return self.dialect.ids(answers[0], count)
-
-        return await self._write(plan())
-
     async def outcome(
         self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
     ) -> dict[tuple[str, int], list[bytes]] | None:

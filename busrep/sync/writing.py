@@ -125,10 +125,7 @@ class Session(WriterSession):
         incarnation: int,
         listens: bool,
     ) -> None:
-        epoch = None if claim is None else claim.epoch
-        super().__init__(
-            name, server, streams, settings, claim=claim, incarnation=incarnation, epoch=epoch, listens=listens
-        )
+        super().__init__(name, server, streams, settings, claim=claim, incarnation=incarnation, listens=listens)
         self.claim = claim
         self.torn = False
         self.promised: list[OpenFacts] = []  # with IDs that are given back if their transaction is rolled back

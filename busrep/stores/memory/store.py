@@ -88,7 +88,7 @@ class MemoryStore(PlannedStore):
         self.backings = {stream.name: generic_backing(stream) for stream in streams if not stream.resettable}
         self.name = name
         self.world = world_of(name)
-        self._held: set[str] = set()
+        self._held = snapshots.HeldSnapshots(f"memory {name}", f"memory store {name!r}", settings.snapshots)
 
     async def open(self) -> None:
         """See `AsyncStore`."""
@@ -96,9 +96,7 @@ class MemoryStore(PlannedStore):
 
     async def close(self) -> None:
         """See `AsyncStore`; the contents stay as long as the process."""
-        while self._held:
-            self._held.pop()
-            snapshots.SLOTS.give_back(self._slot)
+        self._held.leave_all()
 
     async def init(self, redefine: Collection[str] = ()) -> None:
         """See `AsyncStore`."""
@@ -151,13 +149,6 @@ class MemoryStore(PlannedStore):
         work = super().finish(writer, incarnation, timeout=timeout)
         return await self._without_transactions(writer, timeout, work)
 
-    async def _reserve(self, stream: str, count: int) -> list[int]:
-        def plan() -> Plan[list[int]]:
-            answers = yield self.dialect.next_ids(stream, count)
-            return self.dialect.ids(answers[0], count)
-
-        return self.run(plan())
-
     async def reserve(self, stream: str, count: int) -> list[int]:
         """See `AsyncStore`."""
         self.backing(stream)
@@ -183,26 +174,14 @@ class MemoryStore(PlannedStore):
 
     # -- snapshots
 
-    @property
-    def _slot(self) -> str:
-        return f"memory {self.name}"
-
     async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
         """See `SnapshotSource`."""
-        snapshots.SLOTS.take(self._slot, f"memory store {self.name!r}", self.settings.snapshots)
-        try:
-            agreement = await super().agree(stream, part_rows=part_rows, again=again)
-        except BaseException:
-            snapshots.SLOTS.give_back(self._slot)
-            raise
-        self._held.add(agreement.id)
-        return agreement
+        make = super().agree
+        return await self._held.agree(lambda: make(stream, part_rows=part_rows, again=again))
 
     async def leave(self, agreement: Agreement) -> None:
         """See `SnapshotSource`."""
-        if agreement.id in self._held:
-            self._held.discard(agreement.id)
-            snapshots.SLOTS.give_back(self._slot)
+        self._held.leave(agreement)
 
 
 class MemoryTransaction:

@@ -192,13 +192,6 @@ class BlockingSqliteStore(PlannedStore):
             raise ConfigError(f"a sqlite3.Connection is needed, not {type(connection).__name__}")
         return connection
 
-    async def _reserve(self, stream: str, count: int) -> list[int]:
-        def plan() -> Plan[list[int]]:
-            answers = yield self.dialect.next_ids(stream, count)  # one statement is a transaction of its own
-            return self.dialect.ids(answers[0], count)
-
-        return await self._write(plan())
-
     async def reserve(self, stream: str, count: int) -> list[int]:
         """See `AsyncStore`. ConfigError inside an open fact of the same thread."""
         self.backing(stream)
@@ -401,14 +394,9 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
 
     async def reserve(self, stream: str, count: int) -> list[int]:
         """IDs that are ours unless the transaction is rolled back. It takes the write lock. Raises Unavailable."""
-
-        def plan() -> Plan[list[int]]:
-            answers = yield self.store.dialect.next_ids(stream, count)
-            return self.store.dialect.ids(answers[0], count)
-
         self.store.backing(stream)
         try:
-            ids = self._run(plan())
+            ids = self._run(facts.reserve(self.store.dialect, stream, count))
         except Unavailable as error:
             if getattr(error.__cause__, "sqlite_errorcode", 0) != sqlite3.SQLITE_BUSY_SNAPSHOT:
                 raise

@@ -28,23 +28,20 @@ class SqliteSnapshots:
     stores on that file."""
 
     def __init__(self, path: str, dialect: Dialect, most: int) -> None:
-        self.path, self.dialect, self.most = path, dialect, most
+        self.path, self.dialect = path, dialect
         self.where = f"SQLite database {path}"
-        self._name = f"sqlite {Path(path).absolute()}"
-        self._held: set[str] = set()
+        self.held = snapshots.HeldSnapshots(f"sqlite {Path(path).absolute()}", self.where, most)
 
     async def agree(self, backing: Backing, part_rows: int, again: Agreement | None) -> Agreement:
         """See `SnapshotSource`."""
-        snapshots.SLOTS.take(self._name, self.where, self.most)
-        try:
+
+        async def make() -> Agreement:
             with _Thread(self.path) as thread:
                 plan = snapshots.agree(self.dialect, backing, part_rows, again, self.where)
                 agreement, _ = await thread.run(lambda: thread.plan(snapshots.in_snapshot(plan)))
-        except BaseException:
-            snapshots.SLOTS.give_back(self._name)
-            raise
-        self._held.add(agreement.id)
-        return agreement
+                return agreement
+
+        return await self.held.agree(make)
 
     async def load(self, backing: Backing, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
         """See `SnapshotSource`. In pieces of so many rows: the part as a whole is never in memory."""
@@ -66,18 +63,6 @@ class SqliteSnapshots:
             await thread.run(begin)
             while text := await thread.run(piece):
                 yield text
-
-    def leave(self, agreement: Agreement) -> None:
-        """See `SnapshotSource`."""
-        if agreement.id in self._held:
-            self._held.discard(agreement.id)
-            snapshots.SLOTS.give_back(self._name)
-
-    def leave_all(self) -> None:
-        """The store is closed."""
-        while self._held:
-            self._held.pop()
-            snapshots.SLOTS.give_back(self._name)
 
 
 class _Thread:

@@ -78,7 +78,7 @@ class SqliteStore(PlannedStore):
 
     async def close(self) -> None:
         """See `AsyncStore`. What runs in the threads is waited for; open transactions are rolled back."""
-        self._snapshots.leave_all()
+        self._snapshots.held.leave_all()
         threads, self._threads = self._threads, []
         connections, self._connections = self._connections, []
         loop = asyncio.get_running_loop()
@@ -178,13 +178,6 @@ class SqliteStore(PlannedStore):
             raise ConfigError(f"a sqlite3.Connection is needed, not {type(connection).__name__}")
         return run(plan, executor(connection, self.path), self.path)
 
-    async def _reserve(self, stream: str, count: int) -> list[int]:
-        def plan() -> Plan[list[int]]:
-            answers = yield self.dialect.next_ids(stream, count)  # one statement is a transaction of its own
-            return self.dialect.ids(answers[0], count)
-
-        return await self._write(plan())
-
     async def reserve(self, stream: str, count: int) -> list[int]:
         """See `AsyncStore`. ConfigError inside an open fact of the same task."""
         self.check_not_nested()
@@ -219,7 +212,7 @@ class SqliteStore(PlannedStore):
         self._check_open()
         agreement = await self._snapshots.agree(self.backing(stream), part_rows, again)
         if not self._threads:  # closed meanwhile
-            self._snapshots.leave(agreement)
+            self._snapshots.held.leave(agreement)
             self._check_open()
         return agreement
 
@@ -234,7 +227,7 @@ class SqliteStore(PlannedStore):
 
     async def leave(self, agreement: Agreement) -> None:
         """See `SnapshotSource`."""
-        self._snapshots.leave(agreement)
+        self._snapshots.held.leave(agreement)
 
     def _check_open(self) -> None:
         self._role(1)
