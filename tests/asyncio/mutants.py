@@ -1413,7 +1413,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "writing.lost",
             ),
         ),
-        checks=(FAULTS + "a_fenced_process_goes_on_as_a_reader_of_its_successor",),
+        checks=(FAULTS + "a_process_that_does_not_know_yet_whether_it_lost_its_name_waits_for_its_successor_s_facts",),
     ),
     Mutant(
         name="what-was-committed-inside-a-block-that-fails-is-forgotten",

@@ -281,6 +281,37 @@ def test_a_fenced_process_goes_on_as_a_reader_of_its_successor(deployment: Deplo
     run(main())
 
 
+def test_a_process_that_does_not_know_yet_whether_it_lost_its_name_waits_for_its_successor_s_facts(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        seen, known = Seen(), asyncio.Event()
+        async with deployment.bus(writer="w1") as old:
+            claim = old._store.claim
+
+            async def held(*args: Any, **options: Any) -> Any:
+                await known.wait()
+                return await claim(*args, **options)
+
+            monkeypatch.setattr(old._store, "claim", held)
+            old.subscribe(orders)(seen)
+            await old.wait_for(payments, "w1", 0)
+            await write(old, 1)
+            async with deployment.bus(writer="w1") as new:
+                last = await write(new, 2)
+                await until(lambda: old.statistics()["writer"]["fenced"])
+                assert not old.statistics()["writer"]["lost"]
+                waiting = asyncio.create_task(old.wait_for(orders, "w1", last))
+                for _ in range(10):  # a wait for an own fact returns at its first step
+                    await asyncio.sleep(0)
+                assert not waiting.done() or seen.numbers == [2]
+                known.set()
+                await waiting
+                assert seen.numbers == [2]
+
+    run(main())
+
+
 # -- handlers -------------------------------------------------------------------------------------------------
 
 
