@@ -1326,6 +1326,25 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         ),
     ),
     Mutant(
+        name="a-reload-makes-a-fact-asynchronous",
+        rule="9.22",
+        harm="synchronous_commit = off comes by a reload between BEGIN and COMMIT: a crash takes the fact back.",
+        edits=(
+            Edit(
+                "PostgresDialect",
+                """\
+        "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') = 'off' THEN 'local' "
+        "ELSE current_setting('synchronous_commit') END, true)"
+""",
+                """\
+        "CASE WHEN current_setting('synchronous_commit') = 'off' "
+        "THEN set_config('synchronous_commit', 'local', true) ELSE '' END"
+""",
+            ),
+        ),
+        checks=(DURABILITY + "a_reload_of_the_configuration_inside_a_fact_leaves_it_durable",),
+    ),
+    Mutant(
         name="positions-are-saved-asynchronously",
         rule="9.22",
         harm="After a crash a reader is set back behind facts for which wait_for has returned.",

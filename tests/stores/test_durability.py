@@ -144,6 +144,25 @@ def test_a_fact_s_transaction_is_durable(
     run(work())
 
 
+def test_a_reload_of_the_configuration_inside_a_fact_leaves_it_durable(redis_url: str, bus_name: str) -> None:
+    """A server takes in a reload between two statements of an open transaction."""
+
+    async def work() -> None:
+        with start_postgres(config={"fsync": "off"}) as server:
+            bus = Deployment(redis_url, bus_name, await create(server, "reloaded")).bus
+            async with bus(writer="w") as writer, writer.write(orders) as fact:
+                fact.add(Order(1, "paid"))
+                with psycopg.connect(server.url, autocommit=True) as operator:
+                    operator.execute("ALTER SYSTEM SET synchronous_commit = off")
+                    operator.execute("ALTER SYSTEM SET work_mem = '5MB'")
+                    operator.execute("SELECT pg_reload_conf()")
+                while await fact.execute("SHOW work_mem") != [("5MB",)]:
+                    pass
+                assert await fact.execute("SHOW synchronous_commit") == [("on",)]
+
+    run(work(), 90)
+
+
 async def shown(connection: psycopg.AsyncConnection[Any]) -> str:
     row = await (await connection.execute("SHOW synchronous_commit")).fetchone()
     assert row is not None

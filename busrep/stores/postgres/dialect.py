@@ -95,9 +95,10 @@ class PostgresDialect:
         "(pg_is_in_recovery() OR coalesce(nullif((SELECT m.value FROM busrep_meta m WHERE m.key = 'server'), ''), "
         f"{SERVER}) = {SERVER})"
     )
+    # What is not set for the transaction itself, a reload of the server's configuration changes in the middle of it.
     durable: str = (
-        "CASE WHEN current_setting('synchronous_commit') = 'off' "
-        "THEN set_config('synchronous_commit', 'local', true) ELSE '' END"
+        "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') = 'off' THEN 'local' "
+        "ELSE current_setting('synchronous_commit') END, true)"
     )
     largest: str = "greatest"
 

@@ -295,11 +295,10 @@ def sequence_named(run: Run, name: str) -> Numbers:
 
 
 def durably(run: Run) -> str:
-    """What `PostgresDialect.durable` answers for a row: what it set, or "" where nothing was to be set."""
-    if (run.txn.synchronous_commit or run.server.synchronous_commit) != "off":
-        return ""
-    run.txn.synchronous_commit = "local"
-    return "local"
+    """What `PostgresDialect.durable` answers for a row: what it set, which no reload changes any more."""
+    now = run.txn.synchronous_commit or run.server.synchronous_commit
+    run.txn.synchronous_commit = "local" if now == "off" else now
+    return run.txn.synchronous_commit
 
 
 def _nextval(text: re.Match[str]) -> Statement:
@@ -508,7 +507,7 @@ def _save(text: re.Match[str]) -> Statement:
 
 SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
     (
-        r"""SELECT nextval\('"?(?P<name>\w+)"?'\)(?P<durable>, CASE .* END)?"""
+        r"""SELECT nextval\('"?(?P<name>\w+)"?'\)(?P<durable>, set_config\(.*, true\))?"""
         r"(?: FROM generate_series\(1, (?P<count>\d+)\))?",
         _nextval,
     ),
@@ -541,7 +540,7 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
         r"(?P<lock> FOR UPDATE OF r)?\), moved AS \(UPDATE busrep_readers r SET position = hit\.new, "
         r"saved_at = clock_timestamp\(\), stopped = NULL FROM hit WHERE r\.reader = \? AND r\.stream = hit\.stream "
         r"AND r\.writer = hit\.writer(?P<count> AND \(SELECT count\(\*\) FROM hit\) = \?)? RETURNING r\.stream\) "
-        r"SELECT stream, writer(?P<durable>, CASE .* END)? FROM hit",
+        r"SELECT stream, writer(?P<durable>, set_config\(.*, true\))? FROM hit",
         _save,
     ),
 )  # fmt: skip

@@ -71,8 +71,12 @@ class World:
         self.settings = Settings(**{"poison_after": 0.0, **scenario.settings})
         self.dice = random.Random(f"{scenario.seed} world")
         self.database = SimDatabase(self.loop)
-        if random.Random(f"{scenario.seed} durable").random() < 0.2:
+        careless = random.Random(f"{scenario.seed} durable")
+        if careless.random() < 0.2:
             self.database.synchronous_commit = "off"
+        elif careless.random() < 0.25:  # a reload of the server's configuration, in the middle of what is open
+            at = careless.uniform(0.0, 10.0)
+            self.loop.call_later(at, setattr, self.database, "synchronous_commit", "off")
         lags = random.Random(f"{scenario.seed} lag")
         self.replica = self.database.replica(lag=lambda: lags.choice([0.0, 0.02, 0.5, 2.0]))
         self.redis = SimRedis(output_buffer=self.dice.choice([2_000, 20_000]), on_publish=self._published)
