@@ -97,6 +97,10 @@ RULES: dict[str, list[str]] = {
         "core/test_ids.py::test_following_goes_to_what_was_noted_before_the_claim_was_read[rule 9.2]",
         "core/test_ids.py::test_following_never_passes_the_open_floor[rule 9.2]",
         "core/test_ids.py::test_writer_fenced_completes_nothing_and_ends_everything[rule 9.2]",
+        "core/test_ids.py::test_an_abandoned_id_holds_nothing_up_and_moves_nothing[rule 9.2]",
+        "test_rules.py::test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s",
+        "test_rules.py::test_9_2_the_id_of_a_fact_that_never_began_holds_nothing_up",
+        "sync/test_writing.py::test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s",
         f"{W}[rule 9.2 nothing is published once fenced]",
         f"{W}[rule 9.2 not past what the ID generator proved]",
         "stores/test_stores.py::TestMemory::test_9_2_and_9_4_a_fenced_writer_is_told_everywhere",
@@ -316,6 +320,7 @@ RULES: dict[str, list[str]] = {
     "9.22": [
         "stores/test_durability.py::test_no_fact_is_announced_that_a_crash_takes_back",
         "stores/test_durability.py::test_a_fact_s_transaction_is_durable",
+        "stores/test_durability.py::test_a_reload_of_the_configuration_inside_a_fact_leaves_it_durable",
         "stores/test_durability.py::test_a_caller_s_sqlite_connection_is_made_durable",
         "stores/test_durability.py::test_a_caller_s_transaction_on_sqlite_that_may_be_lost_is_refused",
     ],
@@ -548,6 +553,72 @@ def test_9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides(
             await w1.writing.settle()
             assert w1.published() == (["RDATA 2", "RDATA 3"] if landed else ["RDATA 3"])
             assert w1.writing.generators["orders"].position == 3
+
+    run(main())
+
+
+async def until_reserved(w1: Bench, *, cancel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fact gets its ID when a successor has the name, and a fact below; it fails before it can learn of that."""
+    reserve, asked = w1.store.reserve, asyncio.Event()
+
+    async def late(stream: str, count: int) -> list[int]:
+        await w1.store.claim("w1", ["orders"], timeout=1)
+        await reserve(stream, 1)  # the successor's
+        asked.set()
+        return await reserve(stream, count)
+
+    async def cut(_transaction: MemoryTransaction) -> None:
+        raise Unavailable("the database", OSError("cut"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(w1.store, "reserve", late)
+        patch.setattr(MemoryTransaction, "begin", cut)
+        task = asyncio.create_task(w1.fact(2))
+        if cancel:
+            await asked.wait()
+            task.cancel()
+        with pytest.raises((Unavailable, asyncio.CancelledError)):
+            await task
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("cancel", [False, True], ids=["begin fails", "cancelled while it asks"])
+def test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s(
+    cancel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with bench() as w1:
+            assert await w1.fact(1) == 1
+            w1.published()
+            await until_reserved(w1, cancel=cancel, monkeypatch=monkeypatch)
+            ids = w1.writing.generators["orders"]
+            assert (ids.open, ids.asked, ids.position) == (0, 0, 1)
+            await w1.writing.beat()
+            assert w1.writing.fenced is not None
+            assert ids.position == 1
+
+    run(main())
+
+
+def test_9_2_the_id_of_a_fact_that_never_began_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cut(_transaction: MemoryTransaction) -> None:
+        raise Unavailable("the database", OSError("cut"))
+
+    async def main() -> None:
+        async with bench() as w1:
+            with monkeypatch.context() as patch, pytest.raises(Unavailable):
+                patch.setattr(MemoryTransaction, "begin", cut)
+                await w1.fact(1)
+            ids = w1.writing.generators["orders"]
+            assert (ids.open, ids.position) == (0, 0)
+            await w1.writing.beat()  # the claim stands
+            assert ids.position == 1
+            with monkeypatch.context() as patch, pytest.raises(Unavailable):
+                patch.setattr(MemoryTransaction, "begin", cut)
+                await w1.fact(2)
+            assert await w1.fact(3) == 3
+            assert w1.published() == ["RDATA 3"]
+            assert ids.position == 3
 
     run(main())
 

@@ -235,6 +235,11 @@ class FactBase(Generic[RowT]):
             raise ConfigError(f"this fact is of {known}, not of {name!r}: name all its streams in bus.write()")
         return self._opened[name]
 
+    def _not_claimed(self) -> None:
+        """The transaction did not begin: nobody has looked at the claim since the IDs were reserved (9.2)."""
+        for one in self._opened.values():
+            one.ids.unclaimed = not one.stream.resettable
+
     def _begin_once(self) -> None:
         """The block begins. Raises ConfigError when it did before."""
         if self._state is not FactState.NEW:
@@ -326,6 +331,7 @@ class Fact(FactBase[RowT]):
         except BaseException as error:
             self._state = FactState.ENDED
             self._look(error)
+            self._not_claimed()
             await writing.finish(self._rolled_back())
             raise
 

@@ -134,6 +134,8 @@ class ReservedIds(list[int]):
     """The IDs of one fact or bulk, ascending; what of them is still open completes when the block ends."""
 
     in_doubt = False
+    unclaimed = False
+    """Whether no transaction has held the claim since they were reserved: see `IdGenerator.abandon`."""
 
     def commit_sent(self) -> None:
         """Say that COMMIT goes out now: an exception from here on leaves the IDs open (9.1).
@@ -364,6 +366,16 @@ class IdGenerator:
             for first, last in runs:
                 self._finish(first, last)
 
+    def abandon(self, ids: Iterable[int]) -> None:
+        """Finish IDs that no row has, though nobody has looked at the claim since they were reserved (9.2).
+
+        They hold nothing up, but the position does not move to them by themselves: a successor may have the name by
+        now, and rows below. It moves over them with a later fact, or as the others are followed.
+        """
+        if self._fenced is None:
+            for first, last in _runs_of(ids):
+                self._finish(first, last, moves=False)
+
     def fenced(self, error: WriterFenced) -> None:
         """Take in that another process has the name: what is open stays open, the own position stays."""
         if self._fenced is None and self.writer is not None:
@@ -510,8 +522,8 @@ class IdGenerator:
         self._keys.insert(at, 2 * first)
         self._barriers.insert(at, barrier)
 
-    def _finish(self, first: int, last: int) -> None:
-        """Complete whatever is open in ``first``..``last``."""
+    def _finish(self, first: int, last: int, *, moves: bool = True) -> None:
+        """Complete whatever is open in ``first``..``last``. ``moves``: the position may move there."""
         keys, barriers = self._keys, self._barriers
         while first <= last:
             at = bisect_right(keys, 2 * last) - 1
@@ -525,7 +537,8 @@ class IdGenerator:
                 keys.insert(at + 1, 2 * high + 2)
                 barriers.insert(at + 1, _Barrier(barrier.ticket, barrier.last, 0, barrier.peak))
                 barrier.peak = 0
-            barrier.peak = max(barrier.peak, high)
+            if moves:
+                barrier.peak = max(barrier.peak, high)
             if low == start:
                 del keys[at], barriers[at]
                 self._raise_peak(at, barrier.peak)
@@ -564,6 +577,8 @@ class IdGenerator:
     def _leave_block(self, ids: ReservedIds, error: BaseException | None) -> None:
         if isinstance(error, WriterFenced):
             self.fenced(error)
+        elif ids.unclaimed:
+            self.abandon(ids)
         elif error is None or not ids.in_doubt:
             self.complete_many(ids)
 
@@ -576,7 +591,7 @@ class IdGenerator:
         # The asker is gone; a sequence that went back meets the next one.
         with suppress(SequenceWentBack, ValueError):
             self.answer(ticket, asking.result())
-            self.complete_many(asking.result())
+            self.abandon(asking.result())
 
 
 @attrs.define(eq=False)

@@ -234,6 +234,7 @@ class Fact(FactBase[RowT]):
             if self._transaction is not None:
                 self._transaction.begin()
         except BaseException as error:
+            self._not_claimed()
             self._end(error)
             raise
 
@@ -679,7 +680,7 @@ class Writing:
                     session.rows += rows
                 for one in opened:
                     generator = session.generators[one.stream.name]
-                    generator.complete_many(one.ids)
+                    (generator.abandon if one.ids.unclaimed else generator.complete_many)(one.ids)
                     session.core.position_moved(one.stream.name, generator.position)
             booked()
             return taken

@@ -108,6 +108,17 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(IDS + "case[G14]",),
     ),
     Mutant(
+        name="a-fact-that-never-began-moves-the-position",
+        rule="9.2",
+        harm="A process that was replaced, and has not heard of it, announces past its successor's facts: lost.",
+        edits=(Edit("IdGenerator._finish", "            if moves:\n", "            if True:\n"),),
+        checks=(
+            IDS + "an_abandoned_id_holds_nothing_up_and_moves_nothing[rule 9.2]",
+            RULES + "9_2_a_fact_that_never_began_does_not_step_over_a_successor_s",
+            WRITING + "9_2_a_fact_that_never_began_does_not_step_over_a_successor_s",
+        ),
+    ),
+    Mutant(
         name="a-fenced-writer-completes-its-facts",
         rule="9.2",
         harm="A fact refused by the fence counts as empty: the position moves over rows of the successor.",

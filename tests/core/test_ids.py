@@ -462,6 +462,32 @@ def test_following_never_passes_the_open_floor(number: str) -> None:
 
 
 @concerns("9.2")
+def test_an_abandoned_id_holds_nothing_up_and_moves_nothing(number: str) -> None:
+    ids = generator(w=7, v=7)
+    take(ids, 8, 9, 10)
+    ids.abandon([9])
+    ids.complete(8)
+    assert (ids.position, ids.open) == (8, 1)
+    ids.abandon([10])
+    assert (ids.position, ids.persisted_upto, ids.open) == (8, 10, 0)
+    ids.follow(ids.followable())  # the claim stands
+    assert ids.position == 10
+    take(ids, 11)
+    take(ids, 12)
+    ids.complete(12)
+    ids.abandon([11])
+    assert ids.position == 12, "a later fact of this process was begun: no successor was there before"
+    with pytest.raises(KeyError), ids.reserve(giving(13)) as reserved:
+        reserved.unclaimed = True
+        raise KeyError
+    assert (ids.position, ids.open) == (12, 0)
+    take(ids, 14)
+    ids.fenced(FENCED)
+    ids.abandon([14])
+    assert (ids.position, ids.open) == (12, 1)
+
+
+@concerns("9.2")
 def test_writer_fenced_completes_nothing_and_ends_everything(number: str) -> None:
     ids = generator(w=7, v=7)
     take(ids, 8)
@@ -849,9 +875,9 @@ def lost(sequence: FakeSequence) -> None:
     sequence.answer.cancel()
 
 
-@pytest.mark.parametrize(("outcome", "position"), [(answered, 9), (failed, 8), (went_back, 8), (lost, 8)])
+@pytest.mark.parametrize(("outcome", "upto"), [(answered, 9), (failed, 8), (went_back, 8), (lost, 8)])
 def test_cancelled_while_asking_the_question_keeps_the_position_back_until_its_outcome(
-    outcome: Callable[[FakeSequence], None], position: int
+    outcome: Callable[[FakeSequence], None], upto: int
 ) -> None:
     async def main() -> None:
         ids, sequence = generator(w=7), FakeSequence()
@@ -861,13 +887,14 @@ def test_cancelled_while_asking_the_question_keeps_the_position_back_until_its_o
         assert (ids.position, ids.asked) == (7, 1)
         outcome(sequence)
         await settled(ids)
-        assert (ids.position, ids.persisted_upto, ids.open) == (position, position, 0)
+        # Nobody has looked at the claim since the ID was given: the position does not move to it (9.2).
+        assert (ids.position, ids.persisted_upto, ids.open) == (8, upto, 0)
         assert not ids._asking
 
     asyncio.run(main())
 
 
-def test_cancelled_when_the_answer_was_there_already_its_id_is_completed() -> None:
+def test_cancelled_when_the_answer_was_there_already_its_id_is_abandoned() -> None:
     async def main() -> None:
         ids, sequence = generator(w=7), FakeSequence()
 
@@ -882,7 +909,7 @@ def test_cancelled_when_the_answer_was_there_already_its_id_is_completed() -> No
         with pytest.raises(asyncio.CancelledError):
             await task
         await settled(ids)
-        assert (ids.position, ids.open) == (8, 0)
+        assert (ids.position, ids.persisted_upto, ids.open) == (7, 8, 0)
 
     asyncio.run(main())
 

@@ -34,7 +34,7 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.stores import claims, open_store
-from busrep.stores.blocking import BlockingStore
+from busrep.stores.blocking import BlockingStore, BlockingTransaction
 from busrep.streams import Registry
 from busrep.sync import Bus, connect
 from busrep.testing.links import FaultyLink
@@ -452,6 +452,33 @@ def test_facts_on_sqlite(on_sqlite: Deployment) -> None:
                 write(bus, 4)
             last.add(Order(5, "new"))
         assert wire.tokens(last.id) == [first, fact.id, last.id]
+
+
+def test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets its ID when a successor has the name, and a fact below; it fails before it can learn of that."""
+    with deployment.bus(beats=False, settings=attrs.evolve(QUICK, heartbeat=30.0)) as bus:
+        first = write(bus, 1)
+        assert bus._writing is not None
+        assert bus._blocking is not None
+        session, reserve = bus._writing.session, bus._blocking.reserve
+
+        def late(stream: str, count: int) -> list[int]:
+            bus._blocking.claim("w1", ["orders"], timeout=5.0)
+            reserve(stream, 1)  # the successor's
+            ids: list[int] = reserve(stream, count)
+            return ids
+
+        def cut(_transaction: Any) -> None:
+            raise Unavailable("the database", OSError("cut"))
+
+        with monkeypatch.context() as patch, pytest.raises(Unavailable):
+            patch.setattr(bus._blocking, "reserve", late)
+            patch.setattr(BlockingTransaction, "begin", cut)
+            write(bus, 2)
+        ids = session.generators["orders"]
+        assert (ids.open, ids.asked, ids.position) == (0, 0, first)
 
 
 # -- a COMMIT without an answer (9.1) -------------------------------------------------------------------------

@@ -446,11 +446,16 @@ async def _restart(world: World, service: Service, away: float) -> None:
 
 
 async def second(world: World, event: Event) -> None:
-    """A second process under the same name, for a while."""
+    """A second process under the same name, for a while. ``begin``: the first one does not hear of it, and cannot begin
+    its next fact."""
     role = world.roles[event.who]
     if event.who in world.gone or event.who not in world.current:
         return
-    _victims(world, event)
+    for service in _victims(world, event):
+        if event.args.get("begin"):
+            service.redis.hole_in = True
+            world.later(event.args["lasting"], service.redis.heal)
+            world.later(0.1, setattr, service.database, "begin_cut", True)
     second = Service(world, role, next(world.numbers))
     world.seconds.append(second)
     world.later(event.args["lasting"], _end, second)

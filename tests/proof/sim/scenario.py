@@ -294,6 +294,7 @@ class _Draw:
         elif kind == "restart":
             add(at, kind, who, away=dice.choice([0.0, 0.5, lasting]))
         elif kind == "second":
-            add(at, kind, writer if dice.random() < 0.7 else reader, lasting=lasting)
+            begin = random.Random(f"begin {self.seed} {at}").random() < 0.5  # of its own: the other draws stay
+            add(at, kind, writer if dice.random() < 0.7 else reader, lasting=lasting, begin=begin)
         else:
             add(at, kind, "", keep=dice.choice([1, 3, 8]))

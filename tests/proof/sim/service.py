@@ -59,19 +59,24 @@ def is_outage(error: BaseException) -> bool:
 
 
 class ServicePath(Path):
-    """The way to the database of one service; the next COMMIT of a fact, or of effects, can be made to fail.
+    """The way to the database of one service; a fact's BEGIN, and its COMMIT or that of effects, can be made to fail.
 
     ``commit_fate``: the connection is cut once COMMIT was sent, so that it is never answered. It arrives all the same
-    ("now"), or ``commit_delay`` seconds later ("late"), or is lost with the connection ("never").
+    ("now"), or ``commit_delay`` seconds later ("late"), or is lost with the connection ("never"). ``begin_cut``: the
+    connection is cut with the statement that takes the claim, so that a fact that has its ID does not begin.
     """
 
     commit_fate: str | None = None
     commit_delay = 0.0
     commit_linger = 0.0
+    begin_cut = False
 
     def send(self, request: Request) -> None:
         """See `Path`."""
         super().send(request)
+        if self.begin_cut and any(isinstance(step, Sql) and "FOR SHARE" in step.text for step in request.steps):
+            self.begin_cut = False
+            self.loop.call_later(AFTER, self._cut_commit, request, "never", context=SERVER)
         if self.commit_fate is None or Control.COMMIT not in request.steps:
             return
         if any(isinstance(step, Sql) and step.text.startswith("UPDATE busrep_positions") for step in request.steps):
@@ -341,7 +346,7 @@ class Service:
             if path is not None:
                 path.refuse = path.hole = False
                 path.slow = 0.0
-        self.database.commit_fate = None
+        self.database.commit_fate, self.database.begin_cut = None, False
         self.handler_away = False
         self.process.resume()
 
