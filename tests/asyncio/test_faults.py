@@ -25,8 +25,11 @@ from busrep import Batch, Bus
 from busrep.core.commands import RemoteServerUp
 from busrep.errors import BusrepError, Closed, CommitUnknown, HandlerFailed, Unavailable, WriterFenced
 from busrep.runtime.tasks import stop
+from busrep.stores import open_store
+from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import RedisServer, start_redis
+from tests.shop import STREAMS
 
 from .test_bus import QUICK, Deployment, Gate, Order, Seen, deployment, on_postgres, orders, payments, run, until, write
 
@@ -286,14 +289,15 @@ def test_a_process_that_does_not_know_yet_whether_it_lost_its_name_waits_for_its
 ) -> None:
     async def main() -> None:
         seen, known = Seen(), asyncio.Event()
-        async with deployment.bus(writer="w1") as old:
-            claim = old._store.claim
+        store = open_store(deployment.store, Registry(STREAMS))
+        async with deployment.bus(writer="w1", store=store) as old:
+            claim = store.claim
 
             async def held(*args: Any, **options: Any) -> Any:
                 await known.wait()
                 return await claim(*args, **options)
 
-            monkeypatch.setattr(old._store, "claim", held)
+            monkeypatch.setattr(store, "claim", held)
             old.subscribe(orders)(seen)
             await old.wait_for(payments, "w1", 0)
             await write(old, 1)

@@ -329,7 +329,7 @@ def test_effects_that_a_failover_took_back_are_made_again(
             made = [(id,) for id in facts]
             await until(lambda: pair.ask(pair.primary, "SELECT id FROM effects ORDER BY id") == made, 60)
             # And the reader knows: a COMMIT without an answer is looked up, which is another way.
-            await until(lambda: reader._reading.core.delivered("orders", "w") == facts[-1], 60)
+            await reader.wait_for(orders, "w", facts[-1], timeout=60)
             pair.link.refuse = True
             pair.primary.kill()
             pair.promote()

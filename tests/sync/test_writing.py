@@ -460,25 +460,23 @@ def test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s(
     """It gets its ID when a successor has the name, and a fact below; it fails before it can learn of that."""
     with deployment.bus(beats=False, settings=attrs.evolve(QUICK, heartbeat=30.0)) as bus:
         first = write(bus, 1)
-        assert bus._writing is not None
-        assert bus._blocking is not None
-        session, reserve = bus._writing.session, bus._blocking.reserve
+        reserve = BlockingStore.reserve
 
-        def late(stream: str, count: int) -> list[int]:
-            bus._blocking.claim("w1", ["orders"], timeout=5.0)
-            reserve(stream, 1)  # the successor's
-            ids: list[int] = reserve(stream, count)
-            return ids
+        def late(store: BlockingStore, stream: str, count: int) -> list[int]:
+            store.claim("w1", ["orders"], timeout=5.0)
+            reserve(store, stream, 1)  # the successor's
+            return reserve(store, stream, count)
 
         def cut(_transaction: Any) -> None:
             raise Unavailable("the database", OSError("cut"))
 
         with monkeypatch.context() as patch, pytest.raises(Unavailable):
-            patch.setattr(bus._blocking, "reserve", late)
+            patch.setattr(BlockingStore, "reserve", late)
             patch.setattr(BlockingTransaction, "begin", cut)
             write(bus, 2)
-        ids = session.generators["orders"]
-        assert (ids.open, ids.asked, ids.position) == (0, 0, first)
+        assert bus.positions()["orders"]["w1"] == first
+        with pytest.raises(WriterFenced):
+            write(bus, 3)
 
 
 # -- a COMMIT without an answer (9.1) -------------------------------------------------------------------------

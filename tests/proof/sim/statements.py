@@ -10,7 +10,6 @@ wait for it.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Callable, Generator, Sequence
@@ -316,10 +315,7 @@ def _nextval(text: re.Match[str]) -> Statement:
         ids = range(first, first + count)  # a failover leaves out 100,000
         if not durable:
             return [(id,) for id in ids]
-        return [
-            (first, durably(run)),
-            *zip(ids[1:], itertools.repeat("")),
-        ]  # what the first row has set holds for the others
+        return [(id, durably(run)) for id in ids]
 
     return Statement(waits=run_nextval, writes="nextval()")
 
