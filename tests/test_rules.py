@@ -557,7 +557,12 @@ def test_9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides(
     run(main())
 
 
-async def until_reserved(w1: Bench, *, cancel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def cut(_transaction: MemoryTransaction) -> None:
+    """The link is cut where a transaction begins."""
+    raise Unavailable("the database", OSError("cut"))
+
+
+async def fail_behind_a_successor(w1: Bench, *, cancel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fact gets its ID when a successor has the name, and a fact below; it fails before it can learn of that."""
     reserve, asked = w1.store.reserve, asyncio.Event()
 
@@ -566,9 +571,6 @@ async def until_reserved(w1: Bench, *, cancel: bool, monkeypatch: pytest.MonkeyP
         await reserve(stream, 1)  # the successor's
         asked.set()
         return await reserve(stream, count)
-
-    async def cut(_transaction: MemoryTransaction) -> None:
-        raise Unavailable("the database", OSError("cut"))
 
     with monkeypatch.context() as patch:
         patch.setattr(w1.store, "reserve", late)
@@ -590,7 +592,7 @@ def test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s(
         async with bench() as w1:
             assert await w1.fact(1) == 1
             w1.published()
-            await until_reserved(w1, cancel=cancel, monkeypatch=monkeypatch)
+            await fail_behind_a_successor(w1, cancel=cancel, monkeypatch=monkeypatch)
             ids = w1.writing.generators["orders"]
             assert (ids.open, ids.asked, ids.position) == (0, 0, 1)
             await w1.writing.beat()
@@ -601,9 +603,6 @@ def test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s(
 
 
 def test_9_2_the_id_of_a_fact_that_never_began_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def cut(_transaction: MemoryTransaction) -> None:
-        raise Unavailable("the database", OSError("cut"))
-
     async def main() -> None:
         async with bench() as w1:
             with monkeypatch.context() as patch, pytest.raises(Unavailable):

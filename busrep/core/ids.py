@@ -376,6 +376,13 @@ class IdGenerator:
             for first, last in _runs_of(ids):
                 self._finish(first, last, moves=False)
 
+    def finish(self, ids: ReservedIds) -> None:
+        """Complete the IDs of a fact whose end is known, or abandon them where no claim was looked at."""
+        if ids.unclaimed:
+            self.abandon(ids)
+        else:
+            self.complete_many(ids)
+
     def fenced(self, error: WriterFenced) -> None:
         """Take in that another process has the name: what is open stays open, the own position stays."""
         if self._fenced is None and self.writer is not None:
@@ -577,10 +584,8 @@ class IdGenerator:
     def _leave_block(self, ids: ReservedIds, error: BaseException | None) -> None:
         if isinstance(error, WriterFenced):
             self.fenced(error)
-        elif ids.unclaimed:
-            self.abandon(ids)
         elif error is None or not ids.in_doubt:
-            self.complete_many(ids)
+            self.finish(ids)
 
     def _settle(self, ticket: Ticket, asking: asyncio.Future[Sequence[int]]) -> None:
         """Take in the answer to a question whose asker was cancelled."""

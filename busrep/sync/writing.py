@@ -680,7 +680,7 @@ class Writing:
                     session.rows += rows
                 for one in opened:
                     generator = session.generators[one.stream.name]
-                    (generator.abandon if one.ids.unclaimed else generator.complete_many)(one.ids)
+                    generator.finish(one.ids)
                     session.core.position_moved(one.stream.name, generator.position)
             booked()
             return taken

@@ -12,7 +12,7 @@ import gc
 import os
 import random
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import attrs
@@ -267,19 +267,25 @@ def test_a_writer_without_beats_that_joined_is_heard_though_the_sequence_was_awa
     run(heard_once(deployment, "sequence"))
 
 
+@contextlib.asynccontextmanager
+async def succeeded(deployment: Deployment, old: Bus) -> AsyncIterator[tuple[Seen, int]]:
+    """A process that has written has a successor, which wrote too: what the first has handled, and the fact's ID."""
+    seen = Seen()
+    old.subscribe(orders)(seen)
+    await old.wait_for(payments, "w1", 0)
+    await write(old, 1)
+    async with deployment.bus(writer="w1") as new:
+        last = await write(new, 2)
+        await until(lambda: old.statistics()["writer"]["fenced"])
+        yield seen, last
+
+
 def test_a_fenced_process_goes_on_as_a_reader_of_its_successor(deployment: Deployment) -> None:
     async def main() -> None:
-        seen = Seen()
-        async with deployment.bus(writer="w1") as old:
-            old.subscribe(orders)(seen)
-            await old.wait_for(payments, "w1", 0)
-            await write(old, 1)
-            async with deployment.bus(writer="w1") as new:
-                last = await write(new, 2)
-                await until(lambda: old.statistics()["writer"]["fenced"])
-                await old.wait_for(orders, "w1", last)
-                assert seen.numbers[-1:] == [2]
-                assert old.positions()["orders"]["w1"] == last
+        async with deployment.bus(writer="w1") as old, succeeded(deployment, old) as (seen, last):
+            await old.wait_for(orders, "w1", last)
+            assert seen.numbers[-1:] == [2]
+            assert old.positions()["orders"]["w1"] == last
 
     run(main())
 
@@ -288,7 +294,7 @@ def test_a_process_that_does_not_know_yet_whether_it_lost_its_name_waits_for_its
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        seen, known = Seen(), asyncio.Event()
+        known = asyncio.Event()
         store = open_store(deployment.store, Registry(STREAMS))
         async with deployment.bus(writer="w1", store=store) as old:
             claim = store.claim
@@ -298,17 +304,12 @@ def test_a_process_that_does_not_know_yet_whether_it_lost_its_name_waits_for_its
                 return await claim(*args, **options)
 
             monkeypatch.setattr(store, "claim", held)
-            old.subscribe(orders)(seen)
-            await old.wait_for(payments, "w1", 0)
-            await write(old, 1)
-            async with deployment.bus(writer="w1") as new:
-                last = await write(new, 2)
-                await until(lambda: old.statistics()["writer"]["fenced"])
+            async with succeeded(deployment, old) as (seen, last):
                 assert not old.statistics()["writer"]["lost"]
                 waiting = asyncio.create_task(old.wait_for(orders, "w1", last))
                 for _ in range(10):  # a wait for an own fact returns at its first step
                     await asyncio.sleep(0)
-                assert not waiting.done() or seen.numbers == [2]
+                assert not waiting.done()
                 known.set()
                 await waiting
                 assert seen.numbers == [2]

@@ -125,8 +125,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "IdGenerator._leave_block",
-                "            self.fenced(error)\n        elif ids.unclaimed",
-                "            self.complete_many(ids)\n            self.fenced(error)\n        elif ids.unclaimed",
+                "            self.fenced(error)\n        elif error is None",
+                "            self.complete_many(ids)\n            self.fenced(error)\n        elif error is None",
             ),
         ),
         checks=(IDS + "writer_fenced_completes_nothing_and_ends_everything[rule 9.2]",),

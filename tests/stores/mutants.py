@@ -1333,8 +1333,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             Edit(
                 "PostgresDialect",
                 """\
-        "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') = 'off' THEN 'local' "
-        "ELSE current_setting('synchronous_commit') END, true)"
+        "set_config('synchronous_commit', "
+        "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'local'), true)"
 """,
                 """\
         "CASE WHEN current_setting('synchronous_commit') = 'off' "

@@ -97,8 +97,8 @@ class PostgresDialect:
     )
     # What is not set for the transaction itself, a reload of the server's configuration changes in the middle of it.
     durable: str = (
-        "set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') = 'off' THEN 'local' "
-        "ELSE current_setting('synchronous_commit') END, true)"
+        "set_config('synchronous_commit', "
+        "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'local'), true)"
     )
     largest: str = "greatest"
 

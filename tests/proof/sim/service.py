@@ -76,15 +76,15 @@ class ServicePath(Path):
         super().send(request)
         if self.begin_cut and any(isinstance(step, Sql) and "FOR SHARE" in step.text for step in request.steps):
             self.begin_cut = False
-            self.loop.call_later(AFTER, self._cut_commit, request, "never", context=SERVER)
+            self.loop.call_later(AFTER, self._cut_request, request, "never", context=SERVER)
         if self.commit_fate is None or Control.COMMIT not in request.steps:
             return
         if any(isinstance(step, Sql) and step.text.startswith("UPDATE busrep_positions") for step in request.steps):
             return  # a heartbeat
         fate, self.commit_fate = self.commit_fate, None
-        self.loop.call_later(AFTER, self._cut_commit, request, fate, context=SERVER)
+        self.loop.call_later(AFTER, self._cut_request, request, fate, context=SERVER)
 
-    def _cut_commit(self, request: Request, fate: str) -> None:
+    def _cut_request(self, request: Request, fate: str) -> None:
         if fate == "never" and request.arrival is not None:
             request.arrival.cancel()
             request.arrival, request.done = None, True

@@ -315,7 +315,8 @@ def _nextval(text: re.Match[str]) -> Statement:
         ids = range(first, first + count)  # a failover leaves out 100,000
         if not durable:
             return [(id,) for id in ids]
-        return [(id, durably(run)) for id in ids]
+        setting = durably(run)
+        return [(id, setting) for id in ids]
 
     return Statement(waits=run_nextval, writes="nextval()")
 
