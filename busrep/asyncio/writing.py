@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import logging
 import time
 from collections import deque
@@ -177,6 +178,8 @@ class FactBase(Generic[RowT]):
         self._opened: dict[str, OpenFacts] = {}
         self._generators: Mapping[str, IdGenerator] = {}
         self._transaction: Any = None
+        # Whether code of the application's had the connection: it may have sent COMMIT itself, and begun again (9.1).
+        self._handed_out = False
 
     @property
     def id(self) -> int:
@@ -288,6 +291,7 @@ class Fact(FactBase[RowT]):
     @property
     def connection(self) -> Any:
         """The driver's connection that the transaction runs on; None for streams without a table."""
+        self._handed_out = True
         return None if self._transaction is None else self._transaction.connection
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
@@ -296,6 +300,7 @@ class Fact(FactBase[RowT]):
         self._check_in_block()
         if self._transaction is None:
             raise ConfigError("this fact has no transaction: its streams are kept in memory only")
+        self._handed_out = True
         return list(await self._transaction.execute(sql, params))
 
     def ended(self) -> None:
@@ -355,7 +360,7 @@ class Fact(FactBase[RowT]):
         if transaction is not None:
             known = await transaction.rollback()
             # The caller may yet commit, or have committed: rows the application inserted under this ID would be facts.
-            if not known or (transaction.joined and transaction.marker is not None):
+            if not known or self._handed_out or (transaction.joined and transaction.marker is not None):
                 self._doubt()
                 return
         for opened in self._opened.values():
@@ -444,6 +449,7 @@ class WriterSession:
                 highest=highest,
                 negative=stream.negative,
                 stuck_after=settings.stuck_after,
+                on_moved=functools.partial(self.position_moved, stream.name),
             )
             self.core.add_stream(stream, start)
         self._name_on_wire = name.encode()
@@ -557,7 +563,12 @@ class WriterSession:
             generator.registry_read(noted[name][1], registry[name])
             if stream.follows:  # never above the sequence: what was announced may be forged (9.17)
                 generator.follow(min(noted[name][0], registry.sequences[name]))
-                self.core.position_moved(name, generator.position)
+
+    def position_moved(self, stream: str, position: int) -> None:
+        """The ID generator moved the own position, by whatever event: what is complete up to there is published."""
+        if (kept := self.kept.get(stream)) is not None:
+            kept.position_moved(stream, position)
+        self.core.position_moved(stream, position)
 
     def is_echo(self, data: bytes) -> bool:
         """Whether a message is a frame of rows that this process sent: all its lines are its own, none matters here.
@@ -738,11 +749,10 @@ class Writing(WriterSession):
                 one.complete(kept)
             one.ids.outcome_known()
         await stack.aclose()  # the generator takes the IDs for complete from here on
-        for one in opened:
-            name = one.stream.name
-            if (kept := self.kept.get(name)) is not None:
-                kept.position_moved(name, self.generators[name].position)
-            self.core.position_moved(name, self.generators[name].position)
+
+    def position_moved(self, stream: str, position: int) -> None:
+        """See `WriterSession`; the publisher is woken."""
+        super().position_moved(stream, position)
         self._wake()
 
     async def room(self) -> None:

@@ -205,7 +205,7 @@ class IdGenerator:
 
     ``writer``: own name, None on a process that does not write the stream. ``start``, ``highest``: of
     `plan_start`. ``stuck_after``: seconds after which an open fact is reported. ``max_known_runs`` bounds
-    what is remembered above a hole.
+    what is remembered above a hole. ``on_moved``: called with the own position whenever that has moved.
     """
 
     def __init__(
@@ -218,7 +218,9 @@ class IdGenerator:
         negative: bool = False,
         stuck_after: float = 60.0,
         max_known_runs: int = MAX_KNOWN_RUNS,
+        on_moved: Callable[[int], None] | None = None,
     ) -> None:
+        self._on_moved = on_moved
         self.stream, self.writer, self.negative, self.stuck_after = stream, writer, negative, stuck_after
         self._fenced: WriterFenced | None = None
         self._positions: dict[str, int] = dict(start)
@@ -460,7 +462,7 @@ class IdGenerator:
     def follow(self, noted: int) -> None:
         """Move the own position to ``noted``, of `followable`, once the claim was read unchanged (9.2)."""
         if self._fenced is None:
-            self._position = max(self._position, min(noted, self.open_floor))
+            self._move(min(noted, self.open_floor))
 
     # --- context managers
 
@@ -563,7 +565,13 @@ class IdGenerator:
             below = self._barriers[at - 1]
             below.peak = max(below.peak, peak)
         else:
-            self._position = max(self._position, peak)
+            self._move(peak)
+
+    def _move(self, position: int) -> None:
+        if position > self._position:
+            self._position = position
+            if self._on_moved is not None:
+                self._on_moved(position)
 
     def _saw(self, first: int, last: int) -> None:
         """Take in complete IDs, by any writer."""

@@ -24,16 +24,7 @@ from busrep.errors import (
 from busrep.stores import claims, facts, schema
 from busrep.stores.interface import ENDED_INSIDE, Claim, FactRows
 from busrep.stores.planned import PlannedStore
-from busrep.stores.plans import (
-    Control,
-    Locked,
-    NoSuchTable,
-    Plan,
-    SerializationFailed,
-    Signal,
-    Sql,
-    T,
-)
+from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, SerializationFailed, Signal, Sql, T
 
 # The server ends the session with these: idle_in_transaction_session_timeout, transaction_timeout, shutdowns, crashes,
 # a dropped database, idle_session_timeout. Drivers do not count all of them as operational.
@@ -295,7 +286,8 @@ class ServerTransaction(abc.ABC):
         if self.joined or self.connection is None:
             return True
         closed = self.store._closed(self.connection)
-        known = self.marker is None or closed or not (self._callers or self._idle())
+        # A connection of the caller's that is closed may have been committed before: `with connection:` does both.
+        known = self.marker is None or (not self._callers and (closed or not self._idle()))
         if not closed and not self._idle():
             # Whatever goes wrong, the server rolls back when the connection ends.
             with contextlib.suppress(BusrepError):

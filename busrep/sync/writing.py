@@ -44,15 +44,7 @@ from busrep.asyncio.writing import (
 )
 from busrep.core.backoff import pause_after
 from busrep.core.ids import ReservedIds
-from busrep.errors import (
-    BusrepError,
-    CommitsLost,
-    ConfigError,
-    NotAWriter,
-    SequenceWentBack,
-    Unavailable,
-    WriterFenced,
-)
+from busrep.errors import BusrepError, CommitsLost, ConfigError, NotAWriter, SequenceWentBack, Unavailable, WriterFenced
 from busrep.settings import Settings
 from busrep.stores.blocking import BlockingStore, BlockingTransaction
 from busrep.stores.interface import Claim
@@ -184,6 +176,7 @@ class Fact(FactBase[RowT]):
     def connection(self) -> Any:
         """The driver's connection that the transaction runs on; None for streams without a table."""
         self._writing.here()
+        self._handed_out = True
         return None if self._transaction is None else self._transaction.connection
 
     def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
@@ -193,6 +186,7 @@ class Fact(FactBase[RowT]):
         if self._transaction is None:
             raise ConfigError("this fact has no transaction: its streams are kept in memory only")
         self._writing.here()
+        self._handed_out = True
         return list(self._transaction.execute(sql, params))
 
     def ended(self) -> None:
@@ -276,7 +270,7 @@ class Fact(FactBase[RowT]):
         if transaction is not None:
             known = transaction.rollback()
             # The caller may yet commit, or have committed: rows the application inserted under this ID would be facts.
-            if not known or (transaction.joined and transaction.marker is not None):
+            if not known or self._handed_out or (transaction.joined and transaction.marker is not None):
                 self._doubt(session)
                 return
         for opened in self._opened.values():
@@ -679,9 +673,7 @@ class Writing:
                     session.facts += facts
                     session.rows += rows
                 for one in opened:
-                    generator = session.generators[one.stream.name]
-                    generator.finish(one.ids)
-                    session.core.position_moved(one.stream.name, generator.position)
+                    session.generators[one.stream.name].finish(one.ids)
             booked()
             return taken
 

@@ -77,23 +77,28 @@ class Place:
                 with contextlib.suppress(OopsError, CommitUnknown), bus.write(invoices, connection=connection) as fact:
                     body(fact, fact.execute)
                 if connection is not None:
-                    connection.rollback()
+                    rolled_back(connection)
                 bus.publish(invoices, [Invoice(99)])
             return
 
         async def write() -> None:
             async with busrep.connect(self.redis, **self.options(writer="w")) as bus:
-                with contextlib.suppress(OopsError, CommitUnknown):
+                with contextlib.suppress(OopsError, CommitUnknown, psycopg.Error, sqlite3.Error):
                     async with bus.write(invoices, connection=connection) as fact:
                         for statement in body(fact, lambda *statement: statement) or ():
                             await fact.execute(*statement)
                         if connection is None:
                             raise OopsError
                 if connection is not None:
-                    connection.rollback()
+                    rolled_back(connection)
                 await bus.publish(invoices, [Invoice(99)])
 
         asyncio.run(asyncio.wait_for(write(), 60))
+
+
+def rolled_back(connection: Any) -> None:
+    with contextlib.suppress(psycopg.OperationalError, sqlite3.ProgrammingError):  # the block may have closed it
+        connection.rollback()
 
 
 @pytest.fixture(params=["asyncio", "threads"])
@@ -155,13 +160,33 @@ def test_what_the_caller_committed_inside_is_published_though_the_block_fails(pl
     assert given == [7, 99]
 
 
-def test_what_a_statement_committed_inside_is_published_though_the_block_fails(place: Place) -> None:
-    """On busrep's own connection."""
+def test_what_the_caller_committed_inside_is_published_though_the_connection_is_closed(place: Place) -> None:
+    """As `with connection:` of psycopg does both."""
+    with followed(place) as given, place.connection() as connection:
+
+        def body(fact: Any, _: Any) -> None:
+            fact.add(Invoice(7), insert=False)
+            connection.execute(f"INSERT INTO invoice_log {place.values}", (fact.id, 7))
+            connection.commit()
+            connection.close()
+            raise OopsError
+
+        place.fact(body, connection)
+    assert given == [7, 99]
+
+
+@pytest.mark.parametrize("then", [(), ("BEGIN",), ("BEGIN", "SELECT nonsense")], ids=len)
+def test_what_a_statement_committed_inside_is_published_though_the_block_fails(
+    place: Place, then: tuple[str, ...]
+) -> None:
+    """On busrep's own connection; and another transaction may have begun there since."""
     with followed(place) as given:
 
         def body(fact: Any, execute: Callable[..., Any]) -> Any:
             fact.add(Invoice(7), insert=False)
             done = [execute(f"INSERT INTO invoice_log {place.values}", (fact.id, 7)), execute("COMMIT")]
+            with contextlib.suppress(psycopg.Error, sqlite3.Error):
+                done += [execute(statement) for statement in then]
             if place.runtime == "threads":
                 raise OopsError
             return done

@@ -12,6 +12,7 @@ CLOCK_BEHIND = "asyncio/test_clock_behind.py::test_"
 CONFIG_ERRORS = "asyncio/test_config_errors.py::test_"
 CORE_TRUST = "core/test_core_trust.py::test_"
 DIRECT = "core/test_direct.py::test_"
+FAILED_NEIGHBOURS = "asyncio/test_failed_neighbours.py::test_"
 FAILURES = "core/test_failures.py::test_"
 FAULTS = "asyncio/test_faults.py::test_"
 FRAMING = "core/test_framing.py::test_"
@@ -82,9 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "        return self.open_floor\n\n    def follow(",
                 "        return self._highest\n\n    def follow(",
             ),
-            Edit(
-                "IdGenerator.follow", "max(self._position, min(noted, self.open_floor))", "max(self._position, noted)"
-            ),
+            Edit("IdGenerator.follow", "self._move(min(noted, self.open_floor))", "self._move(noted)"),
         ),
         checks=(
             SIMULATOR,
@@ -116,6 +115,24 @@ MUTANTS: tuple[Mutant, ...] = (
             IDS + "an_abandoned_id_holds_nothing_up_and_moves_nothing[rule 9.2]",
             RULES + "9_2_a_fact_that_never_began_does_not_step_over_a_successor_s",
             WRITING + "9_2_a_fact_that_never_began_does_not_step_over_a_successor_s",
+        ),
+    ),
+    Mutant(
+        name="what-waits-behind-a-failed-fact-waits-for-the-next",
+        rule="4",
+        harm="A fact is committed, and not published: the one before it got no ID, and no other comes.",
+        edits=(
+            Edit(
+                "IdGenerator.give_up",
+                "            self._raise_peak(at, barrier.peak)\n",
+                "            on_moved, self._on_moved = self._on_moved, None\n"
+                "            self._raise_peak(at, barrier.peak)\n"
+                "            self._on_moved = on_moved\n",
+            ),
+        ),
+        checks=(
+            FAILED_NEIGHBOURS + "a_fact_whose_neighbour_gets_no_id_is_published",
+            FAILED_NEIGHBOURS + "a_fact_of_threads_whose_neighbour_gets_no_id_is_published",
         ),
     ),
     Mutant(
@@ -272,15 +289,15 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "IdGenerator._raise_peak",
-                "            below.peak = max(below.peak, peak)\n        else:\n            self._position",
-                "            below.peak = max(below.peak, peak)\n        if peak:\n            self._position",
+                "            below.peak = max(below.peak, peak)\n        else:\n            self._move(",
+                "            below.peak = max(below.peak, peak)\n        if peak:\n            self._move(",
             ),
             Edit(
                 "IdGenerator._finish",
                 "            barrier.peak = max(barrier.peak, high)\n",
                 """\
             barrier.peak = max(barrier.peak, high)
-            self._position = max(self._position, high)
+            self._move(high)
 """,
             ),
         ),

@@ -461,6 +461,23 @@ def test_following_never_passes_the_open_floor(number: str) -> None:
     assert ids.position == 25
 
 
+def test_whoever_wants_to_hears_where_the_own_position_moves() -> None:
+    moved: list[int] = []
+    ids = IdGenerator("s", "w", start={"w": 7}, highest=7, on_moved=moved.append)
+    ticket = ids.ask(now=0.0)
+    take(ids, 9)
+    ids.complete(9)
+    assert moved == [], "the answer may be 8"
+    ids.give_up(ticket)
+    assert moved == [9]
+    take(ids, 10)
+    ids.abandon([10])
+    assert moved == [9]
+    ids.follow(ids.followable())
+    ids.follow(3)
+    assert moved == [9, 10]
+
+
 @concerns("9.2")
 def test_an_abandoned_id_holds_nothing_up_and_moves_nothing(number: str) -> None:
     ids = generator(w=7, v=7)

@@ -309,7 +309,7 @@ class BlockingSqliteTransaction(Holder):
         self._pending = []
         if not self.store.turn.of(self):
             return True
-        open_still = self.connection_closed() or in_transaction(self.connection)
+        open_still = in_transaction(self.connection)  # of one that is closed it is not known how that came
         self._end()
         return open_still and not (self._mark is not None and self._mark.stands)
 
@@ -394,9 +394,9 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
 
     async def reserve(self, stream: str, count: int) -> list[int]:
         """IDs that are ours unless the transaction is rolled back. It takes the write lock. Raises Unavailable."""
-        self.store.backing(stream)
+        backing = self.store.backing(stream)
         try:
-            ids = self._run(facts.reserve(self.store.dialect, stream, count))
+            ids = self._run(facts.reserve(self.store.dialect, stream, count, [backing]))
         except Unavailable as error:
             if getattr(error.__cause__, "sqlite_errorcode", 0) != sqlite3.SQLITE_BUSY_SNAPSHOT:
                 raise
