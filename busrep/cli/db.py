@@ -7,16 +7,7 @@ from typing import Any
 
 import click
 
-from busrep.cli.options import (
-    DURATION,
-    Decorator,
-    fail,
-    json_option,
-    print_json,
-    print_table,
-    run,
-    store_option,
-)
+from busrep.cli.options import DURATION, Decorator, fail, json_option, print_json, print_table, run, store_option
 from busrep.errors import ConfigError, SchemaError
 from busrep.stores import open_store
 from busrep.stores.declared import NOT_THERE, declared_in

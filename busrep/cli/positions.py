@@ -8,15 +8,7 @@ from typing import Any
 import click
 
 import busrep
-from busrep.cli.options import (
-    DURATION,
-    json_option,
-    name_option,
-    print_json,
-    print_table,
-    redis_option,
-    run,
-)
+from busrep.cli.options import DURATION, json_option, name_option, print_json, print_table, redis_option, run
 
 
 @click.command()

@@ -17,14 +17,7 @@ import orjson
 
 import busrep
 from busrep.cli.db import declared_streams, make_store, streams_option
-from busrep.cli.options import (
-    json_option,
-    name_option,
-    print_json,
-    redis_option,
-    run,
-    store_option,
-)
+from busrep.cli.options import json_option, name_option, print_json, redis_option, run, store_option
 from busrep.errors import ConfigError, RowError
 from busrep.shapes import row_of
 from busrep.stores.interface import StoredStream

@@ -13,15 +13,7 @@ import click
 
 import busrep
 from busrep.cli.db import declared_streams, open_with_all_streams, streams_option
-from busrep.cli.options import (
-    DURATION,
-    DURATION_ABOVE_ZERO,
-    json_option,
-    print_json,
-    redis_option,
-    run,
-    store_option,
-)
+from busrep.cli.options import DURATION, DURATION_ABOVE_ZERO, json_option, print_json, redis_option, run, store_option
 from busrep.errors import ConfigError
 from busrep.links.tcp_server import TcpServer, server_tls
 from busrep.settings import Settings

@@ -30,7 +30,8 @@ def begin(dialect: Dialect, reader: str, agreement: Agreement, syncs: int, reaso
     stream, id = agreement.stream, new_id()
 
     def body() -> Plan[str]:
-        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.exclusive, (stream,)))
+        # Durable: the target is emptied next (9.22).
+        yield (Control.BEGIN, Sql(f"SELECT {dialect.durable}"), Sql(LOCK_STREAM + dialect.exclusive, (stream,)))
         here, floors = yield from floors_of([(stream, "")])
         held = (yield Sql("SELECT stream, writer, epoch FROM busrep_readers WHERE reader = ?", (reader,)))[0]
         by_writer = {writer: floor for (_, writer), floor in floors.items()}

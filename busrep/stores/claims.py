@@ -109,8 +109,7 @@ def verify(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
         except NoSuchTable:
             found = []
         if not found:
-            command = init_command(dialect.store, [backing.definition for backing in backings])
-            raise ConfigError(f"stream {backing.stream!r} has no sequence yet: run '{command}'")
+            raise no_sequence(dialect, backing.stream, backings)
         _, cache, cycles, increment = found[0]
         if (cache, bool(cycles), increment) != (1, False, 1):
             raise ConfigError(
@@ -119,6 +118,12 @@ def verify(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
             )
         if backing.own:
             yield from check_columns(dialect, backing)
+
+
+def no_sequence(dialect: Dialect, stream: str, backings: Iterable[Backing]) -> ConfigError:
+    """What is raised for a stream without a sequence; it names the command that makes all of ``backings``."""
+    command = init_command(dialect.store, [backing.definition for backing in backings])
+    return ConfigError(f"stream {stream!r} has no sequence yet: run '{command}'")
 
 
 def _or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:

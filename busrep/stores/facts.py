@@ -9,20 +9,30 @@ from typing import Any
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.errors import PositionTooOld
 from busrep.stores.backing import Backing
-from busrep.stores.claims import check_claim
+from busrep.stores.claims import check_claim, no_sequence
 from busrep.stores.dialect import Dialect
 from busrep.stores.interface import Claim, FactRows
-from busrep.stores.plans import Control, Plan, Sql, in_transaction
+from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction
 from busrep.stores.readers import LOCK_STREAM
 
 # IDs deleted in one transaction: short enough that a writer on SQLite, which has one write lock, hardly waits.
 PRUNE_BATCH = 5_000
 
 
-def reserve(dialect: Dialect, stream: str, count: int) -> Plan[list[int]]:
-    """Take ``count`` IDs from the stream's sequence, ascending. One statement is a transaction of its own."""
-    answers = yield dialect.next_ids(stream, count)
-    return dialect.ids(answers[0], count)
+def reserve(dialect: Dialect, stream: str, count: int, backings: Iterable[Backing]) -> Plan[list[int]]:
+    """Take ``count`` IDs from the stream's sequence, ascending. One statement is a transaction of its own.
+
+    ConfigError when there is no sequence; ``backings``: what the command that it names is for.
+    """
+    try:
+        answer = (yield dialect.next_ids(stream, count))[0]
+    except NoSuchTable:
+        if (yield from dialect.version()) is None:  # nothing of busrep's is there
+            raise
+        answer = []
+    if not answer:
+        raise no_sequence(dialect, stream, backings)
+    return dialect.ids(answer, count)
 
 
 def insert(dialect: Dialect, backing: Backing, writer: str, facts: Iterable[FactRows]) -> Sequence[Sql]:

@@ -127,7 +127,7 @@ class PlannedStore(abc.ABC):
         return await self._write(claims.claim(self.dialect, writer, backings, timeout, now, again), timeout)
 
     async def _reserve(self, stream: str, count: int) -> list[int]:
-        return await self._write(facts.reserve(self.dialect, stream, count))
+        return await self._write(facts.reserve(self.dialect, stream, count, [self.backing(stream)]))
 
     async def reserve(self, stream: str, count: int) -> list[int]:  # noqa: D102
         self.backing(stream)

@@ -11,7 +11,7 @@ from busrep.core.snapshots import LOADED
 from busrep.errors import PositionsAheadOfTable, ReaderMoved, Unavailable
 from busrep.stores.dialect import Dialect
 from busrep.stores.interface import MIXED, DeadLetter, ReaderState
-from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, in_transaction
+from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, Step, in_transaction
 
 # Locked by whoever prunes the stream, and by whoever registers to read it.
 LOCK_STREAM = "SELECT 1 FROM busrep_streams WHERE stream = ?"
@@ -34,10 +34,11 @@ def rows_of(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], i
     ]
 
 
-def _unpruned(dialect: Dialect, positions: Mapping[tuple[str, str], int]) -> list[Sql]:
-    """Until the end of the transaction nothing of these streams is pruned."""
+def _begin(dialect: Dialect, positions: Mapping[tuple[str, str], int]) -> tuple[Step, ...]:
+    """A durable transaction (9.22): until its end nothing of these streams is pruned."""
     streams = dict.fromkeys(stream for stream, _ in positions)
-    return [Sql(LOCK_STREAM + dialect.share, (stream,)) for stream in streams]
+    locks = [Sql(LOCK_STREAM + dialect.share, (stream,)) for stream in streams]
+    return (Control.BEGIN, Sql(f"SELECT {dialect.durable}"), *locks)
 
 
 def floors_of(keys: Collection[tuple[str, str]]) -> Plan[tuple[str | None, Positions]]:
@@ -76,7 +77,7 @@ def register(
     """
 
     def body() -> Plan[None]:
-        *_, loading = yield (Control.BEGIN, *_unpruned(dialect, positions), Sql(LOADING, (reader,)))
+        *_, loading = yield (*_begin(dialect, positions), Sql(LOADING, (reader,)))
         here, floors = (yield from floors_of(oldest)) if oldest else (None, {})
         raised = _raised(positions, floors if here == epoch else {}, oldest)
         yield (*rows_of(dialect, reader, _without(raised, {row[0] for row in loading}), epoch), Control.COMMIT)
@@ -160,7 +161,7 @@ def reset(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int
     """
 
     def body() -> Plan[None]:
-        yield (Control.BEGIN, *_unpruned(dialect, positions))
+        yield _begin(dialect, positions)
         here, floors = yield from floors_of(positions)
         held, unfinished = yield (
             Sql("SELECT stream, epoch FROM busrep_readers WHERE reader = ?", (reader,)),

@@ -685,7 +685,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "register.body",
-                "loading = yield (Control.BEGIN, *_unpruned(dialect, positions), Sql(LOADING, (reader,)))\n",
+                "loading = yield (*_begin(dialect, positions), Sql(LOADING, (reader,)))\n",
                 "loading = yield (Control.BEGIN, Sql(LOADING, (reader,)))\n",
             ),
         ),
@@ -700,7 +700,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "reset.body",
-                "        yield (Control.BEGIN, *_unpruned(dialect, positions))\n",
+                "        yield _begin(dialect, positions)\n",
                 "        yield Control.BEGIN\n",
             ),
         ),
@@ -878,8 +878,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "begin.body",
-                "        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
-                "        yield Control.BEGIN\n",
+                ", Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
+                ")\n",
             ),
         ),
         checks=(SNAPSHOTS_POSTGRES + "a_prune_that_began_before_the_bootstrap_ends_before_it",),
@@ -905,8 +905,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "begin.body",
-                "        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
-                "        yield (Control.BEGIN, Sql(LOCK_STREAM + dialect.share, (stream,)))\n",
+                "Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
+                "Sql(LOCK_STREAM + dialect.share, (stream,)))\n",
             ),
         ),
         checks=(SNAPSHOTS_POSTGRES + "a_save_that_comes_while_a_bootstrap_begins_is_refused[READ COMMITTED]",),
@@ -1114,6 +1114,32 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(SESSIONS_ENDED + "a_session_that_the_server_ended_is_an_outage",),
     ),
     Mutant(
+        name="an-id-is-given-before-it-is-on-disk",
+        rule="9.22",
+        harm="An ID that failed is announced; after a crash a fact gets it again, and readers step over that.",
+        edits=(
+            Edit(
+                "PostgresDialect.next_ids",
+                "CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn() ",
+                "CASE WHEN false ",
+            ),
+        ),
+        checks=(DURABILITY + "an_id_that_no_row_holds_is_on_disk_when_it_is_given",),
+    ),
+    Mutant(
+        name="a-connection-that-was-closed-was-rolled-back",
+        rule="9.1",
+        harm="A block commits, closes its connection (as psycopg's `with` does) and fails: its rows count as none.",
+        edits=(
+            Edit(
+                "ServerTransaction.rollback",
+                "self.marker is None or (not self._callers and (closed or not self._idle()))",
+                "self.marker is None or closed or (not self._callers and not self._idle())",
+            ),
+        ),
+        checks=(ENDED_INSIDE + "what_the_caller_committed_inside_is_published_though_the_connection_is_closed",),
+    ),
+    Mutant(
         name="facts-are-committed-asynchronously",
         rule="9.22",
         harm="After a crash readers are ahead of the table, and step over the rows that get the same IDs.",
@@ -1137,8 +1163,10 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "PostgresDialect.next_ids",
-                """sequence_name(stream)}\\"'), {self.durable}{each}")""",
-                """sequence_name(stream)}\\"'){each}")""",
+                """sequence_name(stream)}\\"'), {self.durable}, \"
+            "CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn() "
+            f"THEN pg_logical_emit_message(true, 'busrep', '') IS NULL ELSE false END{each}\"""",
+                """sequence_name(stream)}\\"'){each}\"""",
             ),
         ),
         checks=(SIMULATOR,),
@@ -1358,6 +1386,23 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(
             SIMULATOR,
             DURABLE_POSITIONS + "no_position_is_saved_that_a_crash_takes_back",
+        ),
+    ),
+    Mutant(
+        name="a-bootstrap-is-begun-asynchronously",
+        rule="9.22",
+        harm="After a crash a reader goes on from its old positions, over a target that was emptied for a snapshot.",
+        edits=(Edit("bootstraps.begin.body", 'Sql(f"SELECT {dialect.durable}"), ', ""),),
+        checks=(DURABLE_POSITIONS + "what_a_reader_began_outlives_a_crash[a bootstrap]",),
+    ),
+    Mutant(
+        name="readers-are-registered-asynchronously",
+        rule="9.22",
+        harm="After a crash a reader that began with the newest rows begins anew: it misses those in between.",
+        edits=(Edit("readers._begin", ', Sql(f"SELECT {dialect.durable}"), *locks)', ", *locks)"),),
+        checks=(
+            DURABLE_POSITIONS + "what_a_reader_began_outlives_a_crash[reading]",
+            DURABLE_POSITIONS + "what_a_reader_began_outlives_a_crash[reading anew]",
         ),
     ),
     Mutant(

@@ -181,6 +181,10 @@ class StoreConformance:
         await store.open()
         with pytest.raises(ConfigError, match="db init"):
             await store.claim("w1", ["new"], timeout=1)
+        with pytest.raises(
+            ConfigError, match="'new' has no sequence yet: run 'busrep db init --store .* --stream new'"
+        ):
+            await store.reserve("new", 1)
         await store.close()
 
     # --- facts

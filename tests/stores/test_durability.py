@@ -163,6 +163,21 @@ def test_a_reload_of_the_configuration_inside_a_fact_leaves_it_durable(redis_url
     run(work(), 90)
 
 
+def test_an_id_that_no_row_holds_is_on_disk_when_it_is_given(careless: PostgresServer) -> None:
+    """The sequence wrote it to the log ahead, in a transaction of others that is still open."""
+    with psycopg.connect(careless.url, autocommit=True) as operator:
+        operator.execute("CREATE DATABASE ahead")
+        url = careless.database_url("ahead")
+        with opened_store(url, Registry(STREAMS)) as store, psycopg.connect(url) as other:
+            (sequence,) = other.execute(
+                "SELECT sequencename FROM pg_sequences WHERE sequencename LIKE '%orders'"
+            ).fetchone() or ("",)
+            other.execute("SELECT nextval(%s)", (sequence,))
+            (ahead,) = operator.execute("SELECT pg_current_wal_insert_lsn()").fetchone() or ("",)
+            assert store.reserve("orders", 1) == [2]
+            assert operator.execute("SELECT pg_current_wal_flush_lsn() >= %s", (ahead,)).fetchone() == (True,)
+
+
 async def shown(connection: psycopg.AsyncConnection[Any]) -> str:
     row = await (await connection.execute("SHOW synchronous_commit")).fetchone()
     assert row is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -10,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -114,6 +116,37 @@ class TestMemory(StoreConformance, BootstrapConformance):
                 await transaction.execute("SELECT 1")
             with pytest.raises(ConfigError):
                 await store.save_reader("r", [("orders", "w1", 0, 1)], claim.epoch, object())
+
+    @sync
+    async def test_who_holds_a_store_that_is_forgotten_goes_on(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1)
+            memory.forget(url.removeprefix("memory://"))
+            (_, last) = await write(store, claim, 1, 1)
+            assert [token for token, _ in await read(store, "w1", 0, last)] == [1, 2, 3]
+            async with self.opened(url) as another:
+                assert await another.epoch() != claim.epoch
+                assert await another.reserve("orders", 1) == [1]
+
+    @sync
+    async def test_a_cancelled_wait_for_a_name_leaves_nothing_behind(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            transaction = store.transaction(claim)
+            await transaction.begin()
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                for wait in (
+                    other.claim("w1", ["orders"], timeout=PATIENCE),
+                    other.finish("w1", claim.incarnation, timeout=PATIENCE),
+                ):
+                    with pytest.raises(asyncio.TimeoutError):
+                        await asyncio.wait_for(wait, SHORT)
+                gc.collect()
+            assert [str(one.message) for one in warned if one.category is RuntimeWarning] == []
+            await transaction.rollback()
+            assert (await other.claim("w1", ["orders"], timeout=1)).incarnation > claim.incarnation
 
 
 async def nested(suite: StoreConformance, url: str) -> None:

@@ -12,7 +12,8 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import attrs
@@ -26,7 +27,7 @@ from busrep.stores.interface import Claim, EffectsTransaction, FactRows
 from busrep.stores.planned import PlannedStore
 from busrep.stores.plans import Control, Plan, Sql, T
 from busrep.stores.sqlite.dialect import SqliteDialect
-from busrep.stores.sqlite.files import executor, run
+from busrep.stores.sqlite.files import executor, in_transaction, run
 from busrep.streams import Registry
 
 # Between two looks whether a writer's open transactions have ended: they may end in another thread, seconds.
@@ -41,7 +42,8 @@ def _connect() -> sqlite3.Connection:
 
 @attrs.define(eq=False)
 class World:
-    """What stores of one name share. ``open``: how many transactions hold each writer's claim (9.4)."""
+    """What stores of one name share, until the last of them is gone. ``open``: how many transactions hold each writer's
+    claim (9.4)."""
 
     connection: sqlite3.Connection = attrs.field(factory=_connect)
     lock: threading.RLock = attrs.field(factory=threading.RLock)
@@ -57,20 +59,26 @@ class World:
         with self.lock:
             return self.connection.execute(sql, params).fetchall()
 
+    def __del__(self) -> None:
+        self.connection.close()
+
 
 _WORLDS: dict[str, World] = {}
+_MAKING = threading.Lock()
 
 
 def world_of(name: str) -> World:
     """Return what the stores of this name share, made if need be."""
-    return _WORLDS.setdefault(name, World())
+    with _MAKING:
+        if name not in _WORLDS:
+            _WORLDS[name] = World()
+        return _WORLDS[name]
 
 
 def forget(name: str) -> None:
-    """Drop the contents that stores of this name share."""
-    world = _WORLDS.pop(name, None)
-    if world is not None:
-        world.connection.close()
+    """Make the next store of this name begin empty; those that are there keep their contents."""
+    with _MAKING:
+        _WORLDS.pop(name, None)
 
 
 class MemoryDialect(SqliteDialect):
@@ -108,7 +116,7 @@ class MemoryStore(PlannedStore):
             try:
                 return run(plan, executor(self.world.connection, self.name), self.name)
             finally:
-                if self.world.connection.in_transaction:
+                if in_transaction(self.world.connection):
                     self.world.connection.execute("ROLLBACK")
 
     async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - nothing is waited for
@@ -126,27 +134,26 @@ class MemoryStore(PlannedStore):
     async def _pause(self) -> None:
         await asyncio.sleep(LOOK)
 
-    async def _without_transactions(self, writer: str, wait: float, work: Coroutine[Any, Any, T]) -> T:
+    async def _without_transactions(self, writer: str, wait: float, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run what never waits once no transaction holds the writer's claim, as FOR SHARE does in a database (9.4)."""
         deadline = time.monotonic() + wait
         while True:
             with self.world.lock:
                 open_ones = self.world.open[writer]
                 if not open_ones:
-                    return await work
+                    return await work()
             if time.monotonic() >= deadline:
-                work.close()
                 raise ClaimBlocked(writer, [f"{open_ones} open transaction(s) of this process"])
             await self._pause()
 
     async def claim(self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None) -> Claim:
         """See `AsyncStore`."""
-        work = super().claim(writer, streams, timeout=timeout, again=again)
+        work = partial(super().claim, writer, streams, timeout=timeout, again=again)
         return await self._without_transactions(writer, timeout, work)
 
     async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
         """See `AsyncStore`."""
-        work = super().finish(writer, incarnation, timeout=timeout)
+        work = partial(super().finish, writer, incarnation, timeout=timeout)
         return await self._without_transactions(writer, timeout, work)
 
     async def reserve(self, stream: str, count: int) -> list[int]:

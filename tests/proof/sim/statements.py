@@ -316,7 +316,7 @@ def _nextval(text: re.Match[str]) -> Statement:
         if not durable:
             return [(id,) for id in ids]
         setting = durably(run)
-        return [(id, setting) for id in ids]
+        return [(id, setting, False) for id in ids]
 
     return Statement(waits=run_nextval, writes="nextval()")
 
@@ -504,7 +504,7 @@ def _save(text: re.Match[str]) -> Statement:
 
 SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
     (
-        r"""SELECT nextval\('"?(?P<name>\w+)"?'\)(?P<durable>, set_config\(.*, true\))?"""
+        r"""SELECT nextval\('"?(?P<name>\w+)"?'\)(?P<durable>, set_config\(.*, true\), CASE WHEN .* END)?"""
         r"(?: FROM generate_series\(1, (?P<count>\d+)\))?",
         _nextval,
     ),
