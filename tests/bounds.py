@@ -168,14 +168,14 @@ class Bound:
 
 
 BOUNDS = (
-    Bound(wheel_lines, 22_000, 37_100),
+    Bound(wheel_lines, 22_000, 37_082),
     Bound(largest_class, 300, 1_298),
     Bound(largest_file, 400, 1_433),
-    Bound(largest_core_file, 250, 1_175),
+    Bound(largest_core_file, 250, 1_174),
     Bound(long_functions, 0, 18),
     Bound(complex_functions, 5, 1),
     Bound(private_uses, 0, 71),
-    Bound(private_uses_in_tests, 100, 777),
+    Bound(private_uses_in_tests, 100, 775),
     Bound(repeated_classes, 0, 9),
     Bound(files_of_a_rule, 3, 11),
     Bound(most_parameters, 8, 12),

@@ -321,6 +321,8 @@ RULES: dict[str, list[str]] = {
         "stores/test_durability.py::test_no_fact_is_announced_that_a_crash_takes_back",
         "stores/test_durability.py::test_a_fact_s_transaction_is_durable",
         "stores/test_durability.py::test_a_reload_of_the_configuration_inside_a_fact_leaves_it_durable",
+        "stores/test_durability.py::test_an_id_that_no_row_holds_is_on_disk_when_it_is_given",
+        "stores/test_durable_positions.py::test_what_a_reader_began_outlives_a_crash",
         "stores/test_durability.py::test_a_caller_s_sqlite_connection_is_made_durable",
         "stores/test_durability.py::test_a_caller_s_transaction_on_sqlite_that_may_be_lost_is_refused",
     ],
