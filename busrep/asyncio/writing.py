@@ -178,8 +178,6 @@ class FactBase(Generic[RowT]):
         self._opened: dict[str, OpenFacts] = {}
         self._generators: Mapping[str, IdGenerator] = {}
         self._transaction: Any = None
-        # Whether code of the application's had the connection: it may have sent COMMIT itself, and begun again (9.1).
-        self._handed_out = False
 
     @property
     def id(self) -> int:
@@ -291,8 +289,7 @@ class Fact(FactBase[RowT]):
     @property
     def connection(self) -> Any:
         """The driver's connection that the transaction runs on; None for streams without a table."""
-        self._handed_out = True
-        return None if self._transaction is None else self._transaction.connection
+        return None if self._transaction is None else self._transaction.hand_out()
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement of the caller's in the fact's transaction, in the driver's placeholder style.
@@ -300,7 +297,6 @@ class Fact(FactBase[RowT]):
         self._check_in_block()
         if self._transaction is None:
             raise ConfigError("this fact has no transaction: its streams are kept in memory only")
-        self._handed_out = True
         return list(await self._transaction.execute(sql, params))
 
     def ended(self) -> None:
@@ -360,7 +356,7 @@ class Fact(FactBase[RowT]):
         if transaction is not None:
             known = await transaction.rollback()
             # The caller may yet commit, or have committed: rows the application inserted under this ID would be facts.
-            if not known or self._handed_out or (transaction.joined and transaction.marker is not None):
+            if not known or (transaction.joined and transaction.marker is not None):
                 self._doubt()
                 return
         for opened in self._opened.values():

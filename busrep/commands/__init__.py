@@ -8,12 +8,4 @@ from __future__ import annotations
 
 from ..core.commands import CancelTask, ClearUserSync, LockReleased, NewActiveTask, RemoteServerUp, UserIp, UserSync
 
-__all__ = [
-    "CancelTask",
-    "ClearUserSync",
-    "LockReleased",
-    "NewActiveTask",
-    "RemoteServerUp",
-    "UserIp",
-    "UserSync",
-]
+__all__ = ["CancelTask", "ClearUserSync", "LockReleased", "NewActiveTask", "RemoteServerUp", "UserIp", "UserSync"]

@@ -76,6 +76,10 @@ class BlockingTransaction:
     execute = blocking(AsyncTransaction.execute)
     rollback = blocking(AsyncTransaction.rollback)
 
+    def hand_out(self) -> Any:
+        """See `AsyncTransaction`."""
+        return self.wrapped.hand_out()
+
     @property
     def reserves(self) -> bool:
         """Whether IDs have to be reserved in this transaction, by `reserve` before `begin`: if it is rolled back, the

@@ -166,6 +166,9 @@ class AsyncTransaction(Protocol):
     def marker(self) -> object:
         """Identifies the transaction for `AsyncStore.outcome`."""
 
+    def hand_out(self) -> Any:
+        """The connection, for code of the application's: it may end the transaction itself, which is looked at then."""
+
     async def begin(self) -> None:
         """Begin, or join, and lock the claim. Raises WriterFenced, ConfigError, Unavailable."""
 

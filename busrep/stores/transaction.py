@@ -137,7 +137,7 @@ class ServerTransaction(abc.ABC):
     def __init__(self, store: ServerStore, claim: Claim, connection: Any) -> None:
         self.store, self.claim = store, claim
         self.connection = connection
-        self._callers = connection is not None
+        self._callers = self._handed_out = connection is not None
         self.joined = connection is not None and not self._idle()
         self.marker: object = None
         self._pending: list[Sql] = []
@@ -166,6 +166,11 @@ class ServerTransaction(abc.ABC):
         if self._callers:
             return await self.store._plan(self.connection, plan, within)
         return await self.store._run(self.connection, plan, within)
+
+    def hand_out(self) -> Any:
+        """See `AsyncTransaction`."""
+        self._handed_out = True
+        return self.connection
 
     async def begin(self) -> None:
         """See `AsyncTransaction`."""
@@ -211,6 +216,7 @@ class ServerTransaction(abc.ABC):
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """See `AsyncTransaction`; with the connection's own kind of cursor."""
+        self._handed_out = True
         await self._flush()
         return await self._execute(sql, params)
 
@@ -246,13 +252,12 @@ class ServerTransaction(abc.ABC):
         """CommitUnknown when code inside the block has ended the transaction: the claim is not held any more, and rows
         of a fact that somebody else has stepped over must not be written.
 
-        On the caller's connection the driver may have begun another one since: only the server can tell. On busrep's
-        own it begins none by itself, and what the driver knows costs no round trip.
+        Where it had the connection another one may have begun since: only the server can tell.
         """
         if self.store._closed(self.connection):
             return  # which COMMIT will show
         try:
-            ended = self._idle() or (self._callers and await self._lock() != self.marker)
+            ended = self._idle() or (self._handed_out and await self._lock() != self.marker)
         except Unavailable as lost:
             await self.rollback()
             raise CommitUnknown(self.marker, lost) from lost
@@ -280,14 +285,13 @@ class ServerTransaction(abc.ABC):
             await self._give_back()
 
     async def rollback(self) -> bool:
-        """See `AsyncTransaction`. On the caller's connection the driver may have begun another one since. On busrep's
-        own it begins none by itself."""
+        """See `AsyncTransaction`. Where code of the application's had the connection it may have sent COMMIT, and have
+        begun another transaction, or closed the connection, as psycopg's `with connection:` does."""
         self._pending = []
         if self.joined or self.connection is None:
             return True
         closed = self.store._closed(self.connection)
-        # A connection of the caller's that is closed may have been committed before: `with connection:` does both.
-        known = self.marker is None or (not self._callers and (closed or not self._idle()))
+        known = self.marker is None or not self._handed_out
         if not closed and not self._idle():
             # Whatever goes wrong, the server rolls back when the connection ends.
             with contextlib.suppress(BusrepError):

@@ -176,8 +176,7 @@ class Fact(FactBase[RowT]):
     def connection(self) -> Any:
         """The driver's connection that the transaction runs on; None for streams without a table."""
         self._writing.here()
-        self._handed_out = True
-        return None if self._transaction is None else self._transaction.connection
+        return None if self._transaction is None else self._transaction.hand_out()
 
     def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement of the caller's in the fact's transaction, in the driver's placeholder style.
@@ -186,7 +185,6 @@ class Fact(FactBase[RowT]):
         if self._transaction is None:
             raise ConfigError("this fact has no transaction: its streams are kept in memory only")
         self._writing.here()
-        self._handed_out = True
         return list(self._transaction.execute(sql, params))
 
     def ended(self) -> None:
@@ -270,8 +268,10 @@ class Fact(FactBase[RowT]):
         if transaction is not None:
             known = transaction.rollback()
             # The caller may yet commit, or have committed: rows the application inserted under this ID would be facts.
-            if not known or self._handed_out or (transaction.joined and transaction.marker is not None):
+            if not known or (transaction.joined and transaction.marker is not None):
                 self._doubt(session)
+                if not transaction.joined:
+                    self._writing.settle_without_beats()
                 return
         for opened in self._opened.values():
             opened.forget()
@@ -769,6 +769,11 @@ class Writing:
             self._ask_after_all()
         except WriterFenced:
             self.live()  # perhaps it was finished for its silence alone: then all that was committed is in the table
+
+    def settle_without_beats(self) -> None:
+        """Ask after the facts in doubt where no thread does: what is committed behind them waits for the answer."""
+        if not self._beats:
+            self._try(self._ask_after_all)
 
     def _ask_after_all(self) -> None:
         trouble: Exception | None = None

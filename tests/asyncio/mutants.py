@@ -92,8 +92,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Fact._rolled_back",
-                "self._handed_out or (transaction.joined and transaction.marker is not None):\n",
-                "self._handed_out:\n",
+                "            if not known or (transaction.joined and transaction.marker is not None):\n",
+                "            if not known:\n",
             ),
         ),
         checks=(RULES + "9_1_a_joined_transaction_may_commit_though_the_fact_s_block_failed",),
@@ -309,10 +309,22 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.1",
         harm="A block sends COMMIT and BEGIN, and fails: its committed rows are announced as none.",
         edits=(
-            Edit("asyncio.writing.Fact._rolled_back", "not known or self._handed_out or", "not known or"),
-            Edit("sync.writing.Fact._roll_back", "not known or self._handed_out or", "not known or"),
+            Edit(
+                "ServerTransaction.execute",
+                "        self._handed_out = True\n        await self._flush()\n",
+                "        await self._flush()\n",
+            ),
+            Edit("sqlite.store.SqliteTransaction.execute", "        self._handed_out = True\n", ""),
+            Edit("BlockingSqliteTransaction.execute", "        self._handed_out = True\n", ""),
         ),
         checks=(ENDED_INSIDE + "what_a_statement_committed_inside_is_published_though_the_block_fails",),
+    ),
+    Mutant(
+        name="nobody-asks-after-a-failed-block-without-beats",
+        rule="9.1",
+        harm="Without beats one failed block holds up what is committed behind it until the next fact.",
+        edits=(Edit("sync.writing.Writing.settle_without_beats", "if not self._beats", "if False"),),
+        checks=(FAILED_NEIGHBOURS + "a_fact_of_threads_whose_neighbour_fails_inside_its_block_is_published",),
     ),
     Mutant(
         name="a-publisher-sleeps-though-a-fact-may-go-out",
@@ -1447,12 +1459,12 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Fact._rolled_back",
-                "            if not known or self._handed_out or (transaction.joined",
+                "            if not known or (transaction.joined",
                 "            if (transaction.joined",
             ),
             Edit(
                 "Fact._roll_back",
-                "            if not known or self._handed_out or (transaction.joined",
+                "            if not known or (transaction.joined",
                 "            if (transaction.joined",
             ),
         ),

@@ -116,3 +116,28 @@ def test_a_fact_of_threads_whose_neighbour_gets_no_id_is_published(
         assert refused
         reader.wait_for(alone, "w", last)
         assert handled == [1, 2]
+
+
+@pytest.mark.servers
+def test_a_fact_of_threads_whose_neighbour_fails_inside_its_block_is_published(
+    redis_url: str, bus_name: str, postgres_url: str
+) -> None:
+    """It ran a statement, which may have been COMMIT: its end is in doubt, and no beat asks after it."""
+    options: dict[str, Any] = {"name": bus_name, "streams": [alone], "store": postgres_url, "settings": QUICK}
+    with (
+        opened_store(postgres_url, Registry([alone])),
+        busrep.sync.connect(redis_url, writer="w", beats=False, **options) as bus,
+        busrep.sync.connect(redis_url, **options) as reader,
+    ):
+        handled: list[int] = []
+        reader.subscribe(alone)(lambda batch: handled.extend(row.number for row in batch.rows))
+        until(lambda: reader.statistics()["link"]["reading"]["connected"], 60)
+        with pytest.raises(KeyError), bus.write(alone) as neighbour:
+            neighbour.execute("SELECT 1")
+            late = threading.Thread(target=bus.publish, args=(alone, [Order(2, "new")]))
+            late.start()
+            late.join(60)
+            raise KeyError
+        reader.wait_for(alone, "w", neighbour.id + 1)
+        assert handled == [2]
+        assert bus.statistics()["writer"]["in_doubt"] == 0

@@ -1133,8 +1133,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction.rollback",
-                "self.marker is None or (not self._callers and (closed or not self._idle()))",
-                "self.marker is None or closed or (not self._callers and not self._idle())",
+                "self.marker is None or not self._handed_out",
+                "self.marker is None or closed or not self._handed_out",
             ),
         ),
         checks=(ENDED_INSIDE + "what_the_caller_committed_inside_is_published_though_the_connection_is_closed",),
@@ -1455,7 +1455,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction._check_not_ended",
-                "self._idle() or (self._callers and await self._lock() != self.marker)",
+                "self._idle() or (self._handed_out and await self._lock() != self.marker)",
                 "self._idle()",
             ),
             Edit("last_steps", "    if again:  # a tr", "    if False:  # a tr"),
@@ -1464,6 +1464,25 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[postgres-asyncio-the caller's, and another]",
             DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-asyncio-the caller's, and another]",
             DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-threads-the caller's, and another]",
+        ),
+    ),
+    Mutant(
+        name="another-transaction-on-busrep-s-connection-is-the-fact-s",
+        rule="9.4",
+        harm="A block sends COMMIT and BEGIN, and ends well: its rows go in without the claim, below a successor's.",
+        edits=(
+            Edit(
+                "ServerTransaction._check_not_ended",
+                "self._idle() or (self._handed_out and await self._lock() != self.marker)",
+                "self._idle() or (self._callers and await self._lock() != self.marker)",
+            ),
+            Edit("sqlite.store.SqliteTransaction.commit", "again=self._handed_out", "again=self._callers"),
+            Edit("BlockingSqliteTransaction.commit", "again=self._handed_out", "again=self._callers"),
+        ),
+        checks=(
+            DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[postgres-asyncio-ours, and another]",
+            DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-asyncio-ours, and another]",
+            DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[sqlite-threads-ours, and another]",
         ),
     ),
     Mutant(

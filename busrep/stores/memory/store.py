@@ -207,6 +207,9 @@ class MemoryTransaction:
         """This object: it knows whether it has ended."""
         return self
 
+    def hand_out(self) -> None:
+        """See `AsyncTransaction`; there is none."""
+
     async def begin(self) -> None:
         """See `AsyncTransaction`."""
         with self.store.world.lock:

@@ -55,12 +55,7 @@ ASK_AGAIN = 3.0
 # Deadline of a connect, seconds; libpq's own default is for ever.
 CONNECT_TIMEOUT = 10
 # A peer that is gone without a word is noticed within some 20 s: an answer to COMMIT is not waited for for ever.
-KEEPALIVE = {
-    "keepalives_idle": 10,
-    "keepalives_interval": 3,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,
-}
+KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 
 CONTROLS = {
     Control.BEGIN: "BEGIN ISOLATION LEVEL READ COMMITTED",  # whatever the default is here

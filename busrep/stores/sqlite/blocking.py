@@ -242,7 +242,7 @@ class BlockingSqliteTransaction(Holder):
 
     def __init__(self, store: BlockingSqliteStore, claim: Claim, connection: sqlite3.Connection | None) -> None:
         self.store, self.claim = store, claim
-        self._callers = connection is not None
+        self._callers = self._handed_out = connection is not None
         self.connection: sqlite3.Connection | None = connection
         self._pending: list[Sql] = []
         self._mark: Mark | None = None  # on the caller's connection
@@ -260,6 +260,11 @@ class BlockingSqliteTransaction(Holder):
     def _run(self, plan: Plan[T]) -> T:
         assert self.connection is not None  # noqa: S101 - set by begin()
         return run(plan, executor(self.connection, self.store.path), self.store.path)
+
+    def hand_out(self) -> Any:
+        """See `AsyncTransaction`."""
+        self._handed_out = True
+        return self.connection
 
     async def begin(self) -> None:
         """See `AsyncTransaction`. The write lock itself keeps any successor from claiming meanwhile (9.4)."""
@@ -283,7 +288,7 @@ class BlockingSqliteTransaction(Holder):
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """See `AsyncTransaction`."""
-
+        self._handed_out = True
         pending, self._pending = self._pending, []
         return self._run(callers(sql, params, pending))
 
@@ -296,7 +301,7 @@ class BlockingSqliteTransaction(Holder):
         try:
             if self._mark is not None:
                 self._mark.clear()
-            self._run(last_steps(self.store.dialect, self.claim, pending, Control.COMMIT, again=self._callers))
+            self._run(last_steps(self.store.dialect, self.claim, pending, Control.COMMIT, again=self._handed_out))
         except BusrepError as error:
             if in_transaction(self.connection):
                 raise  # nothing was committed; rollback() is due
@@ -311,7 +316,7 @@ class BlockingSqliteTransaction(Holder):
             return True
         open_still = in_transaction(self.connection)  # of one that is closed it is not known how that came
         self._end()
-        return open_still and not (self._mark is not None and self._mark.stands)
+        return open_still and not (self._handed_out if self._mark is None else self._mark.stands)
 
     def _end(self) -> None:
         """Roll back what is open, and let the next one write."""

@@ -170,7 +170,7 @@ class Mark:
 
 
 def last_steps(dialect: Dialect, held: Claim, pending: Sequence[Sql], *last: Control, again: bool) -> Plan[None]:
-    """The rows of a fact, and ``last``. ``again``: on the caller's connection the claim is locked again before that."""
+    """The rows of a fact, and ``last``. ``again``: the claim is locked again first; where others had the connection."""
     if again:  # a transaction may have been committed since. First: no row is written without the claim
         yield from claims.hold(dialect, held)
     if pending:

@@ -242,7 +242,7 @@ class SqliteTransaction:
 
     def __init__(self, store: SqliteStore, claim: Claim, connection: sqlite3.Connection | None) -> None:
         self.store, self.claim = store, claim
-        self._callers = connection is not None
+        self._callers = self._handed_out = connection is not None
         self.connection: sqlite3.Connection | None = connection
         self._pending: list[Sql] = []
         self._holds = False
@@ -268,6 +268,11 @@ class SqliteTransaction:
         if self._callers:
             return run(plan, execute, self.store.path)
         return await self.store.in_write_thread(lambda: run(plan, execute, self.store.path))
+
+    def hand_out(self) -> Any:
+        """See `AsyncTransaction`."""
+        self._handed_out = True
+        return self.connection
 
     async def begin(self) -> None:
         """See `AsyncTransaction`. The write lock itself keeps any successor from claiming meanwhile (9.4)."""
@@ -297,7 +302,7 @@ class SqliteTransaction:
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """See `AsyncTransaction`."""
-
+        self._handed_out = True
         pending, self._pending = self._pending, []
         return await self._run(callers(sql, params, pending))
 
@@ -309,7 +314,7 @@ class SqliteTransaction:
             raise CommitUnknown(self, ConfigError(ENDED_INSIDE))
         if self._mark is not None:
             self._mark.clear()
-        last = last_steps(self.store.dialect, self.claim, pending, Control.COMMIT, again=self._callers)
+        last = last_steps(self.store.dialect, self.claim, pending, Control.COMMIT, again=self._handed_out)
         self._committing = asyncio.ensure_future(self._run(last))
         try:
             await asyncio.shield(self._committing)
@@ -337,7 +342,7 @@ class SqliteTransaction:
             return True
         open_still = in_transaction(self.connection)
         await self._end(Control.ROLLBACK)
-        return open_still and not (self._mark is not None and self._mark.stands)
+        return open_still and not (self._handed_out if self._mark is None else self._mark.stands)
 
     async def _end(self, how: Control) -> None:
         def plan() -> Plan[None]:
