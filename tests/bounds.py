@@ -168,7 +168,7 @@ class Bound:
 
 
 BOUNDS = (
-    Bound(wheel_lines, 22_000, 37_094),
+    Bound(wheel_lines, 22_000, 37_099),
     Bound(largest_class, 300, 1_298),
     Bound(largest_file, 400, 1_433),
     Bound(largest_core_file, 250, 1_174),

@@ -225,9 +225,8 @@ class ServerTransaction(abc.ABC):
         if self.joined:
             await self._leave_to_caller()
             return
-        await self._check_not_ended()
         connection = self.connection
-        committing = asyncio.ensure_future(self._flush(Control.COMMIT))
+        committing = asyncio.ensure_future(self._commit_checked())
         try:
             async with asyncio.timeout(self.store.settings.fetch_timeout):
                 await asyncio.shield(committing)
@@ -240,6 +239,8 @@ class ServerTransaction(abc.ABC):
             self.store.in_background(asyncio.ensure_future(self._after(committing)))
             silence = TimeoutError(f"no answer within {self.store.settings.fetch_timeout:g} s")
             raise CommitUnknown(self.marker, silence) from error
+        except CommitUnknown:  # for the transaction had been ended before
+            raise
         except Exception as error:
             # What is not busrep's came from code of the application's that the driver calls: the server did not say it.
             if isinstance(error, BusrepError) and not self.store._closed(connection):
@@ -247,6 +248,10 @@ class ServerTransaction(abc.ABC):
             await self.rollback()
             raise CommitUnknown(self.marker, error) from error
         await self._give_back()
+
+    async def _commit_checked(self) -> None:
+        await self._check_not_ended()
+        await self._flush(Control.COMMIT)
 
     async def _check_not_ended(self) -> None:
         """CommitUnknown when code inside the block has ended the transaction: the claim is not held any more, and rows

@@ -537,7 +537,8 @@ def test_the_end_of_a_fact_without_an_answer_holds_up_no_other(on_postgres: Depl
                 with pytest.raises(expected, match=text):
                     async with writer.write(orders) as fact:
                         fact.add(Order(2, "new"))
-                        await fact.execute("SELECT 1")
+                        if "answer" not in how:  # a statement has the claim looked at before COMMIT
+                            await fact.execute("SELECT 1")
                         if "answer" in how:
                             proxy.black_hole("from_server")
                         else:
