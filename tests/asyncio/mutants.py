@@ -265,14 +265,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="position-moves-before-the-fact-is-handed-over",
         rule="9.6",
-        harm="A heartbeat between the two announces past a fact that is not queued yet: it is lost, or raises.",
+        harm="The position moves past a fact of two streams that is not queued yet: announced as empty, and lost.",
         edits=(
             Edit(
                 "asyncio.writing.Writing.completed",
                 "        for one in opened:\n            facts, rows = one.complete(self.core)\n",
                 """\
-        await stack.aclose()
-        await asyncio.sleep(0)
+        if len(opened) > 1:
+            await stack.aclose()
         for one in opened:
             facts, rows = one.complete(self.core)
 """,

@@ -822,14 +822,15 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             claim = await store.claim("w1", ["orders"], timeout=1)
             assert await store.outcome(claim, "99999999", [("orders", 1)]) == {}
 
+    @pytest.mark.parametrize("how", ["in the transaction", "past it"])
     @sync
-    async def test_9_1_commit_of_a_failed_transaction_is_an_error(self, url: str) -> None:
+    async def test_9_1_commit_of_a_failed_transaction_is_an_error(self, url: str, how: str) -> None:
         async with self.opened(url) as store:
             claim = await store.claim("w1", ["orders"], timeout=1)
             transaction = store.transaction(claim)
             await transaction.begin()
             with pytest.raises(psycopg.Error):
-                await transaction.execute("SELECT 1 / 0")
+                await (transaction if how == "in the transaction" else transaction.connection).execute("SELECT 1 / 0")
             with pytest.raises(StatementRefused, match="InFailedSqlTransaction"):
                 await transaction.commit()
             await transaction.rollback()
