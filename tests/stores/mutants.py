@@ -1137,7 +1137,12 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
                 "self.marker is None or closed or not self._handed_out",
             ),
         ),
-        checks=(ENDED_INSIDE + "what_the_caller_committed_inside_is_published_though_the_connection_is_closed",),
+        checks=(
+            ENDED_INSIDE
+            + "what_the_caller_committed_inside_is_published_though_the_block_fails[postgres_url-asyncio-closes it]",
+            ENDED_INSIDE
+            + "what_the_caller_committed_inside_is_published_though_the_block_fails[postgres_url-threads-closes it]",
+        ),
     ),
     Mutant(
         name="facts-are-committed-asynchronously",
