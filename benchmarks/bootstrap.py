@@ -269,7 +269,7 @@ def main() -> int:
         os.sched_setaffinity(0, others)  # what is started inherits it: servers, writers
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres(fsync=True))
+        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busrep-bench-")))
         asyncio.run(make_table(postgres.url, options.rows))
         source = stack.enter_context(opened_source(options.source, postgres.url, folder))

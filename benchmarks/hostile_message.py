@@ -17,9 +17,10 @@ from collections.abc import Callable
 
 import attrs
 
-from busrep.asyncio.writing import WriterSession
 from busrep.core.framing import parse_message
-from busrep.core.reader import Followed, Reader
+from busrep.core.reader import Reader
+from busrep.core.received import Followed
+from busrep.runtime.session import WriterSession
 from busrep.settings import Settings
 from busrep.stores.interface import Claim
 from busrep.streams import Registry, Stream
@@ -102,7 +103,7 @@ def receiver() -> Callable[[bytes], None]:
     settings = Settings()
     streams = Registry([Stream("orders", Row)])
     claim = Claim("w", 1, "e" * 32, starts={"orders": 0}, known={"orders": {}}, highest={"orders": 0})
-    session = WriterSession("w", "shop", streams, settings, claim=claim, incarnation=1)
+    session = WriterSession("w", "shop", streams, settings, store=None, claim=claim, incarnation=1)
     reader = Reader([Followed("orders"), Followed("a", resettable=True, fetchable=False)], settings=settings,
                     undeclared=True, epoch="e" * 32)  # fmt: skip
     reader.connected(0.0)

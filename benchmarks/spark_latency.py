@@ -116,7 +116,7 @@ def main() -> int:
         return 0
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres(fsync=True))
+        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busrep-bench-")))
         asyncio.run(open_store(postgres.url, Registry([facts])).init())
         times, archived, counts = follow(options, redis.url, postgres.url, folder)

@@ -109,7 +109,7 @@ async def bus_reader(url: str, name: str, rows: int, variant: str, store: str | 
             if got >= rows:
                 done.set()
 
-        while not bus.statistics()["link"]["connected"] or "rows" not in bus._reading.core.followed:
+        while not bus.statistics()["link"]["connected"] or "rows" not in bus.reading.core.followed:
             await asyncio.sleep(0.01)
         print("ready", flush=True)
         await done.wait()

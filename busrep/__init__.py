@@ -31,7 +31,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Unpack
 
 from .asyncio import Batch, Bus, Fact, SnapshotPart
-from .core.commands import LockReleased, RemoteServerUp, UserSync
+from .core.application_commands import LockReleased, RemoteServerUp, UserSync
 from .core.health import Health
 from .errors import (
     BusrepError,

@@ -7,8 +7,9 @@ from typing import Any, Literal, TypedDict, get_args
 
 import attrs
 
-from busrep.core.commands import NAME_BYTES, Position, refuse_name
+from busrep.core.commands import Position
 from busrep.core.failures import Transient, predicate_of
+from busrep.core.fields import NAME_BYTES, refuse_name
 from busrep.errors import BusrepError, ConfigError
 from busrep.settings import Settings
 from busrep.stores.interface import FactLog, FactSource, ReaderPositions, provides

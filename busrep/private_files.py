@@ -10,6 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
 
 FILE, FOLDER = 0o600, 0o700
 
@@ -37,6 +40,20 @@ def open_successor(path: str | os.PathLike[str], target: str | os.PathLike[str])
         os.close(handle)
         raise
     return handle
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write a file beside ``path`` that takes its place once it is whole and on the disk. Raises OSError."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with os.fdopen(open_successor(beside, path), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:

@@ -39,36 +39,21 @@ class HandledBatch(Protocol):
     """What is needed of a batch: of `busrep.Batch`, and of that of `busrep.sync`."""
 
     @property
-    def stream(self) -> Any:
-        """The `Stream`."""
-
+    def stream(self) -> Any: ...  # noqa: D102
     @property
-    def writer(self) -> str:
-        """Whose rows these are."""
-
+    def writer(self) -> str: ...  # noqa: D102
     @property
-    def after(self) -> int:
-        """Where the batch before ended."""
-
+    def after(self) -> int: ...  # noqa: D102
     @property
-    def position(self) -> int:
-        """Where this one ends."""
-
+    def position(self) -> int: ...  # noqa: D102
     @property
-    def tokens(self) -> Sequence[int]:
-        """One a row."""
-
+    def tokens(self) -> Sequence[int]: ...  # noqa: D102
     @property
-    def payloads(self) -> Sequence[bytes]:
-        """The rows as JSON, as the writer wrote them."""
-
+    def payloads(self) -> Sequence[bytes]: ...  # noqa: D102
     @property
-    def epoch(self) -> str | None:
-        """Of the log."""
-
+    def epoch(self) -> str | None: ...  # noqa: D102
     @property
-    def reader(self) -> str | None:
-        """Whose positions are saved."""
+    def reader(self) -> str | None: ...  # noqa: D102
 
 
 def hash_of(line: bytes) -> bytes:

@@ -7,140 +7,18 @@ Which of the two is the newer one does not matter: while a service is deployed, 
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Any
 
 import attrs
 import orjson
 
 from busrep.errors import RowClassMismatch
+from busrep.row_types import ANYTHING, Field, Fields, required_places, split_type, type_named
 from busrep.streams import Stream
-
-# A field of a converter, or one that is annotated so, takes whatever the converter takes.
-ANYTHING = "any"
-
-_NAMES: dict[Any, str] = {
-    Any: ANYTHING, object: ANYTHING, type(None): "null", list: "array", dict: "object", tuple: "tuple",
-    datetime: "datetime",
-}  # fmt: skip
-
-
-_JSON: dict[str, tuple[type, ...]] = {
-    "int": (int,), "float": (float, int), "str": (str,), "bool": (bool,), "null": (type(None),), "array": (list,),
-    "tuple": (list,), "object": (dict,), "datetime": (str,),
-}  # fmt: skip
 
 # A value that does not fit is quoted in messages of at most so many characters.
 _MOST = 200
-
-
-@attrs.frozen
-class Field:
-    """One field of a row class: its name, its type as text, and whether it has a default."""
-
-    name: str
-    type: str
-    default: bool
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.type}{' = default' if self.default else ''}"
-
-
-Fields = tuple[Field, ...]
-
-
-def fields_of(stream: Stream[Any]) -> Fields | None:
-    """The fields of a stream's rows; None for a stream without a row class."""
-    made: Any = stream.row_type
-    if made is None:
-        return None
-    hints = typing.get_type_hints(made)
-    return tuple(
-        Field(
-            one.name,
-            ANYTHING if one.converter else type_text(hints.get(one.name, one.type or Any)),
-            one.default is not attrs.NOTHING,
-        )
-        for one in attrs.fields(made)
-        if one.init
-    )
-
-
-def type_text(annotation: Any) -> str:
-    """An annotation as text that does not depend on how it was spelt: ``int | null``, ``array[int]``, ``any``."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return " | ".join(sorted({one for argument in arguments for one in _split(type_text(argument), "|")}))
-    if origin is list or (origin is tuple and arguments[1:] == (...,)):
-        return f"array[{type_text(arguments[0])}]"
-    if origin is tuple:
-        return f"tuple[{', '.join(map(type_text, arguments))}]"
-    if origin is dict:
-        return f"object[{type_text(arguments[1])}]"
-    return _NAMES.get(annotation) or str(getattr(annotation, "__name__", annotation))
-
-
-def _split(text: str, mark: str) -> list[str]:
-    """The parts of a type between marks that stand in no brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character == "[") - (character == "]")
-        if character == mark and not depth:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts]
-
-
-def includes(wider: str, narrower: str) -> bool:
-    """Whether a field of the first type takes every value of the second."""
-    alternatives = _split(wider, "|")
-    return all(any(_takes(one, value) for one in alternatives) for value in _split(narrower, "|"))
-
-
-def _takes(wider: str, narrower: str) -> bool:
-    if wider in (narrower, ANYTHING) or (wider, narrower) == ("float", "int"):
-        return True
-    (kind, _, inside), (other, _, value) = wider.partition("["), narrower.partition("[")
-    if kind != other or not value:
-        return False
-    if not inside:  # an array of anything
-        return True
-    parts, values = _split(inside[:-1], ","), _split(value[:-1], ",")
-    return len(parts) == len(values) and all(map(includes, parts, values))
-
-
-def value_fits(text: str, value: Any) -> bool:
-    """Whether a JSON value is one of a type."""
-    return any(_is_one(kind, value) for kind in _split(text, "|"))
-
-
-def _is_one(text: str, value: Any) -> bool:
-    kind, _, inside = text.partition("[")
-    wanted = _JSON.get(kind)
-    if wanted is None:  # any
-        return True
-    if type(value) not in wanted:
-        return False
-    if kind == "datetime":
-        return _is_datetime(value)
-    if not inside:
-        return True
-    if kind == "tuple":
-        parts = _split(inside[:-1], ",")
-        return len(parts) == len(value) and all(map(value_fits, parts, value))
-    return all(value_fits(inside[:-1], one) for one in (value.values() if kind == "object" else value))
-
-
-def _is_datetime(value: str) -> bool:
-    try:
-        datetime.fromisoformat(value)
-    except ValueError:
-        return False
-    return True
 
 
 def row_of(fields: Fields, value: Any) -> list[Any]:
@@ -152,11 +30,10 @@ def row_of(fields: Fields, value: Any) -> list[Any]:
         value = _array_of(fields, value)
     if not isinstance(value, list):
         raise ValueError(f"an array, or an object, of the fields {shown(fields)} is needed")
-    required = max((at for at, one in enumerate(fields, 1) if not one.default), default=0)
-    if not required <= len(value) <= len(fields):
+    if not required_places(fields) <= len(value) <= len(fields):
         raise ValueError(f"it has {len(value)} values for the fields {shown(fields)}")
     for one, given in zip(fields, value, strict=False):
-        if not value_fits(one.type, given):
+        if not type_named(one.type).admits(given):
             raise ValueError(f"field {one.name!r}: {one.type} is needed, not {given!r}"[:_MOST])
     return value
 
@@ -171,6 +48,24 @@ def _array_of(fields: Fields, values: dict[str, Any]) -> list[Any]:
             known = ": its default is in the row class, pass --streams" if one.default else ""
             raise ValueError(f"field {one.name!r} is missing{known}")
     return [values[name] for name in names[:count]]
+
+
+def includes(wider: str, narrower: str) -> bool:
+    """Whether a field of the first type takes every value of the second."""
+    alternatives = split_type(wider, "|")
+    return all(any(_takes(one, value) for one in alternatives) for value in split_type(narrower, "|"))
+
+
+def _takes(wider: str, narrower: str) -> bool:
+    if wider in (narrower, ANYTHING) or (wider, narrower) == ("float", "int"):
+        return True
+    (kind, _, inside), (other, _, value) = wider.partition("["), narrower.partition("[")
+    if kind != other or not value:
+        return False
+    if not inside:  # an array of anything
+        return True
+    parts, values = split_type(inside[:-1], ","), split_type(value[:-1], ",")
+    return len(parts) == len(values) and all(map(includes, parts, values))
 
 
 def merged(stream: str, declared: Fields, stored: Fields | None) -> Fields:
@@ -228,7 +123,7 @@ def load(text: str | None) -> Fields | None:
 def check_fields(streams: Iterable[Stream[Any]], stored: dict[str, str | None]) -> None:
     """Raises RowClassMismatch for the first stream whose row class does not fit what is stored of it."""
     for stream in streams:
-        fields = fields_of(stream)
+        fields = stream.fields
         if fields is not None:
             merged(stream.name, fields, load(stored.get(stream.name)))
 
@@ -237,6 +132,6 @@ def fields_to_store(streams: Iterable[Stream[Any]], stored: dict[str, str | None
     """The fields of each stream, as the store is to keep them. Raises RowClassMismatch."""
     wanted: dict[str, str | None] = {}
     for stream in streams:
-        fields, known = fields_of(stream), stored.get(stream.name)
+        fields, known = stream.fields, stored.get(stream.name)
         wanted[stream.name] = known if fields is None else dump(merged(stream.name, fields, load(known)))
     return wanted

@@ -19,6 +19,7 @@ ROOMS = (
     "http",
     "links",
     "pipeline",
+    "runtime",
     "snapshots",
     "stores",
     "sync",

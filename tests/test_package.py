@@ -139,6 +139,17 @@ def test_what_benchmarks_import_exists(file: Path) -> None:
             assert [one.name for one in node.names if not hasattr(found, one.name)] == [], node.module
 
 
+def test_ci_runs_every_folder_of_tests() -> None:
+    """A folder that neither the test command nor .ci/run names would never be run."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    ci = (ROOT / ".ci" / "run").read_text()
+    folders = {f"tests/{file.parent.name}" for file in ROOT.glob("tests/*/test_*.py")}
+    assert {"tests/spark", "tests/core"} <= folders
+    named = set(options["testpaths"]) | set(re.findall(r"tests/[a-z]+", ci))
+    assert folders <= named
+    assert "tests/test_*.py" in named
+
+
 def test_every_option_is_documented() -> None:
     documented = re.findall(r"^        (\w+): ", (BusOptions.__doc__ or "").split("Raises:")[0], re.MULTILINE)
     assert documented == [field.name for field in attrs.fields(BusOptions)]
@@ -159,9 +170,9 @@ def test_names_in_docstrings_of_errors_exist() -> None:
 
 # Errors of one layer, kept beside it: they need not be known to whoever reads errors.py.
 ELSEWHERE = {
-    "DemoFailed": "of the demo, whose readers are its own processes",
     "RangePruned": "PositionTooOld of a Spark query, which says what to do there",
     "LogReplaced": "EpochChanged of a Spark query",
+    "BadFieldError": "ConfigError of one field of a command, which a reader of lines turns into ParseError",
     "OlderTable": "PositionsAheadOfTable of a Spark query",
     "WriterGone": "ConfigError of a Spark query",
     "OutOfOrder": "of a replay, whose rows were read wrongly",
@@ -416,7 +427,7 @@ REGISTRY_HOSTS = re.compile(
 )  # fmt: skip
 KNOWN_HOSTS = re.compile(
     r"localhost|test(?:\{prefix\})?|ho(?:st[?#]\S*)?|0\.0\.0\.0|127\.0\.0\.1|\[?::1\]?|redis|postgres|host|h|db|x|server|nowhere|[\w.-]*example(?:\.\w+)?|[\w.-]*\.(?:test|invalid)"
-    r"|(?:www|arrow)\.apache\.org|[^\w]*|\{.*"
+    r"|github\.com|busrep\.github\.io|(?:www|arrow)\.apache\.org|[^\w]*|\{.*"
 )
 
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 from ..links.redis import RedisLink
 from ..links.tcp import TcpAddress
 from ..links.tcp_server import TcpServer, server_tls
+from ..runtime.batch import Batch
 from ..snapshots.parts import SnapshotPart
 from .bus import Bus
-from .reading import Batch
 from .writing import Fact
 
 if TYPE_CHECKING:

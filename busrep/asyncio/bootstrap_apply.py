@@ -6,14 +6,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from busrep.core.bootstrap import BootstrapState, unfinished
+from busrep.core.bootstrap_states import BootstrapState, unfinished
 from busrep.core.bootstrap_work import Apply
 from busrep.core.failures import Verdict
 from busrep.core.snapshots import BootstrapProgress
 from busrep.errors import BusrepError, ConfigError, HandlerFailed, ReaderMoved, RowError
 
 from ..runtime.tasks import call, forget_cancellation, heed_cancellation
-from ..snapshots.parts import DecodedPart, SnapshotPart, decode_rows
+from ..snapshots.parts import Applier, DecodedPart, SnapshotPart, decode_rows
+from .context import ReaderContext
 
 if TYPE_CHECKING:
     from .bootstrap_run import Run
@@ -24,9 +25,9 @@ log = logging.getLogger("busrep.reader")
 class Applying:
     """Applies the parts of one `Run`."""
 
-    def __init__(self, run: Run) -> None:
-        self.run, self.machine, self.owner, self.reading = run, run.machine, run.owner, run.reading
-        self.applier, self.name = run.applier, run.name
+    def __init__(self, context: ReaderContext, run: Run, applier: Applier) -> None:
+        self.context, self.run, self.machine = context, run, run.machine
+        self.applier, self.name = applier, run.name
         self.busy = False  # the application's function is at work, or what it did is being saved
 
     async def apply(self, work: Apply) -> None:
@@ -35,7 +36,7 @@ class Applying:
         machine, applied, cancelled = self.machine, False, False
         self.busy = True
         try:
-            decided = await self._decided(work) if self.run.restored and self.owner.reader is not None else None
+            decided = await self._decided(work) if self.run.restored and self.context.reader else None
             if decided is None:
                 applied = await self._hand_out(work, await decode_rows(self.applier.stream, work.part))
             else:  # on a target that is further already nothing of it may be applied again
@@ -48,16 +49,16 @@ class Applying:
         finally:
             self.busy = False
             if not cancelled:
-                self.reading.retrying.over((self.name, ""))
+                self.context.retrying.over((self.name, ""))
         if applied:
             machine.applied(work, len(work.part.tokens), self.run.now())
         elif machine.stopped_by is None:  # not by this process, or not any more: what is saved has been looked up
-            moved = ReaderMoved(self.owner.reader or "", self.name, "", work.number)
+            moved = ReaderMoved(self.context.reader, self.name, "", work.number)
             machine.failed(work, moved, self.run.now())
 
     async def _hand_out(self, work: Apply, rows: DecodedPart) -> bool:
         """Call the application's function with a part, and save that. False: this was not the one to do it."""
-        retrying, key = self.reading.retrying, (self.name, "")
+        retrying, key = self.context.retrying, (self.name, "")
         while True:
             part = self._part(work, rows)
             try:
@@ -65,51 +66,50 @@ class Applying:
                     part.keep_latest(self.applier.key)
                 await call(self.applier.handler, part)
                 forget_cancellation()
-                return part._saved or await self._saved(work, part)
+                return part.saved or await self._saved(work, part)
             except (Exception, asyncio.CancelledError) as error:
-                if self.owner.closed:
+                if self.context.ended:
                     heed_cancellation(error)  # close() lost its patience
                 cancelled = forget_cancellation()  # by a deadline of the function's own, or who cancels all tasks
-                self.reading.handler_failures += 1
+                self.context.handler_failures += 1
                 verdict = retrying.failed(key, work.number, error, facts=1, cancelled=cancelled)
-                decided = await self._decided(work) if part._tried or isinstance(error, ReaderMoved) else None
-                if decided is not None or self.owner.closed:
+                decided = await self._decided(work) if part.tried or isinstance(error, ReaderMoved) else None
+                if decided is not None or self.context.ended:
                     return bool(decided)
                 if verdict is Verdict.POISON:
                     self._poison(work, error)
                     return False
                 await retrying.pause(key)
-                if self._void(work) or self.owner.closed:
+                if self._void(work) or self.context.ended:
                     return False
                 if cancelled:  # another task goes on: asyncio.run(), which cancels all, waits until this one has ended
                     raise asyncio.CancelledError from error
 
     async def _quiet(self) -> None:
         """Wait for the handlers that are at work, and the notices of a reset: the fresh target is no place for them."""
-        reading = self.reading
-        while any(key[0] == self.name for key in reading.at_work()):
+        while self.context.is_at_work(self.name):
             self.run.turn.clear()
             await self.run.turn.wait()
 
     def _part(self, work: Apply, rows: DecodedPart) -> SnapshotPart[Any]:
         progress = BootstrapProgress(
-            self.owner.reader or "",
+            self.context.reader,
             work.agreement,
             BootstrapState.DRAINING.value if work.last else BootstrapState.LOADING.value,
             work.parts_after,
             work.rows + len(rows.rows),
             work.bytes + work.part.size,
-            self.machine.syncs(self.run.now()),
+            self.machine.full_syncs.count(self.run.now()),
             self.machine.reason,
         )
         part: SnapshotPart[Any]
 
         async def save(_: SnapshotPart[Any], connection: Any) -> None:
-            if self.owner.reader is None or self.owner.reader_store is None:
+            if not self.context.reader:
                 raise ConfigError("saving a part needs a durable reader: pass reader= and store= to connect()")
             if self._void(work):
-                raise ReaderMoved(self.owner.reader, self.name, "", work.number)
-            part._tried = True
+                raise ReaderMoved(self.context.reader, self.name, "", work.number)
+            part.tried = True
             await self._save(work, part, connection)
 
         part = SnapshotPart(
@@ -119,11 +119,9 @@ class Applying:
         return part
 
     async def _save(self, work: Apply, part: SnapshotPart[Any], connection: Any = None) -> None:
-        assert self.owner.reader is not None  # noqa: S101
-        assert self.owner.reader_store is not None  # noqa: S101
         progress = part.progress
-        await self.owner.reader_store.save_bootstrap(
-            self.owner.reader,
+        await self.context.reader_store.save_bootstrap(
+            self.context.reader,
             self.name,
             work.id,
             parts=work.number,
@@ -136,7 +134,7 @@ class Applying:
 
     async def _saved(self, work: Apply, part: SnapshotPart[Any]) -> bool:
         """Save what the function did not; until it is known to be saved. False: another process goes on with it."""
-        while self.owner.reader is not None:
+        while self.context.reader:
             try:
                 await self._save(work, part)
             except ReaderMoved as error:
@@ -144,7 +142,7 @@ class Applying:
                 return bool(await self._decided(work))
             except BusrepError as error:
                 log.warning("bootstrap of %s: what is applied cannot be saved yet: %s", self.name, error)
-                await asyncio.sleep(self.owner.settings.retry_max)
+                await asyncio.sleep(self.context.settings.retry_max)
             else:
                 break
         return True
@@ -157,17 +155,17 @@ class Applying:
         return current is not work.agreement and not current.same(work.agreement)
 
     async def _decided(self, work: Apply) -> bool | None:
-        """Rule 9.12: what is saved decides whether a part is applied, whatever became of the function's transaction.
+        """What is saved decides whether a part is applied, whatever became of the function's transaction.
 
         True when it is, None when it is to be applied again; False when something else is to be done by now.
         """
         while True:
             try:
-                saved = await self.owner.saved(self.name)
+                saved = await self.run.peers.saved(self.name)
                 break
             except BusrepError as error:
                 log.warning("bootstrap of %s: what is saved cannot be read yet: %s", self.name, error)
-                await asyncio.sleep(self.owner.settings.retry_max)
+                await asyncio.sleep(self.context.settings.retry_max)
         if self._void(work):
             return False
         if saved is None:

@@ -8,39 +8,48 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
-from busrep.core.bootstrap import Bootstrap, BootstrapState, unfinished
+from busrep.core.bootstrap import Bootstrap
+from busrep.core.bootstrap_states import BootstrapState, unfinished
 from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
 from busrep.core.snapshots import Agreement, BootstrapProgress
 from busrep.errors import BusrepError, Closed, ConfigError, NoSnapshots, Unavailable
 
 from ..runtime.tasks import being_cancelled, log_failure
-from ..snapshots.parts import Applier, read_part
-from ..snapshots.sources import check_log, checked_part
+from ..snapshots.parts import Applier
 from .bootstrap_apply import Applying
-from .bootstrap_paging import fetch_instead
-
-if TYPE_CHECKING:
-    from .bootstrapping import Bootstrapping
+from .bootstrap_log import fetch_instead
+from .bootstrap_peers import PeerBootstraps
+from .bootstrap_source import SourceOnDemand
+from .context import ReaderContext
 
 log = logging.getLogger("busrep.reader")
 
 # The reason of a bootstrap that the application asked for.
 ASKED_FOR = "asked for"
 
-# A source may have to count all rows before it can say where the parts end, and shows no progress meanwhile.
-AGREE_TIMEOUTS = 20
-
 
 class Run:
-    """The bootstraps of one stream, one after the other. ``owner`` has what all streams' share."""
+    """The bootstraps of one stream, one after the other.
 
-    def __init__(self, owner: Bootstrapping, applier: Applier) -> None:
-        self.owner, self.reading, self.applier = owner, owner.reading, applier
+    ``give_up(stream, error)`` is called when none is taken any more, for its rows are fetched; ``finished(self)`` when
+    the stream is online.
+    """
+
+    def __init__(
+        self,
+        context: ReaderContext,
+        source: SourceOnDemand,
+        peers: PeerBootstraps,
+        applier: Applier,
+        give_up: Callable[[str, NoSnapshots], None],
+        finished: Callable[[Run], None],
+    ) -> None:
+        self.context, self.peers, self._source = context, peers, source
+        self._give_up, self._finished = give_up, finished
         self.name = applier.stream.name
-        self.machine = Bootstrap(self.name, settings=owner.settings)
+        self.machine = Bootstrap(self.name, settings=context.settings)
         self.turn = asyncio.Event()  # set whenever something was handled
         self.tasks: dict[Work, asyncio.Task[None]] = {}
         self._ending: dict[asyncio.Task[None], None] = {}  # of works that are not wanted any more, and of Leave
@@ -48,8 +57,7 @@ class Run:
         self._timer: asyncio.TimerHandle | None = None
         self._alarmed = False
         self._drain_begun = False
-        self._held: list[Agreement] = []  # what the source holds something for
-        self._applying = Applying(self)
+        self._applying = Applying(context, self, applier)
         self.restored = False  # others may be at it, or have brought it to its end
         self.ours: str | None = None  # the id of the bootstrap that this process has begun, or gone on with
         self.new_log = False  # it was asked for because the log is another one: so may another process have done
@@ -65,7 +73,7 @@ class Run:
 
     def advance(self) -> None:
         """Start what the machine wants done, and end what it does not want any more."""
-        if self.owner.closed or self.reading.failure is not None:
+        if self.context.ended:
             return
         machine, now = self.machine, self.now()
         wanted = machine.work(now)
@@ -96,11 +104,12 @@ class Run:
 
     def _changed(self, old: BootstrapState | None, new: BootstrapState) -> None:
         machine = self.machine
-        why = f": {machine.reason}" if new is BootstrapState.REQUESTED and machine.error is None else ""
-        if new is BootstrapState.REQUESTED and machine.error is not None:
-            why = f" after {machine.error}; {machine.parts} parts are applied"
+        why = f": {machine.reason}" if new is BootstrapState.REQUESTED and machine.retry.error is None else ""
+        if new is BootstrapState.REQUESTED and machine.retry.error is not None:
+            why = f" after {machine.retry.error}; {machine.parts.applied} parts are applied"
         elif machine.agreement is not None:
-            why = f" ({machine.parts} of {len(machine.agreement.parts)} parts applied, {machine.rows} rows)"
+            parts, total = machine.parts, len(machine.agreement.parts)
+            why = f" ({parts.applied} of {total} parts applied, {parts.rows} rows)"
         log.info("bootstrap of %s: %s -> %s%s", self.name, "none" if old is None else old.value, new.value, why)
         if new is not BootstrapState.DRAINING:
             self._drain_begun = False
@@ -115,7 +124,7 @@ class Run:
             if before and not isinstance(work, Apply):
                 await asyncio.wait(before)
             if isinstance(work, Leave):
-                await self._leave(work.agreement)
+                await self._source.leave(work.agreement)
             elif isinstance(work, Agree):
                 await self._agree(work)
             elif isinstance(work, Begin):
@@ -135,7 +144,7 @@ class Run:
             log.warning("bootstrap of %s: %s", self.name, error)
             machine.failed(work, error, self.now())
         except asyncio.CancelledError:
-            if being_cancelled() and (self.owner.closed or work not in machine.under_way):  # it is not wanted any more
+            if being_cancelled() and (self.context.ended or work not in machine.under_way):  # it is not wanted any more
                 raise
             log.warning("bootstrap of %s: %s was cancelled: it is tried again", self.name, type(work).__name__.lower())
             machine.failed(work, Unavailable("the snapshot source", "it was cancelled"), self.now())
@@ -145,41 +154,19 @@ class Run:
         finally:
             self.tasks.pop(work, None)
         self.advance()
-        self.reading.pump()
-
-    async def _leave(self, agreement: Agreement) -> None:
-        self._held = [held for held in self._held if held is not agreement]
-        try:
-            async with asyncio.timeout(self.owner.settings.fetch_timeout):
-                await self.owner.source.leave(agreement)
-        except Exception as error:  # never, says the interface; what it held it loses at its end
-            log.warning("leaving a snapshot of %s: %r", self.name, error)
+        self.context.pump()
 
     # -- agreeing ---------------------------------------------------------------------------------------------
 
     async def _agree(self, work: Agree) -> None:
-        owner = self.owner
-        if await self._follow_twin():
+        if await self._follow_peer():
             return
-        await owner.open_source()
-        longest = AGREE_TIMEOUTS * owner.settings.fetch_timeout
         try:
-            async with asyncio.timeout(longest):
-                found = await owner.source.agree(
-                    self.name, part_rows=owner.settings.snapshot_part_rows, again=work.again
-                )
-        except TimeoutError:
-            raise Unavailable("the snapshot source", f"it agreed on nothing within {longest:g} s") from None
+            found = await self._source.agree(self.name, again=work.again)
         except NoSnapshots as error:
             if not await self._fetch_instead(error):
                 raise
             return
-        self._held.append(found)
-        try:
-            await self._check(found)
-        except BaseException:
-            await self._leave(found)
-            raise
         self.machine.agreed(work, found, self.now())
 
     async def _fetch_instead(self, error: NoSnapshots) -> bool:
@@ -187,60 +174,37 @@ class Run:
         it, and to no other."""
         if self._partly or self.new_log or self.machine.reason == ASKED_FOR:
             return False
-        if not await fetch_instead(self.owner, self.name, error):
+        if not await fetch_instead(self.context, self.name, error):
             return False
         self.machine.stopped_by = error
-        self.owner.give_up(self.name, error)
+        self._give_up(self.name, error)
         self.refuse(error)
         return True
 
-    async def _check(self, found: Agreement) -> None:
-        """Whether rows can go on behind this snapshot: it is of the log that is read, and none of them was pruned."""
-        reading, store = self.reading, self.owner.store
-        source = f"the snapshot source {found.source}"
-        assert store is not None  # noqa: S101 (a stream with a table has one)
-        if found.stream != self.name:
-            raise Unavailable(source, f"it gave a snapshot of stream {found.stream!r}")
-        if found.epoch != reading.core.epoch:
-            current = await store.epoch()
-            if current != reading.core.epoch:
-                reading.core.new_epoch = current
-                reading.pump()
-            raise Unavailable(source, f"its snapshot is of epoch {found.epoch}, the log is of epoch {current}")
-        for one in await store.known():
-            at = found.positions.get(one.writer, 0)
-            if one.stream == self.name and one.floor > at:
-                raise Unavailable(
-                    source,
-                    f"its snapshot ends at {at} of {one.writer}, and rows up to {one.floor} have been pruned since: "
-                    "make a newer snapshot, or prune later",
-                )
-        await check_log(found, store, patience=self.owner.settings.fetch_timeout)
-
     async def _begin(self, work: Begin) -> None:
-        reading, owner, id = self.reading, self.owner, ""
+        context, id = self.context, ""
         self._partly = True
-        if owner.reader is not None and owner.reader_store is not None:
-            async with owner.saving:
-                if await self._follow_twin():
+        if context.reader:
+            async with context.saving:
+                if await self._follow_peer():
                     return
-                owner.known[self.name] = id = await owner.reader_store.begin_bootstrap(
-                    owner.reader, work.agreement, syncs=work.syncs, reason=work.reason
+                context.saved.bootstraps[self.name] = id = await context.reader_store.begin_bootstrap(
+                    context.reader, work.agreement, syncs=work.syncs, reason=work.reason
                 )
-                reading.saved_anew(self.name, work.agreement.positions)
+                context.saved.replace_stream(self.name, work.agreement.positions)
         self.ours, self.restored = id, False
         self.machine.begun(work, self.now(), id)
-        if self.machine.alarm(self.now()) and not self._alarmed:
+        if self.machine.full_syncs.alarm(self.now()) and not self._alarmed:
             log.error(
                 "bootstrap of %s: %d full syncs within an hour: this reader does not keep up, or its rows are pruned "
-                "sooner than it can load a snapshot", self.name, self.machine.syncs(self.now()),
+                "sooner than it can load a snapshot", self.name, self.machine.full_syncs.count(self.now()),
             )  # fmt: skip
-        self._alarmed = self.machine.alarm(self.now())
+        self._alarmed = self.machine.full_syncs.alarm(self.now())
 
-    async def _follow_twin(self) -> bool:
+    async def _follow_peer(self) -> bool:
         """Whether another process under this reader's name has begun one, or is over it: then that is gone on with."""
-        saved = await self.owner.saved(self.name)
-        if saved is None or saved.agreement.epoch != self.reading.core.epoch:
+        saved = await self.peers.saved(self.name)
+        if saved is None or saved.agreement.epoch != self.context.core.epoch:
             return False
         if not self._looked:
             self._looked = True
@@ -270,8 +234,7 @@ class Run:
         self.machine.restore(saved, self.now())
 
     async def _load(self, work: Load) -> None:
-        text = await read_part(self.owner.source, work.agreement, work.number, self.owner.settings.fetch_timeout)
-        part = await checked_part(work.agreement, work.number, text)
+        part = await self._source.load(work.agreement, work.number)
         self.machine.loaded(work, part, self.now())
 
     # -- stopping ---------------------------------------------------------------------------------------------
@@ -280,7 +243,7 @@ class Run:
         """Do nothing more until ``resume``, and tell whoever waits."""
         if isinstance(error, ConfigError):
             log.error("bootstrap of %s has stopped: %s", self.name, error)
-        self.owner.stop(self.name, error)
+        self.context.stop_bootstrap(self.name, error)
         self.refuse(error)
 
     def resume(self) -> None:
@@ -293,7 +256,6 @@ class Run:
 
     async def _drain(self, work: Drain) -> None:
         """The snapshot is applied: what was held goes on behind it, and the rest is fetched."""
-        owner, reading = self.owner, self.reading
         while True:
             try:
                 positions = await self._end_of(work.agreement)
@@ -302,49 +264,46 @@ class Run:
                 if work not in self.machine.under_way:
                     return
                 log.warning("bootstrap of %s: saved positions cannot be read yet: %s", self.name, error)
-                await asyncio.sleep(owner.settings.retry_max)
+                await asyncio.sleep(self.context.settings.retry_max)
         if work not in self.machine.under_way:
             return
         if positions is None:
             self.machine.gone("the positions that were saved with it are gone", self.now())
             return
         self._drain_begun = True
-        reading.bootstrapped(self.name, positions)
+        self.context.bootstrapped(self.name, positions)
 
-    async def _end_of(self, agreement: Agreement) -> dict[str, int] | None:
+    async def _end_of(self, agreement: Agreement) -> Mapping[str, int] | None:
         """Where the snapshot ends; or where another process under this reader's name is by now."""
-        owner, reading = self.owner, self.reading
-        if owner.reader is None or owner.reader_store is None:
-            return dict(agreement.positions)
-        async with owner.saving:
-            state = await owner.reader_store.load_reader(owner.reader)
+        context = self.context
+        if not context.reader:
+            return agreement.positions
+        async with context.saving:
+            state = await context.reader_store.load_reader(context.reader)
             if state.epoch not in (None, agreement.epoch):
-                reading.core.doubt(state.epoch)
+                context.core.doubt(state.epoch)
                 raise Unavailable("the store", f"positions of epoch {state.epoch}")
             if self.name not in state.streams:
                 return None
             if self.name in state.loading:
-                saved = await owner.saved(self.name)
+                saved = await self.peers.saved(self.name)
                 if saved is not None and unfinished(saved):  # another process has begun anew
                     self.restore(saved)
                 raise Unavailable("the store", "another process of this reader loads a snapshot")
-            found = {writer: at for (stream, writer), at in state.positions.items() if stream == self.name}
-            owner.loaded(state, self.name)
-            reading.saved_anew(self.name, found)
-            return found
+            return context.saved.behind_snapshot(state, self.name)
 
     def look(self) -> None:
         """Something was received or handled: perhaps that was all there was."""
         self.turn.set()
-        if self.machine.state is BootstrapState.DRAINING and self._drain_begun and self.reading.core.drained(self.name):
+        if self.machine.state is BootstrapState.DRAINING and self._drain_begun and self.context.core.drained(self.name):
             self._partly = False
             self.machine.drained(self.now())
             self.advance()
-            self.owner.finished(self)
+            self._finished(self)
 
     async def online(self) -> None:
         """Wait until it is over. Raises HandlerFailed, ConfigError, Closed."""
-        if (error := self.reading.failure or self.owner.stopped.get(self.name)) is not None:
+        if (error := self.context.failure or self.context.stopped_bootstraps.get(self.name)) is not None:
             raise error.with_traceback(None)
         if self.machine.state is BootstrapState.ONLINE:
             return
@@ -364,13 +323,8 @@ class Run:
         """Begin nothing more, and cancel all but a function that is applying a part; return what is still to end."""
         if self._timer is not None:
             self._timer.cancel()
-        self.refuse(self.reading.failure or Closed())
+        self.refuse(self.context.failure or Closed())
         for work, task in self.tasks.items():
             if not (isinstance(work, Apply) and self._applying.busy):
                 task.cancel()
         return [*self.tasks.values(), *self._ending]
-
-    async def leave(self) -> None:
-        """Let go of what the source holds."""
-        for agreement in list(self._held):
-            await self._leave(agreement)

@@ -5,46 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import random
-import re
-import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
 
-import redis.asyncio as aioredis
-
-from busrep.core.backoff import LogLimiter, pause_after
-from busrep.core.commands import Command, Name, Replicate, Server, UserIp
-from busrep.core.framing import COMMAND_BYTES, parse_message
+from busrep.core.application_commands import UserIp
+from busrep.core.commands import Command, Name
+from busrep.core.delivery import Missed, Reset
 from busrep.core.health import Health, closed, health_of
+from busrep.core.link_watch import LinkWatch
 from busrep.errors import (
     BusrepError,
     Closed,
-    CommitsLost,
     ConfigError,
     NotAWriter,
-    ParseError,
-    Unavailable,
     WriterFenced,
 )
 from busrep.options import BusOptions
-from busrep.settings import Settings
-from busrep.stores.interface import AsyncStore, FactLog, provides
+from busrep.stores.interface import AsyncStore
 from busrep.streams import Stream, checked_stream
 
-from ..links.redis import Link, RedisLink
-from ..links.tcp import TcpAddress, TcpLink, identity_of
-from ..links.tcp_server import TcpServer
-from ..runtime.tasks import call, heed_cancellation, log_failure, spawn, stop, within
+from ..links.link import Link, LinkEvents
+from ..links.tcp import identity_of
+from ..links.transports import ServerAddress, make_link
+from ..runtime.batch import Batch, Handler, NoticeHandler
+from ..runtime.tasks import call, log_failure, spawn, stop, within
 from ..snapshots.parts import Applier, ApplyHandler
+from .beats import Beats
 from .cached import CachedFunction, unix_ms
-from .caching import Caching
-from .failing import tell
-from .reading import Batch, Handler, NoticeHandler, Reading
-from .writing import Claimed, Fact, WinningBack, Writing
+from .caching import CacheUpkeep
+from .own_name import OwnName
+from .publisher import ChannelPublisher, LineSeen, channel_of, channels_of
+from .reading import Reading
+from .receiver import Receiver
+from .writing import Fact, Writing
 
 log = logging.getLogger("busrep")
 
@@ -52,81 +46,64 @@ CommandT = TypeVar("CommandT", bound=Command)
 P = ParamSpec("P")
 R = TypeVar("R")
 RowT = TypeVar("RowT")
-LineSeen = Callable[[str, str, bytes], None]
-
-# Other commands (presence, locks...) waiting for Redis, and their bytes. They are news, not facts: beyond this, send()
-# says no.
-COMMAND_QUEUE, COMMAND_QUEUE_BYTES = 10_000, 16 * 2**20
-
-# Calls of command handlers under way. Handlers may be slower than commands come: beyond this they are dropped, counted.
-COMMAND_CALLS = 10_000
-
-_NUMBER = re.compile(r"\b\d+\b")
 
 
 class Bus:
     """One process's part in a deployment. `busrep.connect` makes it; `busrep.options.BusOptions` has its arguments."""
 
-    def __init__(self, redis: str | aioredis.Redis | TcpAddress | TcpServer, options: BusOptions) -> None:
+    def __init__(self, redis: ServerAddress, options: BusOptions) -> None:
         self._options = options
-        self._on_failure = options.on_failure
         self.name, self.writer, self.reader = options.name, options.writer, options.reader
         self.streams, self.settings = options.streams, options.settings
         self._store: AsyncStore | None = options.store
         self._own = options.own
-        self._commands: deque[tuple[str, bytes]] = deque()
-        self._commands_bytes = 0
-        self._command_handlers: dict[type[Any], list[Callable[[Any], Awaitable[None] | None]]] = {}
-        self._line_handlers: list[LineSeen] = []
         self._connect_handlers: list[Callable[[], Any]] = []
         self._close_handlers: list[Callable[[], Any]] = []
-        self._wake = asyncio.Event()
-        self._flushed = asyncio.Event()
-        self._ask = False
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._background: list[asyncio.Task[None]] = []
-        self._limiter = LogLimiter()  # per reason; all are counted (protocol.md, section 1)
-        self._claim_asked_at = -math.inf
-        self._echo_at = self._heard_at = 0.0
-        self._answering: asyncio.TimerHandle | None = None
-        self._asked_at = 0.0  # when REPLICATE was published last
-        self._reconnected_at = 0.0
+        self._watch = LinkWatch(self.settings)
         self._state = "new"
         self._closing: asyncio.Task[None] | None = None
-        self._winning: asyncio.Task[None] | None = None
-        self._named_at = 0.0  # when the writer's first incarnation began
-        self._commands_dropped = 0
-        self._writing: Writing | None = None
-        self._reading = Reading(
+        self._publisher = ChannelPublisher(
+            options, link=lambda: self._link, writing=lambda: self._writing, watch=self._watch
+        )
+        self.reading = Reading(
             options,
-            own=None if options.own else options.writer,
-            ask=self._ask_for_positions,
+            own=None if options.own else self._own_name(),
+            ask=self._publisher.ask_for_positions,
             own_positions=self._own_positions,
             own_written=self._own_written,
             on_epoch=self._epoch_changed,
             on_stop=self._tell_failure,
         )
-        self._caching = Caching(self)
+        self.own_name = OwnName(
+            options,
+            self.reading,
+            self._tasks,
+            wake=self._publisher.wake,
+            renewed=self._renewed,
+            on_loss=self._lost,
+        )
+        self._caching = CacheUpkeep(self)
+        self.receiver = Receiver(
+            options, self.reading, self.own_name, self._publisher,
+            watch=self._watch, heard=lambda frame: self._caching.heard(frame), tasks=self._tasks,
+        )  # fmt: skip
         self._stores = [one for one in dict.fromkeys((options.store, options.reader_store)) if one is not None]
-        channels = [self._channel(stream.channel) for stream in self.streams]
-        if self.writer is not None or options.undeclared or not channels:
-            channels.insert(0, self.name)
-        # Writers hear the first; this process hears itself on the last.
-        own_channel = self.name if self.name in channels else channels[0]
-        self._asking_channels = tuple(dict.fromkeys((self.name, own_channel)))
-        self._link = self._make_link(redis, channels)
+        self._link = self._make_link(redis, channels_of(options))
 
-    def _make_link(self, redis: str | aioredis.Redis | TcpAddress | TcpServer, channels: Sequence[str]) -> Link:
-        callbacks: dict[str, Any] = {"on_up": self._up, "on_message": self._message, "on_down": self._down}
-        if isinstance(redis, TcpServer):
-            if redis.name != self.name:
-                raise ConfigError(f"the TCP server is of {redis.name!r}, this bus of {self.name!r}")
-            return redis.link(channels, **callbacks)
-        if isinstance(redis, str) and redis.startswith(("tcp://", "tcps://")):
-            redis = TcpAddress.parse(redis)
-        if isinstance(redis, TcpAddress):
-            return TcpLink(redis, self.name, self.settings, identity=self._identity, **callbacks)
-        return RedisLink(redis, channels, self.settings, **callbacks)
+    @property
+    def _writing(self) -> Writing | None:
+        """What writes under the name now; None without a name, and before it is claimed."""
+        return self.own_name.writing
+
+    def _own_name(self) -> str | None:
+        """Under which name this process writes, here or beside this bus."""
+        return self.writer
+
+    def _make_link(self, server: ServerAddress, channels: Sequence[str]) -> Link:
+        events: LinkEvents = {"on_up": self._up, "on_message": self.receiver.receive, "on_down": self._down}
+        return make_link(server, self.name, channels, self.settings, identity=self._identity, **events)
 
     def _identity(self) -> Name:
         return identity_of(self.writer, self.reader, None if self._writing is None else self._writing.incarnation)
@@ -142,131 +119,38 @@ class Bus:
             for store in self._stores:
                 await store.open()
             if self.writer is not None:
-                self._writing = await self._begin_writing(self.writer)
-                self._named_at = asyncio.get_running_loop().time()
-                self._writing.on_invalidations = self._caching.committed
+                writing = await self.own_name.claim(self.writer)
+                writing.on_invalidations = self._caching.committed
             await self._link.start(required=self._options.require_redis)
         except BaseException:
             await self.close()
             raise
-        self._background = [self._start(self._keep_publishing(), "publish"), self._start(self._keep_beating(), "beat")]
+        self.run_in_background(self._publisher.run(), "publish")
+        beats = Beats(self.settings, self.reading, self.own_name, self._publisher, self._link, self._watch, self._tasks)
+        self.run_in_background(beats.run(), "beat")
         if self._writing is not None:
-            self._background.append(self._start(self._writing.keep_settling(), "settle"))
+            self.run_in_background(self._writing.keep_settling(), "settle")
         if self.reader is not None:
-            self._background.append(self._start(self._reading.keep_saving(), "save"))
+            self.run_in_background(self.reading.saver.keep_saving(), "save")
         self._caching.open()
+
+    def run_in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run ``work`` until the bus closes."""
+        self._background.append(self._start(work, name))
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"busrep-{name}")
         task.add_done_callback(log_failure)
         return task
 
-    async def _begin_writing(self, writer: str, again: int | None = None, former: Writing | None = None) -> Writing:
-        """Claim the name, and make what writes under it. ``again``: it is won back, from this incarnation on, for
-        what goes on in place of ``former``."""
-        durable = self._options.durable
-        # Without a table the clock makes incarnations that rise (9.11).
-        claimed, incarnation = None, max(int(time.time() * 1000), (again or 0) + 1)
-        if again is None and provides(self._store, FactLog):
-            await self._give_up_streams(self._store, writer, durable)
-        if durable and self._store is not None:
-            claim = await self._store.claim(writer, durable, timeout=self.settings.claim_timeout, again=again)
-            if former is not None:
-                claim = claim.resumed(former.epoch, former.core.positions())
-            claimed, incarnation = Claimed(self._store, claim), claim.incarnation
-            if again is None:  # where the facts of this process begin, however often its name is won back
-                self._reading.own_starts = claim.starts
-        return Writing(
-            writer,
-            self.name,
-            self.streams,
-            self.settings,
-            claimed=claimed,
-            incarnation=incarnation,
-            wake=self._wake.set,
-            renew=self._renew_writing,
-            on_loss=self._lost,
-        )
-
-    async def _renew_writing(self, former: Writing) -> Writing:
-        """What goes on in place of one that was fenced, if that was for its silence alone.
-
-        Raises WriterFenced when another process has the name, ClaimBlocked, Unavailable, Closed.
-        """
-        if self._writing is former:
-            if self._winning is None or self._winning.done():
-                self._winning = asyncio.create_task(self._win_back(former), name="busrep-win-back")
-                self._tasks[self._winning] = None
-                self._winning.add_done_callback(lambda done: self._tasks.pop(done, None))
-            # Not given up with the caller: a claim that is committed and not noted would pass for another process's.
-            winning = self._winning
-            try:
-                await asyncio.shield(winning)
-            except asyncio.CancelledError as error:
-                winning.remove_done_callback(self._tell_not_won_back)  # once, however many leave
-                winning.add_done_callback(self._tell_not_won_back)
-                heed_cancellation(error)
-                raise Closed from None  # only close() ends it
-        assert self._writing is not None  # noqa: S101 (there was one)
-        if self._writing is former:
-            raise former.fenced or WriterFenced(former.name, former.incarnation)
-        return self._writing
-
-    def _tell_not_won_back(self, winning: asyncio.Task[None]) -> None:
-        """A done callback: who would be told has left, perhaps all of them. The next beat, or fact, tries again."""
-        if not winning.cancelled() and isinstance(error := winning.exception(), BusrepError):
-            log.warning("writer %s is not won back: %s", self.writer, error)
-        else:
-            log_failure(winning)
-
-    async def _win_back(self, former: Writing) -> None:
-        winning = WinningBack(max(former.incarnation, former.outdone))
-        session: Writing | None = None
-        # Rows that are kept for consumers are of the incarnation that wrote them.
-        while session is None and not former.kept:
-            try:
-                won = await self._begin_writing(former.name, winning.again, former)
-                await self._check_committed(former, won)
-            except CommitsLost as error:
-                log.error("%s", error)
-                former.lose(error)
-                return
-            except (WriterFenced, Unavailable) as error:
-                try:
-                    winning.failed(error)
-                except WriterFenced:
-                    break
-            else:
-                session = won
-        if session is None:
-            former.lose(WriterFenced(former.name, former.incarnation))
-            return
-        session.committed = former.committed
-        log.warning("writer %s was fenced; it goes on as incarnation %d", former.name, session.incarnation)
-        session.facts, session.rows = former.facts, former.rows
-        session.on_invalidations = self._caching.committed
+    def _renewed(self, writing: Writing) -> None:
+        """The name was won back."""
+        writing.on_invalidations = self._caching.committed
         self._caching.drop_all()  # what was in doubt is in the table; before this one is trusted
-        self._writing = session
-        self._background.append(self._start(session.keep_settling(), "settle"))
+        self.run_in_background(writing.keep_settling(), "settle")
         if self._link.connected:
-            session.core.connected(asyncio.get_running_loop().time())
-        self._wake.set()
-
-    async def _check_committed(self, former: Writing, won: Writing) -> None:
-        """Whether what was committed is still there: PostgreSQL may have failed over (9.23). Raises CommitsLost, and
-        WriterFenced when what was won is fenced already."""
-        if won.claimed is not None and (noted := former.noted_commits()):
-            store = won.claimed.store
-            found = await store.outcome(won.claimed.claim, None, noted)
-            former.check_committed(found, await store.known())
-
-    async def _give_up_streams(self, store: FactLog, writer: str, durable: Sequence[str]) -> None:
-        """A predecessor wrote streams that this process does not: finish it (9.5), or their last rows would wait for a
-        writer that never comes back, and it would hold back their linear position."""
-        for known in await store.known():
-            if known.writer == writer and known.registered and known.stream not in durable:
-                await store.finish(writer, known.incarnation, timeout=self.settings.claim_timeout)
-                return
+            writing.core.connected(asyncio.get_running_loop().time())
+        self._publisher.wake()
 
     async def close(self) -> None:
         """Publish what is queued (within ``shutdown_timeout``), save positions, close everything. May be repeated.
@@ -279,7 +163,7 @@ class Bus:
             self._caching.close()
             self._closing = self._start(self._close(), "close")
         task = asyncio.current_task()
-        if task not in self._tasks and not self._reading.is_worker(task):
+        if task not in self._tasks and not self.reading.is_worker(task):
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -294,11 +178,11 @@ class Bus:
             self._state = "closed"
             if self._writing is not None:
                 await self._writing.close(timeout)
-            await self._flush(timeout)
+            await self._publisher.flush(timeout)
             if self._writing is not None:
                 self._writing.core.farewell()
-                await self._flush(timeout)
-            await self._reading.close(timeout)
+                await self._publisher.flush(timeout)
+            await self.reading.close(timeout)
 
     async def _before_close(self, handler: Callable[[], Any], timeout: float) -> None:
         try:
@@ -308,8 +192,7 @@ class Bus:
             log.exception("a handler of before_close failed")
 
     async def _stop_tasks(self, timeout: float) -> None:
-        if self._answering is not None:
-            self._answering.cancel()
+        self.receiver.close()
         await stop([*self._background, *self._tasks], timeout)
         # A name that was won back meanwhile has started another.
         await stop([*self._background, *self._tasks], timeout)
@@ -325,18 +208,6 @@ class Bus:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    async def _flush(self, timeout: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while self._link.connected and self._unsent():
-                    self._flushed.clear()
-                    self._wake.set()
-                    await self._flushed.wait()
-
-    def _unsent(self) -> bool:
-        writing = self._writing
-        return bool(self._commands) or (writing is not None and writing.fenced is None and writing.core.unsent)
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -404,7 +275,7 @@ class Bus:
 
         def register(handler: Handler[Any]) -> Handler[Any]:
             for stream in found:
-                self._reading.subscribe(stream, handler)
+                self.reading.subscribe(stream, handler)
             return handler
 
         return register
@@ -416,7 +287,7 @@ class Bus:
     def follow(self, *streams: Stream[Any]) -> AsyncIterator[Batch[Any]]:
         """Iterate over the batches of ``streams``; a batch counts as handled when the next one is asked for."""
         self._check_open()
-        return self._reading.follow(*[self.streams.of(stream) for stream in streams])
+        return self.reading.follow(*[self.streams.of(stream) for stream in streams])
 
     async def wait_for(self, stream: Stream[Any], writer: str, token: int, timeout: float = 5.0) -> None:
         """Return once everything that ``writer`` wrote to ``stream`` up to ``token`` has been handled here.
@@ -428,7 +299,7 @@ class Bus:
         self._check_open()
         if writer != self.writer or self._own or self._is_successors(stream, token):
             # IDs of a negative stream are below zero in the table, above it everywhere else.
-            await self._reading.wait_for(self.streams.of(stream), writer, abs(token), timeout)
+            await self.reading.wait_for(self.streams.of(stream), writer, abs(token), timeout)
 
     def _is_successors(self, stream: Stream[Any], token: int) -> bool:
         writing = self._writing
@@ -438,7 +309,7 @@ class Bus:
         """Decorate a function called with (stream name, writer, position) when that stream begins anew."""
 
         def register(handler: NoticeHandler) -> NoticeHandler:
-            self._reading.on_reset(None if stream is None else checked_stream(stream).name, handler)
+            self.reading.handlers.on_notice(Reset, None if stream is None else checked_stream(stream).name, handler)
             return handler
 
         return register
@@ -448,7 +319,7 @@ class Bus:
         a foreign writer, may have been missed: its tokens skip."""
 
         def register(handler: Callable[..., Any]) -> Callable[..., Any]:
-            self._reading.on_missed(None if stream is None else checked_stream(stream).name, handler)
+            self.reading.handlers.on_notice(Missed, None if stream is None else checked_stream(stream).name, handler)
             return handler
 
         return register
@@ -459,13 +330,13 @@ class Bus:
         While facts that a predecessor under the own name left are not handled, the own name counts as another's. After
         a failover that took back their effects that is so once more, and the position is lower than before.
         """
-        found = self._reading.core.positions()
-        for stream in self._reading.core.bootstrapping:  # what is there of it is no position
+        found = self.reading.core.positions()
+        for stream in self.reading.core.bootstrapping:  # what is there of it is no position
             found.pop(stream, None)
         # Fenced, it may yet win its name back; once it is lost, reading goes on from these positions.
-        if self._writing is not None and not self._own and not self._name_lost:
+        if self._writing is not None and not self._own and not self.own_name.lost:
             for stream, position in self._writing.core.positions().items():
-                if self._reading.own_counts(stream):
+                if self.reading.own_counts(stream):
                     found.setdefault(stream, {})[self._writing.name] = position
         return found
 
@@ -477,7 +348,7 @@ class Bus:
         """
         if self._store is None or checked_stream(stream).resettable or not stream.follows:
             raise ConfigError(f"stream {stream.name!r} has no linear position")
-        await self._reading.followed(self.streams.of(stream))
+        await self.reading.followed(self.streams.of(stream))
         handled = self.positions().get(stream.name, {})
         known = await self._store.known()
         # A replica's registry may be older than what was handled: a writer may have joined since, and reserved an ID
@@ -499,7 +370,7 @@ class Bus:
     def resume(self, stream: Stream[Any], writer: str) -> None:
         """Go on with a (stream, writer) that stopped on a poison row, at that row; with a bootstrap of the stream that
         stopped, at the part that it stopped at."""
-        self._reading.resume(checked_stream(stream).name, writer)
+        self.reading.resume(checked_stream(stream).name, writer)
 
     def snapshot(
         self, stream: Stream[RowT], *, key: Callable[[RowT], Hashable] | None = None
@@ -518,7 +389,7 @@ class Bus:
         self._check_open()
 
         def register(handler: ApplyHandler[RowT]) -> ApplyHandler[RowT]:
-            self._reading.snapshot(Applier(self.streams.of(stream), handler, key))
+            self.reading.snapshot(Applier(self.streams.of(stream), handler, key))
             return handler
 
         return register
@@ -530,7 +401,7 @@ class Bus:
         from inside a handler of the stream, which it would wait for; HandlerFailed when the function keeps failing.
         """
         self._check_open()
-        await self._reading.bootstrap(self.streams.of(stream))
+        await self.reading.bootstrap(self.streams.of(stream))
 
     def _epoch_changed(self, epoch: str) -> None:
         """The log is another one: its writers have been fenced, and what was written here is of the one before."""
@@ -593,21 +464,20 @@ class Bus:
         """
         if self._state != "closing":  # a handler of before_close may
             self._check_open()
-        line = format_command(command)
-        if len(self._commands) >= COMMAND_QUEUE or self._commands_bytes + len(line) > COMMAND_QUEUE_BYTES:
-            raise Unavailable("Redis", f"{len(self._commands)} commands are waiting for it")
-        channel = self._channel("USER_IP" if isinstance(command, UserIp) else "")
-        self._commands.append((channel, line))
-        self._commands_bytes += len(line)
-        self._wake.set()
+        self._publisher.send(command)
+
+    @property
+    def commands_waiting(self) -> int:
+        """Commands of `send` that are not published yet."""
+        return len(self._publisher.commands)
 
     def on(self, kind: type[CommandT]) -> Callable[[Callable[[CommandT], Any]], Callable[[CommandT], Any]]:
         """Decorate a function (async or not) that is called with each command of that class."""
         self._check_open()
 
         def register(handler: Callable[[CommandT], Any]) -> Callable[[CommandT], Any]:
-            self._command_handlers.setdefault(kind, []).append(handler)
-            channel = self._channel("USER_IP" if kind is UserIp else "")
+            self.receiver.on(kind, handler)
+            channel = channel_of(self.name, "USER_IP" if kind is UserIp else "")
             spawn(self._tasks, self._link.subscribe(channel), "busrep-subscribe")
             return handler
 
@@ -626,199 +496,26 @@ class Bus:
 
     def on_line(self, handler: LineSeen) -> None:
         """Call ``handler(direction, channel, line)`` for every line received ("<") and sent (">")."""
-        self._line_handlers.append(handler)
+        self._publisher.lines.append(handler)
 
     # -- the link's callbacks ---------------------------------------------------------------------------------
 
     def _up(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._echo_at = self._heard_at = self._reconnected_at = now
-        self._reading.connected(now)
-        self._caching.up()
+        self._watch.connected(now)
+        self.reading.connected(now)
+        self._caching.link(connected=True)
         if self._writing is not None:
             self._writing.core.connected(now)
-        self._ask_for_positions()
+        self._publisher.ask_for_positions()
         for handler in self._connect_handlers:
             spawn(self._tasks, call(handler), "busrep-connect")
 
     def _down(self) -> None:
-        self._caching.down()
-        self._reading.disconnected()
+        self._caching.link(connected=False)
+        self.reading.disconnected()
 
-    def _ask_for_positions(self) -> None:
-        self._ask = True
-        self._wake.set()
-
-    def _message(self, channel: str, data: bytes) -> None:
-        now = self._heard_at = asyncio.get_running_loop().time()
-        if self._line_handlers:
-            self._show("<", channel, data)
-        if self._writing is not None and not self._name_lost and self._writing.is_echo(data):
-            self._echo_at = now
-            if not self._own:
-                return
-        frame = parse_message(data, self.settings)
-        if self._writing is not None:
-            self._writing.heard(frame)
-        self._reading.receive(frame, now)
-        self._caching.heard(frame)
-        core = self._reading.core
-        if core.asks:
-            core.asks = False
-            self._ask_for_positions()
-        if core.errors:
-            for error in core.errors:
-                self._log_error(error, now)
-            core.errors.clear()
-        if core.commands:
-            commands, core.commands = core.commands, []
-            for command in commands:
-                self._command(command, now)
-
-    def _show(self, direction: str, channel: str, data: bytes) -> None:
-        for line in data.split(b"\n"):
-            for handler in self._line_handlers:
-                try:
-                    handler(direction, channel, line)
-                except Exception:  # who looks on must not stop the traffic
-                    log.exception("the handler of a line failed")
-
-    def _command(self, command: Command, now: float) -> None:
-        writing = self._writing
-        if isinstance(command, Replicate):
-            if writing is not None:
-                self._answer(writing, now)
-        elif isinstance(command, Name) and writing is not None and command.instance == writing.name:
-            if command.incarnation == writing.incarnation:
-                self._echo_at = now
-            elif command.incarnation is not None and command.incarnation > writing.incarnation:
-                if writing.claimed is not None:  # a hint: the claim decides (9.19)
-                    self._doubt_claim(writing, now)
-                else:
-                    self._outdone(writing, command.incarnation, now)
-        elif isinstance(command, Server) and writing is not None and command.epoch not in (None, writing.epoch):
-            self._other_epoch(writing, command.epoch or "", now)
-        for handler in self._command_handlers.get(type(command), ()):
-            if len(self._tasks) < COMMAND_CALLS:
-                spawn(self._tasks, call(handler, command), "busrep-command")
-                continue
-            self._commands_dropped += 1
-            self._log_error(ParseError(command.format(), type(command).__name__, "handlers are too slow: dropped"), now)
-
-    def _answer(self, writing: Writing, now: float) -> None:
-        writing.core.replicate_received(now)
-        self._wake.set()
-        if self._answering is None and (due := writing.core.next_answer) < math.inf:
-
-            def answer() -> None:
-                self._answering = None
-                writing.core.tick(max(due, asyncio.get_running_loop().time()))
-                self._wake.set()
-
-            self._answering = asyncio.get_running_loop().call_at(due, answer)
-
-    def _outdone(self, writing: Writing, incarnation: int, now: float) -> None:
-        """A higher incarnation of the own name is heard: of a successor, or, just after the start, of a predecessor.
-
-        Where no stream has a table no claim tells which. Above a predecessor, whose clock was ahead, it goes on (9.24).
-        One that writes to a log has a claim, and so the name.
-        """
-        bound = self.settings.heartbeat * self.settings.silent_after_beats
-        if not writing.kept and now - self._named_at <= bound and not writing.has_log(incarnation):
-            log.warning(
-                "writer %s is heard under a higher incarnation, %d: a clock is behind", writing.name, incarnation
-            )
-            writing.outdone = incarnation
-            writing.fence(WriterFenced(writing.name, writing.incarnation))
-        else:
-            writing.lose(WriterFenced(writing.name, writing.incarnation))
-
-    def _doubt_claim(self, writing: Writing, now: float, epoch: str | None = None) -> None:
-        """Ask the database whether the claim stands. Once a beat at most, whatever is said: the beat looks, too."""
-        if writing.fenced is None and now - self._claim_asked_at >= self.settings.heartbeat:
-            self._claim_asked_at = now
-            spawn(self._tasks, self._check_claim(writing, epoch), "busrep-claim")
-
-    async def _check_claim(self, writing: Writing, epoch: str | None) -> None:
-        try:
-            async with asyncio.timeout(self.settings.heartbeat):
-                stands = await writing.check_claim()
-        except (BusrepError, TimeoutError) as error:
-            log.warning("the claim of %s cannot be read yet: %s", writing.name, error)
-        else:
-            if stands and epoch is not None:
-                self._reading.report_deployment(epoch, writing.epoch)
-
-    def _other_epoch(self, writing: Writing, epoch: str, now: float) -> None:
-        """Either the database was restored, which takes the claim away, or another deployment uses the channel."""
-        if writing.claimed is not None and not self._reading.is_reported(epoch):
-            self._doubt_claim(writing, now, epoch)
-
-    def _log_error(self, error: ParseError, now: float) -> None:
-        reason = f"{error.field} {_NUMBER.sub('', error.reason)}"  # else a line with another number is another reason
-        if self._limiter.allows(reason, now):
-            log.warning("%s", error)
-
-    # -- publishing -------------------------------------------------------------------------------------------
-
-    async def _keep_publishing(self) -> None:
-        settings, failures = self.settings, 0
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            try:
-                await self._publish_all()
-                failures = 0
-            except Exception as error:
-                if not isinstance(error, Unavailable):  # a bug; what is not published is lost to whoever waits for it
-                    log.exception("publishing failed")
-                failures += 1
-                if self._writing is not None:
-                    self._writing.publishing = False
-                    self._writing.drained()
-                log.debug("publishing: %s", error)
-                await asyncio.sleep(pause_after(failures, settings))
-                self._wake.set()
-            self._flushed.set()
-
-    async def _publish_all(self) -> None:
-        link, writing = self._link, self._writing
-        while True:
-            if await link.open_publisher() and writing is not None:
-                # Others cannot see that we came back: say where we are.
-                writing.core.connected(asyncio.get_running_loop().time())
-            frames = writing.core.frames_to_publish() if writing is not None else []
-            asked, self._ask = self._ask, False
-            commands = list(self._commands)[: settings_in_flight(self.settings)]
-            messages = [(channel, Replicate().format()) for channel in self._asking_channels] if asked else []
-            messages += commands
-            for frame in frames:
-                messages += [(self._channel(frame.channel_suffix), data) for data in frame.messages]
-            if not messages:
-                return
-            try:
-                await link.publish(messages)
-            except BaseException:
-                # Unknown which arrived: the same frames go out again, byte for byte (9.6).
-                self._ask = self._ask or asked
-                if writing is not None:
-                    writing.core.publish_failed()
-                raise
-            if asked:
-                self._asked_at = asyncio.get_running_loop().time()
-            for _ in commands:
-                self._commands_bytes -= len(self._commands.popleft()[1])
-            if writing is not None:
-                for frame in frames:
-                    writing.core.published(frame)
-                writing.publishing = True
-                writing.drained()
-            if self._line_handlers:
-                for channel, data in messages:
-                    self._show(">", channel, data)
-
-    def _channel(self, suffix: str) -> str:
-        return f"{self.name}/{suffix}" if suffix else self.name
+    # -- what others ask of the own writer -----------------------------------------------------------------------
 
     def _own_positions(self) -> Mapping[str, int]:
         return {} if self._writing is None or self._own else self._writing.core.positions()
@@ -827,66 +524,7 @@ class Bus:
         writing = self._writing
         return None if writing is None or self._own else writing.written(stream)
 
-    # -- the beat ---------------------------------------------------------------------------------------------
-
-    async def _keep_beating(self) -> None:
-        loop, heartbeat = asyncio.get_running_loop(), self.settings.heartbeat
-        beats = 0
-        beating: asyncio.Task[None] | None = None
-        while True:
-            pause = heartbeat * (0.9 + 0.2 * random.random())
-            if self._writing is not None:  # the core has jittered its beat already
-                pause = max(0.0, min(1.1 * heartbeat, self._writing.core.next_beat - loop.time()))
-            await asyncio.sleep(pause)
-            beats += 1
-            if self._writing is not None and (beating is None or beating.done()):
-                beating = spawn(self._tasks, self._beat(self._writing), "busrep-beat")
-                # What it finds out is announced at once. But a database that hangs must not keep the announcement
-                # back, nor a driver that takes its time to let go of a question (psycopg: up to ten seconds).
-                await asyncio.wait({beating}, timeout=heartbeat / 4)
-            self._reading.beat(all_known=beats % self.settings.silent_after_beats == 1)
-            if self._writing is not None:
-                self._writing.core.tick(loop.time())
-                self._wake.set()
-                for stuck in self._writing.stuck(loop.time()):
-                    log.warning("fact %(id)s of stream %(stream)s is open for %(age).0f s (%(owner)s)", stuck)
-            self._check_link(loop.time())
-
-    async def _beat(self, writing: Writing) -> None:
-        try:
-            async with asyncio.timeout(self.settings.heartbeat):
-                if writing.fenced is not None and not writing.lost:
-                    writing = await writing.live()
-                await writing.beat()
-        except (BusrepError, TimeoutError) as error:
-            log.warning("beat: %s: %s", type(error).__name__, error)
-        except Exception:  # a bug, in a store perhaps; the positions are stored a beat later
-            log.exception("beat failed")
-
-    def _check_link(self, now: float) -> None:
-        """Give up a link that carries no messages (rule 9.21): five beats without an echo of what was published.
-
-        The echo of its own announcements is what a writer goes by. A process without a writer goes by any message; when
-        there is none for a beat it publishes REPLICATE, which comes back.
-        """
-        bound = self.settings.heartbeat * self.settings.silent_after_beats
-        if not self._link.connected:
-            return
-        if self._writing is not None and self._writing.fenced is None:
-            if now - self._reconnected_at > bound and now - self._echo_at > bound:
-                self._link.reconnect("own announcements are not heard back")
-            return
-        if now - self._heard_at > bound and self._asked_at > self._heard_at:
-            self._link.reconnect("nothing is heard, not even what is published")
-        elif now - self._heard_at > self.settings.heartbeat:
-            self._ask_for_positions()
-
     # -- the rest ---------------------------------------------------------------------------------------------
-
-    @property
-    def _name_lost(self) -> bool:
-        """Whether the name is another process's for good. A name that may be won back is followed as the own one."""
-        return self._writing is not None and self._writing.lost
 
     def _check_open(self) -> None:
         if self._state in ("closing", "closed"):
@@ -895,13 +533,13 @@ class Bus:
             raise ConfigError("the bus is not open yet: use 'async with busrep.connect(...) as bus'")
 
     def _lost(self) -> None:
-        self._reading.disown()
+        self.reading.disown()
         if self._writing is not None and self._writing.fenced is not None:
             self._tell_failure(self._writing.fenced)
 
     def _tell_failure(self, error: BusrepError) -> None:
-        if self._on_failure is not None:
-            spawn(self._tasks, tell(self._on_failure, error), "busrep-failure")
+        if (on_failure := self._options.on_failure) is not None:
+            spawn(self._tasks, call(on_failure, error), "busrep-on_failure")
 
     def health(self) -> Health:
         """Whether this process does its part, and the reasons why not. Reads what is in memory; asks no server."""
@@ -911,29 +549,14 @@ class Bus:
         """Counters, levels and states of this process, JSON-able."""
         now = asyncio.get_running_loop().time()
         return {
-            "reader": self._reading.statistics(),
+            "reader": self.reading.statistics(),
             "writer": None if self._writing is None else self._writing.statistics(),
             "link": {
                 **self._link.statistics(),
-                "commands_waiting": len(self._commands),
-                "commands_dropped": self._commands_dropped,
+                "commands_waiting": self.commands_waiting,
+                "commands_dropped": self.receiver.commands_dropped,
             },
             "stuck": [] if self._writing is None else self._writing.stuck(now),
-            "bootstrap": self._reading.bootstrapping.statistics(),
-            "caches": self._caching.statistics(),
+            "bootstrap": self.reading.bootstrapping.statistics(),
+            "caches": self._caching.caches.statistics(),
         }
-
-
-def format_command(command: Any) -> bytes:
-    """The line of what ``send()`` was given. Raises ConfigError for what is no command, or longer than readers take."""
-    if not isinstance(command, Command):
-        raise ConfigError(f"send() takes a command of busrep.commands, not {command!r}")
-    line = command.format()
-    if len(line) > COMMAND_BYTES:
-        raise ConfigError(f"a {type(command).__name__} of {len(line)} bytes: {COMMAND_BYTES} are taken by readers")
-    return line
-
-
-def settings_in_flight(settings: Settings) -> int:
-    """Commands that share a pipeline with frames."""
-    return settings.publish_in_flight * 16

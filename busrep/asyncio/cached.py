@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from busrep.caches.cache import Invalidation, row_of_call, row_of_key
@@ -16,14 +16,14 @@ from busrep.settings import Settings
 from busrep.stores.interface import StoreAdmin
 from busrep.streams import Stream
 
-from .writing import FactBase
+from ..runtime.fact import FactBase
 
 log = logging.getLogger("busrep.caches")
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
-Write = Callable[[Stream[Invalidation], Sequence[Invalidation]], Awaitable[None]]
+Write = Callable[[Stream[Invalidation], Sequence[Invalidation]], Any]
 
 
 class CachedFunction(Protocol[P, R_co]):
@@ -60,16 +60,17 @@ def unix_ms() -> int:
 
 
 def add_methods(cached: Any, cache: Cache, stream: Stream[Invalidation], write: Write) -> None:
-    """Give a wrapped function the ways to invalidate what it returned; ``write`` writes rows as one fact."""
+    """Give a wrapped function the ways to invalidate what it returned; ``write`` writes rows as one fact. If it is a
+    coroutine function, they are to be awaited as well."""
 
-    async def invalidate(*args: Any, **kwargs: Any) -> None:
-        await write(stream, [row_of_call(cache, args, kwargs, unix_ms())])
+    def invalidate(*args: Any, **kwargs: Any) -> Any:
+        return write(stream, [row_of_call(cache, args, kwargs, unix_ms())])
 
-    async def invalidate_many(keys: Iterable[tuple[Any, ...]]) -> None:
-        await write(stream, [row_of_key(cache, key, unix_ms()) for key in keys])
+    def invalidate_many(keys: Iterable[tuple[Any, ...]]) -> Any:
+        return write(stream, [row_of_key(cache, key, unix_ms()) for key in keys])
 
-    async def invalidate_all() -> None:
-        await write(stream, [row_of_key(cache, None, unix_ms())])
+    def invalidate_all() -> Any:
+        return write(stream, [row_of_key(cache, None, unix_ms())])
 
     def invalidate_in(fact: FactBase[Any], *args: Any, **kwargs: Any) -> None:
         fact.add(row_of_call(cache, args, kwargs, unix_ms()), stream=stream)

@@ -7,11 +7,12 @@ where there is none the announcements; own facts, as they are completed.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -20,15 +21,18 @@ from busrep.caches.cache import Caches, Feed, Invalidation
 from busrep.caches.cached import wrap
 from busrep.caches.freshness import HeardProof, Own, TableProof
 from busrep.core.backoff import LogLimiter
+from busrep.core.catchup import Key
 from busrep.core.commands import Name, Position
+from busrep.core.delivery import Missed, Reset
 from busrep.core.framing import Frame, Rows
-from busrep.core.reader import Key, State
+from busrep.core.progress import Progress
+from busrep.core.states import State
 from busrep.errors import BusrepError
 from busrep.stores.interface import KnownWriter
 from busrep.streams import Stream
 
+from ..runtime.batch import Batch
 from .cached import add_methods, keep_pruning
-from .reading import Batch
 
 if TYPE_CHECKING:
     from .bus import Bus
@@ -58,12 +62,43 @@ class _Watched:
         assert found is not None  # noqa: S101 (one of them)
         return found
 
+    def missing(self, key: Key, progress: Progress, *, again: bool) -> None:
+        """Rows of this (stream, writer) are known to be missing. ``again``: something was lost since the last look."""
+        # A second gap behind the first shows when the lines that were held are looked at: it never ceases to catch up.
+        if again or key not in self.gapped:
+            self.feed.gap()
+        due = max(progress.target, progress.later) if progress.catching_up else None
+        before = self.gapped.get(key, due)
+        self.gapped[key] = None if due is None or before is None else max(due, before)
 
-class Caching:
+    def mend(self, found: Mapping[Key, Progress]) -> bool:
+        """Whether rows were missing that have been handled by now, and none are any more."""
+        for key, due in list(self.gapped.items()):
+            progress = found[key]
+            if due is None:  # how far it had been is to be heard first; or, once it has left, is known for good
+                final = None if self.table is None else self.table.final(key[1])
+                due = progress.position if progress.state is State.LIVE else final
+                self.gapped[key] = due
+            settled = progress.state is State.LIVE or progress.state is State.UNSYNCED
+            if settled and due is not None and progress.queue.delivered >= due:
+                del self.gapped[key]
+        return not self.gapped
+
+    def lost(self, key: Key, state: State, *, connected: bool) -> bool:
+        """A line of this one came: has it lost what the link brought, for want of room or a batch without an end?"""
+        if state is State.LIVE:
+            self.live.add(key)
+        elif state is State.UNSYNCED and key in self.live and connected:
+            self.live.discard(key)
+            return True
+        return False
+
+
+class CacheUpkeep:
     """The caches of one bus, and their upkeep. All methods are called on the bus's loop, unless they say otherwise."""
 
     def __init__(self, bus: Bus, caches: Caches | None = None) -> None:
-        self._bus = bus
+        self._bus, self._reading, self._store = bus, bus.reading, bus.reading.options.store
         self.caches = caches or Caches(bus.streams, bus.settings, clock=time.monotonic, lock=threading.RLock)
         self._watched: dict[str, _Watched] = {}
         self._open = False
@@ -73,7 +108,7 @@ class Caching:
         self._untold = False
         self._proving: asyncio.TimerHandle | None = None
         self._limiter = LogLimiter()  # of rows that cannot be taken as they are, or a registry that cannot be read
-        bus._reading.after_pump = self.look
+        bus.reading.after_pump = self.look
 
     # -- life -------------------------------------------------------------------------------------------------
 
@@ -84,16 +119,12 @@ class Caching:
             if feed.caches:
                 self._follow(feed)
             if self._writes(feed.stream):
-                self._run(keep_pruning(self._bus._store, feed.stream, self._bus.settings), "prune")
+                self._bus.run_in_background(keep_pruning(self._store, feed.stream, self._bus.settings), "prune")
 
     def _writes(self, stream: Stream[Any]) -> bool:
         # A table of the application's own is the application's to prune.
-        bus = self._bus
-        kept = not stream.resettable and stream.table is None
-        return bus._writing is not None and stream.name in bus._writing.commits and kept
-
-    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._bus._background.append(self._bus._start(work, name))
+        writing, kept = self._bus.own_name.writing, not stream.resettable and stream.table is None
+        return writing is not None and stream.name in writing.commits and kept
 
     def close(self) -> None:
         """The bus is closing: nothing is kept any more."""
@@ -130,18 +161,18 @@ class Caching:
         settings = self._bus.settings
         silent = settings.heartbeat * settings.silent_after_beats
         if not self._watched:
-            self._run(self._keep_asking(), "newest")
+            self._bus.run_in_background(self._keep_asking(), "newest")
         proofs = (None, HeardProof(silent)) if stream.resettable else (TableProof(), None)
         self._watched[stream.name] = _Watched(feed, *proofs)
         feed.link(self._connected)
-        reading = self._bus._reading
-        reading.on_reset(stream.name, self._reset)
-        reading.on_missed(stream.name, lambda *_: feed.clear())
+        reading = self._reading
+        reading.handlers.on_notice(Reset, stream.name, self._reset)
+        reading.handlers.on_notice(Missed, stream.name, lambda *_: feed.clear())
         reading.subscribe(stream, self._apply)
         reading.follow_stream(stream).add_done_callback(lambda task: self._begun(feed, task))
 
     def _begun(self, feed: Feed, task: asyncio.Task[None]) -> None:
-        if self._open and not task.cancelled() and self._bus._reading.failure is None:
+        if self._open and not task.cancelled() and self._reading.failure is None:
             feed.follow()
             self.look()
 
@@ -169,15 +200,9 @@ class Caching:
 
     # -- gaps -------------------------------------------------------------------------------------------------
 
-    def up(self) -> None:
-        """The link stands. What was lost while it did not, the first announcements tell."""
-        self._link(True)
-
-    def down(self) -> None:
-        """The link is lost. That alone loses no row that is known of: the proof gets older."""
-        self._link(False)
-
-    def _link(self, connected: bool) -> None:
+    def link(self, *, connected: bool) -> None:
+        """The link stands, or is lost. That alone loses no row that is known of: the proof gets older. What was lost
+        while it did not stand, the first announcements tell."""
         self._connected = connected
         for watched in self._watched.values():
             watched.live.clear()
@@ -187,11 +212,8 @@ class Caching:
         """The reader core has moved. Called often: most of the time there is nothing to see."""
         if not self._watched:
             return
-        core, reading = self._bus._reading.core, self._bus._reading
-        for key in core.catching_up:
-            if key[0] in self._watched:
-                self._missing(key)
-        for key in reading.stopped:
+        reading, core = self._reading, self._reading.core
+        for key in itertools.chain(core.catching_up, reading.stopped):
             if key[0] in self._watched:
                 self._missing(key)
         for key in core.ready:
@@ -201,28 +223,21 @@ class Caching:
         self._look_at_log()
         self._losses_seen = self._losses()
         for watched in self._watched.values():
-            if watched.gapped:
-                self._mend(watched)
+            if watched.gapped and watched.mend(core.progress) and not self._other_log:
+                watched.feed.mended()
             if watched.proof.waiting:
                 self._prove_soon()
 
     def _missing(self, key: Key) -> None:
-        """Rows of this (stream, writer) are known to be missing."""
-        watched = self._watched[key[0]]
-        # A second gap behind the first shows when the lines that were held are looked at: it never ceases to catch up.
-        if key not in watched.gapped or self._losses() != self._losses_seen:
-            watched.feed.gap()
-        progress = self._bus._reading.core.progress[key]
-        due = max(progress.target, progress.later) if progress.catching_up else None
-        before = watched.gapped.get(key, due)
-        watched.gapped[key] = None if due is None or before is None else max(due, before)
+        again = self._losses() != self._losses_seen
+        self._watched[key[0]].missing(key, self._reading.core.progress[key], again=again)
 
     def _losses(self) -> int:
-        counters = self._bus._reading.core.counters
+        counters = self._reading.core.counters
         return counters.gaps_found + counters.overflows + counters.rejected
 
     def _look_at_log(self) -> None:
-        reading = self._bus._reading
+        reading = self._reading
         other = reading.core.new_epoch is not None
         for watched in self._watched.values():
             if other and not self._other_log and watched.table is not None:
@@ -235,20 +250,6 @@ class Caching:
                 if not watched.gapped:
                     watched.feed.mended()
         self._other_log = other
-
-    def _mend(self, watched: _Watched) -> None:
-        core = self._bus._reading.core
-        for key, due in list(watched.gapped.items()):
-            progress = core.progress[key]
-            if due is None:  # how far it had been is to be heard first; or, once it has left, is known for good
-                final = None if watched.table is None else watched.table.final(key[1])
-                due = progress.position if progress.state is State.LIVE else final
-                watched.gapped[key] = due
-            settled = progress.state is State.LIVE or progress.state is State.UNSYNCED
-            if settled and due is not None and progress.queue.delivered >= due:
-                del watched.gapped[key]
-        if not watched.gapped and not self._other_log:
-            watched.feed.mended()
 
     # -- the proof --------------------------------------------------------------------------------------------
 
@@ -264,9 +265,11 @@ class Caching:
                 speaker = item
             elif isinstance(item, Position | Rows) and item.stream in self._watched:
                 key = (item.stream, item.writer)
-                if key not in self._bus._reading.core.progress:  # own, or too many
+                if key not in self._reading.core.progress:  # own, or too many
                     continue
-                self._look_at(key)
+                state = self._reading.core.progress[key].state
+                if self._watched[item.stream].lost(key, state, connected=self._connected):
+                    self._missing(key)
                 if isinstance(item, Position):
                     named = speaker is not None and speaker.instance == item.writer
                     said[key] = item.new, speaker.incarnation if speaker is not None and named else None
@@ -277,15 +280,6 @@ class Caching:
                 heard.announced(writer, incarnation, position, now)
                 self._prove_soon()
 
-    def _look_at(self, key: Key) -> None:
-        """A line of this one came: has it lost what the link brought, for want of room or a batch without an end?"""
-        watched, state = self._watched[key[0]], self._bus._reading.core.progress[key].state
-        if state is State.LIVE:
-            watched.live.add(key)
-        elif state is State.UNSYNCED and key in watched.live and self._connected:
-            watched.live.discard(key)
-            self._missing(key)
-
     def _prove_soon(self) -> None:
         # Not at each step: with a thousand writers that would be a million of them a beat.
         if self._proving is None and self._open:
@@ -294,7 +288,7 @@ class Caching:
 
     def _prove(self) -> None:
         self._proving = None
-        core = self._bus._reading.core
+        core = self._reading.core
         for stream, watched in self._watched.items():
             as_of = watched.proof.as_of(lambda writer, stream=stream: core.delivered(stream, writer), self._own(stream))  # type: ignore[misc]
             if as_of is not None:
@@ -302,7 +296,7 @@ class Caching:
 
     def _own(self, stream: str) -> Own | None:
         """The own writer, unless the name is another process's by now: then that one counts like any other."""
-        writing = self._bus._writing
+        writing = self._bus.own_name.writing
         if writing is None or writing.fenced is not None or stream not in writing.commits:
             return None
         return Own(writing.name, writing.incarnation, writing.applied_as_of(stream))
@@ -328,7 +322,7 @@ class Caching:
             await asyncio.sleep(max(0.0, asked + heartbeat * (0.8 + 0.2 * random.random()) - clock()))
 
     async def _ask(self, asked: float) -> None:
-        store, core = self._bus._store, self._bus._reading.core
+        store, core = self._store, self._reading.core
         tables = {name: one.table for name, one in self._watched.items() if one.table is not None}
         if store is None or not tables:
             return
@@ -345,10 +339,10 @@ class Caching:
                     table.looked(asked, newest.rows)
                 else:
                     core.doubt(newest.epoch)
-        self._bus._reading.pump()
+        self._reading.pump()
 
     def _registered(self, stream: str, table: TableProof, known: Sequence[KnownWriter]) -> None:
-        core, own = self._bus._reading.core, self._own(stream)
+        core, own = self._reading.core, self._own(stream)
         table.registered(known)
         for one in known:
             if own is not None and one.writer == own.writer:
@@ -364,7 +358,3 @@ class Caching:
     def _warn(self, what: str, text: str, *args: object) -> None:
         if self._limiter.allows(what, self.caches.clock()):
             log.warning(text, *args)
-
-    def statistics(self) -> dict[str, Any]:
-        """See `Caches`. From any thread."""
-        return self.caches.statistics()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from busrep.errors import CommitUnknown, ConfigError
-from busrep.stores.interface import EffectsTransaction
+from busrep.stores.interface import AsyncTransaction
 
 ENDED = (
     "the transaction of batch.transaction() was ended inside its block: leave COMMIT and ROLLBACK to the block's end, "
@@ -17,7 +17,7 @@ ENDED = (
 
 
 @contextlib.asynccontextmanager
-async def exactly_once(effects: EffectsTransaction, save: Callable[[Any], Awaitable[None]]) -> AsyncIterator[Any]:
+async def exactly_once(effects: AsyncTransaction, save: Callable[[Any], Awaitable[None]]) -> AsyncIterator[Any]:
     """Begin, hand out the connection, save the position on it, commit; roll back if anything fails.
 
     ``save(connection)`` saves the position. Raises what ``save`` and the database raise, CommitUnknown when COMMIT got

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from busrep.core.catchup import Key
 from busrep.core.failures import RetryPolicy, Transient, Trouble, Verdict, predicate_of, told
-from busrep.core.reader import Key
 from busrep.settings import Settings
 
 from ..runtime.tasks import wait_until_set
@@ -96,12 +96,8 @@ class Retrying:
         """The bus closes: end all pauses."""
         self._ended.set()
 
-    def now(self, working: Iterable[Key]) -> dict[Key, Trouble]:
-        """What is being retried. ``working``: the keys that are being handled."""
-        at_work = set(working)
-        return {key: trouble for key, trouble in self._troubles.items() if not key[1] or key in at_work}
-
     def statistics(self, working: Iterable[Key]) -> dict[str, dict[str, Any]]:
-        """The same, JSON-able."""
-        at = asyncio.get_running_loop().time()
-        return {f"{key[0]} {key[1]}".rstrip(): told(trouble, at) for key, trouble in self.now(working).items()}
+        """What is being retried, JSON-able. ``working``: the keys that are being handled."""
+        now, at_work = asyncio.get_running_loop().time(), set(working)
+        found = [(key, trouble) for key, trouble in self._troubles.items() if not key[1] or key in at_work]
+        return {f"{key[0]} {key[1]}".rstrip(): told(trouble, now) for key, trouble in found}

@@ -4,46 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
-from busrep.core.reader import Life
+from busrep.core.admission import Life
+from busrep.core.catchup import Key
 from busrep.errors import BusrepError, PositionsAheadOfTable
-from busrep.settings import Settings
-from busrep.stores.interface import FactLog, FactSource, claims_of, provides
+from busrep.stores.interface import FactLog, claims_of, provides
 
-if TYPE_CHECKING:
-    from .reading import Reading
+from .context import ReaderContext
 
 log = logging.getLogger("busrep.reader")
 
 
 class SilentWriters:
-    """Looks into the table for what one reading process does not hear. ``store``: None where there is no table."""
+    """Looks into the table for what one reading process does not hear.
 
-    def __init__(self, reading: Reading, settings: Settings, store: FactSource | None) -> None:
-        self._reading, self._settings, self._store = reading, settings, store
+    ``above_sequence(key, error)``: a position held is above the sequence.
+    """
+
+    def __init__(self, context: ReaderContext, above_sequence: Callable[[Key, PositionsAheadOfTable], None]) -> None:
+        self._context, self._core, self._above_sequence = context, context.core, above_sequence
+        self._settings, self._store = context.settings, context.store
 
     async def look(self, own: str | None, *, all_known: bool) -> None:
         """Follow through the table whoever is not heard; finish whoever gave the database no sign of life either.
 
-        Rule 9.5: a writer that is silent here but alive there still holds its claim and is only followed. ``own``: the
+        A writer that is silent here but alive there still holds its claim and is only followed. ``own``: the
         name of this process's own writer.
         """
-        if self._store is None:
-            return
-        reading, core, settings = self._reading, self._reading.core, self._settings
+        context, core, settings = self._context, self._core, self._settings
         await self.check_sequences()
         await self._check_targets()
         now = asyncio.get_running_loop().time()
         silent = set(core.silent(now))
-        if not silent and not all_known and not core.registry_doubted:
+        if not silent and not all_known and not core.admission.registry_doubted:
             return
         bound = settings.heartbeat * settings.silent_after_beats
         dead: dict[str, int] = {}  # writer -> incarnation
         everything = await self._store.known()
-        core.registered(claims_of(everything))
-        await self._confirm(core.joined())
+        core.admission.registered(claims_of(everything))
+        await self._confirm(core.admission.joined())
         # A writer that no longer writes one of its streams is not dead: its latest sign of life counts for all.
         silence: dict[str, float] = {}
         for known in everything:
@@ -60,20 +60,19 @@ class SilentWriters:
                 continue  # a stream that it gave up: nobody else will tell where that ended
             if known.registered and silence[known.writer] > bound:
                 dead[known.writer] = known.incarnation
-        reading.pump()
+        context.pump()
         core.doubt(await self._store.epoch())  # which nobody may be there to announce
-        reading.pump()
+        context.pump()
         if dead and provides(self._store, FactLog):
             # By itself: one that cannot be finished yet must not keep the others from being followed.
-            reading.spawn(self._finish_all(self._store, dead), "finish", once=True)
+            context.spawn(self._finish_all(self._store, dead), "finish", once=True)
         elif dead:
             log.info("%s are silent: a process with the database has to finish them", ", ".join(sorted(dead)))
 
     async def _confirm(self, joined: Mapping[Life, int]) -> None:
         """Follow writers that the registry lists now, and lines were heard of before: a writer that joined, or began
         anew. How far they said to be is fetched, as far as the sequence has come; the rest they tell again."""
-        assert self._store is not None  # noqa: S101 (`look` has looked)
-        core = self._reading.core
+        core = self._core
         log_read = core.epoch
         for life, end in joined.items():
             stream, writer, _ = life
@@ -88,16 +87,15 @@ class SilentWriters:
                 continue
             if stream in core.followed:
                 core.learned(stream, writer, min(end, highest))
-            core.confirmed(life)
+            core.admission.confirmed(life)
         if joined:
-            self._reading.ask_for_positions()
+            self._context.ask_for_positions()
 
     async def check_sequences(self) -> None:
         """A writer heard below its position may just repeat itself, or have followed others before it restarted. But a
         position above all that the sequence ever gave is of rows that a restore took away: never silently accepted.
         """
-        assert self._store is not None  # noqa: S101 (`look` has looked)
-        core = self._reading.core
+        core = self._core
         while core.stepped_back:
             key, _ = core.stepped_back.popitem()
             log_read, held = core.epoch, core.progress[key].position
@@ -109,36 +107,35 @@ class SilentWriters:
                     raise
                 log.warning("the sequence of %s cannot be read yet: %s", key[0], error)
                 return
-            if highest is None or highest >= held or key in self._reading.stopped:
+            if highest is None or highest >= held or key in self._context.stopped:
                 continue
             epoch = await self._store.epoch()
             if core.epoch != log_read:  # begun again meanwhile
                 continue
             if epoch == log_read:
-                self._reading.above_sequence(key, PositionsAheadOfTable(key[0], held, highest))
+                self._above_sequence(key, PositionsAheadOfTable(key[0], held, highest))
             else:  # declared: the positions are void, and will be given up
                 core.doubt(epoch)
 
     async def _check_targets(self) -> None:
         """What a page does not prove may come yet. But above all that the sequence ever gave is nothing to wait for: a
-        forged line spoke of it (9.17)."""
-        assert self._store is not None  # noqa: S101 (`look` has looked)
-        core = self._reading.core
+        forged line spoke of it."""
+        core = self._core
         while core.unproven:
             key, _ = core.unproven.popitem()  # one that is not looked at, for the table is away, comes by its next page
             target = core.progress[key].target
             highest = await self._store.sequence(key[0])
             if highest is not None:
-                core.nothing_above(*key, target, highest)
-                self._reading.pump()
+                core.progress[key].nothing_above(target, highest)
+                self._context.pump()
 
     async def _finish_all(self, facts: FactLog, dead: Mapping[str, int]) -> None:
         for writer, incarnation in dead.items():
             await self._finish(facts, writer, incarnation)
-        self._reading.pump()
+        self._context.pump()
 
     async def _finish(self, facts: FactLog, writer: str, incarnation: int) -> None:
-        core = self._reading.core
+        core = self._core
         try:
             finals = await facts.finish(writer, incarnation, timeout=self._settings.heartbeat)
         except BusrepError as error:  # its last transaction is still open: it goes on being followed

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from busrep.core.reader import Key
+from busrep.core.catchup import Key
 from busrep.errors import BusrepError
 from busrep.settings import Settings
 from busrep.stores.interface import ReaderPositions

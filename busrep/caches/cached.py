@@ -213,10 +213,9 @@ def bounded_store(maxsize: int, ttl: float | None, clock: Callable[[], float]) -
 def wrap(cache: Cache, function: Callable[..., Any], clock: Callable[[], float]) -> Any:
     """``function`` with ``cache`` before it: a coroutine function of a coroutine function, else a plain one.
 
-    Both are one step for a hit, whose every instruction counts, and `_Miss` for the rest.
+    Both are one step for a hit, whose every instruction counts, and `_begin` for the rest.
     """
     lock, feed, plain = cache.lock, cache.feed, cache.keys.plain
-    miss = _Miss(cache, clock)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if plain and not kwargs:
@@ -228,7 +227,7 @@ def wrap(cache: Cache, function: Callable[..., Any], clock: Callable[[], float])
                         return value
             except (KeyError, TypeError):  # not held, or not to be hashed: then `keys.of` says what to do
                 pass
-        load = miss.begin(args, kwargs)
+        load = _begin(cache, clock, args, kwargs)
         if load.found:
             return load.value
         return load.end(function(*args, **kwargs))
@@ -243,7 +242,7 @@ def wrap(cache: Cache, function: Callable[..., Any], clock: Callable[[], float])
                         return value
             except (KeyError, TypeError):
                 pass
-        load = miss.begin(args, kwargs)
+        load = _begin(cache, clock, args, kwargs)
         if load.found:
             return load.value
         return load.end(await function(*args, **kwargs))
@@ -273,29 +272,23 @@ class _Load:
         return value
 
 
-@attrs.frozen
-class _Miss:
-    cache: Cache
-    clock: Callable[[], float]
+def _begin(cache: Cache, clock: Callable[[], float], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Load:
+    """Look under the key that the arguments make, in whatever form they were given; else a load begins.
 
-    def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Load:
-        """Look under the key that the arguments make, in whatever form they were given; else a load begins.
-
-        The number is taken before the fill is known: what happens in between is seen by one or the other.
-        """
-        cache = self.cache
-        feed = cache.feed
-        load = _Load(cache, cache.keys.of(args, kwargs), feed.number, self.clock())
-        if kwargs or load.key is not args:
-            with cache.lock:
-                try:
-                    value, number, until = cache.store[load.key]
-                except KeyError:
-                    pass
-                else:
-                    if number >= feed.barrier and (load.started < feed.expires or load.started < until):
-                        cache.hits += 1
-                        load.found, load.value = True, value
-                        return load
-        load.fill = cache.begin(load.key)
-        return load
+    The number is taken before the fill is known: what happens in between is seen by one or the other.
+    """
+    feed = cache.feed
+    load = _Load(cache, cache.keys.of(args, kwargs), feed.number, clock())
+    if kwargs or load.key is not args:
+        with cache.lock:
+            try:
+                value, number, until = cache.store[load.key]
+            except KeyError:
+                pass
+            else:
+                if number >= feed.barrier and (load.started < feed.expires or load.started < until):
+                    cache.hits += 1
+                    load.found, load.value = True, value
+                    return load
+    load.fill = cache.begin(load.key)
+    return load

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from ..core.commands import INT64_MAX, INT64_MIN
+from ..core.fields import INT64_MAX, INT64_MIN
 from ..errors import ConfigError
 
 Key = tuple[Any, ...]

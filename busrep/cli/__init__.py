@@ -19,6 +19,8 @@ def main(args: Sequence[str] | None = None) -> None:
     except ImportError:
         sys.stderr.write(f"busrep: {MissingExtra('cli', 'the busrep command')}\n")
         sys.exit(2)
-    from busrep.cli.app import cli
-
+    try:
+        from busrep.cli.app import cli
+    except KeyboardInterrupt:  # while all this is loaded
+        sys.exit(130)
     cli(args, prog_name="busrep")

@@ -13,7 +13,7 @@ from busrep.cli.bootstrap import bootstrap
 from busrep.cli.db import db
 from busrep.cli.demo import demo
 from busrep.cli.lag import lag
-from busrep.cli.options import fail
+from busrep.cli.output import fail
 from busrep.cli.pipeline import pipeline
 from busrep.cli.positions import positions
 from busrep.cli.publish import publish

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import attrs
 import click
 from click.core import ParameterSource
+from rich.progress import Progress, ProgressColumn, Task, TimeRemainingColumn
+from rich.text import Text
 
-from busrep.cli.db import ago, declared_streams, make_store, open_with_all_streams, streams_option
-from busrep.cli.options import json_option, print_json, print_table, run, store_option
-from busrep.cli.snapshot_file import SnapshotDigest, SnapshotFile
-from busrep.cli.snapshot_screen import SnapshotScreen, Watched, megabytes
-from busrep.core.snapshots import Agreement, BootstrapProgress, SnapshotSource
+from busrep.cli.options import json_option, store_option, streams_option
+from busrep.cli.output import ago, of_readers, print_json, print_table, progress_bars
+from busrep.cli.servers import ask, declared_streams, make_store, opened, run, with_all_streams
+from busrep.core.snapshots import Agreement, SnapshotSource
 from busrep.errors import ConfigError, Unavailable
+from busrep.private_files import replacing
 from busrep.settings import Settings
 from busrep.snapshots.sources import open_source
 from busrep.streams import Stream
@@ -41,13 +44,13 @@ DEFAULTS = Settings()
 @click.option(
     "--to", "target", metavar="URL", help="Write a Parquet snapshot: file:///directory or s3://bucket/prefix."
 )
-@click.option("--overwrite", is_flag=True, help="Begin --out anew, whatever is there.")
+@click.option("--overwrite", is_flag=True, help="Replace --out if it is there.")
 @click.option(
     "--part-rows",
     default=DEFAULTS.snapshot_part_rows,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Rows of a part: what is loaded again after an interruption.",
+    help="Rows of a part, which is loaded at a time.",
 )
 @click.option("--reader", "readers", multiple=True, help="With --status: only this reader; may be repeated.")
 @json_option()
@@ -56,8 +59,8 @@ def bootstrap(context: click.Context, /, only_status: bool, as_json: bool, **opt
     """Load a snapshot of a stream; or, with --status, see how readers are loading theirs.
 
     Prints the positions at which the snapshot is exact, and the SHA-256 of its rows: the same for each copy of the
-    same positions, wherever it comes from. A line of --out is TOKEN WRITER ROW; FILE.agreement.json beside it says
-    which snapshot it is. A run that was interrupted goes on with the next whole part when it is started again.
+    same positions, wherever it comes from. A line of --out is TOKEN WRITER ROW. The file appears when it is whole: of a
+    run that was interrupted there is none.
     """
     if only_status:
         _check_alone(context, "--status", "source_url", "out", "target", "overwrite", "part_rows")
@@ -65,8 +68,17 @@ def bootstrap(context: click.Context, /, only_status: bool, as_json: bool, **opt
             raise click.UsageError("--status needs --store")
         _status(options["store_url"], options["readers"], options["name"], as_json)
         return
-    _check_alone(context, "loading a snapshot", "readers")
-    plan = BootstrapPlan.of(context, options)
+    _check_alone(context, "a load, but with --status", "readers")
+    if options["source_url"] is not None and _given(context, "store_url"):
+        raise click.UsageError("--store and --source are two places to load from: one is enough")
+    del options["readers"]
+    plan = BootstrapPlan(**options)
+    if plan.store_url is None and plan.source_url is None:
+        raise click.UsageError("say where to load from: --store or --source")
+    if plan.out is not None and plan.target is not None:
+        raise click.UsageError("--out and --to: one at a time")
+    if plan.overwrite and plan.out is None:
+        raise click.UsageError("--overwrite is for --out")
     found = run(plan.load(quiet=as_json))
     if as_json:
         print_json(found)
@@ -86,138 +98,136 @@ def _check_alone(context: click.Context, what: str, *unfitting: str) -> None:
             raise click.UsageError(f"{flags[name]} does not go with {what}")
 
 
-# -- loading ---------------------------------------------------------------------------------------------------------
-
-
 @attrs.frozen(kw_only=True)
 class BootstrapPlan:
-    """What to load, from where, and where to."""
+    """What to load, from where, and where to: the options of the command. ``source_url`` comes before ``store_url``."""
 
-    store: str | None = attrs.field(repr=False)
-    source: str | None = attrs.field(repr=False)
+    store_url: str | None = attrs.field(repr=False)
+    source_url: str | None = attrs.field(repr=False)
     declared: tuple[str, ...]
-    stream: str | None
+    name: str | None
     out: Path | None
     target: str | None
     overwrite: bool
     part_rows: int
 
-    @classmethod
-    def of(cls, context: click.Context, options: dict[str, Any]) -> BootstrapPlan:
-        """Raises UsageError for options that do not go together."""
-        store, source = options["store_url"], options["source_url"]
-        if store is None and source is None:
-            raise click.UsageError("say where to load from: --store or --source")
-        if source is not None and _given(context, "store_url"):
-            raise click.UsageError("--store and --source are two places to load from: one is enough")
-        if options["out"] is not None and options["target"] is not None:
-            raise click.UsageError("--out and --to: one at a time")
-        if options["overwrite"] and options["out"] is None:
-            raise click.UsageError("--overwrite is for --out")
-        return cls(
-            store=store if source is None else None,
-            source=source,
-            declared=options["declared"],
-            stream=options["name"],
-            out=options["out"],
-            target=options["target"],
-            overwrite=options["overwrite"],
-            part_rows=options["part_rows"],
-        )
-
     async def load(self, *, quiet: bool) -> dict[str, Any]:
         """Do it; what is printed at the end."""
         declared = declared_streams(self.declared)
-        name = self.stream if self.stream is not None else declared[0].name if len(declared) == 1 else None
+        name = declared[0].name if self.name is None and len(declared) == 1 else self.name
         if name is None:
             raise ConfigError("say which stream to load: --stream NAME")
         started = time.monotonic()
         async with self._opened(name, declared) as source:
-            with SnapshotScreen(quiet=quiet) as screen:
-                if self.target is not None:
-                    found = await self._to_parquet(source, name, self.target, screen)
-                else:
-                    found = await self._to_file(source, name, screen)
+            with contextlib.ExitStack() as stack:
+                progress = stack.enter_context(progress_bars(_Rows(), TimeRemainingColumn(), quiet=quiet))
+                file = None if self.out is None else stack.enter_context(replacing(self._checked(self.out)))
+                tally = Tally(progress, file)
+                load = self._to_lines if self.target is None else self._to_parquet
+                found = await load(source, name, tally)
         return found | {"seconds": round(time.monotonic() - started, 3)}
 
-    @contextlib.asynccontextmanager
-    async def _opened(self, name: str, declared: list[Any]) -> AsyncIterator[SnapshotSource]:
-        source: SnapshotSource
-        if self.source is not None:
-            streams = [stream for stream in declared if stream.name == name] or [Stream[Any](name)]
-            source = open_source(self.source, streams)
-        else:
-            assert self.store is not None  # noqa: S101 - of() has looked
-            source = await open_with_all_streams(self.store, declared, name)
+    def _opened(self, name: str, declared: list[Stream[Any]]) -> contextlib.AbstractAsyncContextManager[SnapshotSource]:
+        if self.source_url is None:
+            return with_all_streams(self.store_url or "", declared, name)
+        streams = [stream for stream in declared if stream.name == name] or [Stream[Any](name)]
+        return opened(open_source(self.source_url, streams))
+
+    def _checked(self, out: Path) -> Path:
+        if out.exists() and not (self.overwrite and out.is_file()):
+            raise ConfigError(f"{out} is there: name another file, or pass --overwrite to replace a plain file")
+        return out
+
+    async def _to_lines(self, source: SnapshotSource, name: str, tally: Tally) -> dict[str, Any]:
+        agreement = await source.agree(name, part_rows=self.part_rows)
         try:
-            if self.source is not None:
-                await source.open()
-            yield source
+            tally.begin(agreement)
+            for number in range(len(agreement.parts)):
+                await _copy_part(source, agreement, number, tally)
         finally:
-            await source.close()
+            await source.leave(agreement)
+        return tally.summary() | {"out": None if self.out is None else str(self.out)}
 
-    async def _to_file(self, source: SnapshotSource, name: str, screen: SnapshotScreen) -> dict[str, Any]:
-        tally = SnapshotDigest() if self.out is None else SnapshotFile.open(self.out, name, overwrite=self.overwrite)
-        with contextlib.closing(tally):
-            before = tally.agreement
-            agreement = await source.agree(name, part_rows=self.part_rows, again=before)
-            try:
-                watched = Watched(tally, screen)
-                watched.begin(agreement)
-                resumed = tally.parts
-                for number in range(resumed, len(agreement.parts)):
-                    await _copy_part(source, agreement, number, watched)
-            finally:
-                await source.leave(agreement)
-        return summary(tally) | {
-            "resumed": resumed,
-            "begun_anew": before is not None and not before.same(agreement),
-            "out": None if self.out is None else str(self.out),
-        }
-
-    async def _to_parquet(
-        self, source: SnapshotSource, name: str, target: str, screen: SnapshotScreen
-    ) -> dict[str, Any]:
+    async def _to_parquet(self, source: SnapshotSource, name: str, tally: Tally) -> dict[str, Any]:
         from busrep.snapshots.parquet import write_snapshot  # extra
 
-        tally = SnapshotDigest()
-        written = await write_snapshot(source, name, target, part_rows=self.part_rows, tally=Watched(tally, screen))
-        return summary(tally) | {"to": written.source}
+        written = await write_snapshot(source, name, self.target or "", part_rows=self.part_rows, tally=tally)
+        return tally.summary() | {"to": written.source}
 
 
-async def _copy_part(source: SnapshotSource, agreement: Agreement, number: int, watched: Watched) -> None:
-    rows, expected = 0, agreement.parts[number].rows
+class Tally:
+    """Counts and hashes the rows of a snapshot, shows how many there are, and writes them into a file, if there is
+    one."""
+
+    def __init__(self, progress: Progress, file: BinaryIO | None) -> None:
+        self._progress, self._file = progress, file
+        self._task = progress.add_task("agreeing", total=None, size=0)
+        self._agreement: Agreement | None = None
+        self._hash = hashlib.sha256()
+        self.parts = self.rows = self.bytes = 0
+
+    def begin(self, agreement: Agreement) -> None:
+        """What follows are the parts of this one."""
+        self._agreement = agreement
+        total = agreement.rows if agreement.rows >= 0 else None
+        self._progress.reset(self._task, total=total, description=agreement.stream, size=0)
+
+    def write(self, piece: bytes) -> None:
+        """More of the part that is under way: whole lines. Raises OSError."""
+        if self._file is not None:
+            self._file.write(piece)
+        self._hash.update(piece)
+        self.bytes += len(piece)
+        self.rows += piece.count(b"\n")
+        self._progress.update(self._task, completed=self.rows, size=self.bytes)
+
+    def part_ended(self, _rows: int) -> None:
+        """The part is whole."""
+        self.parts += 1
+
+    def summary(self) -> dict[str, Any]:
+        """What the snapshot is, JSON-able."""
+        agreement = self._agreement
+        assert agreement is not None  # noqa: S101 - it was begun
+        return {
+            "stream": agreement.stream,
+            "epoch": agreement.epoch,
+            "source": agreement.source,
+            "positions": dict(agreement.positions),
+            "floors": dict(agreement.floors),
+            "parts": self.parts,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "sha256": self._hash.hexdigest(),
+        }
+
+
+class _Rows(ProgressColumn):
+    """How many rows and bytes are there, and how many rows come in a second."""
+
+    def render(self, task: Task) -> Text:
+        """For one bar."""
+        speed = task.finished_speed or task.speed or 0.0
+        return Text(f"{task.completed:,.0f} rows, {megabytes(task.fields['size'])}, {speed:,.0f} rows/s")
+
+
+def megabytes(count: int) -> str:
+    """For a person."""
+    return f"{count / 1e6:,.1f} MB"
+
+
+async def _copy_part(source: SnapshotSource, agreement: Agreement, number: int, tally: Tally) -> None:
+    before, expected = tally.rows, agreement.parts[number].rows
     async with contextlib.aclosing(source.load(agreement, number)) as pieces:
         async for piece in pieces:
-            watched.write(piece)
-            rows += piece.count(b"\n")
+            tally.write(piece)
+    rows = tally.rows - before
     if expected >= 0 and rows != expected:
         raise Unavailable(agreement.source or "the snapshot", f"{rows} rows of part {number}, which has {expected}")
-    watched.part_ended(rows)
-
-
-def summary(tally: SnapshotDigest) -> dict[str, Any]:
-    """What a snapshot is, JSON-able."""
-    agreement = tally.agreement
-    assert agreement is not None  # noqa: S101 - it was begun
-    return {
-        "stream": agreement.stream,
-        "epoch": agreement.epoch,
-        "source": agreement.source,
-        "positions": dict(agreement.positions),
-        "floors": dict(agreement.floors),
-        "parts": tally.parts,
-        "rows": tally.rows,
-        "bytes": tally.size,
-        "sha256": tally.hash.hexdigest(),
-    }
+    tally.part_ended(rows)
 
 
 def _print(found: dict[str, Any]) -> None:
-    if found.get("begun_anew"):
-        click.echo("the snapshot that was begun cannot be had any more: this is another one, from its first part")
-    elif found.get("resumed"):
-        click.echo(f"gone on with: {found['resumed']} parts were there already")
     place = found.get("out") or found.get("to")
     click.echo(
         f"{found['stream']}: {found['rows']:,} rows, {megabytes(found['bytes'])} in {found['parts']} parts, "
@@ -229,49 +239,37 @@ def _print(found: dict[str, Any]) -> None:
     print_table("Exact at", ("writer", "position", "floor"), rows)
 
 
-# -- status ----------------------------------------------------------------------------------------------------------
-
-
 def _status(store_url: str, readers: tuple[str, ...], stream: str | None, as_json: bool) -> None:
-    async def work() -> list[BootstrapProgress]:
-        store = make_store(store_url, [])
-        await store.open()
-        try:
-            return await store.bootstraps()
-        finally:
-            await store.close()
-
-    saved = run(work())
-    known = {one.reader for one in saved}
-    for name in readers:
-        if name not in known:
-            listed = ", ".join(sorted(known)) or "none"
-            raise ConfigError(f"no bootstrap of a reader {name!r} is saved (there are: {listed})")
-    chosen = [one for one in saved if (not readers or one.reader in readers) and stream in (None, one.agreement.stream)]
+    saved = [one.asdict() for one in ask(opened(make_store(store_url)), lambda store: store.bootstraps())]
+    chosen = [one for one in of_readers(saved, readers, "bootstrap") if stream in (None, one["stream"])]
     if as_json:
-        print_json({"bootstraps": [one.asdict() | {"percent": percent(one), "alarm": alarm(one)} for one in chosen]})
+        print_json({"bootstraps": [one | {"percent": percent(one), "alarm": alarm(one)} for one in chosen]})
     elif chosen:
-        columns = ("reader", "stream", "state", "parts", "rows", "done", "saved", "full syncs in 1 h", "reason")
-        print_table("Bootstraps", columns, [_row(one) for one in chosen])
+        print_bootstraps([one | {"saved_ago": one["age"]} for one in chosen])
     else:
         click.echo("no reader has saved a bootstrap here")
 
 
-def percent(one: BootstrapProgress) -> float:
+def percent(one: Mapping[str, Any]) -> float:
     """How much is applied, by rows if their number is known, else by parts."""
-    done, total = (one.rows, one.agreement.rows) if one.agreement.rows >= 0 else (one.parts, len(one.agreement.parts))
+    what = "rows" if one["rows_total"] >= 0 else "parts"
+    done, total = one[what], one[f"{what}_total"]
     return round(100 * done / total, 1) if total else 100.0
 
 
-def alarm(one: BootstrapProgress) -> bool:
+def alarm(one: Mapping[str, Any]) -> bool:
     """Whether the reader loops through full syncs, by the default of ``Settings.full_sync_alarm``."""
-    return one.syncs > DEFAULTS.full_sync_alarm
+    return bool(one["syncs"] > DEFAULTS.full_sync_alarm)
 
 
-def _row(one: BootstrapProgress) -> tuple[object, ...]:
-    stream, total = one.agreement.stream, len(one.agreement.parts)
-    rows = f"{one.rows:,} of {one.agreement.rows:,}" if one.agreement.rows >= 0 else f"{one.rows:,}"
-    syncs = f"{one.syncs} ALARM" if alarm(one) else str(one.syncs)
-    parts = f"{one.parts} of {total}"
-    done = f"{percent(one)} %"
-    return one.reader, stream, one.state, parts, rows, done, ago(one.age), syncs, one.reason
+def print_bootstraps(bootstraps: Iterable[Mapping[str, Any]]) -> None:
+    """How far readers are with their bootstraps, as a store's status tells it."""
+    rows = []
+    for one in bootstraps:
+        counted = f"{one['rows']:,} of {one['rows_total']:,}" if one["rows_total"] >= 0 else f"{one['rows']:,}"
+        parts, done = f"{one['parts']} of {one['parts_total']}", f"{percent(one)} %"
+        syncs = f"{one['syncs']} ALARM" if alarm(one) else str(one["syncs"])
+        who = one["reader"], one["stream"], one["state"]
+        rows.append((*who, parts, counted, done, ago(one["saved_ago"]), syncs, one["reason"]))
+    columns = ("reader", "stream", "state", "parts", "rows", "done", "saved", "full syncs in 1 h", "reason")
+    print_table("Bootstraps", columns, rows)

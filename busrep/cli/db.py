@@ -2,69 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 
-from busrep.cli.options import DURATION, Decorator, fail, json_option, print_json, print_table, run, store_option
+from busrep.cli.bootstrap import print_bootstraps
+from busrep.cli.options import DURATION, json_option, store_option, streams_option
+from busrep.cli.output import fail, flat, print_json, print_records, print_table
+from busrep.cli.servers import ask, declared_streams, make_store, opened, run, with_all_streams
 from busrep.errors import ConfigError, SchemaError
-from busrep.stores import open_store
-from busrep.stores.declared import NOT_THERE, declared_in
-from busrep.stores.interface import AsyncStore
-from busrep.streams import Registry, Stream
 from busrep.urls import shown_url
 
-
-def streams_option() -> Decorator:
-    """``--streams MODULE:NAME`` or ``--streams MODULE``, which may be repeated."""
-    return click.option(
-        "--streams",
-        "declared",
-        multiple=True,
-        metavar="MODULE[:NAME]",
-        help="Where the application declares its streams, with row classes and tables. A module alone means all its "
-        "streams. May be repeated.",
-    )
-
-
-def declared_streams(places: Sequence[str]) -> list[Stream[Any]]:
-    """The streams of all --streams. Raises ConfigError when they are not there."""
-    if not places:
-        return []
-    where = ",".join(places)
-    try:
-        return declared_in(where)
-    except (ConfigError, *NOT_THERE) as error:
-        raise ConfigError(f"--streams {where}: {error}") from None
-
-
-def make_store(url: str, declared: Iterable[Stream[Any]], names: Iterable[str] = ()) -> AsyncStore:
-    """A store of these streams, declared ones first."""
-    streams = {stream.name: stream for stream in declared}
-    for name in names:
-        streams.setdefault(name, Stream(name))
-    return open_store(url, Registry(streams.values()))
-
-
-async def open_with_all_streams(url: str, declared: list[Stream[Any]], wanted: str | None = None) -> AsyncStore:
-    """An open store that knows every stream its tables list. ConfigError for one whose table it cannot know, and
-    when ``wanted`` is none of them."""
-    store = make_store(url, declared)
-    await store.open()
-    try:
-        listed = (await store.status())["streams"]
-    finally:
-        await store.close()
-    known = {stream.name for stream in declared}
-    for name, details in listed.items():
-        if name not in known and details["table"] not in (None, "busrep_facts"):
-            raise ConfigError(f"stream {name!r} is kept in the table {details['table']}: pass --streams MODULE:NAME")
-    if wanted is not None and wanted not in known | set(listed):
-        raise ConfigError(f"no stream {wanted!r} is known here (there are: {', '.join(sorted(listed)) or 'none'})")
-    store = make_store(url, declared, listed)
-    await store.open()
-    return store
+# What a store's status names, and the headings over it.
+STREAMS = {"stream": "stream", "rows": "rows", "sequence": "last ID given", "table": "table"}
+WRITERS = {name: name for name in ("stream", "writer", "position", "floor", "incarnation")}
+WRITERS |= {"heard_ago": "last heard", "registered": "registered"}
+READERS = {name: name for name in ("reader", "stream", "writer", "position")}
+READERS |= {"lag": "behind by", "saved_ago": "saved", "stopped": "stopped"}
+SINKS = {name: name for name in ("query", "stream", "writer")}
+SINKS |= {"batch": "last batch", "rows": "rows", "last": "up to", "done_ago": "done"}
 
 
 @click.group()
@@ -84,36 +40,24 @@ def db() -> None:
     help="Store the fields of this stream's row class as declared, whatever was stored; may be repeated.",
 )
 @json_option()
-def init(
-    store_url: str,
-    names: tuple[str, ...],
-    declared: tuple[str, ...],
-    only_check: bool,
-    redefine: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def init(store_url: str, names: tuple[str, ...], declared: tuple[str, ...], as_json: bool, **how: Any) -> None:
     """Create or migrate the tables, and what the named streams need.
 
     Does no harm when run again, or by two at once. With --check, for CI: it looks whether the tables, the row classes
     and the columns of the applications' tables are as these streams need them.
     """
+    only_check, redefine = how["only_check"], how["redefine"]
     if only_check and redefine:
         raise click.UsageError("--check changes nothing, --redefine does: one at a time")
-
     streams = declared_streams(declared)
     if unknown := set(redefine) - {stream.name for stream in streams}:
         raise ConfigError(f"--redefine {', '.join(sorted(unknown))}: declare the stream with --streams")
 
     async def work() -> dict[str, Any]:
         store = make_store(store_url, streams, names)
-        try:
-            if not only_check:
-                await store.init(redefine)
-            await store.open()
+        async with opened(store, None if only_check else store.init(redefine)):
             await store.verify()
             return await store.status()
-        finally:
-            await store.close()
 
     try:
         found = run(work())
@@ -134,16 +78,7 @@ def init(
 @json_option()
 def status(store_url: str, declared: tuple[str, ...], as_json: bool) -> None:
     """Show streams, writers, readers and their positions."""
-
-    async def work() -> dict[str, Any]:
-        store = make_store(store_url, declared_streams(declared))
-        await store.open()
-        try:
-            return await store.status()
-        finally:
-            await store.close()
-
-    found = run(work())
+    found = ask(opened(make_store(store_url, declared_streams(declared))), lambda store: store.status())
     if as_json:
         print_json(found)
         return
@@ -151,74 +86,16 @@ def status(store_url: str, declared: tuple[str, ...], as_json: bool) -> None:
         f"{found['database']}, schema {found['schema_version']}, epoch {found['epoch']}, "
         f"dead letters: {found['dead_letters']}"
     )
-    streams = found["streams"].items()
-    print_table(
-        "Streams",
-        ("stream", "rows", "last ID given", "table"),
-        [(name, one["rows"], one["sequence"], one["table"]) for name, one in streams],
-    )
-    print_table(
-        "Writers",
-        ("stream", "writer", "position", "floor", "incarnation", "last heard", "registered"),
-        [
-            (
-                name,
-                writer,
-                at["position"],
-                at["floor"],
-                at["incarnation"],
-                ago(at["silent_for"]),
-                yes(at["registered"]),
-            )
-            for name, one in streams
-            for writer, at in one["writers"].items()
-        ],
-    )
-    print_table(
-        "Readers",
-        ("reader", "stream", "writer", "position", "behind by", "saved", "stopped"),
-        [
-            (reader, name, writer, at["position"], at["lag"], ago(at["saved_ago"]), at["stopped"] or "")
-            for reader, streams in found["readers"].items()
-            for name, writers in streams.items()
-            for writer, at in writers.items()
-        ],
-    )
+    print_records("Streams", STREAMS, flat(found["streams"], "stream"))
+    writers = flat({name: one["writers"] for name, one in found["streams"].items()}, "stream", "writer")
+    print_records("Writers", WRITERS, [one | {"heard_ago": one["silent_for"]} for one in writers])
+    print_records("Readers", READERS, flat(found["readers"], "reader", "stream", "writer"))
     if found["bootstraps"]:
-        print_table(
-            "Bootstraps",
-            ("reader", "stream", "state", "parts", "rows", "saved", "full syncs within the hour", "reason"),
-            [
-                (reader, name, at["state"], f"{at['parts']}/{at['parts_total']}", at["rows"], ago(at["saved_ago"]),
-                 at["syncs"], at["reason"])
-                for reader, streams in found["bootstraps"].items()
-                for name, at in streams.items()
-            ],
-        )  # fmt: skip
+        print_bootstraps(flat(found["bootstraps"], "reader", "stream"))
     if found["sinks"]:
-        print_table(
-            "Queries of Spark that write",
-            ("query", "stream", "writer", "last batch", "rows", "up to", "done"),
-            [
-                (query, at["stream"], at["writer"], at["batch"], at["rows"], at["last"], ago(at["done_ago"]))
-                for query, at in found["sinks"].items()
-            ],
-        )
+        print_records("Queries of Spark that write", SINKS, flat(found["sinks"], "query"))
     if found["staged"]:
         click.echo(f"tasks of Spark whose rows are staged, and no facts yet: {found['staged']}")
-
-
-def ago(seconds: float) -> str:
-    """A time in the past, for a person."""
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{max(seconds, 0):.1f} s ago"
-
-
-def yes(value: bool) -> str:
-    """For a person."""
-    return "yes" if value else "no"
 
 
 @db.command()
@@ -233,20 +110,9 @@ def restored(store_url: str, declared: tuple[str, ...], sure: bool, as_json: boo
     stopped, or restart them afterwards.
     """
     if not sure:
-        click.confirm(
-            f"Fence all writers of {shown_url(store_url)} and make all readers start anew?",
-            abort=True,
-            err=True,
-        )
-
-    async def work() -> str:
-        store = await open_with_all_streams(store_url, declared_streams(declared))
-        try:
-            return await store.restored()
-        finally:
-            await store.close()
-
-    epoch = run(work())
+        asked = f"Fence all writers of {shown_url(store_url)} and make all readers start anew?"
+        click.confirm(asked, abort=True, err=True)
+    epoch = ask(with_all_streams(store_url, declared_streams(declared)), lambda store: store.restored())
     if as_json:
         print_json({"epoch": epoch})
     else:
@@ -265,27 +131,12 @@ def restored(store_url: str, declared: tuple[str, ...], sure: bool, as_json: boo
 @click.option("--stream", "name", help="Only this stream.")
 @streams_option()
 @json_option()
-def prune(
-    store_url: str,
-    older_than: float | None,
-    keep: int | None,
-    reader_cap: float | None,
-    name: str | None,
-    declared: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def prune(store_url: str, name: str | None, declared: tuple[str, ...], as_json: bool, **bounds: Any) -> None:
     """Delete old rows that no reader needs any more."""
-    if older_than is None and keep is None:
+    if bounds["older_than"] is None and bounds["keep"] is None:
         raise click.UsageError("say what to delete: --older-than, --keep or both")
-
-    async def work() -> dict[tuple[str, str], int]:
-        store = await open_with_all_streams(store_url, declared_streams(declared), name)
-        try:
-            return await store.prune(older_than=older_than, keep=keep, reader_cap=reader_cap, stream=name)
-        finally:
-            await store.close()
-
-    floors = run(work())
+    opening = with_all_streams(store_url, declared_streams(declared), name)
+    floors = ask(opening, lambda store: store.prune(stream=name, **bounds))
     if as_json:
         nested: dict[str, dict[str, int]] = {}
         for (stream, writer), floor in floors.items():

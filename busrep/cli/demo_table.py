@@ -1,231 +1,178 @@
-"""The demo's own look at the database, past busrep: an application's table, a reader's table, and the truth.
+"""The database of one run of the demo, and the verdict on what it holds in the end.
 
-The verdict must not rest on the code that it judges, so the facts are read by plain SQL here.
+The verdict must not rest on the code that it judges, so this is read by plain SQL.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import hashlib
+import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from busrep.cli.demo_check import FactContent, Handled
-from busrep.cli.demo_rows import ABORTED, BULK, demo_streams, fact_digest
-from busrep.errors import ConfigError, MissingExtra, Unavailable
-from busrep.urls import check_url
+import attrs
+
+from busrep.errors import MissingExtra, Unavailable
+from busrep.stores import split_store_url
 
 # Seconds to wait for SQLite's one write lock while several processes write.
 BUSY_TIMEOUT = 60.0
+# A fact whose rows carry this kind was rolled back on purpose: it must appear nowhere.
+ABORTED = "aborted"
+# Rows of this kind came by publish(), without a row of the application.
+BULK = "bulk"
 
-POSTGRES = ("postgresql://", "postgres://")
-SQLITE = "sqlite:///"
+FactContent = tuple[int, str]
+"""Number of rows of a fact, and the digest of its rows."""
 
-
-def is_postgres(store: str) -> bool:
-    """Whether a store URL is PostgreSQL's; the demo knows it and SQLite: ConfigError for any other."""
-    if store.startswith(POSTGRES):
-        check_url(store, "--store", "postgresql://user@host/database")  # psycopg would quote it
-        return True
-    if store.startswith(SQLITE):
-        return False
-    raise ConfigError("the demo's processes share a table: --store sqlite:///file.db or postgresql://...")
+Facts = Mapping[tuple[str, str], Mapping[int, FactContent]]
+"""(stream, writer) -> token -> content: all facts that the table holds."""
 
 
-def _sqlite(store: str) -> sqlite3.Connection:
-    path = store.removeprefix(SQLITE)
-    return sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
+@attrs.frozen
+class Handled:
+    """One fact as a reader handled it, in its ``life``-th process."""
+
+    life: int
+    stream: str
+    writer: str
+    token: int
+    content: FactContent
 
 
-def _psycopg() -> Any:
+@contextlib.contextmanager
+def prepared(store: str, schema: str) -> Iterator[str]:
+    """The URL of a database for one run alone, with the application's table and that of the readers: a new SQLite file,
+    or a schema in a PostgreSQL database. Raises MissingExtra, Unavailable."""
+    postgres = split_store_url(store)[0] == "postgresql"
+    url = store
+    if postgres:
+        url = f"{store}{'&' if '?' in store else '?'}options=-csearch_path%3D{schema}"
+        with connected(store) as connection:
+            connection.execute(f"CREATE SCHEMA {schema}")
+    try:
+        with connected(url) as connection:
+            connection.execute("CREATE TABLE orders (stream TEXT, writer TEXT, id BIGINT)")
+            connection.execute("CREATE TABLE handled (reader TEXT, life BIGINT, n BIGINT, line TEXT)")
+        yield url
+    finally:
+        if postgres:
+            with connected(store) as connection:
+                connection.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@contextlib.contextmanager
+def connected(store: str) -> Iterator[Any]:
+    """A blocking connection in autocommit, for any thread. Raises MissingExtra, Unavailable."""
+    kind, place = split_store_url(store)
+    if kind == "sqlite":
+        own = sqlite3.connect(place, BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
+        with contextlib.closing(own):
+            yield own
+        return
     try:
         import psycopg
     except ImportError:
         raise MissingExtra("postgres", "a PostgreSQL store") from None
-    return psycopg
+    try:
+        with psycopg.connect(place, autocommit=True) as connection:
+            yield connection
+    except psycopg.Error as error:
+        raise Unavailable("PostgreSQL", str(error).strip().splitlines()[-1]) from None
 
 
-def _sql(store: str, text: str) -> str:
-    return text.replace("?", "%s") if is_postgres(store) else text
+def fact_digest(payloads: Iterable[bytes]) -> str:
+    """Tells whether two facts hold the same rows in the same order."""
+    return hashlib.blake2b(b"\n".join(payloads), digest_size=8).hexdigest()
 
 
-def business_insert(store: str, run: str) -> str:
-    """Inserts (stream, writer, id) into the application's table, in the driver's placeholders."""
-    return _sql(store, f"INSERT INTO demo_{run}_orders (stream, writer, id) VALUES (?, ?, ?)")  # noqa: S608
+@attrs.define
+class Truth:
+    """What the database holds of a run.
+
+    ``facts``: (stream, writer) -> token -> content. ``broken``: rows of the application without their fact, facts
+    without their row of the application, and facts that were rolled back. ``records``: reader -> what it handled, in
+    its order.
+    """
+
+    facts: Facts
+    broken: int
+    records: dict[str, list[Handled]]
+
+    @classmethod
+    def of(cls, store: str) -> Truth:
+        """Read it. Blocking."""
+        facts: dict[tuple[str, str], dict[int, FactContent]] = defaultdict(dict)
+        records: dict[str, list[Handled]] = defaultdict(list)
+        expected, rolled_back = set(), 0
+        with connected(store) as connection:
+            found = connection.execute(
+                "SELECT stream, writer, id, row FROM busrep_facts ORDER BY stream, writer, id, idx"
+            )
+            for (stream, writer, token), group in groupby(found, key=lambda row: row[:3]):
+                payloads = [str(row[3]).encode() for row in group]
+                facts[stream, writer][token] = len(payloads), fact_digest(payloads)
+                kind = json.loads(payloads[0])[2]
+                rolled_back += kind == ABORTED
+                if kind != BULK:
+                    expected.add((stream, writer, token))
+            orders = set(connection.execute("SELECT stream, writer, id FROM orders"))
+            for reader, life, line in connection.execute("SELECT reader, life, line FROM handled ORDER BY life, n"):
+                stream, writer, handled = json.loads(line)
+                records[reader] += [Handled(life, stream, writer, id, (rows, digest)) for id, rows, digest in handled]
+        return cls(facts, rolled_back + len(expected ^ orders), records)
 
 
-class HandledTable:
-    """Where an exactly-once reader records what it handled; its connection is the application's own."""
+@attrs.define
+class ReaderVerdict:
+    """What is wrong with one reader's record; all zero but the first three when nothing is.
 
-    def __init__(self, store: str, run: str) -> None:
-        self._store = store
-        self._insert = _sql(
-            store,
-            f"INSERT INTO demo_{run}_handled (reader, life, stream, writer, token, rows_, digest) "  # noqa: S608
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        )
-        self._connection: Any = None
-        self._one_at_a_time = asyncio.Lock()
+    ``lost``: rows of the table it never handled. ``extra``: facts it handled that the table does not hold, such
+    as rolled back ones. ``torn``: facts with other rows than the table's, or only a part of them.
+    ``out_of_order``: facts handled after a later one of the same writer, or twice, in one process.
+    ``redeliveries``: facts handled again by the process after a kill, which at-least-once allows.
+    """
 
-    @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
-        """The connection, in a transaction that is committed unless the block raises."""
-        async with self._one_at_a_time:
-            if is_postgres(self._store):
-                if self._connection is None or self._connection.closed:
-                    self._connection = await _psycopg().AsyncConnection.connect(self._store)
-                async with self._connection.transaction():
-                    yield self._connection
-                return
-            if self._connection is None:
-                self._connection = _sqlite(self._store)
-            # In a thread, for it may wait behind a writer's transaction.
-            await asyncio.to_thread(self._connection.execute, "BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                await asyncio.to_thread(self._connection.execute, "COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+    facts: int = 0
+    rows: int = 0
+    redeliveries: int = 0
+    lost: int = 0
+    out_of_order: int = 0
+    extra: int = 0
+    torn: int = 0
 
-    async def insert(self, connection: Any, rows: Sequence[Sequence[Any]]) -> None:
-        """Within the transaction."""
-        if is_postgres(self._store):
-            async with connection.cursor() as cursor:
-                await cursor.executemany(self._insert, rows)
-        else:
-            connection.executemany(self._insert, rows)
-
-    async def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            closing = self._connection.close()
-            if closing is not None:
-                await closing
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is wrong."""
+        return not (self.lost or self.extra or self.torn or self.out_of_order)
 
 
-class DemoTable:
-    """The parent's connection, for setting up, for the truth, and for cleaning up. Blocking."""
-
-    def __init__(self, store: str, run: str) -> None:
-        self._store, self._run = store, run
-        self._streams = [stream.name for stream in demo_streams(run)]
-        self._connection = self._connect()
-
-    def _connect(self) -> Any:
-        if not is_postgres(self._store):
-            return _sqlite(self._store)
-        psycopg = _psycopg()
-        try:
-            return psycopg.connect(self._store, autocommit=True)
-        except psycopg.OperationalError as error:
-            raise Unavailable("PostgreSQL", str(error).strip().splitlines()[-1]) from None
-
-    def _execute(self, text: str, params: Sequence[Any] = ()) -> Any:
-        return self._connection.execute(_sql(self._store, text), params)
-
-    def prepare(self) -> None:
-        """Make the application's table and the readers'."""
-        number = "BIGINT GENERATED ALWAYS AS IDENTITY" if is_postgres(self._store) else "INTEGER"
-        self._execute(
-            f"CREATE TABLE demo_{self._run}_orders (stream TEXT, writer TEXT, id BIGINT, "
-            "PRIMARY KEY (stream, writer, id))"
-        )
-        self._execute(
-            f"CREATE TABLE demo_{self._run}_handled (n {number} PRIMARY KEY, reader TEXT, life BIGINT, "
-            "stream TEXT, writer TEXT, token BIGINT, rows_ BIGINT, digest TEXT)"
-        )
-
-    def facts_of(self, writer: str) -> int:
-        """How many facts of a writer are committed."""
-        marks = ", ".join("?" * len(self._streams))
-        text = (
-            "SELECT count(*) FROM (SELECT DISTINCT stream, id FROM busrep_facts "  # noqa: S608 - our own names
-            f"WHERE stream IN ({marks}) AND writer = ?) AS facts"
-        )
-        return int(self._execute(text, (*self._streams, writer)).fetchone()[0])
-
-    def truth(self) -> dict[tuple[str, str], dict[int, FactContent]]:
-        """All facts of the run. Raises ConfigError when one that was rolled back is among them."""
-        found: dict[tuple[str, str], dict[int, FactContent]] = defaultdict(dict)
-        text = "SELECT writer, id, row FROM busrep_facts WHERE stream = ? ORDER BY writer, id, idx"
-        for stream in self._streams:
-            rows = self._execute(text, (stream,)).fetchall()
-            for (writer, token), group in groupby(rows, key=lambda row: (row[0], row[1])):
-                payloads = [str(row[2]).encode() for row in group]
-                found[stream, writer][token] = len(payloads), fact_digest(payloads)
-        return dict(found)
-
-    def broken_transactions(self) -> int:
-        """Application rows without their fact, facts without their application row, facts that were rolled back."""
-        marks = ", ".join("?" * len(self._streams))
-        same = "f.stream = o.stream AND f.writer = o.writer AND f.id = o.id"
-        facts = f"busrep_facts AS f WHERE f.stream IN ({marks}) AND f.idx = 0"
-        orders = f"demo_{self._run}_orders AS o"
-        questions: list[tuple[str, list[str]]] = [
-            (f"{orders} WHERE NOT EXISTS (SELECT 1 FROM busrep_facts AS f WHERE {same})", []),  # noqa: S608
-            (
-                f"{facts} AND f.row NOT LIKE ? AND NOT EXISTS (SELECT 1 FROM {orders} WHERE {same})",  # noqa: S608
-                [*self._streams, f'%"{BULK}"%'],
-            ),
-            (f"{facts} AND f.row LIKE ?", [*self._streams, f'%"{ABORTED}"%']),
-        ]
-        return sum(
-            self._execute(f"SELECT count(*) FROM {text}", params).fetchone()[0]  # noqa: S608
-            for text, params in questions
-        )
-
-    def handled(self, reader: str) -> Iterator[Handled]:
-        """What an exactly-once reader recorded, in its order."""
-        text = (
-            "SELECT life, stream, writer, token, rows_, digest "  # noqa: S608 - the run's name is ours
-            f"FROM demo_{self._run}_handled WHERE reader = ? ORDER BY n"
-        )
-        for life, stream, writer, token, rows, digest in self._execute(text, (reader,)).fetchall():
-            yield Handled(life, stream, writer, token, (rows, digest))
-
-    def drop(self, writers: Iterable[str], readers: Iterable[str]) -> None:
-        """Remove everything the run left in the store."""
-        for table in ("orders", "handled"):
-            self._execute(f"DROP TABLE IF EXISTS demo_{self._run}_{table}")
-        for stream in self._streams:
-            for table in ("facts", "positions", "readers", "dead_letters", "streams"):
-                self._execute(f"DELETE FROM busrep_{table} WHERE stream = ?", (stream,))  # noqa: S608
-        for writer in writers:
-            self._execute("DELETE FROM busrep_writers WHERE writer = ?", (writer,))
-        for reader in readers:
-            self._execute("DELETE FROM busrep_readers WHERE reader = ?", (reader,))
-        self._drop_sequences()
-
-    def _drop_sequences(self) -> None:
-        for stream in self._streams:
-            if is_postgres(self._store):
-                from busrep.stores.postgres.dialect import sequence_name
-
-                self._execute(f'DROP SEQUENCE IF EXISTS "{sequence_name(stream)}"')
-            else:
-                self._execute("DELETE FROM busrep_sequences WHERE stream = ?", (stream,))
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
-
-def file_record(path: str) -> Iterator[Handled]:
-    """What an at-least-once reader recorded in its file, in its order."""
-    with open(path, encoding="ascii") as lines:
-        for line in lines:
-            life, stream, writer, token, rows, digest = line.split()
-            yield Handled(int(life), stream, writer, int(token), (int(rows), digest))
-
-
-def highest_tokens(truth: Mapping[tuple[str, str], Mapping[int, FactContent]]) -> dict[str, dict[str, int]]:
-    """stream -> writer -> its last fact."""
-    finals: dict[str, dict[str, int]] = defaultdict(dict)
-    for (stream, writer), facts in truth.items():
-        finals[stream][writer] = max(facts)
-    return dict(finals)
+def judge(truth: Facts, record: Iterable[Handled], *, exactly_once: bool) -> ReaderVerdict:
+    """Compare one reader's record, in the order in which it was written, with the table."""
+    verdict = ReaderVerdict()
+    seen: dict[tuple[str, str], set[int]] = {key: set() for key in truth}
+    last: dict[tuple[str, str], tuple[int, int]] = {}
+    for one in record:
+        key = one.stream, one.writer
+        life, token = last.get(key, (0, 0))
+        if token >= one.token and (life == one.life or exactly_once):
+            verdict.out_of_order += 1
+        last[key] = one.life, one.token
+        content = truth.get(key, {}).get(one.token)
+        if content is None:
+            verdict.extra += 1
+        elif content != one.content:
+            verdict.torn += 1
+        if one.token in seen.setdefault(key, set()):
+            verdict.redeliveries += 1
+            continue
+        seen[key].add(one.token)
+        verdict.facts += 1
+        verdict.rows += one.content[0]
+    for key, facts in truth.items():
+        verdict.lost += sum(content[0] for token, content in facts.items() if token not in seen[key])
+    return verdict

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from busrep.cli.db import ago, make_store
-from busrep.cli.options import json_option, print_json, print_table, run, store_option
-from busrep.errors import ConfigError
+from busrep.cli.db import READERS
+from busrep.cli.options import json_option, store_option
+from busrep.cli.output import flat, of_readers, print_json, print_records
+from busrep.cli.servers import ask, make_store, opened
 
 
 @click.command()
@@ -24,31 +23,12 @@ def lag(store_url: str, wanted: tuple[str, ...], limit: int | None, as_json: boo
     reader has stopped, the reason stands beside the position.
     """
 
-    async def work() -> dict[str, Any]:
-        store = make_store(store_url, [])
-        await store.open()
-        try:
-            return await store.status()
-        finally:
-            await store.close()
-
-    readers: dict[str, Any] = run(work())["readers"]
-    for name in wanted:
-        if name not in readers:
-            raise ConfigError(f"no reader {name!r} has saved a position (there are: {', '.join(readers) or 'none'})")
-    rows = [
-        (reader, stream, writer, at["position"], at["lag"], at["saved_ago"], at["stopped"])
-        for reader, streams in readers.items()
-        if not wanted or reader in wanted
-        for stream, writers in streams.items()
-        for writer, at in writers.items()
-    ]
-    worst = max((row[4] for row in rows), default=0)
+    readers = ask(opened(make_store(store_url)), lambda store: store.status())["readers"]
+    found = of_readers(flat(readers, "reader", "stream", "writer"), wanted, "position")
+    worst = max((at["lag"] for at in found), default=0)
     if as_json:
-        names = ("reader", "stream", "writer", "position", "lag", "saved_ago", "stopped")
-        print_json({"worst": worst, "readers": [dict(zip(names, row, strict=True)) for row in rows]})
+        print_json({"worst": worst, "readers": [{name: at[name] for name in READERS} for at in found]})
     else:
-        shown = [(*row[:5], ago(row[5]), row[6] or "") for row in rows]
-        print_table("Lag", ("reader", "stream", "writer", "position", "behind by", "saved", "stopped"), shown)
+        print_records("Lag", READERS, found)
     if limit is not None and worst > limit:
         raise click.exceptions.Exit(1)

@@ -9,18 +9,20 @@ import time
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import attrs
 import click
 from click.core import ParameterSource
 
-from busrep.cli.options import DURATION, print_json
-from busrep.cli.pipeline_report import check_report_file, write_report
-from busrep.cli.pipeline_screen import StageScreen
-from busrep.cli.pipeline_signals import Interrupts
+from busrep.cli.options import DURATION, json_option
+from busrep.cli.output import print_json
+from busrep.cli.pipeline_output import check_report_file, describe, stage_bars, write_report
 from busrep.errors import BusrepError, ConfigError
 from busrep.urls import has_secret
+
+if TYPE_CHECKING:
+    from busrep.spark.interrupts import Interrupts
 
 # Of a job that found what should not be; an error is 2, as with every command.
 NOT_OK = 1
@@ -55,48 +57,38 @@ def pipeline() -> None:
     """
 
 
-# -- what a job declares, as a command -------------------------------------------------------------------------------
-
-
 def job_command(name: str, module: types.ModuleType) -> click.Command:
     """The command that runs a job's module."""
-    declared = attrs.fields(module.Options)
     hints = get_type_hints(module.Options)
     text = (module.__doc__ or "").strip()
 
-    def call(master: str | None, conf: tuple[str, ...], as_json: bool, report_file: Path | None, **values: Any) -> None:
-        context = click.get_current_context()
+    @click.option(
+        "--master",
+        metavar="URL",
+        help="Where Spark runs: local[*], local[4], spark://host:7077, ... "
+        "[default: BUSREP_SPARK_MASTER, else local[*]; under spark-submit: its own]",
+    )
+    @click.option(
+        "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's, spark....; may be repeated."
+    )
+    @json_option()
+    @click.option(
+        "--report",
+        "report_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write the report into this file as JSON, also of a run that failed.",
+    )
+    @click.pass_context
+    def call(context: click.Context, /, conf: tuple[str, ...], **values: Any) -> None:
         # Spark logs a failure with pages of traces, and we tell the reason; -v shows what it says, -vv warnings too.
         level = ("OFF", "ERROR", "WARN")[min(context.find_root().params.get("verbose", 0), 2)]
         told = {"spark.log.level": level} | settings(conf)
-        job = Job(name, module, master=master, conf=told, as_json=as_json, report_file=report_file)
-        job.run(options(context, module, values))
+        how = {option: values.pop(option) for option in ("master", "as_json", "report_file")}
+        Job(name, module, conf=told, **how).run(options(context, module, values))
 
-    params = [parameter(field, hints[field.name]) for field in declared]
-    return click.Command(
-        name, callback=call, params=[*params, *common_parameters()], help=text, short_help=text.partition("\n")[0]
-    )
-
-
-def common_parameters() -> list[click.Parameter]:
-    """What every job takes beside its own options."""
-    return [
-        click.Option(
-            ["--master"],
-            metavar="URL",
-            help="Where Spark runs: local[*], local[4], spark://host:7077, ... "
-            "[default: BUSREP_SPARK_MASTER, else local[*]; under spark-submit: its own]",
-        ),
-        click.Option(
-            ["--conf"], multiple=True, metavar="NAME=VALUE", help="A setting of Spark's, spark....; may be repeated."
-        ),
-        click.Option(["--json", "as_json"], is_flag=True, help="Print the report as JSON, for scripts."),
-        click.Option(
-            ["--report", "report_file"],
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Write the report into this file as JSON, also of a run that failed.",
-        ),
-    ]
+    command = click.command(name, help=text, short_help=text.partition("\n")[0])(call)
+    command.params[:0] = [parameter(field, hints[field.name]) for field in attrs.fields(module.Options)]
+    return command
 
 
 def parameter(field: attrs.Attribute[Any], hint: Any) -> click.Option:
@@ -105,7 +97,9 @@ def parameter(field: attrs.Attribute[Any], hint: Any) -> click.Option:
 
     told: Option = field.metadata[OPTION]
     flag = "--" + field.name.replace("_", "-")
-    kind = _without_none(hint)
+    kind = hint
+    if get_origin(hint) in (Union, types.UnionType):
+        (kind,) = set(get_args(hint)) - {type(None)}
     several = get_origin(kind) is tuple
     if several:
         kind = get_args(kind)[0]
@@ -128,13 +122,6 @@ def parameter(field: attrs.Attribute[Any], hint: Any) -> click.Option:
         multiple=several or told.joined,
         **common,
     )
-
-
-def _without_none(hint: Any) -> Any:
-    if get_origin(hint) in (Union, types.UnionType):
-        (kind,) = [one for one in get_args(hint) if one is not type(None)]
-        return kind
-    return hint
 
 
 def _click_type(kind: Any, told: Any) -> Any:
@@ -195,9 +182,6 @@ def check_secrets(context: click.Context, module: types.ModuleType, values: Mapp
             )
 
 
-# -- running it ------------------------------------------------------------------------------------------------------
-
-
 @attrs.frozen(kw_only=True)
 class Job:
     """One run of a job."""
@@ -211,8 +195,9 @@ class Job:
 
     def run(self, told: Any) -> None:
         """Do it, and report. Raises BusrepError, and Exit for a report that is not ok."""
-        if self.report_file is not None:
-            check_report_file(self.report_file)
+        from busrep.spark.interrupts import Interrupts
+
+        check_report_file(self.report_file)
         started = time.monotonic()
 
         def report(**found: Any) -> dict[str, Any]:
@@ -221,20 +206,18 @@ class Job:
         try:
             with Interrupts() as interrupts:
                 found = report(**self._work(told, interrupts))
-        except BusrepError as error:
-            self._report(report(ok=False, error=str(error)))
-            raise
         except KeyboardInterrupt:
-            self._report(report(ok=False, error="interrupted"))
+            write_report(self.report_file, report(ok=False, error="interrupted"))
             click.echo("busrep: interrupted", err=True)
             raise
         except Exception as error:
-            self._report(report(ok=False, error=f"{type(error).__name__}: {error}"))
+            told = str(error) if isinstance(error, BusrepError) else f"{type(error).__name__}: {error}"
+            write_report(self.report_file, report(ok=False, error=told))
             raise
         from busrep.spark.waiting import described
 
         try:
-            self._report(found)
+            write_report(self.report_file, found)
         finally:  # a disk may be full by now, and the job has run for hours
             if self.as_json:
                 print_json(found)
@@ -244,10 +227,6 @@ class Job:
                     click.echo(line)
         if not found["ok"]:
             raise click.exceptions.Exit(NOT_OK)
-
-    def _report(self, found: Mapping[str, Any]) -> None:
-        if self.report_file is not None:
-            write_report(self.report_file, found)
 
     def _work(self, told: Any, interrupts: Interrupts) -> dict[str, Any]:
         from busrep.spark.failures import WorkersTooSlow, is_slow_worker, is_sparks, quiet, reason
@@ -262,7 +241,7 @@ class Job:
         getattr(self.module, "check", lambda _: None)(told)
         ours = active() is None
         run: Callable[..., dict[str, Any]] = self.module.run
-        with StageScreen(self.name, quiet=self.as_json) as progress:
+        with stage_bars(self.name, quiet=self.as_json) as progress:
             progress("starting Spark", 0, None)
             try:
                 spark = session(f"busrep {self.name}", master=self.master, conf=self.conf)
@@ -280,20 +259,3 @@ class Job:
                 if is_slow_worker(error):
                     raise WorkersTooSlow(1) from error
                 raise BusrepError(reason(error)) from error
-
-
-def describe(report: Mapping[str, Any]) -> str:
-    """A report for a person: a line for each value, nested ones indented."""
-    return "\n".join(_lines(report, ""))
-
-
-def _lines(report: Mapping[str, Any], indent: str) -> list[str]:
-    lines = []
-    width = max(map(len, report), default=0)
-    for name, value in report.items():
-        if isinstance(value, Mapping) and value:
-            lines += [f"{indent}{name}", *_lines(value, indent + "  ")]
-        else:
-            shown = f"{value:,}" if type(value) in (int, float) else str(value)
-            lines.append(f"{indent}{name:<{width}}  {shown}")
-    return lines

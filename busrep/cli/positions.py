@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 import busrep
-from busrep.cli.options import DURATION, json_option, name_option, print_json, print_table, redis_option, run
+from busrep.cli.options import DURATION, json_option, name_option, redis_option
+from busrep.cli.output import print_json, print_table
+from busrep.cli.servers import run
 
 
 @click.command()
@@ -22,26 +24,24 @@ def positions(redis_url: str, name: str, seconds: float, as_json: bool) -> None:
     Needs no table and no declared streams: it asks the writers where they are, follows them, and prints
     {"stream": {"writer": position}}.
     """
-    found, statistics = run(follow(redis_url, name, seconds))
+
+    async def follow() -> tuple[dict[str, dict[str, int]], Any]:
+        async with busrep.connect(redis_url, name=name, streams=[], undeclared=True) as bus:
+            await asyncio.sleep(seconds)
+            return bus.positions(), bus.statistics()["reader"]
+
+    found, reader = run(follow())
     if as_json:
         print_json(found)
         return
-    reader = statistics["reader"]
     behind = reader["needed_catch_up"]
     print_table(
         f"Positions on {name}",
         ("stream", "writer", "position", "rows were missing"),
         [
-            (stream, writer, position, "yes" if writer in behind.get(stream, ()) else "no")
+            (stream, writer, position, writer in behind.get(stream, ()))
             for stream, writers in sorted(found.items())
             for writer, position in sorted(writers.items())
         ],
     )
     click.echo(f"lines not understood: {reader['parse_errors']}")
-
-
-async def follow(redis_url: str, name: str, seconds: float) -> tuple[dict[str, dict[str, int]], dict[str, Any]]:
-    """Follow for so many seconds; the positions, and the bus's statistics."""
-    async with busrep.connect(redis_url, name=name, streams=[], undeclared=True) as bus:
-        await asyncio.sleep(seconds)
-        return bus.positions(), bus.statistics()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +12,9 @@ import attrs
 import click
 
 import busrep
-from busrep.cli.db import declared_streams, streams_option
-from busrep.cli.options import DURATION, json_option, name_option, print_json, redis_option, run, store_option
-
-
-@attrs.frozen(kw_only=True)
-class Filter:
-    """Which lines to print; an empty part lets all pass. Lines without a stream pass no stream filter."""
-
-    streams: frozenset[str] = frozenset()
-    writers: frozenset[str] = frozenset()
-    commands: frozenset[str] = frozenset()
-
-    def passes(self, line: str) -> bool:
-        """Whether to print this line."""
-        command, *rest = line.split(" ", 3)
-        if self.commands and command not in self.commands:
-            return False
-        stream, writer = (rest[0], rest[1]) if command in ("RDATA", "POSITION") and len(rest) > 1 else ("", "")
-        if command == "NAME" and rest:
-            writer = rest[0]
-        return (not self.streams or stream in self.streams) and (not self.writers or writer in self.writers)
-
-
-@attrs.frozen(kw_only=True)
-class Handling:
-    """What makes it a reader of facts, which notes in ``path`` what it has handled."""
-
-    path: Path
-    store: str = attrs.field(repr=False)
-    reader: str
-    streams: tuple[busrep.Stream[Any], ...]
+from busrep.cli.options import DURATION, json_option, name_option, redis_option, store_option, streams_option
+from busrep.cli.output import print_json
+from busrep.cli.servers import declared_streams, run
 
 
 @click.command()
@@ -63,105 +35,93 @@ class Handling:
 @click.option("--reader", help="With --handled: under this name its positions are saved, to go on after a restart.")
 @store_option(required=False)
 @streams_option()
-def tail(
-    redis_url: str,
-    name: str,
-    streams: tuple[str, ...],
-    writers: tuple[str, ...],
-    commands: tuple[str, ...],
-    seconds: float | None,
-    count: int | None,
-    as_json: bool,
-    handled: Path | None,
-    reader: str | None,
-    store_url: str | None,
-    declared: tuple[str, ...],
-) -> None:
+def tail(as_json: bool, seconds: float | None, count: int | None, handled: Path | None, **options: Any) -> None:
     """Follow a channel and print its lines.
 
     "<" marks a line received, ">" one that this command sent. With --handled it is a reader as an application has them,
     which loses nothing, and begins at the oldest row: it needs --store, --reader and --stream.
     """
-    handling = None
+    streams, store, reader = options["streams"], options["store_url"], options["reader"]
+    role: dict[str, Any] = {"streams": [], "undeclared": True}
     if handled is not None:
-        if not (store_url and reader and streams):
+        if not (store and reader and streams):
             raise click.UsageError("--handled needs --store, --reader and --stream")
-        known = {stream.name: stream for stream in declared_streams(declared)}
-        found = tuple(known.get(one) or busrep.Stream[Any](one) for one in dict.fromkeys(streams))
-        handling = Handling(path=handled, store=store_url, reader=reader, streams=found)
+        known = {stream.name: stream for stream in declared_streams(options["declared"])}
+        found = [known.get(one) or busrep.Stream[Any](one) for one in dict.fromkeys(streams)]
+        role = {"streams": found, "store": store, "reader": reader}
     elif reader is not None:
         raise click.UsageError("--reader goes with --handled")
-    wanted = Filter(
-        streams=frozenset(streams),
-        writers=frozenset(writers),
-        commands=frozenset(command.upper() for command in commands),
-    )
-    run(follow(redis_url, name, wanted, seconds, count, as_json, handling))
+    commands = [command.upper() for command in options["commands"]]
+    lines = Lines(streams=streams, writers=options["writers"], commands=commands, count=count, as_json=as_json)
+    bus = busrep.connect(options["redis_url"], name=options["name"], **role)
+    bus.on_line(lines.show)
+    run(follow(bus, lines, seconds, handled))
+    if lines.broken is not None:
+        raise lines.broken
 
 
-async def follow(
-    redis_url: str,
-    name: str,
-    wanted: Filter,
-    seconds: float | None,
-    count: int | None,
-    as_json: bool,
-    handling: Handling | None = None,
-) -> None:
-    """Print lines until the time is over or enough were printed."""
-    if handling is None:
-        bus = busrep.connect(redis_url, name=name, streams=[], undeclared=True)
-    else:
-        bus = busrep.connect(
-            redis_url, name=name, streams=handling.streams, store=handling.store, reader=handling.reader
-        )
-    enough = asyncio.Event()
-    printed, broken = 0, None
+@attrs.define(kw_only=True)
+class Lines:
+    """Prints lines, until ``count`` are printed, or nobody takes them any more. ``streams``, ``writers``, ``commands``:
+    those of which lines are printed; an empty one lets all pass. Lines without a stream pass no stream filter."""
 
-    def show(direction: str, channel: str, line: bytes) -> None:
-        nonlocal printed, broken
+    streams: Collection[str] = ()
+    writers: Collection[str] = ()
+    commands: Collection[str] = ()
+    count: int | None = None
+    as_json: bool = False
+    printed: int = 0
+    broken: OSError | None = None
+    enough: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    def passes(self, line: str) -> bool:
+        """Whether to print this line."""
+        command, *rest = line.split(" ", 3)
+        if self.commands and command not in self.commands:
+            return False
+        stream, writer = (rest[0], rest[1]) if command in ("RDATA", "POSITION") and len(rest) > 1 else ("", "")
+        if command == "NAME" and rest:
+            writer = rest[0]
+        return (not self.streams or stream in self.streams) and (not self.writers or writer in self.writers)
+
+    def show(self, direction: str, channel: str, line: bytes) -> None:
+        """Print a line, if it passes the filter."""
         text = line.decode(errors="backslashreplace")
-        if enough.is_set() or not wanted.passes(text):
+        if self.enough.is_set() or not self.passes(text):
             return
         try:
-            if as_json:
+            if self.as_json:
                 print_json({"direction": direction, "channel": channel, "line": text})
             else:
                 click.echo(f"{direction} {text}")
         except OSError as error:  # `busrep tail | head` has seen enough
-            broken = error
-        printed += 1
-        if printed == count or broken is not None:
-            enough.set()
-
-    bus.on_line(show)
-    async with bus, noted(bus, handling, enough):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await enough.wait()
-    if broken is not None:
-        raise broken
+            self.broken = error
+        self.printed += 1
+        if self.printed == self.count or self.broken is not None:
+            self.enough.set()
 
 
-@contextlib.asynccontextmanager
-async def noted(bus: busrep.Bus, handling: Handling | None, enough: asyncio.Event) -> AsyncIterator[None]:
-    """Meanwhile note what is handled; ``enough`` is set when that ends. Raises what it ended with."""
-    if handling is None:
-        yield
-        return
-    with busrep.ReaderReport(handling.path) as report:
+async def follow(bus: busrep.Bus, lines: Lines, seconds: float | None, handled: Path | None) -> None:
+    """Print lines until the time is over or enough were printed; note in the file ``handled`` which facts came."""
 
-        async def note() -> None:
-            try:
-                async for batch in bus.follow(*handling.streams):
-                    report.add(batch)
-            finally:
-                enough.set()
-
-        noting = asyncio.create_task(note())
+    async def note(report: busrep.ReaderReport) -> None:
         try:
-            yield
+            async for batch in bus.follow(*bus.streams):
+                report.add(batch)
         finally:
-            noting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await noting
+            lines.enough.set()
+
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(bus)
+        noting = None
+        if handled is not None:
+            noting = asyncio.create_task(note(stack.enter_context(busrep.ReaderReport(handled))))
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await lines.enough.wait()
+        finally:
+            if noting is not None:
+                noting.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await noting

@@ -6,6 +6,14 @@ them change, and send them again where one may have been lost.
 
 from __future__ import annotations
 
-from ..core.commands import CancelTask, ClearUserSync, LockReleased, NewActiveTask, RemoteServerUp, UserIp, UserSync
+from ..core.application_commands import (
+    CancelTask,
+    ClearUserSync,
+    LockReleased,
+    NewActiveTask,
+    RemoteServerUp,
+    UserIp,
+    UserSync,
+)
 
 __all__ = ["CancelTask", "ClearUserSync", "LockReleased", "NewActiveTask", "RemoteServerUp", "UserIp", "UserSync"]

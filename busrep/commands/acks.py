@@ -15,8 +15,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from busrep.core.application_commands import FederationAck
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.core.commands import FederationAck, Name, Replicate
+from busrep.core.commands import Name, Replicate
 from busrep.core.retained import RetainedRows
 from busrep.errors import ConfigError, NotAWriter, Unavailable
 from busrep.streams import Stream
@@ -64,8 +65,9 @@ class Retained:
             raise NotAWriter(stream.name, bus.writer)
         if not stream.resettable:
             raise ConfigError(f"stream {stream.name!r} is kept in its table: only a resettable one is retained")
-        assert bus._writing is not None  # noqa: S101 (it has statistics)
-        if stream.name in bus._writing.kept:
+        session = bus.own_name.writing
+        assert session is not None  # noqa: S101 (it has statistics)
+        if stream.name in session.kept:
             raise ConfigError(f"stream {stream.name!r} is retained already: expect() keeps rows for one instance more")
         if isinstance(expected, str):
             raise ConfigError(f"expected={expected!r}: a list of names is needed")
@@ -84,7 +86,7 @@ class Retained:
             max_rows=max_rows,
         )
         self._dropped = 0
-        bus._writing.kept[stream.name] = self.kept
+        session.kept[stream.name] = self.kept
         bus.on(FederationAck)(self._heard)
         run_until_closed(bus, self._keep_looking(), "retained", self.log_dropped)
 
@@ -184,7 +186,7 @@ class Acknowledgements:
             self._due.set()
 
     def _heard_of(self) -> int | None:
-        progress = self._bus._reading.core.progress.get((self._stream, self._writer))
+        progress = self._bus.reading.core.progress.get((self._stream, self._writer))
         return None if progress is None else progress.incarnation
 
     def _named(self, command: Name) -> None:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
-from busrep.core.commands import LockReleased
+from busrep.core.application_commands import LockReleased
 from busrep.errors import Closed, ConfigError, Unavailable
 
 from ..asyncio.bus import Bus
-from ..runtime.tasks import log_failure, wait_until_set
-from .news import WAITERS, Waiters, in_background, see_through
+from ..runtime.tasks import call, log_failure, wait_until_set
+from .news import Waiters, in_background, see_through
 
 log = logging.getLogger("busrep.locks")
 
@@ -35,14 +34,14 @@ class Locks:
     """The news of released locks, on an open bus; lives as long as the bus.
 
     ``instance``: this process's name in what it sends (default: the bus's writer or reader name, else its own name).
-    ``waiters``: most waits at a time. Raises ConfigError.
+    Raises ConfigError.
     """
 
-    def __init__(self, bus: Bus, instance: str | None = None, *, waiters: int = WAITERS) -> None:
+    def __init__(self, bus: Bus, instance: str | None = None) -> None:
         self._bus = bus
         self._instance = instance or bus.writer or bus.reader or bus.name
         LockReleased(self._instance, "", "")  # raises ConfigError
-        self._waiters: Waiters[tuple[str, str]] = Waiters(waiters)
+        self._waiters: Waiters[tuple[str, str]] = Waiters()
         bus.on(LockReleased)(self._heard)
         # A release may have passed while the link was down: who waits looks.
         bus.on_connect(self._waiters.wake_all)
@@ -90,8 +89,8 @@ class Locks:
         ``try_acquire()`` (async or not) takes the lock, or gives something false at once when another has it; what it
         gives is ``held``. It is called first, at each wake-up, and every ``poll`` seconds (jittered, -50 %), so a lost
         message delays and never blocks. ``release(held)`` (async or not) is called when the block ends; without it the
-        block itself gives the lock up. Then LOCK_RELEASED is sent. Async ones run in tasks of their own, to their end:
-        what a try gets whose caller was cancelled meanwhile is released.
+        block itself gives the lock up. Then LOCK_RELEASED is sent. Both run in tasks of their own, to their end: what a
+        try gets whose caller was cancelled meanwhile is released.
 
         Nobody is first in line. A holder may crash: give the lock an end of its own, an expiry for example.
 
@@ -106,7 +105,7 @@ class Locks:
         try:
             yield held
         finally:
-            await self._give_back(lock, held, release)
+            await see_through(self._give_back(lock, held, release))
 
     async def _acquire(
         self,
@@ -118,13 +117,10 @@ class Locks:
     ) -> HeldT:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
-        # It listens before it tries: a release in between wakes it.
-        with self._waiters.waiting(lock) as woken:
+        with self._waiters.counted():
             while True:
-                self._waiters.check_open()
-                woken.clear()
-                result = try_acquire()
-                held = await self._answer(lock, result, release) if inspect.isawaitable(result) else result
+                woken = self._waiters.next_wake(lock)  # before the try: a release in between wakes it
+                held = await self._try(lock, try_acquire, release)
                 if held:
                     return held
                 left = deadline - clock()
@@ -132,12 +128,15 @@ class Locks:
                     raise TimeoutError(f"lock {lock[0]!r} of {lock[1]!r} was not free within {timeout:g} s")
                 await wait_until_set(woken, min(left, poll * (0.5 + random.random() / 2)))
 
-    async def _answer(
-        self, lock: tuple[str, str], result: Awaitable[HeldT], release: Callable[[HeldT], object] | None
+    async def _try(
+        self,
+        lock: tuple[str, str],
+        try_acquire: Callable[[], Awaitable[HeldT] | HeldT],
+        release: Callable[[HeldT], object] | None,
     ) -> HeldT:
         """What a try gets. The lock may be taken before that is known here: whoever is cancelled meanwhile gives back
         what he does not know that he has."""
-        trying = in_background(_awaited(result))
+        trying: asyncio.Task[HeldT] = in_background(call(try_acquire))
         try:
             return await asyncio.shield(trying)
         except asyncio.CancelledError:
@@ -153,27 +152,10 @@ class Locks:
     async def _give_back(self, lock: tuple[str, str], held: HeldT, release: Callable[[HeldT], object] | None) -> None:
         # Others are told also when release failed: the lock may be free all the same, and a try too many does no harm.
         try:
-            result = None if release is None else release(held)
-        except BaseException:
-            await self._tell(*lock)
-            raise
-        if inspect.isawaitable(result):
-            await see_through(self._tell_after(result, lock))
-        else:
-            await self._tell(*lock)
-
-    async def _tell_after(self, releasing: Awaitable[object], lock: tuple[str, str]) -> None:
-        try:
-            await releasing
+            if release is not None:
+                await call(release, held)
         finally:
-            await self._tell(*lock)
-
-    async def _tell(self, name: str, key: str) -> None:
-        try:
-            await self.released(name, key)
-        except (Closed, Unavailable) as error:  # the lock is free; others find out when they try
-            log.debug("LOCK_RELEASED of %s %s was not sent: %s", name, key, error)
-
-
-async def _awaited(work: Awaitable[HeldT]) -> HeldT:
-    return await work
+            try:
+                await self.released(*lock)
+            except (Closed, Unavailable) as error:  # the lock is free; others find out when they try
+                log.debug("LOCK_RELEASED of %s %s was not sent: %s", *lock, error)

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Hashable, Iterator
+import logging
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from busrep.errors import Closed, ConfigError
 
 from ..asyncio.bus import Bus
 from ..runtime.tasks import call, log_failure, wait_until_set
+
+log = logging.getLogger("busrep.commands")
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 T = TypeVar("T")
@@ -56,60 +60,62 @@ async def see_through(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
+async def call_all(handlers: Iterable[Callable[[T], Any]], news: T, what: str) -> None:
+    """Call handlers of ``what`` (async or not) in turn. What one raises is logged and keeps nothing from the others."""
+    for handler in list(handlers):
+        try:
+            await call(handler, news)
+        except Exception:
+            log.exception("a handler of %s failed", what)
+
+
 class Waiters(Generic[KeyT]):
     """Who waits for what: any number of waiters per key, all woken together. ``most``: of all keys at a time."""
 
     def __init__(self, most: int = WAITERS) -> None:
         self._most = most
-        self._waiting: dict[KeyT, dict[asyncio.Event, None]] = {}
+        # Those who wait hold the event; without them it is gone.
+        self._events: WeakValueDictionary[KeyT, asyncio.Event] = WeakValueDictionary()
         self._closed = False
         self.count = 0
         """How many wait now."""
 
     @contextlib.contextmanager
-    def waiting(self, key: KeyT) -> Iterator[asyncio.Event]:
-        """An event that is set whenever the key is woken; clear it to wait again.
-
-        Raises Closed, and ConfigError when too many wait.
-        """
-        self.check_open()
+    def counted(self) -> Iterator[None]:
+        """Somebody waits meanwhile. Raises ConfigError when too many do."""
         if self.count >= self._most:
-            raise ConfigError(f"{self._most} wait already: raise waiters=, or wait for less at a time")
-        event = asyncio.Event()
-        self._waiting.setdefault(key, {})[event] = None
+            raise ConfigError(f"{self._most} wait already: wait for less at a time")
         self.count += 1
         try:
-            yield event
+            yield
         finally:
             self.count -= 1
-            events = self._waiting[key]
-            del events[event]
-            if not events:
-                del self._waiting[key]
+
+    def next_wake(self, key: KeyT) -> asyncio.Event:
+        """An event that is set when the key is woken next. Raises Closed."""
+        if self._closed:
+            raise Closed
+        return self._events.setdefault(key, asyncio.Event())
 
     async def wait(self, key: KeyT, timeout: float) -> bool:
-        """Wait to be woken: True, or False after ``timeout`` seconds. Raises as ``waiting``."""
-        with self.waiting(key) as event:
-            woken = await wait_until_set(event, timeout)
-        self.check_open()
+        """Wait to be woken: True, or False after ``timeout`` seconds. Raises Closed, ConfigError."""
+        with self.counted():
+            woken = await wait_until_set(self.next_wake(key), timeout)
+        if self._closed:
+            raise Closed
         return woken
 
     def wake(self, key: KeyT) -> None:
         """Wake all that wait for the key."""
-        for event in self._waiting.get(key, ()):
+        if (event := self._events.pop(key, None)) is not None:
             event.set()
 
     def wake_all(self) -> None:
         """Wake all, whatever they wait for."""
-        for key in self._waiting:
+        for key in list(self._events):
             self.wake(key)
 
     def close(self) -> None:
         """Wake all for good: they raise Closed."""
         self._closed = True
         self.wake_all()
-
-    def check_open(self) -> None:
-        """Raises Closed once closed."""
-        if self._closed:
-            raise Closed

@@ -17,12 +17,14 @@ from typing import Any
 
 import attrs
 
-from busrep.core.commands import ClearUserSync, Replicate, UserSync
+from busrep.core.application_commands import ClearUserSync, UserSync
+from busrep.core.commands import Replicate
 from busrep.errors import Closed, ConfigError, Unavailable
 
-from ..asyncio.bus import COMMAND_QUEUE, Bus
-from ..runtime.tasks import call, wait_until_set
-from .news import in_background, run_until_closed, see_through
+from ..asyncio.bus import Bus
+from ..asyncio.publisher import COMMAND_QUEUE
+from ..runtime.tasks import wait_until_set
+from .news import call_all, in_background, run_until_closed, see_through
 
 log = logging.getLogger("busrep.presence")
 
@@ -289,11 +291,7 @@ class Presence:
 
     async def _changed(self, changes: Sequence[PresenceChange]) -> None:
         for change in changes:
-            for handler in list(self._handlers):
-                try:
-                    await call(handler, change)
-                except Exception:
-                    log.exception("a handler of presence failed")
+            await call_all(self._handlers, change, "presence")
 
     # -- telling ----------------------------------------------------------------------------------------------
 
@@ -318,7 +316,7 @@ class Presence:
 
     @property
     def _waiting(self) -> int:
-        return len(self._bus._commands)
+        return self._bus.commands_waiting
 
     def _connected(self) -> None:
         self._asked.set()

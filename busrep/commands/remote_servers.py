@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
-from busrep.core.commands import RemoteServerUp
+from busrep.core.application_commands import RemoteServerUp
 from busrep.errors import ConfigError
 
 from ..asyncio.bus import Bus
-from ..runtime.tasks import call
-from .news import WAITERS, Waiters, see_through
-
-log = logging.getLogger("busrep.remote_servers")
+from .news import Waiters, call_all, see_through
 
 # Seconds in which a server is told, and passed on to handlers, once. Every request that comes from a server shows
 # that it is up, and there may be thousands; while one that went down again is worth a new try that soon.
@@ -48,16 +44,16 @@ class RemoteServers:
     """The news of remote servers that are back, on an open bus; lives as long as the bus.
 
     ``period``: seconds in which one server is told by this process, and passed on to its handlers, at most once.
-    ``waiters``: most waits at a time. Raises ConfigError.
+    Raises ConfigError.
     """
 
-    def __init__(self, bus: Bus, *, period: float = PERIOD, waiters: int = WAITERS) -> None:
+    def __init__(self, bus: Bus, *, period: float = PERIOD) -> None:
         if not period >= 0:
             raise ConfigError(f"period={period!r}: a number of seconds, 0 or more")
         self._bus = bus
         self._told, self._passed_on = _Recent(period), _Recent(period)
         self._handlers: list[tuple[str | None, Handler]] = []
-        self._waiters: Waiters[str] = Waiters(waiters)
+        self._waiters: Waiters[str] = Waiters()
         bus.on(RemoteServerUp)(self._heard)
         bus.before_close(self._waiters.close)
 
@@ -111,9 +107,5 @@ class RemoteServers:
         if server in self._passed_on:
             return
         self._passed_on.add(server)
-        for wanted, handler in list(self._handlers):
-            if wanted in (None, server):
-                try:
-                    await call(handler, server)
-                except Exception:
-                    log.exception("a handler of the remote server %s failed", server)
+        handlers = [handler for wanted, handler in self._handlers if wanted in (None, server)]
+        await call_all(handlers, server, f"the remote server {server}")

@@ -2,6 +2,6 @@
 
 Lines are parsed by `commands` and `framing`. `senders` tells which incarnation of a writer sent a message. `reader`
 decides what becomes of the lines, `delivery` queues the rows for handlers, `catchup` says what to fetch. `ids` and
-`writer` are the writing half. `bootstrap` loads snapshots, `direct` relays over TCP, and `retained` keeps what commands
-are to be answered from.
+`writer` are the writing half: `chain` orders the facts of a stream. `bootstrap` loads snapshots, `direct` relays over
+TCP, and `retained` keeps what commands are to be answered from.
 """

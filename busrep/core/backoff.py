@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable
 
+from ..errors import SnapshotBusy
 from ..settings import Settings
 
 # Reasons that a `LogLimiter` remembers. A stranger may make up more of them.
@@ -24,6 +25,31 @@ def pause_after(
     """
     most = min(settings.retry_max, slowest or settings.retry_max)
     return min(most, settings.retry_min * 2.0 ** min(max(failures, 1) - 1, 16)) * (0.5 + jitter() / 2)
+
+
+class Retry:
+    """Something that is tried again until it succeeds.
+
+    ``failures``: how many in a row. ``error``: the last one, until something succeeds. ``at``: when to try again.
+    """
+
+    def __init__(self, settings: Settings, jitter: Callable[[], float] = random.random) -> None:
+        self.failures, self.at = 0, 0.0
+        self.error: BaseException | str | None = None
+        self._settings, self._jitter = settings, jitter
+
+    def clear(self, at: float = 0.0) -> None:
+        """It succeeded, or is tried anew; the next time is ``at``."""
+        self.failures, self.at, self.error = 0, at, None
+
+    def failed(self, error: BaseException | str | None, now: float) -> None:
+        """It failed: try again after a pause."""
+        self.error, settings = error, self._settings
+        if isinstance(error, SnapshotBusy):  # others wait for the same: not all are to ask at the same moment
+            self.at = now + max(settings.retry_min, settings.retry_max * self._jitter())
+            return
+        self.failures += 1
+        self.at = now + pause_after(self.failures, settings, jitter=self._jitter)
 
 
 class LogLimiter:

@@ -5,6 +5,8 @@ Each is handed out once, and known again by identity: an answer to one that was 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 import attrs
 
 from .snapshots import Agreement, PartRows
@@ -52,11 +54,6 @@ class Apply:
     id: str
 
     @property
-    def parts(self) -> int:
-        """How many parts are applied before it."""
-        return self.number
-
-    @property
     def parts_after(self) -> int:
         """How many parts are applied with it."""
         return min(self.number + 1, len(self.agreement.parts))
@@ -87,3 +84,46 @@ class Leave:
 
 
 Work = Agree | Begin | Load | Apply | Drain | Leave
+
+
+class HandedOut:
+    """What was handed out, and is not answered.
+
+    ``in_hand``: the part that is being applied, of whatever agreement: until it is answered nothing else is applied.
+    """
+
+    def __init__(self) -> None:
+        self.in_hand: Apply | None = None
+        self._wanted: dict[Work, None] = {}  # whose answers count
+
+    @property
+    def under_way(self) -> Collection[Work]:
+        """What is still wanted. The part in hand is: it cannot be taken back."""
+        return self._wanted.keys() | ({self.in_hand} if self.in_hand is not None else set())
+
+    def add(self, works: Iterable[Work]) -> None:
+        """These are handed out now."""
+        for work in works:
+            self._wanted[work] = None
+            if isinstance(work, Apply):
+                self.in_hand = work
+
+    def answered(self, work: Work) -> bool:
+        """Take in an answer; whether it counts."""
+        if work is self.in_hand:
+            self.in_hand = None
+        if work not in self._wanted:
+            return False
+        del self._wanted[work]
+        return True
+
+    def give_up(self, but: type[Work] | tuple[()] = ()) -> None:
+        """No answer counts any more, ``but`` those to works of that kind."""
+        self._wanted = {work: None for work in self._wanted if isinstance(work, but)}
+
+    def restore(self, parts: int) -> None:
+        """So many parts are applied, and that is saved, by somebody else: what is of no use then is given up."""
+        for work in list(self._wanted):
+            done = isinstance(work, Begin) or (isinstance(work, Load) and work.number < parts)
+            if done or (isinstance(work, Apply) and work.number != parts):
+                del self._wanted[work]

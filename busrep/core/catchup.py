@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 import attrs
 
+Key = tuple[str, str]
+"""(stream, writer)."""
+
 
 @attrs.frozen
 class FetchUpdates:
     """Asks for the rows of one (stream, writer) with ``after`` < token <= ``upto``.
 
-    ``limit`` bounds the rows of the answer, which still holds at least one whole fact (protocol.md 9.10).
-    ``incarnation`` is set for a resettable stream: only that incarnation of the writer can answer (9.11).
+    ``limit`` bounds the rows of the answer, which still holds at least one whole fact.
+    ``incarnation`` is set for a resettable stream: only that incarnation of the writer can answer.
     ``after == upto`` asks for no rows: it verifies the epoch.
     """
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from busrep.core.commands import NAME_BYTES
+from busrep.core.fields import NAME_BYTES
 from busrep.errors import QUOTED_BYTES, ParseError
 from busrep.settings import Settings
 
@@ -133,7 +133,7 @@ class PlainView:
         self._bytes = 0
 
     def _remember(self, key: tuple[bytes, bytes], said: bytes) -> None:
-        """Of names and numbers that are too long nothing: such a line is malformed (9.20)."""
+        """Of names and numbers that are too long nothing: such a line is malformed."""
         if max(map(len, key)) > NAME_BYTES or len(said) > NUMBER_BYTES:
             return
         if key not in self._said:

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import codecs
 import re
-from operator import itemgetter
 from typing import cast
 
 import attrs
-import orjson
 
-from busrep.core.commands import INT64_MAX, Command, is_unknown, parse, read_integer, refuse_name
+from busrep.core.commands import Command, is_unknown, parse
+from busrep.core.fields import read_integer
 from busrep.errors import QUOTED_BYTES, ParseError
 from busrep.settings import MESSAGE_ITEMS, MESSAGE_ROWS, Settings
+
+from .row_lines import ITEM_BYTES, cut_rows, cut_run, read_tokens, run_head
 
 # What a row costs in memory beside its payload (two list entries, the number, the head of the bytes object: 77 bytes),
 # and what a run costs (the object, three lists, two names: 378). sys.getsizeof on CPython 3.11, rounded up.
@@ -39,9 +40,6 @@ RUNS_AT_ONCE = 8
 # but a line of 16 MiB that is JSON would become 37 times as much in memory.
 COMMAND_BYTES = 65_536
 
-# Bytes of a command's line that count as one item: a string may take four times the bytes of its line in memory.
-ITEM_BYTES = 1_024
-
 # Bytes that are decoded at a time where only their validity matters.
 CHUNK_BYTES = 65_536
 
@@ -49,7 +47,6 @@ CHUNK_BYTES = 65_536
 _OF_STREAMS = (b"RDATA", b"POSITION")
 
 _BLANK_LINES = re.compile(rb"\n+")
-_RUN_HEAD = re.compile(rb"RDATA ([!-~]{1,255}) ([!-~]{1,255}) ")
 
 
 @attrs.define
@@ -101,18 +98,14 @@ class _Room:
         if items > self.most_items:
             raise ParseError(line, "message", f"over {self.most_items} commands and runs of rows: the rest is dropped")
 
-    @property
-    def rows_left(self) -> int:
-        return self.most_rows - self.rows
-
 
 def parse_frame(
     data: bytes, max_bytes: int, *, most_items: int = MESSAGE_ITEMS, most_rows: int = MESSAGE_ROWS
 ) -> Frame:
     """The commands and rows of one message. Never raises: what is wrong stands in ``errors``.
 
-    From a malformed line on the rest of the message is dropped, as if it had been cut there: the chain (rule
-    9.6) then shows the loss, while going on could step over a lost row. An unknown command is counted, and
+    From a malformed line on the rest of the message is dropped, as if it had been cut there: the chain
+    then shows the loss, while going on could step over a lost row. An unknown command is counted, and
     parsing goes on. RDATA payloads are not decoded here. A message over ``max_bytes`` bytes, or not UTF-8, is
     dropped whole; of one that holds more than ``most_items`` items (commands, known or not, and runs of rows) or
     ``most_rows`` rows the rest is.
@@ -185,27 +178,11 @@ def _parse_lines(data: bytes, frame: Frame, room: _Room) -> None:
                 _note(frame, error)
 
 
-def _run_head(data: bytes, at: int) -> tuple[bytes, str, str]:
-    """What the lines of a run open with, and the stream and the writer in it."""
-    if match := _RUN_HEAD.match(data, at):
-        return match[0], match[1].decode(), match[2].decode()
-    # Names that are not ASCII, or no names. Two of the largest, and a token, have their place in this piece.
-    piece = data[at : at + ITEM_BYTES].partition(b"\n")[0]
-    head = piece.split(b" ", 3)
-    if len(head) != 4 or not head[1] or not head[2]:
-        raise ParseError(piece, "line", "RDATA takes a stream, a writer, a token and a row")
-    stream, writer = (name.decode("utf-8", "replace") for name in head[1:3])
-    for field, name in (("stream", stream), ("writer", writer)):
-        if reason := refuse_name(name):
-            raise ParseError(piece, field, reason)
-    return b"RDATA %b %b " % (head[1], head[2]), stream, writer
-
-
 def _parse_run(data: bytes, at: int, frame: Frame, room: _Room, *, at_once: bool) -> int:
     """Adds the run of rows whose first line begins at ``at``; returns where the line behind it begins."""
-    prefix, stream, writer = _run_head(data, at)
+    prefix, stream, writer = run_head(data, at)
     room.take_items(prefix)
-    most, pieces, end = room.rows_left, [], at
+    most, pieces, end = room.most_rows - room.rows, [], at
     if at_once:
         # One split finds all rows, if nothing else stands between them and the last line with this prefix.
         last = max(data.rfind(b"\n" + prefix, at) + 1, at)
@@ -213,7 +190,7 @@ def _parse_run(data: bytes, at: int, frame: Frame, room: _Room, *, at_once: bool
         end = len(data) if end < 0 else end
         pieces = data[at + len(prefix) : end].split(b"\n" + prefix, most)
     if not pieces or len(pieces) > most or data.count(b"\n", at, end) != len(pieces) - 1:
-        pieces, end = _cut_run(data, at, prefix, most)
+        pieces, end = cut_run(data, at, prefix, most)
     size = RUN_OVERHEAD + ROW_OVERHEAD * len(pieces) + (end - at + 1) - (len(prefix) + 1) * len(pieces)
     rows = Rows(stream, writer, [], [], [], size)
     frame.items.append(rows)
@@ -225,22 +202,10 @@ def _parse_run(data: bytes, at: int, frame: Frame, room: _Room, *, at_once: bool
     return end + 1
 
 
-def _cut_run(data: bytes, at: int, prefix: bytes, most: int) -> tuple[list[bytes], int]:
-    """The lines from ``at`` on that have the prefix, without it, at most ``most``, and where the last of them ends."""
-    pieces: list[bytes] = []
-    end = at - 1
-    while len(pieces) < most and data.startswith(prefix, end + 1):
-        start = end + 1 + len(prefix)
-        end = data.find(b"\n", start)
-        end = len(data) if end < 0 else end
-        pieces.append(data[start:end])
-    return pieces, end
-
-
 def _add_rows(frame: Frame, rows: Rows, prefix: bytes, pieces: list[bytes], room: _Room) -> None:
     """Adds the rows of ``token payload`` pieces, up to the first malformed one, which raises ParseError."""
-    texts, payloads = _cut_evenly(pieces) or _cut_each(pieces)
-    numbers = _read_tokens(texts) if all(payloads) else None
+    texts, payloads = cut_rows(pieces)
+    numbers = read_tokens(texts) if all(payloads) else None
     if numbers is not None:
         rows.tokens, rows.payloads = numbers, payloads
         return
@@ -263,36 +228,3 @@ def _add_rows(frame: Frame, rows: Rows, prefix: bytes, pieces: list[bytes], room
             rows.tokens += [number] * len(rows.open)
             rows.payloads += rows.open
             rows.open.clear()
-
-
-_Cut = tuple[list[bytes], list[bytes]]  # tokens and payloads
-
-
-def _cut_each(pieces: list[bytes]) -> _Cut:
-    cut = [piece.partition(b" ") for piece in pieces]
-    return [text for text, _, _ in cut], [payload for _, _, payload in cut]
-
-
-def _cut_evenly(pieces: list[bytes]) -> _Cut | None:
-    """Cut where the first one is cut, if all tokens are as long: in two thirds of the time, and no tuple a row."""
-    width, count = pieces[0].find(b" ") + 1, len(pieces)
-    texts = list(map(itemgetter(slice(width)), pieces))
-    joined = b"".join(texts)
-    spaces = joined[width - 1 :: width] if width else b""
-    if len(joined) != width * count or spaces != b" " * count or joined.count(b" ") != count:
-        return None
-    return texts, list(map(itemgetter(slice(width, None)), pieces))
-
-
-def _read_tokens(texts: list[bytes]) -> list[int] | None:
-    """The tokens, if all are plain numbers and each above the one before; None: they need a closer look."""
-    if not b"".join(texts).replace(b" ", b"").isdigit():  # a space may be left behind each
-        return None
-    try:
-        # Twice as fast as int() on each. Refuses leading zeros and empty texts; makes floats beyond 64 bits.
-        numbers: list[int] = orjson.loads(b"[" + b",".join(texts) + b"]")
-    except ValueError:
-        return None
-    if sorted(numbers) != numbers or numbers[-1] > INT64_MAX or len(set(numbers)) != len(numbers):
-        return None
-    return numbers

@@ -77,8 +77,6 @@ class RetainedRows:
         self._order: list[int] = []  # the keys of _waiting, as a heap
         self._dropped = 0  # the highest token that was dropped while it waited
 
-    # -- what is written --------------------------------------------------------------------------------------
-
     def fact_completed(self, stream: str, token: int, payloads: Sequence[bytes]) -> None:
         """A fact has ended, with these rows or none. In any order, each before the position moves over it.
 
@@ -121,8 +119,6 @@ class RetainedRows:
         if stream != self.stream:
             raise UnknownStream(stream, (self.stream,))
 
-    # -- what is acknowledged ---------------------------------------------------------------------------------
-
     def acknowledged(self, instance: str, token: int, incarnation: int | None = None) -> bool:
         """An instance has handled everything up to ``token`` of that incarnation; whether that was believed."""
         if instance not in self._acknowledged:
@@ -152,10 +148,8 @@ class RetainedRows:
         """What each expected instance has acknowledged."""
         return dict(self._acknowledged)
 
-    # -- what is asked for ------------------------------------------------------------------------------------
-
     def fetch(self, question: FetchUpdates) -> UpdatesPage:
-        """The page that is asked for; it names the own incarnation, and proves nothing about another (9.11).
+        """The page that is asked for; it names the own incarnation, and proves nothing about another.
 
         Raises PositionTooOld when rows of it are gone, ConfigError when another writer's rows are asked for.
         """
@@ -174,7 +168,7 @@ class RetainedRows:
             raise PositionTooOld(self.stream, self.writer, after, self.floor)
         first, end = bisect_right(self._tokens, after), bisect_right(self._tokens, upto)
         last, rows = first, 0
-        for at in range(first, end):  # at least one fact, and facts go whole (9.10)
+        for at in range(first, end):  # at least one fact, and facts go whole
             rows += len(self._facts[at])
             if rows > question.limit and at > first:
                 break
@@ -195,8 +189,6 @@ class RetainedRows:
             epoch=self._epoch,
             incarnation=self.incarnation,
         )
-
-    # -- letting go -------------------------------------------------------------------------------------------
 
     def _count(self, payloads: Sequence[bytes], sign: int) -> int:
         self.rows += sign * len(payloads)

@@ -7,7 +7,7 @@ and its announcements name the epoch before that. A message counts only if the e
 the epoch of the process that hears it.
 
 Hearing one incarnation revokes no other incarnation of the same name. Any process can publish a line on the channel;
-the claim in the database decides which incarnation holds the name (rule 9.19).
+the claim in the database decides which incarnation holds the name.
 """
 
 from __future__ import annotations
@@ -17,15 +17,6 @@ from .commands import Name, Server
 # How many incarnations of one name have their epoch remembered: some lives of the writer, and some of other deployments
 # on the same channel. Beyond that the one with the oldest announcement is forgotten until it announces again.
 INCARNATIONS = 16
-
-
-class _Sender:
-    """One writer name: the epoch that each of its incarnations announced last."""
-
-    __slots__ = ("announced",)
-
-    def __init__(self) -> None:
-        self.announced: dict[int, str] = {}
 
 
 class SenderTracker:
@@ -38,7 +29,7 @@ class SenderTracker:
     __slots__ = ("_epoch", "_incarnation", "_most", "_name", "_senders")
 
     def __init__(self, most: int) -> None:
-        self._senders: dict[str, _Sender] = {}
+        self._senders: dict[str, dict[int, str]] = {}  # the epoch that each incarnation of a name announced last
         self._most = most
         self.begin()
 
@@ -56,15 +47,15 @@ class SenderTracker:
         if line.incarnation is None:
             return
         self._name, self._incarnation = line.instance, line.incarnation
-        sender = self._senders.pop(line.instance, None) or _Sender()
-        self._senders[line.instance] = sender  # the dict is ordered: the name heard last stands last
+        announced = self._senders.pop(line.instance, {})
+        self._senders[line.instance] = announced  # the dict is ordered: the name heard last stands last
         if len(self._senders) > self._most:
             del self._senders[next(iter(self._senders))]
         if self._epoch is not None:
-            sender.announced.pop(line.incarnation, None)
-            sender.announced[line.incarnation] = self._epoch
-            if len(sender.announced) > INCARNATIONS:
-                del sender.announced[next(iter(sender.announced))]
+            announced.pop(line.incarnation, None)
+            announced[line.incarnation] = self._epoch
+            if len(announced) > INCARNATIONS:
+                del announced[next(iter(announced))]
 
     def incarnation_of(self, writer: str) -> int | None:
         """Return the incarnation under which ``writer`` sent the current message; None if the message does not say."""
@@ -73,12 +64,12 @@ class SenderTracker:
     def epoch_of(self, writer: str) -> str | None:
         """Return the epoch of what ``writer`` says in the current message, None if it is unknown."""
         incarnation = self.incarnation_of(writer)
-        announced = None if incarnation is None else self._senders[writer].announced.get(incarnation)
+        announced = None if incarnation is None else self._senders[writer].get(incarnation)
         return self._epoch if announced is None else announced
 
     def has_log(self, writer: str, incarnation: int) -> bool:
         """Return whether this incarnation of ``writer`` has announced an epoch, as one with a claim does."""
-        return writer in self._senders and incarnation in self._senders[writer].announced
+        return writer in self._senders and incarnation in self._senders[writer]
 
     def is_native(self, writer: str) -> bool:
         """Return whether ``writer`` ever named its incarnation. Foreign writers never do."""
@@ -87,12 +78,12 @@ class SenderTracker:
     def is_trusted(self, writer: str, epoch: str | None) -> bool:
         """Return whether the current message names ``writer`` as its sender, of the log with this epoch (None: of any).
 
-        A writer that never named its incarnation is trusted: it is foreign, and its streams decide about it (9.18).
+        A writer that never named its incarnation is trusted: it is foreign, and its streams decide about it.
         """
         incarnation = self.incarnation_of(writer)
         if incarnation is None:
             return writer not in self._senders
-        return epoch is None or self._senders[writer].announced.get(incarnation) == epoch
+        return epoch is None or self._senders[writer].get(incarnation) == epoch
 
     def is_alive(self, writer: str, epoch: str | None) -> bool:
         """Return whether the current message is a sign of life of native ``writer``.

@@ -66,29 +66,22 @@ class Agreement:
         SHA-256 of canonical JSON (keys sorted, no spaces) of stream, epoch, positions, floors, the parts' bounds, and
         ``content`` where there is one.
         """
-        content: dict[str, Any] = {
-            "stream": self.stream,
-            "epoch": self.epoch,
-            "positions": dict(self.positions),
-            "floors": dict(self.floors),
-            "parts": [(part.after, part.upto) for part in self.parts],
-        }
-        if self.content:
-            content["content"] = self.content
+        content = self._content() | {"parts": [(part.after, part.upto) for part in self.parts]}
         return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
-    def to_json(self) -> bytes:
-        """All of it, for `from_json`: saved in a reader's store, sent over HTTP."""
+    def _content(self) -> dict[str, Any]:
         found: dict[str, Any] = {
             "stream": self.stream,
             "epoch": self.epoch,
             "positions": dict(self.positions),
             "floors": dict(self.floors),
             "parts": [(part.after, part.upto, part.rows) for part in self.parts],
-            "source": self.source,
-            "id": self.id,
         }
-        return orjson.dumps({**found, "content": self.content} if self.content else found)
+        return found | {"content": self.content} if self.content else found
+
+    def to_json(self) -> bytes:
+        """All of it, for `from_json`: saved in a reader's store, sent over HTTP."""
+        return orjson.dumps(self._content() | {"source": self.source, "id": self.id})
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Agreement:
@@ -108,14 +101,7 @@ class Agreement:
 
     def same(self, other: Agreement) -> bool:
         """Whether two agreements are of the same content, cut in the same way: parts of one go on with the other."""
-        return (
-            self.stream == other.stream
-            and self.epoch == other.epoch
-            and self.content == other.content
-            and dict(self.positions) == dict(other.positions)
-            and dict(self.floors) == dict(other.floors)
-            and [(part.after, part.upto) for part in self.parts] == [(part.after, part.upto) for part in other.parts]
-        )
+        return self.digest == other.digest
 
 
 @attrs.frozen

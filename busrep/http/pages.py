@@ -24,7 +24,7 @@ import attrs
 import orjson
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.core.commands import INT64_MAX, json_bytes, refuse_name
+from busrep.core.fields import INT64_MAX, json_bytes, refuse_name
 from busrep.stores.interface import KnownWriter
 
 UPDATES_PATH = "/replication/get_repl_stream_updates/"

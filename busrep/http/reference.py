@@ -20,8 +20,9 @@ from busrep.settings import Settings
 from busrep.stores.interface import KnownWriter
 from busrep.streams import Registry, Stream
 
+from .client import MAX_BYTES, HttpClient
 from .pages import REFERENCE_PATH, read_reference_page
-from .source import MAX_BYTES, HttpSource, nothing_of, segment
+from .source import nothing_of, segment
 
 log = logging.getLogger("busrep.reader")
 
@@ -62,16 +63,17 @@ class ReferenceSource:
             raise ConfigError("ReferenceSource needs the address of each writer: {writer: url, ...}")
         self.streams = streams if isinstance(streams, Registry) else Registry(streams)
         self._epoch = hashlib.blake2b(f"reference {log}".encode(), digest_size=16).hexdigest()
+        settings = settings or Settings()
         self._writers = {
-            writer: _ReferenceWriter(
+            writer: HttpClient(
                 url,
-                self.streams,
                 settings,
                 secret=secret,
                 headers=headers,
                 verify=verify,
                 compress=compress,
                 max_bytes=max_bytes,
+                connections=settings.fetches,
             )
             for writer, url in writers.items()
         }
@@ -84,7 +86,7 @@ class ReferenceSource:
         """See `AsyncStore`. Nothing is asked: the reference system tells nothing about itself."""
         try:
             for one in self._writers.values():
-                await one.open()
+                one.open()
         except BaseException:
             await self.close()
             raise
@@ -121,13 +123,26 @@ class ReferenceSource:
                 f"no address is known of writer {question.writer!r}, rows of stream {question.stream!r} cannot be "
                 f"fetched: name it in ReferenceSource({{{question.writer!r}: url, ...}})"
             )
-        page = await one.ask_for(question, self._epoch)
+        page = await self._ask(one, question)
         if _may_be_cut(page):
             log.warning(
                 "(%s, %s): %d rows of %d fill a page of %s: if the fact has more, the others may have been missed",
                 page.stream, page.writer, len(page.tokens), page.upto, one.where,
             )  # fmt: skip
         return page
+
+    async def _ask(self, writer: HttpClient, question: FetchUpdates) -> UpdatesPage:
+        path = f"{REFERENCE_PATH}{segment(question.stream)}/{secrets.token_hex(8)}"
+        params: dict[str, str | int] = {
+            "instance_name": question.writer,
+            "from_token": question.after,
+            "upto_token": question.upto,
+        }
+        body = await writer.ask(path, params)
+        try:
+            return read_reference_page(body, question, self._epoch)
+        except ValueError as error:
+            raise writer.distrust(error) from None
 
     async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> NoReturn:  # noqa: ARG002
         """See `SnapshotSource`. Refused: NoSnapshots."""
@@ -140,27 +155,6 @@ class ReferenceSource:
 
     async def leave(self, agreement: Agreement) -> None:
         """See `SnapshotSource`: there is none."""
-
-
-class _ReferenceWriter(HttpSource):
-    """One writer's process."""
-
-    async def _check_server(self) -> None:
-        """There is no question that the reference system would answer without a stream's rows."""
-
-    async def ask_for(self, question: FetchUpdates, epoch: str) -> UpdatesPage:
-        """The page that answers ``question``. Raises Unavailable, ConfigError."""
-        path = f"{REFERENCE_PATH}{segment(question.stream)}/{secrets.token_hex(8)}"
-        params: dict[str, str | int] = {
-            "instance_name": question.writer,
-            "from_token": question.after,
-            "upto_token": question.upto,
-        }
-        body = await self._ask(path, params, question)
-        try:
-            return read_reference_page(body, question, epoch)
-        except ValueError as error:
-            raise self._distrust(error) from None
 
 
 def _may_be_cut(page: UpdatesPage) -> bool:

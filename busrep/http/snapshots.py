@@ -1,312 +1,256 @@
-"""Snapshots for many readers at once, from one source: what stands behind the paths of snapshots_server.py.
+"""Snapshots for readers over HTTP, out of one source: what stands behind the paths of snapshots_server.py.
 
-Readers that come at about the same time get the same agreement, and each part of it is taken from the source once: it
-goes to disk, and from there to all of them. So a slow reader, or one that stalls, costs the store nothing. What the
-source holds for an agreement (a database snapshot) is let go of when nothing was loaded for a while, and agreed on
-*again* when somebody comes back: the content is settled by the positions, see core/snapshots.py. For the same reason
-an agreement may be forgotten here at any time: its reader brings it along, and it is taken up again.
+A part is loaded into memory whole before it is sent. So its SHA-256 is known before its first byte is sent, and a slow
+reader, or one that stalls, costs the store nothing. Parts that are being sent, or kept for other readers, are bounded
+together.
 
-The modules: http_snapshots_server.py has requests and answers, round this one; http_snapshots_held.py what the source
-holds; http_snapshots_spool.py the files; http_snapshots_limits.py the bounds of all of it. http_snapshots_client.py is
-the other side's download, for http_source.py. What both sides check of an agreement is in snapshot_sources.py.
+The source holds nothing between two parts: each is loaded under the agreement *again*, because the positions alone
+settle what is in a snapshot (core/snapshots.py). For the same reason an agreement may be forgotten here at any time:
+its reader brings it along.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
-import time
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Hashable
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import attrs
 
 from busrep.core.snapshots import Agreement, SnapshotSource
 from busrep.errors import SnapshotBusy, SnapshotGone, Unavailable
-from busrep.settings import Settings
 
 from ..runtime.tasks import being_cancelled, stop
-from .snapshots_held import WHAT, HeldSource, Hold
+from .requests import Refused
 from .snapshots_limits import SnapshotLimits
-from .snapshots_spool import PartReading, Spool, SpooledPart, SpoolTrouble
 
 T = TypeVar("T")
 
 log = logging.getLogger("busrep.http")
 
-
-# Of agreements that do not say how many rows their parts have.
-PART_ROWS = Settings().snapshot_part_rows
-
-
-class UnknownSnapshot(Exception):
-    """An agreement that is not, or no longer, known here."""
-
-
-class NoSuchPart(Exception):
-    """A number beyond the agreement's parts."""
+WHAT = "the snapshots of this server"
+# Finished parts that stay for other readers: those of some readers that load the same at about the same time.
+PARTS_KEPT = 8
+# Agreements that are remembered; a client sends along one that is not.
+AGREEMENTS_KEPT = 16
+# Largest agreement, as JSON: some 100,000 parts.
+AGREEMENT_BYTES = 4 * 2**20
 
 
-class TooManyParts(Exception):
-    """An agreement that would be larger than ``agreement_bytes``."""
+class SharedTasks(Generic[T]):
+    """Work that is done once for all who ask for it at about the same time.
 
+    It goes on when those who wait for it hang up, because it may take longer than one request, and the client comes
+    again. ``kept``: most results that are kept, and ``seconds``: for how long.
+    """
 
-@attrs.define(eq=False)
-class _Kept:
-    """One agreement. ``agreement``: as clients know it, its id the digest; ``text``: as JSON. ``agreed``: when, the
-    last time. ``shared``: with readers that come new. ``ever``: parts that have been loaded once."""
+    def __init__(self, kept: int, seconds: float) -> None:
+        self._kept, self._seconds = kept, seconds
+        self._tasks: dict[Hashable, asyncio.Task[T]] = {}
+        self._timers: dict[Hashable, asyncio.TimerHandle] = {}
 
-    agreement: Agreement
-    text: bytes
-    hold: Hold
-    part_rows: int
-    agreed: float
-    made: float
-    used: float
-    shared: bool
-    parts: dict[int, SpooledPart] = attrs.field(factory=dict)
-    loading: dict[int, _Loading] = attrs.field(factory=dict)
-    ever: set[int] = attrs.field(factory=set)
+    @property
+    def running(self) -> int:
+        """Tasks that have not ended."""
+        return sum(not task.done() for task in self._tasks.values())
 
-    def done(self) -> bool:
-        """Whether all of it has been loaded."""
-        return len(self.ever) == len(self.agreement.parts)
+    def __len__(self) -> int:
+        return len(self._tasks)
 
+    def find(self, key: Hashable) -> asyncio.Task[T] | None:
+        """The task of that key, under way or done."""
+        return self._tasks.get(key)
 
-@attrs.define(eq=False)
-class _Loading:
-    """A part on its way to disk: how many wait for it, and whether the source has been asked."""
-
-    task: asyncio.Task[SpooledPart] | None = None
-    waiting: int = 0
-    begun: bool = False
-
-
-class Snapshots:
-    """``source``: opened and closed by the caller. ``clock``: seconds, monotonic."""
-
-    def __init__(
-        self, source: SnapshotSource, limits: SnapshotLimits, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.limits, self._clock = limits, clock
-        self._source = HeldSource(source, limits, clock, self._start)
-        self._kept: dict[str, _Kept] = {}  # by digest
-        self._agreeing: dict[tuple[str, int, str], asyncio.Task[_Kept]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._loads = asyncio.Semaphore(limits.loads)
-        self._spool = Spool(limits.spool_bytes, limits.spool_folder, part_bytes=limits.part_bytes)
-        self._sweeping: asyncio.TimerHandle | None = None
-        self.agreements = self.parts_loaded = self.parts_shared = 0
-
-    def statistics(self) -> dict[str, Any]:
-        """Counters, JSON-able: agreements that are kept, and held at the source; parts and bytes on disk; agreements
-        made, parts loaded from the source, and parts that were there already when somebody asked."""
-        return {
-            "kept": len(self._kept),
-            "held": len(self._source),
-            "spooled_parts": self._spool.parts,
-            "spooled_bytes": self._spool.bytes,
-            "agreements": self.agreements,
-            "parts_loaded": self.parts_loaded,
-            "parts_shared": self.parts_shared,
-        }
-
-    async def close(self) -> None:
-        """Let go of everything at the source, remove the files. May be called twice."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            self._sweeping = None
-        self._source.closed = True  # what ends now sets no clocks any more
-        await stop(self._tasks, 5.0)
-        for kept in self._kept.values():
-            kept.hold.stop()
-        self._kept.clear()
-        await self._source.close()
-        self._spool.close()
-
-    # -- agreements -------------------------------------------------------------------------------------------
-
-    async def agree(self, stream: str, part_rows: int, again: Agreement | None) -> bytes:
-        """The agreement for a client, as JSON. Raises what the source raises, SnapshotBusy, TooManyParts."""
-        kept = await self._agreement(stream, part_rows, again)
-        if again is None or not again.same(kept.agreement):
-            return kept.text
-        # Its own back: how many rows its parts have may be known to it alone.
-        return attrs.evolve(again, source="", id=kept.agreement.id).to_json()
-
-    async def take_up(self, agreement: Agreement) -> None:
-        """Know an agreement that a client brings along. Raises SnapshotGone, and what `agree` raises."""
-        rows = max((part.rows for part in agreement.parts), default=0)
-        kept = await self._agreement(agreement.stream, rows if rows > 0 else PART_ROWS, agreement)
-        if not kept.agreement.same(agreement):
-            raise SnapshotGone(agreement.stream, "rows of it were pruned, or the fact log was replaced")
-
-    async def _agreement(self, stream: str, part_rows: int, again: Agreement | None) -> _Kept:
-        self._sweep()
-        kept = self._known(stream, part_rows, again)
-        if kept is None:
-            key = (stream, part_rows, "" if again is None else again.digest)
-            task = self._agreeing.get(key)
-            if task is None:
-                task = self._agreeing[key] = self._start(self._agree(stream, part_rows, again), "agree")
-                task.add_done_callback(lambda _: self._agreeing.pop(key, None))
-            # Who hangs up leaves it to the others, and to whoever asks next: it may take longer than one request.
-            kept = await _shared(task)
-        kept.used = self._clock()
-        return kept
-
-    def _known(self, stream: str, part_rows: int, again: Agreement | None) -> _Kept | None:
-        if again is not None:
-            return self._kept.get(again.digest)
-        young = self._clock() - self.limits.shared_for
-        fitting = [
-            kept
-            for kept in self._kept.values()
-            if kept.agreement.stream == stream and kept.part_rows == part_rows and kept.shared and kept.agreed >= young
-        ]
-        return max(fitting, key=lambda kept: kept.agreed, default=None)
-
-    async def _agree(self, stream: str, part_rows: int, again: Agreement | None) -> _Kept:
-        found = await self._source.agreed(stream, part_rows, again)
-        try:
-            # What one client brings along is not given to others: they shall have what the source agrees on by itself.
-            kept = self._keep(found, part_rows, shared=again is None or not again.same(found))
-            await kept.hold.offer(found)
-        except BaseException:
-            await self._source.let_go(found)
-            raise
-        self.agreements += 1
-        self._sweep_later()
-        return kept
-
-    def _keep(self, found: Agreement, part_rows: int, *, shared: bool) -> _Kept:
-        agreement = attrs.evolve(found, source="", id=found.digest)  # where our store is concerns nobody
-        text, now = agreement.to_json(), self._clock()
-        if len(text) > self.limits.agreement_bytes:
-            raise TooManyParts(f"a snapshot in {len(found.parts)} parts: raise Settings.snapshot_part_rows")
-        kept = self._kept.get(agreement.id)
-        if kept is None:
-            self._make_room()
-            hold = Hold(self._source, agreement)
-            kept = self._kept[agreement.id] = _Kept(agreement, text, hold, part_rows, now, now, now, shared)
-        elif shared:  # nothing was written since: what is on disk of it serves again
-            kept.agreed, kept.shared, kept.part_rows = now, True, part_rows
-            kept.agreement, kept.text = agreement, text  # the numbers of rows may have been a client's until now
-        return kept
-
-    def _make_room(self) -> None:
-        idle = sorted((kept.used, id) for id, kept in self._kept.items() if not kept.hold.users and not kept.loading)
-        for _, id in idle[: max(0, len(self._kept) + 1 - self.limits.kept)]:
-            self._forget(id)
-        if len(self._kept) >= self.limits.kept:
-            raise SnapshotBusy(WHAT, self.limits.kept)
-
-    # -- parts ------------------------------------------------------------------------------------------------
-
-    async def part(self, id: str, number: int) -> PartReading:
-        """The part, open for reading; close it. Raises UnknownSnapshot, NoSuchPart, SnapshotGone, SpoolTrouble, and
-        what else the source raises."""
-        self._sweep()
-        kept = self._kept.get(id)
-        if kept is None:
-            raise UnknownSnapshot
-        if not 0 <= number < len(kept.agreement.parts):
-            raise NoSuchPart
-        for _ in range(3):  # between its loading and our turn it may have had to make room for others
-            kept.used = self._clock()
-            part = kept.parts.get(number)
-            if part is not None and not part.removed:
-                self.parts_shared += 1
-            else:
-                part = await self._spooled(kept, number)
-            reading = self._spool.open(part)
-            if reading is not None:
-                return reading
-        raise SpoolTrouble("the parts of snapshots that are asked for at a time do not fit on the server's disk")
-
-    async def _spooled(self, kept: _Kept, number: int) -> SpooledPart:
-        loading = kept.loading.get(number)
-        if loading is None:
-            loading = kept.loading[number] = _Loading()
-            loading.task = self._start(self._load(kept, number, loading), "load")
-        assert loading.task is not None  # noqa: S101 - for mypy
-        loading.waiting += 1
-        try:
-            return await _shared(loading.task)
-        finally:
-            loading.waiting -= 1
-            if not loading.waiting and not loading.begun:
-                # Begun, it ends by itself, and is there when the client comes again. Else it would be a queue of what
-                # nobody wants any more.
-                loading.task.cancel()
-                if kept.loading.get(number) is loading:
-                    del kept.loading[number]
-
-    async def _load(self, kept: _Kept, number: int, loading: _Loading) -> SpooledPart:
-        try:
-            async with self._loads:
-                loading.begun = True
-                async with kept.hold.using(kept.part_rows, kept.done) as held, self._source.in_time():
-                    async with contextlib.aclosing(self._source.source.load(held, number)) as pieces:
-                        part = await self._spool.write(pieces)
-                    kept.parts[number] = part
-                    kept.ever.add(number)
-        except SnapshotGone:
-            kept.shared = False
-            raise
-        finally:
-            if kept.loading.get(number) is loading:
-                del kept.loading[number]
-        self.parts_loaded += 1
-        if self._kept.get(kept.agreement.id) is not kept:  # forgotten meanwhile
-            self._spool.remove(part)
-        return part
-
-    # -- what is forgotten ------------------------------------------------------------------------------------
-
-    def _sweep(self) -> None:
-        now, limits = self._clock(), self.limits
-        for id, kept in list(self._kept.items()):
-            if now - kept.used > limits.unused_after or now - kept.made > limits.kept_at_most:
-                self._forget(id)
-
-    def _forget(self, id: str) -> None:
-        kept = self._kept.pop(id)
-        for part in kept.parts.values():
-            self._spool.remove(part)
-        kept.hold.leave_soon()
-
-    def _sweep_later(self) -> None:
-        """Also when nobody asks for anything any more."""
-        if self._sweeping is None and self._kept:
-            self._sweeping = asyncio.get_running_loop().call_later(self.limits.unused_after, self._sweep_now)
-
-    def _sweep_now(self) -> None:
-        self._sweeping = None
-        self._sweep()
-        self._sweep_later()
-
-    # -- small things -----------------------------------------------------------------------------------------
-
-    def _start(self, work: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work, name=f"busrep-snapshots-{what}")
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+    def start(self, key: Hashable, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do the work of a key that has no task."""
+        task = self._tasks[key] = asyncio.create_task(work, name="busrep-snapshots")
+        task.add_done_callback(lambda done: self._ended(key, done))
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # Told to whoever waits for it; and that may be nobody any more.
-            log.debug("%s failed: %s", task.get_name(), error)
+    def _ended(self, key: Hashable, task: asyncio.Task[T]) -> None:
+        if task.cancelled() or (error := task.exception()) is not None:
+            if not task.cancelled():  # those who wait are told; there may be none any more
+                log.debug("%s failed: %s", task.get_name(), error)
+            self.forget(key)
+            return
+        if key in self._tasks:
+            self._timers[key] = asyncio.get_running_loop().call_later(self._seconds, self.forget, key)
+        for old in list(self._timers)[: -self._kept]:
+            self.forget(old)
+
+    def forget(self, key: Hashable) -> None:
+        """Do not give this result to anybody else."""
+        self._tasks.pop(key, None)
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+
+    def forget_results(self, unwanted: Callable[[T], bool]) -> None:
+        """The same of all results that are ``unwanted``."""
+        for key in [key for key in self._timers if unwanted(self._tasks[key].result())]:
+            self.forget(key)
+
+    async def close(self) -> None:
+        """End what is under way, and forget everything."""
+        await stop([task for task in self._tasks.values() if not task.done()], 5.0)
+        for key in list(self._tasks):
+            self.forget(key)
 
 
-async def _shared(task: asyncio.Task[T]) -> T:
-    """What the task gives, to one of many that wait for it."""
+async def result_of(task: asyncio.Task[T]) -> T:
+    """What a task gives to one of many that wait for it."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         if being_cancelled():
             raise
         raise Unavailable(WHAT, "it is being closed") from None
+
+
+@attrs.frozen(eq=False)
+class PartText:
+    """The text of a part, and its SHA-256, in hexadecimal."""
+
+    text: bytes = attrs.field(repr=False)
+    digest: str
+
+
+class Snapshots:
+    """``source``: opened and closed by the caller."""
+
+    def __init__(self, source: SnapshotSource, limits: SnapshotLimits) -> None:
+        self._source, self.limits = source, limits
+        self._known: dict[str, Agreement] = {}  # by digest
+        self._agreements = SharedTasks[Agreement](AGREEMENTS_KEPT, limits.shared_for)
+        self._parts = SharedTasks[PartText](PARTS_KEPT, limits.shared_for)
+        self._loads = asyncio.Semaphore(limits.loads)
+        self._texts: WeakSet[PartText] = WeakSet()  # all that are in memory, whoever has them
+        self.agreements = self.parts_loaded = 0
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters, JSON-able: agreements that are remembered, parts that are loaded or kept for others, agreements
+        made, and parts loaded from the source."""
+        return {
+            "kept": len(self._known),
+            "parts": len(self._parts),
+            "agreements": self.agreements,
+            "parts_loaded": self.parts_loaded,
+        }
+
+    async def close(self) -> None:
+        """Let go of everything. May be called twice."""
+        await self._agreements.close()
+        await self._parts.close()
+        self._known.clear()
+
+    async def agree(self, stream: str, part_rows: int, again: Agreement | None) -> Agreement:
+        """The agreement for a client. Raises what the source raises, SnapshotBusy, Refused."""
+        key = (stream, part_rows, None if again is None else again.digest)
+        task = self._agreements.find(key)
+        if task is None:
+            if self._agreements.running >= self.limits.snapshots:
+                raise SnapshotBusy(WHAT, self.limits.snapshots)
+            task = self._agreements.start(key, self._agree(stream, part_rows, again))
+        found = await result_of(task)
+        if again is None or not again.same(found):
+            return found
+        # Its own back: how many rows its parts have is not in the digest, and may be known to it alone.
+        return attrs.evolve(again, source="", id=found.id)
+
+    async def _agree(self, stream: str, part_rows: int, again: Agreement | None) -> Agreement:
+        async with self._held(stream, part_rows, again) as held:
+            agreement = attrs.evolve(held, source="", id=held.digest)  # where our store is concerns nobody
+        if len(agreement.to_json()) > AGREEMENT_BYTES:
+            raise Refused(
+                400,
+                "too_many_parts",
+                f"a snapshot in {len(agreement.parts)} parts: raise Settings.snapshot_part_rows",
+            )
+        self._remember(agreement)
+        self.agreements += 1
+        return agreement
+
+    def _remember(self, agreement: Agreement) -> None:
+        self._known.pop(agreement.digest, None)
+        self._known[agreement.digest] = agreement
+        if len(self._known) > AGREEMENTS_KEPT:
+            del self._known[next(iter(self._known))]
+
+    async def part(self, id: str, number: int, agreement: Agreement | None) -> PartText:
+        """A part of the agreement with that digest, which a client may bring along. Raises Refused, SnapshotGone, and
+        what else the source raises."""
+        agreement = agreement or self._known.get(id)
+        if agreement is None:
+            raise Refused(410, "snapshot_unknown", "this agreement is not known here (any more): send it again")
+        if not 0 <= number < len(agreement.parts):
+            raise Refused(400, "bad_parameter", "there is no part of this number")
+        key = (id, number)
+        task = self._parts.find(key)
+        if task is None:
+            await self._loads.acquire()  # what a client waits for that hangs up is not begun
+            task = self._parts.find(key)
+            if task is None:
+                task = self._parts.start(key, self._load(agreement, number))
+                task.add_done_callback(lambda _: self._loads.release())
+            else:
+                self._loads.release()
+        return await result_of(task)
+
+    async def _load(self, agreement: Agreement, number: int) -> PartText:
+        self._check_memory()
+        try:
+            async with self._held(agreement.stream, self.limits.part_rows, agreement) as held:
+                if not held.same(agreement):
+                    raise SnapshotGone(agreement.stream, "rows of it were pruned, or the fact log was replaced")
+                async with contextlib.aclosing(self._source.load(held, number)) as pieces:
+                    part = await self._whole(pieces)
+        except SnapshotGone:
+            gone = agreement.digest
+            self._agreements.forget_results(lambda one: one.id == gone)
+            raise
+        self._remember(agreement)
+        self.parts_loaded += 1
+        return part
+
+    @contextlib.asynccontextmanager
+    async def _held(self, stream: str, part_rows: int, again: Agreement | None) -> AsyncIterator[Agreement]:
+        """What the source agrees on and holds meanwhile; all of it within a deadline."""
+        try:
+            async with asyncio.timeout(self.limits.load_timeout):
+                held = await self._source.agree(stream, part_rows=part_rows, again=again)
+                try:
+                    yield held
+                finally:
+                    await self._source.leave(held)
+        except TimeoutError:
+            raise Unavailable(WHAT, f"the store took more than {self.limits.load_timeout:g} s") from None
+
+    def _check_memory(self) -> None:
+        """Let go of the parts that are only kept, when all together are too large. Raises Refused when those that are
+        being sent are."""
+        if self._bytes() > self.limits.memory:
+            self._parts.forget_results(lambda _: True)
+        if self._bytes() > self.limits.memory:
+            raise Refused(503, "busy", "too many parts of snapshots are being sent: come back later")
+
+    def _bytes(self) -> int:
+        return sum(len(part.text) for part in self._texts)
+
+    async def _whole(self, pieces: AsyncIterable[bytes]) -> PartText:
+        """A part. Raises Refused, and what ``pieces`` raises."""
+        text, most = bytearray(), self.limits.part_bytes
+        async for piece in pieces:
+            text += piece
+            if len(text) > most:
+                raise Refused(
+                    400,
+                    "part_too_long",
+                    f"a part of the snapshot is longer than {most} bytes: lower Settings.snapshot_part_rows before a "
+                    "snapshot is agreed on, or raise SnapshotLimits.part_bytes",
+                )
+        part = PartText(bytes(text), await asyncio.to_thread(lambda: hashlib.sha256(text).hexdigest()))
+        self._texts.add(part)
+        return part

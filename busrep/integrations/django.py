@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, overload
 from urllib.parse import quote, urlencode
@@ -59,9 +59,10 @@ def write(
 def write(
     *streams: Stream[Any], using: str | None = None, bus: busrep.sync.Bus | None = None
 ) -> AbstractContextManager[busrep.sync.Fact[Any]]: ...
+@contextmanager
 def write(
     *streams: Stream[Any], using: str | None = None, bus: busrep.sync.Bus | None = None
-) -> AbstractContextManager[busrep.sync.Fact[Any]]:
+) -> Iterator[busrep.sync.Fact[Any]]:
     """A fact of ``streams`` in the transaction of a Django connection: ``with write(orders) as fact``.
 
     Outside of `atomic` the block is a transaction, and its fact is published when it ends. In an `atomic` block it is a
@@ -69,13 +70,6 @@ def write(
     that of ``settings.BUSREP``); ``bus``: one of `busrep.sync.connect`, else the process's. Raises what ``bus.write``
     raises, and ConfigError for a database that busrep cannot join, or that is not the bus's.
     """
-    return _write(streams, using, bus)
-
-
-@contextmanager
-def _write(
-    streams: Sequence[Stream[Any]], using: str | None, bus: busrep.sync.Bus | None
-) -> Iterator[busrep.sync.Fact[Any]]:
     writer = _of_process() if bus is None else bus
     database = _process.database if bus is None else None
     connection = connections[using or database or DEFAULT_DB_ALIAS]
@@ -109,12 +103,12 @@ def _write(
 def _open_before_the_lock(writer: busrep.sync.Bus, connection: Any) -> None:
     """Open the bus if it is not. On SQLite that takes the one write lock, on another connection."""
     driver = connection.connection if connection.vendor == "sqlite" else None
-    if writer._state == "new" and driver is not None and (connection.in_atomic_block or driver.in_transaction):
+    if writer.state == "new" and driver is not None and (connection.in_atomic_block or driver.in_transaction):
         raise ConfigError(
             "on SQLite the bus must be open before the transaction begins: call busrep.integrations.django.open_bus(), "
             "with ATOMIC_REQUESTS as a receiver of django.core.signals.request_started"
         )
-    writer._check_open()
+    writer.ensure_open()
 
 
 def _check_the_same(connection: Any, database: str) -> None:
@@ -155,7 +149,7 @@ def bus() -> busrep.sync.Bus:
 
 def _of_process() -> busrep.sync.Bus:
     with _process.lock:
-        if _process.bus is None or _process.bus._state == "closed":
+        if _process.bus is None or _process.bus.state == "closed":
             options, database = _options()
             named = not isinstance(options.get("writer"), str)
             if callable(options.get("writer")):
@@ -167,7 +161,7 @@ def _of_process() -> busrep.sync.Bus:
 
 def open_bus(**_: Any) -> None:
     """Open the process's bus now, if it is not, instead of at its first use. May be a receiver of signals."""
-    _of_process()._check_open()
+    _of_process().ensure_open()
 
 
 def close() -> None:

@@ -96,9 +96,9 @@ def _write(
         if not driver.in_transaction:  # this driver begins with the first INSERT, UPDATE or DELETE
             if driver.isolation_level is None:  # BEGIN would make a transaction that nobody knows of, and commits
                 raise _autocommit()
-            bus._check_open()  # it cannot be opened any more when the one write lock is taken
+            bus.ensure_open()  # it cannot be opened any more when the one write lock is taken
             connection.exec_driver_sql("BEGIN IMMEDIATE")
-        elif bus._state == "new":
+        elif bus.state == "new":
             raise ConfigError("on SQLite the bus must be open before the session writes: call bus.open()")
     elif _idle(driver):
         connection.exec_driver_sql("SELECT 1")

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Unpack
 
 import redis.asyncio as aioredis
 from redis.asyncio.connection import parse_url
@@ -19,14 +19,11 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, InvalidResponse, NoPermissionError, RedisError
 
-from busrep.core.backoff import pause_after
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
 from busrep.urls import check_url, shown_url
 
-from ..runtime.tasks import stop
-
-log = logging.getLogger("busrep.redis")
+from .link import Link, LinkEvents, run_until_first
 
 FORMS = "redis://[user:password@]host:port/db, rediss://... or unix:///path?db=0"
 
@@ -85,79 +82,36 @@ def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
         raise ConfigError(f"Redis settings that do not go together: {error}") from None
 
 
-class Link(Protocol):
-    """What carries messages between processes. `RedisLink` says what each method promises."""
+class RedisLink(Link):
+    """Keeps a subscription alive, and publishes, on a connection each."""
 
-    connected: bool
-
-    async def start(self, *, required: bool) -> None: ...  # noqa: D102
-    async def close(self) -> None: ...  # noqa: D102
-    async def subscribe(self, channel: str) -> None: ...  # noqa: D102
-    def reconnect(self, reason: str) -> None: ...  # noqa: D102
-    async def open_publisher(self) -> bool: ...  # noqa: D102
-    async def publish(self, messages: Sequence[tuple[str, bytes]]) -> None: ...  # noqa: D102
-    def statistics(self) -> dict[str, object]: ...  # noqa: D102
-
-
-class RedisLink:
-    """Keeps a subscription alive, and publishes.
-
-    ``on_up()`` is called when a subscription is confirmed, ``on_message(channel, data)`` for each message after
-    that, ``on_down()`` when it is lost; all three plain functions on the loop's thread that must not block.
-    """
+    LOG = logging.getLogger("busrep.redis")
+    TROUBLE = _TROUBLE
 
     def __init__(
         self,
         redis: str | aioredis.Redis,
         channels: Iterable[str],
         settings: Settings,
-        *,
-        on_up: Callable[[], None],
-        on_message: Callable[[str, bytes], None],
-        on_down: Callable[[], None],
+        **events: Unpack[LinkEvents],
     ) -> None:
+        super().__init__("Redis", settings, **events)
         self._pool = redis_pool(redis)
         self._channels = list(dict.fromkeys(channels))
-        self._settings = settings
-        self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
         self._subscriber: Any = None
         self._publisher: Any = None
         self._publisher_doubted = False
-        self._task: asyncio.Task[None] | None = None
-        self._first: asyncio.Future[None] | None = None
         self._dead: asyncio.Event = asyncio.Event()
         self._heard_at = 0.0
-        self.connected = False
-        self.reconnects = 0
-        self.publisher_connects = 0
-        self.last_error: str | None = None
 
-    async def start(self, *, required: bool) -> None:
-        """Connect, and keep the subscription from now on.
-
-        With ``required`` the first connection must succeed: Unavailable, or ConfigError for a refused password
-        or a right that is missing. Without, it is tried for ever.
-        """
-        self._first = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._keep_subscribed(), name="busrep-subscriber")
-        if not required:
-            self._first.add_done_callback(lambda done: done.cancelled() or done.exception())
-            return
-        try:
-            await self._first
-        except BaseException as error:
-            await self.close()
-            if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError):
-                raise ConfigError(f"Redis refuses this user: {error}") from None
-            if isinstance(error, _TROUBLE):
-                raise Unavailable("Redis", error) from None
-            raise
+    def _translated(self, error: BaseException) -> BaseException:
+        if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError):
+            return ConfigError(f"Redis refuses this user: {error}")
+        return Unavailable("Redis", error) if isinstance(error, _TROUBLE) else error
 
     async def close(self) -> None:
         """Close both connections."""
-        if self._task is not None:
-            await stop([self._task], self._settings.shutdown_timeout)
-            self._task = None
+        await super().close()
         await self._drop_publisher()
 
     # -- subscribing ------------------------------------------------------------------------------------------
@@ -184,36 +138,7 @@ class RedisLink:
         self._publisher_doubted = True
         self._dead.set()
 
-    async def _keep_subscribed(self) -> None:
-        failures = 0
-        while True:
-            try:
-                await self._subscribe_once()
-                failures = 0
-            except _TROUBLE as error:
-                failures = 0 if self.connected else failures + 1
-                self._note(error)
-            except Exception as error:  # a bug in a callback: what it did not take in comes by catch-up
-                log.exception("taking in a message failed; subscribing anew")
-                self._note(error)
-            finally:
-                was_up, self.connected = self.connected, False
-                if was_up:
-                    self._on_down()
-            if was_up:
-                self.reconnects += 1
-                failures = max(failures, 1)
-            await asyncio.sleep(pause_after(failures, self._settings))
-
-    def _note(self, error: BaseException) -> None:
-        text = f"{type(error).__name__}: {error}"
-        if text != self.last_error:
-            log.warning("Redis link: %s", text)
-        self.last_error = text
-        if self._first is not None and not self._first.done():
-            self._first.set_exception(error)
-
-    async def _subscribe_once(self) -> None:
+    async def _connect_once(self) -> None:
         connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             async with asyncio.timeout(self._settings.redis_timeout):
@@ -228,33 +153,15 @@ class RedisLink:
                         raise InvalidResponse(f"no subscription's reply: {reply!r:.200}")
                     # A message that comes before the last confirmation is dropped: REPLICATE follows.
                     confirmed += reply[0] == b"subscribe"
-            self._subscriber, self.connected = connection, True
+            self._subscriber = connection
             self._dead.clear()
             self._heard_at = asyncio.get_running_loop().time()
-            self._on_up()
-            if self._first is not None and not self._first.done():
-                self._first.set_result(None)
-            await self._serve(connection)
+            self._stands()
+            await run_until_first(self._read(connection), self._ping(connection), self._dead.wait())
         finally:
             self._subscriber = None
             with contextlib.suppress(*_TROUBLE):
                 await connection.disconnect(nowait=True)
-
-    async def _serve(self, connection: Any) -> None:
-        tasks = (
-            asyncio.create_task(self._read(connection), name="busrep-read"),
-            asyncio.create_task(self._ping(connection), name="busrep-ping"),
-            asyncio.create_task(self._dead.wait(), name="busrep-dead"),
-        )
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, connection: Any) -> None:
         clock = asyncio.get_running_loop().time
@@ -330,12 +237,3 @@ class RedisLink:
         if connection is not None:
             with contextlib.suppress(*_TROUBLE):
                 await connection.disconnect(nowait=True)
-
-    def statistics(self) -> dict[str, object]:
-        """Counters, JSON-able."""
-        return {
-            "connected": self.connected,
-            "reconnects": self.reconnects,
-            "publisher_connects": self.publisher_connects,
-            "last_error": self.last_error,
-        }

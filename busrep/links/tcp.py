@@ -11,21 +11,24 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Unpack
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
-from busrep.core.backoff import pause_after
 from busrep.core.commands import Command, Error, Name, Server, parse
 from busrep.core.direct import CLOSING, FrameSplitter, Liveness, join_messages
 from busrep.errors import ConfigError, ParseError, Unavailable
 from busrep.settings import Settings
 from busrep.urls import check_url
 
+from .link import Link, LinkEvents, run_until_first
+
 log = logging.getLogger("busrep.tcp")
 
 FORM = "tcp://host:port, tcps://:secret@host:port, or tcps://host:port?ca=FILE&cert=FILE&key=FILE"
 DEFAULT_PORT = 8823
+SCHEMES = ("tcp", "tcps")
 
 # Bytes read at a time; more than a frame, so that one is seldom cut in two.
 READ_BYTES = 2**18
@@ -79,7 +82,7 @@ class TcpAddress:
             raise ConfigError(f"a bad TCP address: use {FORM}, special characters of the secret as %XX") from None
         if not host or parts.path.strip("/") or parts.username or not options.keys() <= {"ca", "cert", "key"}:
             raise ConfigError(f"a bad TCP address: use {FORM}, special characters of the secret as %XX")
-        if parts.scheme not in ("tcp", "tcps") or (parts.scheme == "tcp" and options):
+        if parts.scheme not in SCHEMES or (parts.scheme == "tcp" and options):
             raise ConfigError(f"tcp:// takes no certificates, tcps:// does: use {FORM}")
         tls = client_tls(**options) if parts.scheme == "tcps" else None
         return cls(host, port, unquote(secret) if secret else None, tls)
@@ -107,12 +110,16 @@ def client_tls(*, ca: str | None = None, cert: str | None = None, key: str | Non
     return context
 
 
-class TcpLink:
+class TcpLink(Link):
     """Keeps one connection to a TCP server, and publishes over it.
 
     ``name``: the deployment's, which the server must have too. ``identity()`` gives who this process is, and its
-    incarnation. The callbacks are those of `RedisLink`.
+    incarnation.
     """
+
+    LOG = log
+    TROUBLE = (OSError, EOFError, ConfigError, ParseError, Unavailable, UnicodeError)
+    SLOWEST = STEADY = SLOWEST
 
     def __init__(
         self,
@@ -121,62 +128,39 @@ class TcpLink:
         settings: Settings,
         *,
         identity: Callable[[], Name],
-        on_up: Callable[[], None],
-        on_message: Callable[[str, bytes], None],
-        on_down: Callable[[], None],
+        **events: Unpack[LinkEvents],
     ) -> None:
-        self._address, self._name, self._settings, self._identity = address, name, settings, identity
-        self._on_up, self._on_message, self._on_down = on_up, on_message, on_down
+        super().__init__(f"the TCP server at {address}", settings, **events)
+        self._address, self._name, self._identity = address, name, identity
         self._writer: asyncio.StreamWriter | None = None
         self._new = False
-        self._task: asyncio.Task[None] | None = None
-        self._first: asyncio.Future[None] | None = None
         self._liveness: Liveness | None = None
-        self._closing = False
-        self.connected = False
-        self.connects = 0
-        self.reconnects = 0
-        self.last_error: str | None = None
 
-    async def start(self, *, required: bool) -> None:
-        """As `RedisLink.start`; ConfigError also for a server of another name, or that refuses the secret."""
-        self._first = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._keep_connected(), name="busrep-tcp")
-        if not required:
-            self._first.add_done_callback(lambda done: done.cancelled() or done.exception())
-            return
-        try:
-            await self._first
-        except BaseException as error:
-            await self.close()
-            if isinstance(error, ssl.SSLError):
-                raise ConfigError(f"TLS with {self._address}: {error}") from None
-            if isinstance(error, UnicodeError):
-                raise ConfigError(f"{self._address.host!r} is no host name: {error}") from None
-            if isinstance(error, ParseError):
-                raise ConfigError(f"what listens at {self._address} is no server of this protocol: {error}") from None
-            if isinstance(error, OSError | EOFError):
-                raise Unavailable(f"the TCP server at {self._address}", error) from None
-            raise
+    def _translated(self, error: BaseException) -> BaseException:
+        match error:
+            case ssl.SSLError():
+                return ConfigError(f"TLS with {self._address}: {error}")
+            case UnicodeError():
+                return ConfigError(f"{self._address.host!r} is no host name: {error}")
+            case ParseError():
+                return ConfigError(f"what listens at {self._address} is no server of this protocol: {error}")
+            case OSError() | EOFError():
+                return Unavailable(self._server, error)
+        return error
 
     async def close(self) -> None:
         """Say that nothing more comes, and close the connection when the server has taken all that was sent (within
         ``shutdown_timeout``)."""
-        task, self._task = self._task, None
-        if task is None:
-            return
         self._closing = True
-        if self._writer is not None:
+        if self._task is not None and self._writer is not None:
             # Closed with something unread, the connection would be reset, and with it go our own last words.
             with contextlib.suppress(OSError, RuntimeError):
                 if self._writer.can_write_eof():
                     self._writer.write_eof()
                 else:
                     self._writer.write(CLOSING)
-            await asyncio.wait([task], timeout=self._settings.shutdown_timeout)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+            await asyncio.wait([self._task], timeout=self._settings.shutdown_timeout)
+        await super().close()
 
     async def subscribe(self, channel: str) -> None:
         """Everything comes over the one connection."""
@@ -186,36 +170,6 @@ class TcpLink:
         self.last_error = reason
         if self._writer is not None:
             self._writer.transport.abort()
-
-    async def _keep_connected(self) -> None:
-        settings, failures, clock = self._settings, 0, asyncio.get_running_loop().time
-        while not self._closing:
-            begun = clock()
-            try:
-                await self._connect_once()
-            except (OSError, EOFError, ConfigError, ParseError, Unavailable, UnicodeError) as error:
-                self._note(error)
-            except Exception as error:  # a bug in a callback: what it did not take in comes by catch-up
-                log.exception("taking in a message failed; connecting anew")
-                self._note(error)
-            finally:
-                was_up, self.connected = self.connected, False
-                if was_up:
-                    self._on_down()
-            self.reconnects += was_up
-            failures = 1 if was_up and clock() - begun > SLOWEST else failures + 1
-            if not self._closing:
-                await asyncio.sleep(pause_after(failures, settings, SLOWEST))
-
-    def _note(self, error: BaseException) -> None:
-        if self._closing:
-            return
-        text = f"{type(error).__name__}: {error}"
-        if text != self.last_error:
-            log.warning("TCP link to %s: %s", self._address, text)
-        self.last_error = text
-        if self._first is not None and not self._first.done():
-            self._first.set_exception(error)
 
     async def _connect_once(self) -> None:
         address, settings = self._address, self._settings
@@ -235,13 +189,11 @@ class TcpLink:
             now = asyncio.get_running_loop().time()
             self._liveness = Liveness(settings, now, now)
             self._liveness.heard(now, first)
-            self._writer, self._new, self.connected = writer, True, True
-            self.connects += 1
-            self._on_up()
-            if self._first is not None and not self._first.done():
-                self._first.set_result(None)
+            self._writer, self._new = writer, True
+            self.publisher_connects += 1
+            self._stands()
             self._take(first[1:])
-            await self._serve(reader, writer, splitter)
+            await run_until_first(self._read(reader, splitter), self._ping(writer))
         finally:
             self._writer = self._liveness = None
             if writer is not None:
@@ -276,26 +228,12 @@ class TcpLink:
                 text = self._hide_secret(said).decode("utf-8", "replace")
                 if said.startswith(b"AUTH"):
                     raise ConfigError(f"the server at {self._address} refuses this process: {text}")
-                raise Unavailable(f"the TCP server at {self._address}", f"it says: {text}")
+                raise Unavailable(self._server, f"it says: {text}")
 
     def _hide_secret(self, said: bytes) -> bytes:
         """What the other side said, for an error: what is no server of ours may quote what it was told."""
         secret = self._address.secret
         return said if secret is None else said.replace(secret.encode(), b"***")
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, splitter: FrameSplitter) -> None:
-        reading = asyncio.create_task(self._read(reader, splitter), name="busrep-tcp-read")
-        beating = asyncio.create_task(self._ping(writer), name="busrep-tcp-ping")
-        tasks = (reading, beating)
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, reader: asyncio.StreamReader, splitter: FrameSplitter) -> None:
         clock = asyncio.get_running_loop().time
@@ -331,10 +269,14 @@ class TcpLink:
 
     async def open_publisher(self) -> bool:
         """Whether the connection is a new one since the last call. Raises Unavailable when there is none."""
-        if self._writer is None or self._closing:
-            raise Unavailable(f"the TCP server at {self._address}", self.last_error or "not connected")
+        self._open_writer()
         new, self._new = self._new, False
         return new
+
+    def _open_writer(self) -> asyncio.StreamWriter:
+        if self._writer is None or self._closing:
+            raise Unavailable(self._server, self.last_error or "not connected")
+        return self._writer
 
     async def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
         """Send all in order. Raises Unavailable: it is unknown which of them arrived, and the connection is given up.
@@ -342,9 +284,7 @@ class TcpLink:
         What is sent may still be lost with the connection: then it stands in the table, and the announcement that
         follows each connect tells the readers.
         """
-        writer = self._writer
-        if writer is None or self._closing:
-            raise Unavailable(f"the TCP server at {self._address}", self.last_error or "not connected")
+        writer = self._open_writer()
         try:
             async with _deadline(self._settings.redis_timeout):
                 writer.write(join_messages([data for _, data in messages]))
@@ -354,16 +294,7 @@ class TcpLink:
         except OSError as error:
             writer.transport.abort()
             self._note(error)
-            raise Unavailable(f"the TCP server at {self._address}", error) from error
-
-    def statistics(self) -> dict[str, object]:
-        """Counters, JSON-able."""
-        return {
-            "connected": self.connected,
-            "reconnects": self.reconnects,
-            "publisher_connects": self.connects,
-            "last_error": self.last_error,
-        }
+            raise Unavailable(self._server, error) from error
 
 
 @contextlib.asynccontextmanager

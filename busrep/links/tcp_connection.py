@@ -73,7 +73,9 @@ class Connection(asyncio.Protocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._since = asyncio.get_running_loop().time()
-        self.server.arrived(self)
+        self.server.clients.arrived(self)
+        if not self.server.listening:
+            self.end("server stopping", refused=False)
         if self.ending:
             return
         if self.server.tls is None:
@@ -130,7 +132,7 @@ class Connection(asyncio.Protocol):
         if (why := self.server.full()) is not None:
             self.end(why)
             return
-        self.server.admitted(self)
+        self.server.clients.admitted(self)
         self._write(b"%b\nPING %d\n" % (Server(self.server.name).format(), int(time.time() * 1000)))
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -139,7 +141,7 @@ class Connection(asyncio.Protocol):
 
     def _lost(self) -> None:
         self.ending = True
-        self.server.left(self)
+        self.server.clients.left(self)
         self._drop_queue()
         self._first = b""
         for timer in (self._farewell, self._goodbye):
@@ -232,12 +234,12 @@ class Connection(asyncio.Protocol):
         self.queued_bytes += size
         if not shared:
             self.own_bytes += size
-        self.server.queued(self, 0 if shared else size)
+        self.server.clients.queued(self, 0 if shared else size)
 
     def _drop_queue(self) -> None:
         self._queue.clear()
         own, self.own_bytes, self.queued_bytes, self._queued_commands = self.own_bytes, 0, 0, 0
-        self.server.queued(self, -own)
+        self.server.clients.queued(self, -own)
 
     def fall_behind(self) -> None:
         """Too much waits for it: it begins anew, and catches up."""
@@ -275,9 +277,9 @@ class Connection(asyncio.Protocol):
         if self.ending:
             return
         self.ending = True
-        self.server.leaving(self)
+        self.server.clients.told_to_leave(self)
         if refused and reason:
-            self.server.refused[why or reason.partition(":")[0]] += 1
+            self.server.clients.refused[why or reason.partition(":")[0]] += 1
             log.info("client %s is cut off: %s", self.name, why or reason)
         self._drop_queue()
         self._first = b""

@@ -14,11 +14,10 @@ T = TypeVar("T")
 log = logging.getLogger("busrep.reader")
 
 
-async def call(function: Callable[..., Any], *args: Any) -> None:
-    """Call a handler, whether it is a coroutine function or not."""
+async def call(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a handler, whether it is a coroutine function or not; gives what it returns."""
     result = function(*args)
-    if inspect.isawaitable(result):
-        await result
+    return await result if inspect.isawaitable(result) else result
 
 
 def being_cancelled() -> bool:

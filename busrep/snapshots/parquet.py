@@ -12,21 +12,21 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import attrs
 
-from busrep.core.snapshots import Agreement, PartRange, PartRows, SnapshotSource, decode_part, encode_rows
-from busrep.errors import ConfigError, MissingExtra, RowError, SnapshotGone, Unavailable
+from busrep.core.snapshots import Agreement, PartRange, PartRows, SnapshotSource, encode_rows
+from busrep.errors import ConfigError, MissingExtra, SnapshotGone, Unavailable
 from busrep.private_files import create_file, make_folders, open_successor
 from busrep.settings import Settings
 from busrep.urls import check_url
 
 from ..runtime.tasks import in_thread
 from .parquet_manifest import NAME, Manifest, PartFile, read_manifest, write_manifest
-from .sources import check_rows
+from .sources import checked_part, refused_part
 
 try:
     import pyarrow
@@ -34,8 +34,6 @@ try:
     from pyarrow import parquet
 except ImportError:
     raise MissingExtra("parquet", "a snapshot in Parquet files") from None
-
-T = TypeVar("T")
 
 FORM = "file:///directory, s3://bucket/prefix?region=..., gs://bucket/prefix or another one that pyarrow.fs knows"
 
@@ -57,7 +55,7 @@ class _Corrupt(Exception):
     """What is in a file is not what it should be."""
 
 
-class _Missing(Exception):
+class _Missing(ConfigError):
     """A file is not there."""
 
 
@@ -122,7 +120,7 @@ class ParquetSource:
 
     async def _manifest(self) -> Manifest:
         try:
-            text = await self._place.read(NAME, MANIFEST_BYTES)
+            text = await in_thread(self._place.read, NAME, MANIFEST_BYTES)
             self._known = read_manifest(text)
         except _Missing:
             raise ConfigError(
@@ -140,7 +138,7 @@ class ParquetSource:
         return manifest
 
     async def _part(self, manifest: Manifest, number: int) -> list[bytes]:
-        content = await self._place.read(manifest.files[number].file, self._max_bytes)
+        content = await in_thread(self._place.read, manifest.files[number].file, self._max_bytes)
         return await asyncio.to_thread(_decoded, content, manifest, number, self._max_bytes)
 
 
@@ -175,8 +173,8 @@ async def write_snapshot(
     one already, or it cannot be written there, and whatever ``source`` raises.
     """
     place = Directory(url, filesystem)
-    await place.make()
-    await place.refuse_another()
+    await in_thread(place.make)
+    await in_thread(place.refuse_another)
     agreement = await source.agree(stream, part_rows=part_rows)
     run = secrets.token_hex(4)  # so that what another run has left is not mixed up with it
     files: list[PartFile] = []
@@ -192,11 +190,11 @@ async def write_snapshot(
             files[-1] = PartFile(name, digest)
             ranges.append(attrs.evolve(part, rows=rows))
         whole = attrs.evolve(agreement, parts=tuple(ranges))
-        await place.refuse_another()  # also one that was written meanwhile
+        await in_thread(place.refuse_another)  # also one that was written meanwhile
         done = [NAME]
-        await place.write_last(NAME, write_manifest(Manifest(whole, tuple(files))))
+        await in_thread(place.write_last, NAME, write_manifest(Manifest(whole, tuple(files))))
     except BaseException:
-        await place.remove([*done, *(file.file for file in files)])
+        await in_thread(place.remove, [*done, *(file.file for file in files)])
         raise
     finally:
         await source.leave(agreement)
@@ -214,13 +212,12 @@ async def _write_part(
             pieces.append(piece)
             if tally is not None:
                 tally.write(piece)
+    rows = await checked_part(agreement, number, b"".join(pieces))
     try:
-        rows = decode_part(b"".join(pieces), stream=agreement.stream)
-        check_rows(agreement, number, rows.tokens, rows.writers)
         content = await asyncio.to_thread(_encoded, rows)
-    except (RowError, ValueError) as error:
-        raise Unavailable(agreement.source or "the snapshot", f"part {number} is refused: {error}") from None
-    await place.write(name, content)
+    except ValueError as error:
+        raise refused_part(agreement, number, error) from None
+    await in_thread(place.write, name, content)
     if tally is not None:
         tally.part_ended(len(rows.tokens))
     return len(rows.tokens), hashed.hexdigest()
@@ -230,60 +227,67 @@ async def _write_part(
 
 
 class Directory:
-    """A directory, wherever it is. ``shown``: its URL without what may be secret."""
+    """A directory, wherever it is. ``shown``: its URL without what may be secret.
+
+    Its methods block, also where they find the file system: object stores ask the network. Each may raise Unavailable
+    and ConfigError.
+    """
 
     def __init__(self, url: str, filesystem: Any = None) -> None:
         self._url, self._fs, self._path = url, filesystem, url.rstrip("/")
         self.shown = url if filesystem is not None else _shown(url)
 
-    async def make(self) -> None:
-        """Make the directory, where there is such a thing."""
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[tuple[Any, str]]:
+        """The file system, and the path in it; the one place where the driver's errors become ours."""
+        try:
+            if self._fs is None:
+                self._fs, self._path = _opened(self._url, self.shown)
+            yield self._fs, self._path
+        except FileNotFoundError:
+            raise _Missing(f"{self.shown} is not there (any more): nothing can be written there") from None
+        except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
+            raise ConfigError(f"{self.shown} cannot be used: {error.strerror or error}") from None
+        except pyarrow.ArrowInvalid as error:
+            raise ConfigError(f"{self.shown} cannot be used: {error}") from None
+        except (OSError, pyarrow.ArrowException) as error:
+            raise Unavailable(self.shown, error) from None
 
-        def work(fs: Any, path: str) -> None:
+    def make(self) -> None:
+        """Make the directory, where there is such a thing."""
+        with self._used() as (fs, path):
             if fs.type_name == "local":
                 make_folders(path)
             elif fs.type_name not in OBJECT_STORES:
                 fs.create_dir(path, recursive=True)
 
-        await self._written(work)
-
-    async def refuse_another(self) -> None:
+    def refuse_another(self) -> None:
         """Raise ConfigError when there is a snapshot."""
-
-        def work(fs: Any, path: str) -> bool:
-            return bool(fs.get_file_info(f"{path}/{NAME}").type != arrow_fs.FileType.NotFound)
-
-        if await self._run(work):
+        with self._used() as (fs, path):
+            found = fs.get_file_info(f"{path}/{NAME}").type
+        if found != arrow_fs.FileType.NotFound:
             raise ConfigError(
                 f"there is a snapshot at {self.shown} already: name another directory, or remove that one"
             )
 
-    async def read(self, name: str, most: int) -> bytes:
+    def read(self, name: str, most: int) -> bytes:
         """All of a file. Raises _Missing, _Corrupt when it is longer than ``most`` bytes."""
+        with self._used() as (fs, path), fs.open_input_file(f"{path}/{name}") as file:
+            if file.size() > most:
+                raise _Corrupt(f"it is longer than {most} bytes")
+            return bytes(file.read())
 
-        def work(fs: Any, path: str) -> bytes:
-            with fs.open_input_file(f"{path}/{name}") as file:
-                if file.size() > most:
-                    raise _Corrupt(f"it is longer than {most} bytes")
-                return bytes(file.read())
-
-        return await self._run(work)
-
-    async def write(self, name: str, content: bytes) -> None:
-        """Write a file. Raises Unavailable, ConfigError."""
-
-        def work(fs: Any, path: str) -> None:
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file."""
+        with self._used() as (fs, path):
             if fs.type_name == "local":
                 create_file(f"{path}/{name}")
             with fs.open_output_stream(f"{path}/{name}", compression=None) as file:
                 file.write(content)
 
-        await self._written(work)
-
-    async def write_last(self, name: str, content: bytes) -> None:
+    def write_last(self, name: str, content: bytes) -> None:
         """Write a file that is there as a whole, or not at all."""
-
-        def work(fs: Any, path: str) -> None:
+        with self._used() as (fs, path):
             target = f"{path}/{name}"
             beside = target if fs.type_name in OBJECT_STORES else f"{target}.{secrets.token_hex(4)}.tmp"
             try:
@@ -298,50 +302,12 @@ class Directory:
                     fs.delete_file(beside)
                 raise
 
-        await self._written(work)
-
-    async def remove(self, names: list[str]) -> None:
+    def remove(self, names: list[str]) -> None:
         """Remove files, those that are there; never raises."""
-
-        def work(fs: Any, path: str) -> None:
+        with contextlib.suppress(Unavailable, ConfigError), self._used() as (fs, path):
             for name in names:
                 with contextlib.suppress(OSError):
                     fs.delete_file(f"{path}/{name}")
-
-        with contextlib.suppress(Unavailable, ConfigError, _Missing):
-            await self._run(work)
-
-    async def _written(self, work: Callable[[Any, str], None]) -> None:
-        try:
-            await self._run(work)
-        except _Missing:
-            raise ConfigError(f"{self.shown} is not there (any more): nothing can be written there") from None
-
-    async def _run(self, work: Callable[[Any, str], T]) -> T:
-        """In a thread: object stores ask the network, also for the file system itself."""
-
-        def whole() -> T:
-            with _translated(self.shown):
-                if self._fs is None:
-                    self._fs, self._path = _opened(self._url, self.shown)
-                return work(self._fs, self._path)
-
-        return await in_thread(whole)
-
-
-@contextlib.contextmanager
-def _translated(shown: str) -> Iterator[None]:
-    """The one place where the driver's errors become ours."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise _Missing from None
-    except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
-        raise ConfigError(f"{shown} cannot be used: {error.strerror or error}") from None
-    except pyarrow.ArrowInvalid as error:
-        raise ConfigError(f"{shown} cannot be used: {error}") from None
-    except (OSError, pyarrow.ArrowException) as error:
-        raise Unavailable(shown, error) from None
 
 
 def _opened(url: str, shown: str) -> tuple[Any, str]:

@@ -22,12 +22,13 @@ DECODED_AT_ONCE = 1_000
 
 
 @attrs.define(eq=False)
-class SnapshotPart(Generic[RowT]):
+class SnapshotRows(Generic[RowT]):
     """Rows of a snapshot to apply together, of all writers: whole facts, tokens ascending.
 
     ``tokens``, ``writers`` and ``rows`` are parallel. ``number`` counts from 0; ``first``: what the target holds of an
     earlier time is to go now; ``last``: what comes next are the rows behind ``agreement.positions``, to the handlers
-    of ``bus.subscribe``. ``progress``: what is loaded once this part is applied.
+    of ``bus.subscribe``. ``progress``: what is loaded once this part is applied. For the runtime:
+    ``tried``, the function has begun to save; ``saved``, that was answered.
     """
 
     stream: Stream[RowT]
@@ -39,9 +40,15 @@ class SnapshotPart(Generic[RowT]):
     writers: Sequence[str]
     rows: Sequence[RowT]
     progress: BootstrapProgress
+
+
+@attrs.define(eq=False)
+class SnapshotPart(SnapshotRows[RowT]):
+    """What a function of `bus.snapshot` is called with on an event loop: rows of a snapshot, of all writers."""
+
     _save: Callable[[SnapshotPart[RowT], Any], Awaitable[None]] = attrs.field(repr=False)
-    _tried: bool = attrs.field(default=False, init=False, repr=False)
-    _saved: bool = attrs.field(default=False, init=False, repr=False)
+    tried: bool = attrs.field(default=False, init=False, repr=False)
+    saved: bool = attrs.field(default=False, init=False, repr=False)
 
     async def save(self, connection: Any) -> None:
         """Save that this part is applied in the caller's open transaction: it is applied exactly once.
@@ -51,7 +58,7 @@ class SnapshotPart(Generic[RowT]):
         has no ``reader`` name.
         """
         await self._save(self, connection)
-        self._saved = True
+        self.saved = True
 
     def keep_latest(self, key: RowKey) -> None:
         """Of the rows of one key leave only the last; the application need not call it, see ``key`` of bus.snapshot."""

@@ -12,7 +12,7 @@ from operator import gt
 from typing import Any
 
 from busrep.core.catchup import FetchUpdates
-from busrep.core.commands import INT64_MAX, refuse_name
+from busrep.core.fields import INT64_MAX, refuse_name
 from busrep.core.snapshots import Agreement, PartRange, PartRows, SnapshotSource, decode_part
 from busrep.errors import ConfigError, RowError, Unavailable
 from busrep.settings import Settings
@@ -137,11 +137,12 @@ async def checked_part(agreement: Agreement, number: int, text: bytes) -> PartRo
             payloads += rows.payloads
             _check_range(agreement, agreement.parts[number], tokens[before:], writers[before:])
             await asyncio.sleep(0)
-        _check_count(agreement.parts[number], tokens)
+        if agreement.parts[number].rows not in (-1, len(tokens)):
+            raise ValueError(f"it has {len(tokens)} rows, and {agreement.parts[number].rows} were agreed on")
     except RowError as error:
-        raise _refused(agreement, number, error.reason) from None
+        raise refused_part(agreement, number, error.reason) from None
     except ValueError as error:
-        raise _refused(agreement, number, error) from None
+        raise refused_part(agreement, number, error) from None
     # Tuples: if the application fails, it is handed the same again.
     return PartRows(tuple(tokens), tuple(writers), tuple(payloads), len(text))
 
@@ -155,20 +156,9 @@ def _lines(text: bytes, size: int) -> Iterator[bytes]:
         start = end
 
 
-def _refused(agreement: Agreement, number: int, reason: object) -> Unavailable:
+def refused_part(agreement: Agreement, number: int, reason: object) -> Unavailable:
+    """The error for a part that is not what was agreed on."""
     return Unavailable(agreement.source or "the snapshot source", f"part {number} is refused: {reason}")
-
-
-def check_rows(agreement: Agreement, number: int, tokens: Sequence[int], writers: Sequence[str]) -> None:
-    """The same for rows that are decoded already. Raises ValueError."""
-    part = agreement.parts[number]
-    _check_count(part, tokens)
-    _check_range(agreement, part, tokens, writers)
-
-
-def _check_count(part: PartRange, tokens: Sequence[int]) -> None:
-    if part.rows not in (-1, len(tokens)):
-        raise ValueError(f"it has {len(tokens)} rows, and {part.rows} were agreed on")
 
 
 def _check_range(agreement: Agreement, part: PartRange, tokens: Sequence[int], writers: Sequence[str]) -> None:

@@ -12,8 +12,8 @@ from busrep.spark.planning import Span
 from busrep.spark.table import dialect_of, sqlite_path
 from busrep.stores.backing import Backing
 from busrep.stores.plans import Control, Row
-from busrep.stores.snapshots import LogState, read_log
-from busrep.stores.sqlite.files import connect, executor, run
+from busrep.stores.snapshots import LogState, part_of, read_log
+from busrep.stores.sqlite.files import connect, run
 
 try:
     import pyarrow
@@ -39,7 +39,7 @@ class ApplicationsSqlite:
     def begin(self) -> LogState:
         """See `busrep.spark.databases.Database`."""
         plan = read_log(self.dialect, self._stream, Control.SNAPSHOT)
-        return run(plan, executor(self._connection, self._path), self._path)
+        return run(plan, self._connection, self._path)
 
     def end(self) -> None:
         """See `busrep.spark.databases.Database`."""
@@ -47,9 +47,7 @@ class ApplicationsSqlite:
 
     def facts(self, span: Span) -> Iterator[Columns]:
         """See `busrep.spark.databases.Database`."""
-        question = self.dialect.part(self._backing, [span])
-        if question is None:
-            return
+        question = part_of(self.dialect, self._backing, [span])
         numbering = Numbering()
         try:
             with contextlib.closing(self._connection.execute(question.text, question.params)) as cursor:

@@ -13,8 +13,8 @@ from busrep.errors import ConfigError, MissingExtra, RowError
 from busrep.spark.options import stream_of
 from busrep.spark.sink_options import SinkOptions
 from busrep.spark.sink_rows import Encoder
+from busrep.spark.staging_store import StagingPlace, open_staging_store
 from busrep.stores.backing import backing_of
-from busrep.stores.blocking_staging import StagingPlace, open_staging_store
 from busrep.stores.declared import NOT_THERE, named
 from busrep.streams import Registry, Stream
 

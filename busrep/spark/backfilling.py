@@ -37,10 +37,10 @@ from busrep.spark.planning import LEAST_IDS, PARTITIONS
 from busrep.spark.ranged import FromTable, rows_of_archive
 from busrep.spark.sink_commit import commit
 from busrep.spark.sink_options import SinkOptions, read_options
+from busrep.spark.staging import Done, StagedBatch
+from busrep.spark.staging_store import open_staging_store
 from busrep.spark.waiting import waiting_rows
-from busrep.stores.blocking_staging import open_staging_store
 from busrep.stores.snapshots import LogState
-from busrep.stores.staging import Done, StagedBatch
 from busrep.streams import Registry
 
 if TYPE_CHECKING:

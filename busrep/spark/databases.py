@@ -22,9 +22,9 @@ from busrep.spark.planning import Span
 from busrep.spark.table import committed, dialect_of, server, sqlite_path
 from busrep.stores.backing import Backing, backing_of
 from busrep.stores.plans import Answers, Control, Row, Signal, Sql, Step, run_sync
-from busrep.stores.snapshots import LogState, read_log
+from busrep.stores.server import by_state, final
+from busrep.stores.snapshots import LogState, part_of, read_log
 from busrep.stores.sqlite.files import BUSY
-from busrep.stores.transaction import by_state, final
 
 try:
     import adbc_driver_manager
@@ -267,13 +267,11 @@ class Postgres(_Adbc):
         if not self._backing.own:
             yield from self._span(span, self.EXPRESSIONS)
             return
-        question = self.dialect.part(self._backing, [span])
-        if question is not None:
-            numbering = Numbering()
-            for batch in self._batches(question):
-                _, tokens, payloads = batch.columns
-                rows = [self._backing.payload(text).decode() for text in payloads.to_pylist()]
-                yield numbering.columns(tokens.to_pylist(), rows)
+        numbering = Numbering()
+        for batch in self._batches(part_of(self.dialect, self._backing, [span])):
+            _, tokens, payloads = batch.columns
+            rows = [self._backing.payload(text).decode() for text in payloads.to_pylist()]
+            yield numbering.columns(tokens.to_pylist(), rows)
 
 
 class Sqlite(_Adbc):

@@ -29,9 +29,9 @@ from busrep.core.catchup import FetchUpdates
 from busrep.errors import CommitUnknown, ConfigError, PositionTooOld, Unavailable
 from busrep.settings import Settings
 from busrep.spark.replay_pace import Fact
+from busrep.spark.staging import FIELDS, Done
+from busrep.spark.staging_store import StagingStore, open_staging_store
 from busrep.spark.table import dialect_of
-from busrep.stores.blocking_staging import StagingStore, open_staging_store
-from busrep.stores.staging import FIELDS, Done
 from busrep.streams import Registry, Stream
 
 log = logging.getLogger("busrep.spark")

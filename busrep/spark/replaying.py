@@ -21,8 +21,8 @@ from busrep.spark.options import declared_stream
 from busrep.spark.replay_pace import Chunks, Fact, Pace, Row, facts_of
 from busrep.spark.replay_sources import Source, names_of, sources_of, tasks_for
 from busrep.spark.replay_target import Target, target_stream
+from busrep.spark.staging_store import open_staging_store
 from busrep.spark.waiting import waiting_rows
-from busrep.stores.blocking_staging import open_staging_store
 from busrep.streams import Registry
 from busrep.sync.publisher import redis_pool
 

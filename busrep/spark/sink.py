@@ -26,8 +26,8 @@ from busrep.errors import BusrepError, ConfigError, MissingExtra
 from busrep.spark.sink_commit import commit
 from busrep.spark.sink_options import SinkOptions, read_options
 from busrep.spark.sink_rows import Encoder, check_columns
-from busrep.stores.blocking_staging import Stage, StagingPlace, open_staging_store
-from busrep.stores.staging import StagedBatch
+from busrep.spark.staging import StagedBatch
+from busrep.spark.staging_store import Stage, StagingPlace, open_staging_store
 from busrep.streams import Registry
 
 try:

@@ -26,14 +26,15 @@ import time
 
 from busrep.core.backoff import pause_after
 from busrep.errors import BusrepError, Unavailable, WriterFenced
+from busrep.runtime.own_name import give_up_streams
 from busrep.settings import Settings
 from busrep.spark.sink_options import SinkOptions
 from busrep.spark.sink_publish import publish, rows_to_publish
-from busrep.stores.blocking_staging import StagingStore, open_staging_store
+from busrep.spark.staging import Done, StagedBatch, is_done
+from busrep.spark.staging_store import StagingStore, open_staging_store
 from busrep.stores.interface import Claim
-from busrep.stores.staging import Done, StagedBatch, is_done
+from busrep.stores.plans import complete
 from busrep.streams import Registry
-from busrep.sync.writing import give_up_streams
 
 log = logging.getLogger("busrep.spark")
 
@@ -67,7 +68,7 @@ def commit(options: SinkOptions, batch: StagedBatch, settings: Settings | None =
         else:
             again = None
             store.clean()
-            give_up_streams(store, options.writer, [options.stream], settings)
+            complete(give_up_streams(store.wrapped, options.writer, [options.stream], settings))
         made = _write(store, options, batch, again, settings)
         if batch.once:
             store.forget(batch.query)

@@ -11,13 +11,14 @@ import logging
 import time
 
 from busrep.core.catchup import FetchUpdates
-from busrep.core.writer import FACT_BYTES, Writer
+from busrep.core.chain import FACT_BYTES
+from busrep.core.writer import Writer
 from busrep.errors import PositionTooOld, Unavailable
 from busrep.settings import Settings
 from busrep.spark.sink_options import SinkOptions
-from busrep.stores.blocking_staging import StagingStore
+from busrep.spark.staging import Done
+from busrep.spark.staging_store import StagingStore
 from busrep.stores.interface import Claim
-from busrep.stores.staging import Done
 from busrep.sync.publisher import Publisher
 
 log = logging.getLogger("busrep.spark")

@@ -18,7 +18,7 @@ import attrs
 import orjson
 import pyarrow as pa
 
-from busrep.core.commands import json_bytes
+from busrep.core.fields import json_bytes
 from busrep.errors import ConfigError, RowError
 from busrep.spark.columns import GENERIC, Kind, fields_of
 from busrep.stores.backing import backing_of, columns_of

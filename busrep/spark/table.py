@@ -20,12 +20,11 @@ from busrep.settings import Settings
 from busrep.spark.planning import Span
 from busrep.stores import schema
 from busrep.stores.backing import Backing, backing_of, union
-from busrep.stores.blocking import complete
 from busrep.stores.dialect import Dialect
-from busrep.stores.plans import Plan, Sql
+from busrep.stores.plans import Plan, Sql, complete
 from busrep.stores.snapshots import LogState, in_snapshot, read_log
 from busrep.stores.sqlite.dialect import SqliteDialect
-from busrep.stores.sqlite.files import connect, executor, run
+from busrep.stores.sqlite.files import connect, run
 from busrep.streams import Registry, Stream
 
 T = TypeVar("T")
@@ -194,7 +193,7 @@ class _Sqlite:
 
     def ask(self, plan: Callable[[], Plan[T]]) -> T:
         with contextlib.closing(connect(self._path, "rw")) as connection:
-            return run(plan(), executor(connection, self._path), self._path)
+            return run(plan(), connection, self._path)
 
     def close(self) -> None:
         pass

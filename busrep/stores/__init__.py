@@ -1,7 +1,18 @@
-"""Where facts are kept: `open_store` makes the store that a URL names; interface.py says what a store promises."""
+"""Where facts are kept: `open_store` makes the store that a URL names; interface.py says what a store promises.
+
+Every operation is a plan (plans.py), in the module of what it is about: schema, claims, fencing, failover, facts,
+readers, bootstraps, snapshots, report. planned.py makes a store of them, blocking.py one for threads.
+
+A database is a package: ``dialect.py`` has its pieces of SQL, as dialect.py asks for them; ``store.py`` and
+``blocking.py`` run plans on its connections, for asyncio and in the calling thread, and name their class ``STORE``. It
+stands in `KINDS`. A server that speaks another protocol fills in the hooks of server.py, which says what a lost
+answer means.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import Literal
 from urllib.parse import unquote
 
 from busrep.errors import CommitUnknown, ConfigError
@@ -21,6 +32,9 @@ __all__ = [
     "ReaderState",
     "open_store",
 ]
+
+# The packages of the kinds of stores. In each the modules `store` and `blocking` name their class ``STORE``.
+KINDS = {"sqlite": "sqlite", "postgresql": "postgres", "memory": "memory"}
 
 FORMS = "sqlite:///relative.db, sqlite:////absolute.db, postgresql://user@host/database, memory://name"
 
@@ -45,18 +59,18 @@ def split_store_url(url: str) -> tuple[str, str]:
     raise ConfigError(f"the store URL {shown_url(url)!r} does not work; these forms do: {FORMS}")
 
 
+def store_of(url: str, streams: Registry, settings: Settings, runtime: Literal["store", "blocking"]) -> AsyncStore:
+    """Make the store that a URL names, for asyncio ("store") or for the calling thread. Raises ConfigError,
+    MissingExtra.
+
+    The module of a kind of store is imported only now: it may need what is not installed.
+    """
+    kind, place = split_store_url(url)
+    module = importlib.import_module(f"busrep.stores.{KINDS[kind]}.{runtime}")
+    made: AsyncStore = module.STORE(place, streams, settings)
+    return made
+
+
 def open_store(url: str, streams: Registry, *, settings: Settings | None = None) -> AsyncStore:
     """Make the store of a URL, for asyncio; it is not connected yet. Raises ConfigError, MissingExtra."""
-    settings = settings or Settings()
-    kind, place = split_store_url(url)
-    if kind == "sqlite":
-        from busrep.stores.sqlite.store import SqliteStore
-
-        return SqliteStore(place, streams, settings)
-    if kind == "postgresql":
-        from busrep.stores.postgres.store import PostgresStore
-
-        return PostgresStore(place, streams, settings)
-    from busrep.stores.memory.store import MemoryStore
-
-    return MemoryStore(place, streams, settings)
+    return store_of(url, streams, settings or Settings(), "store")

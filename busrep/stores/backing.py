@@ -15,6 +15,7 @@ import attrs
 import orjson
 
 from busrep.errors import RowError
+from busrep.stores.plans import Sql
 from busrep.streams import Stream
 
 # SELECTs in one UNION ALL; SQLite takes at most 500. More are nested.
@@ -133,3 +134,15 @@ def union(backing: Backing, rows: Sequence[Span], columns: str) -> tuple[str, li
     if len(groups) > 1:
         groups = [f"SELECT * FROM ({text}) AS g{at}" for at, text in enumerate(groups)]
     return " UNION ALL ".join(groups), params
+
+
+def highest_row(backing: Backing) -> Sql:
+    """The highest token in the stream's table, 0 without rows."""
+    if backing.own:
+        return Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table}")
+    # One look at the index per writer; every writer has a positions row before its first fact.
+    return Sql(
+        "SELECT coalesce(max(highest), 0) FROM (SELECT (SELECT max(f.id) FROM busrep_facts f WHERE "
+        "f.stream = p.stream AND f.writer = p.writer) AS highest FROM busrep_positions p WHERE p.stream = ?) AS h",
+        (backing.stream,),
+    )

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from busrep.core.snapshots import Agreement, BootstrapProgress
 from busrep.errors import ReaderMoved, SnapshotGone
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Dialect, begin_durably
 from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, in_transaction
 from busrep.stores.readers import LOCK_STREAM, floors_of, rows_of
 
@@ -30,8 +30,8 @@ def begin(dialect: Dialect, reader: str, agreement: Agreement, syncs: int, reaso
     stream, id = agreement.stream, new_id()
 
     def body() -> Plan[str]:
-        # Durable: the target is emptied next (9.22).
-        yield (Control.BEGIN, Sql(f"SELECT {dialect.durable}"), Sql(LOCK_STREAM + dialect.exclusive, (stream,)))
+        # Durable: the target is emptied next.
+        yield (*begin_durably(dialect), Sql(LOCK_STREAM + dialect.exclusive, (stream,)))
         here, floors = yield from floors_of([(stream, "")])
         held = (yield Sql("SELECT stream, writer, epoch FROM busrep_readers WHERE reader = ?", (reader,)))[0]
         by_writer = {writer: floor for (_, writer), floor in floors.items()}
@@ -91,9 +91,18 @@ def check_begin(agreement: Agreement, here: str | None, floors: dict[str, int], 
 
 
 def save(
-    dialect: Dialect, reader: str, stream: str, id: str, parts: int, applied: int, rows: int, size: int, state: str
+    dialect: Dialect,
+    reader: str,
+    stream: str,
+    bootstrap_id: str,
+    *,
+    parts: int,
+    applied: int,
+    rows: int,
+    bytes: int,  # noqa: A002 - the word of `BootstrapProgress`
+    state: str,
 ) -> Plan[None]:
-    """Move the number of parts applied, or nothing (as 9.12). It needs no transaction of its own.
+    """Move the number of parts applied, or nothing. It needs no transaction of its own.
 
     Of this very bootstrap: another one of the same snapshot, begun since, had the target emptied, and this part too.
     """
@@ -101,7 +110,7 @@ def save(
         answers = yield Sql(
             f"UPDATE busrep_bootstraps SET parts = ?, rows = ?, bytes = ?, state = ?, saved_at = {dialect.now} "
             "WHERE reader = ? AND stream = ? AND id = ? AND parts = ? RETURNING parts",
-            (applied, rows, size, state, reader, stream, id, parts),
+            (applied, rows, bytes, state, reader, stream, bootstrap_id, parts),
         )
     except SerializationFailed as failed:  # under REPEATABLE READ: another process moved it
         raise ReaderMoved(reader, stream, PARTS, parts) from failed
@@ -114,7 +123,7 @@ def save(
     )
 
 
-def listed(dialect: Dialect, reader: str | None) -> Plan[list[BootstrapProgress]]:
+def listed(dialect: Dialect, reader: str | None = None) -> Plan[list[BootstrapProgress]]:
     """The latest first."""
     of_reader, params = ("", ()) if reader is None else ("WHERE reader = ? ", (reader,))
     answers = yield Sql(

@@ -8,37 +8,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 import attrs
 import orjson
 
-from busrep.core.ids import Start, plan_start
+from busrep.core.starts import Start, plan_start
 from busrep.errors import ClaimBlocked, ConfigError, Unavailable, WriterFenced
-from busrep.stores.backing import Backing
+from busrep.stores.backing import Backing, highest_row
 from busrep.stores.declared import init_command
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Dialect, begin_durably
+from busrep.stores.failover import follow_server
 from busrep.stores.interface import Claim, KnownWriter, Newest, Registered
 from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, Sql, T, in_transaction
-from busrep.stores.schema import check_columns, new_epoch, record_fields
+from busrep.stores.schema import check_columns, record_fields
 
 log = logging.getLogger("busrep.stores")
 
-# After a failover: more IDs than a lagging replica may have missed. Its sequence is behind by no more than that.
-IDS_LEFT_OUT = 100_000
-EMPTY = "''"
 # Of a name that is nobody's now: the incarnation in its row is the one after that which was fenced. A process may have
-# won this very number in commits that a failover has lost, under a clock that is behind (9.23).
+# won this very number in commits that a failover has lost, under a clock that is behind.
 LIVE = "coalesce(finished, -1) < 0"
 HELD = f"writer = ? AND incarnation = ? AND {LIVE}"
-# How many incarnations a restore, and a failover that is noticed, leave out for all names at least, should the server's
-# clock have gone back. Claims that were lost are within that, also under a clock that was 2.7 hours ahead.
-INCARNATIONS_LEFT_OUT = 10_000_000
-# They go on at the server's clock in nanoseconds. Claims behind that go up one by one, and never use up as many as
-# pass: so incarnations rise, whichever restores and failovers another one takes back.
-PER_SECOND = 1_000_000_000
-# Most failovers without a claim in between, of which each left out as many.
-FAILOVERS = 100
 
 
 def claim(
@@ -54,9 +43,9 @@ def claim(
     """
     yield from verify(dialect, backings)
     yield from record_fields(dialect, backings)
-    yield from _or_blocked(dialect, "*", _follow_server(dialect, seconds, now))
+    yield from or_blocked(dialect, "*", follow_server(dialect, seconds, now))
     won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
-    incarnation, registered = yield from _or_blocked(dialect, writer, won)
+    incarnation, registered = yield from or_blocked(dialect, writer, won)
     # In a new snapshot: whatever a predecessor committed is visible now, or was fenced.
     epoch, found = yield from in_transaction(_where(writer, incarnation, dialect, backings))
     starts = {name: _start(writer, name, name in registered, found[name]) for name in found}
@@ -126,7 +115,8 @@ def no_sequence(dialect: Dialect, stream: str, backings: Iterable[Backing]) -> C
     return ConfigError(f"stream {stream!r} has no sequence yet: run '{command}'")
 
 
-def _or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
+def or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
+    """Run the plan; ClaimBlocked names who holds the lock that it did not get."""
     try:
         return (yield from plan)
     except Locked as locked:
@@ -134,132 +124,12 @@ def _or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
         raise ClaimBlocked(writer, blockers) from locked
 
 
-@attrs.frozen
-class Home:
-    """The row `server` of busrep_meta: which server and timeline the log is on, "" before the first claim.
-
-    After a failover it also holds, until that is done, ``successor``, where the log goes on, and ``up_to``: up to which
-    ID each stream's sequence is to be moved there. Nothing takes nextval() back, so whoever tries again must find the
-    same IDs, not as many more: the next failover leaves out what this one did and as many again, no more than that.
-    """
-
-    server: str
-    successor: str = ""
-    up_to: dict[str, int] = attrs.field(factory=dict)
-
-    @classmethod
-    def read(cls, text: str) -> Home:
-        """What the row's value says."""
-        return cls(**orjson.loads(text)) if text.startswith("{") else cls(text)
-
-    def written(self) -> str:
-        """The row's value."""
-        return orjson.dumps(attrs.asdict(self)).decode() if self.successor else self.server
-
-    def moved_to(self, now: str, given: Mapping[str, int]) -> Home:
-        """The next state, on the server ``now``; ``given``: the highest ID that each stream's sequence gave."""
-        if self.successor == now:
-            return self
-        left_out = _failovers(self.successor or self.server, now) * IDS_LEFT_OUT
-        up_to = {stream: max(highest, self.up_to.get(stream, 0)) + left_out for stream, highest in given.items()}
-        return Home(self.server, now, up_to)
-
-
-def _follow_server(dialect: Dialect, seconds: float, clock: int) -> Plan[None]:
-    """Note which server and timeline the log is on (9.23). If they are others than were noted, no ID is given again
-    that was announced before, and all names are to be claimed again, above the incarnations that may have been lost.
-    ``clock``: in ms.
-
-    In two transactions: which IDs are left out is committed before the first of them is.
-    """
-    if dialect.server is None:
-        return
-    here = Sql(f"SELECT value, {dialect.server} FROM busrep_meta WHERE key = 'server'")
-    for step in (_choose_ids, partial(_leave_out_ids, clock)):
-        found = (yield here)[0]
-        if not found or found[0][0] == found[0][1]:
-            return
-        yield from in_transaction(step(dialect, here, seconds))
-
-
-def _alone_with_server(dialect: Dialect, here: Sql, seconds: float) -> Plan[tuple[Home, str]]:
-    """Begin a transaction: one of these at a time, and no claim meanwhile."""
-    answers = yield (
-        Control.BEGIN,
-        Sql(f"SELECT {dialect.durable}"),
-        *dialect.lock_timeout(seconds),
-        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.exclusive),
-        here,
-    )
-    ((noted, now),) = answers[-1]
-    return Home.read(noted), now
-
-
-def _note(home: Home) -> Sql:
-    return Sql("UPDATE busrep_meta SET value = ? WHERE key = 'server'", (home.written(),))
-
-
-def _leave_out_incarnations(dialect: Dialect, clock: int) -> Plan[None]:
-    """Let every claim from here on be above those that were lost (9.11), also of names that are not known here.
-
-    ``clock``: of this process, in ms.
-    """
-    asked = f"SELECT coalesce(max(incarnation), 0), {dialect.seconds} FROM busrep_writers"
-    highest, seconds = (yield Sql(asked))[0][0]
-    above = max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND))
-    yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'incarnations'", (str(above),))
-
-
-def _choose_ids(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
-    home, now = yield from _alone_with_server(dialect, here, seconds)
-    if not home.server:
-        yield _note(Home(now))
-    elif now != home.server or home.successor:  # back here before that was done: somebody may have written there
-        given: dict[str, int] = {}
-        for (stream,) in (yield Sql("SELECT stream FROM busrep_streams ORDER BY stream"))[0]:
-            given[stream] = int((yield dialect.sequence(stream))[0][0][0])
-        yield _note(home.moved_to(now, given))
-    yield Control.COMMIT
-
-
-def _leave_out_ids(clock: int, dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
-    home, now = yield from _alone_with_server(dialect, here, seconds)
-    if home.successor and home.successor == now:
-        # Whoever holds IDs of the new timeline already got them below those that readers may have passed.
-        yield Sql(
-            "UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "
-            "WHERE coalesce(finished, -1) <> incarnation - 1"
-        )
-        yield from _leave_out_incarnations(dialect, clock)
-        for stream, last in home.up_to.items():
-            # nextval(), for which a writer has the right; setval() could undo one of another process.
-            while (missing := last - int((yield dialect.sequence(stream))[0][0][0])) > 0:
-                yield dialect.next_ids(stream, min(missing, IDS_LEFT_OUT))
-        log.error(
-            "PostgreSQL's system identifier and timeline were %s and are %s: a failover, or a restore. At least %d IDs "
-            "of each stream are left out, so that none is given twice. If the new primary lacks commits of the old "
-            "one (facts in tables of the application's are not looked for), run 'busrep db restored'",
-            home.server, now, IDS_LEFT_OUT,
-        )  # fmt: skip
-        yield _note(Home(now))
-    yield Control.COMMIT
-
-
-def _failovers(noted: str, now: str) -> int:
-    """How often IDs were left out since that server and timeline were noted, this time included: one that failed over
-    itself may have given IDs behind those, and a server that lacks its commits has taken its place."""
-    (system, timeline), (same, later) = noted.rsplit("/", 1), now.rsplit("/", 1)
-    return max(1, min(int(later, 16) - int(timeline, 16), FAILOVERS)) if system == same else 1
-
-
 def _win(
     dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float, now: int, again: int | None = None
 ) -> Plan[tuple[int, set[str]]]:
     """The incarnation, and the streams the name was registered for already."""
     answers = yield (
-        Control.BEGIN,
-        Sql(f"SELECT {dialect.durable}"),  # what is won is announced (9.22)
-        *dialect.lock_timeout(seconds),
+        *begin_durably(dialect, wait=seconds),
         # Not while 'db restored' is at work, which fences the names that it sees.
         Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.share),
         Sql("SELECT value FROM busrep_meta WHERE key = 'incarnations'"),
@@ -267,17 +137,7 @@ def _win(
     # What was left out. No row: the table was made by a version before that.
     above = max([now - 1, *(int(value) for (value,) in answers[-1])])
     if again is not None:
-        answers = yield (
-            # Locked: between this look and the claim nobody else may win the name.
-            Sql(
-                "SELECT 1 FROM busrep_writers WHERE writer = ? AND "
-                f"((incarnation = ? AND {LIVE}) OR (incarnation = ? AND finished = ?) OR finished = ?)"
-                f"{dialect.exclusive}",
-                (writer, again, again + 1, again, -again),
-            ),
-        )
-        if not answers[-1]:
-            raise WriterFenced(writer, again)
+        yield from _check_again(dialect, writer, again)
     won_by = None if again is None else -again  # below zero: not finished
     answers = yield (
         # Waits until no transaction of a predecessor holds the row FOR SHARE.
@@ -298,6 +158,17 @@ def _win(
         )
     yield Control.COMMIT
     return int(answers[-2][0][0]), {stream for (stream,) in answers[-1]}
+
+
+def _check_again(dialect: Dialect, writer: str, again: int) -> Plan[None]:
+    """Raise WriterFenced unless the name may be won back; locked, so that nobody else wins it before the claim."""
+    answers = yield Sql(
+        "SELECT 1 FROM busrep_writers WHERE writer = ? AND "
+        f"((incarnation = ? AND {LIVE}) OR (incarnation = ? AND finished = ?) OR finished = ?){dialect.exclusive}",
+        (writer, again, again + 1, again, -again),
+    )
+    if not answers[0]:
+        raise WriterFenced(writer, again)
 
 
 def _where(
@@ -329,20 +200,8 @@ def _where(
     return epoch, states
 
 
-def highest_row(backing: Backing) -> Sql:
-    """The highest token in the stream's table, 0 without rows."""
-    if backing.own:
-        return Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table}")
-    # One look at the index per writer; every writer has a positions row before its first fact (9.7).
-    return Sql(
-        "SELECT coalesce(max(highest), 0) FROM (SELECT (SELECT max(f.id) FROM busrep_facts f WHERE "
-        "f.stream = p.stream AND f.writer = p.writer) AS highest FROM busrep_positions p WHERE p.stream = ?) AS h",
-        (backing.stream,),
-    )
-
-
 def _repair(dialect: Dialect, stream: str, least: int) -> Plan[None]:
-    yield (Control.BEGIN, Sql(f"SELECT {dialect.durable}"))
+    yield begin_durably(dialect)
     yield from dialect.raise_sequence(stream, least)
     yield Control.COMMIT
 
@@ -350,8 +209,8 @@ def _repair(dialect: Dialect, stream: str, least: int) -> Plan[None]:
 def lock_claim(dialect: Dialect, held: Claim) -> Sql:
     """The first statement of a write transaction (9.4): no row, and the writer is fenced. Answers the marker.
 
-    It makes the transaction durable as well (9.22): what it commits is announced. And the server is the one that was
-    noted, on the same timeline (9.23): else the writer counts as fenced, and claims its name again.
+    It makes the transaction durable as well: what it commits is announced. And the server is the one that was
+    noted, on the same timeline: else the writer counts as fenced, and claims its name again.
     """
     return Sql(
         f"SELECT {dialect.marker}, {dialect.durable} FROM busrep_writers "
@@ -369,20 +228,20 @@ def hold(dialect: Dialect, held: Claim, *begin: Control) -> Plan[object]:
     return answers[0][0][0]
 
 
-def check_claim(dialect: Dialect, held: Claim) -> Plan[None]:
+def check_claim(dialect: Dialect, claim: Claim) -> Plan[None]:
     """Read the claim (9.2). Unavailable on a server that only follows another: it may not have heard yet of what was
     committed, nor of who has the name."""
     answers = yield (
         Sql(f"SELECT {dialect.replica}"),
         Sql(
             f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server}",
-            (held.writer, held.incarnation),
+            (claim.writer, claim.incarnation),
         ),
     )
     if answers[0][0][0]:
         raise Unavailable(dialect.name, "it is a replica, which may lag: only the primary can tell")
     if not answers[1]:
-        raise WriterFenced(held.writer, held.incarnation)
+        raise WriterFenced(claim.writer, claim.incarnation)
 
 
 def bounded(positions: Mapping[str, int], sequences: Mapping[str, int]) -> dict[str, int]:
@@ -396,15 +255,15 @@ def bounded(positions: Mapping[str, int], sequences: Mapping[str, int]) -> dict[
     return {stream: min(position, sequences.get(stream, position)) for stream, position in positions.items()}
 
 
-def heartbeat(dialect: Dialect, held: Claim, positions: Mapping[str, int]) -> Plan[Registered]:
+def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> Plan[Registered]:
     """Proven positions and a sign of life, while the claim stands; the registry as it is under that lock."""
 
     def body() -> Plan[Registered]:
         answers = yield (
-            Control.BEGIN, lock_claim(dialect, held), *(dialect.sequence(stream) for stream in positions)
+            Control.BEGIN, lock_claim(dialect, claim), *(dialect.sequence(stream) for stream in positions)
         )  # fmt: skip
         if not answers[0]:
-            raise WriterFenced(held.writer, held.incarnation)
+            raise WriterFenced(claim.writer, claim.incarnation)
         given = zip(positions, answers[1:], strict=False)
         sequences = {stream: int(rows[0][0]) for stream, rows in given if rows}
         stored = bounded(positions, sequences)
@@ -414,7 +273,7 @@ def heartbeat(dialect: Dialect, held: Claim, positions: Mapping[str, int]) -> Pl
                 f"UPDATE busrep_positions SET seen_at = {dialect.now}, position = {dialect.largest}(position, "
                 f"coalesce((SELECT v.position FROM {dialect.values(('stream', 'text'), ('position', 'bigint'))} "
                 "AS v WHERE v.stream = busrep_positions.stream), 0)) WHERE writer = ? AND registered",
-                (moved, held.writer),
+                (moved, claim.writer),
             ),
             Sql(
                 "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "
@@ -454,121 +313,9 @@ def newest(dialect: Dialect, backing: Backing) -> Plan[Newest | None]:
     return None if replica else Newest(epoch, rows)
 
 
-def finish(
-    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
-) -> Plan[dict[str, int]]:
-    """Fence (committed), then in a new snapshot take rows and sequence for the final positions (9.5)."""
-    fenced = yield from _or_blocked(dialect, writer, in_transaction(_fence(dialect, writer, incarnation, seconds)))
-    if fenced is None:
-        return {}
-    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds))
-    return (yield from _or_blocked(dialect, writer, finals))
-
-
-def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> Plan[int | None]:
-    """The incarnation that is fenced; the one before, if somebody has fenced that already and got no further: its
-    process could not tell that the name is its own if it were fenced twice."""
-    answers = yield (
-        Control.BEGIN,
-        Sql(f"SELECT {dialect.durable}"),
-        *dialect.lock_timeout(seconds),
-        Sql(
-            "UPDATE busrep_writers SET incarnation = incarnation + 1, finished = incarnation "
-            "WHERE writer = ? AND incarnation = ? AND coalesce(finished, -1) <> ?",
-            (writer, incarnation, incarnation - 1),
-        ),
-        Sql(
-            "SELECT finished FROM busrep_writers WHERE writer = ? AND "
-            "((incarnation = ? AND finished = ?) OR (incarnation = ? AND finished = ?))",
-            (writer, incarnation + 1, incarnation, incarnation, incarnation - 1),
-        ),
-        Control.COMMIT,
-    )
-    return int(answers[-1][0][0]) if answers[-1] else None
-
-
-def _finals(
-    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
-) -> Plan[dict[str, int]]:
-    answers = yield (
-        Control.BEGIN,
-        Sql(f"SELECT {dialect.durable}"),  # readers deliver on the ground of the final positions
-        *dialect.lock_timeout(seconds),
-        # Holds back a new claim of the name: IDs it reserves would lie below the final positions taken here.
-        Sql(
-            "SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ? AND finished = ?" + dialect.exclusive,
-            (writer, incarnation + 1, incarnation),
-        ),
-        Sql("SELECT stream, position, registered, finished FROM busrep_positions WHERE writer = ?", (writer,)),
-    )
-    finals: dict[str, int] = {}
-    for stream, position, registered, finished in answers[-1] if answers[-2] else ():
-        if finished == incarnation:
-            finals[stream] = position
-        elif registered:
-            finals[stream] = yield from _final_position(dialect, backings.get(stream), stream, writer, position)
-            yield Sql(
-                "UPDATE busrep_positions SET position = ?, registered = FALSE, finished = ? "
-                "WHERE stream = ? AND writer = ?",
-                (finals[stream], incarnation, stream, writer),
-            )
-    yield Control.COMMIT
-    return finals
-
-
 def sequence(dialect: Dialect, backing: Backing) -> Plan[int | None]:
     """The highest ID the stream's sequence gave; None on a replica, and after a failover until a claim has left out
-    IDs (9.23): before that it may be behind positions that stand."""
+    IDs: before that it may be behind positions that stand."""
     unsettled = Sql(f"SELECT CASE WHEN {dialect.same_server} THEN {dialect.replica} ELSE TRUE END")
     answers = yield (unsettled, dialect.sequence(backing.stream))
     return None if answers[0][0][0] or not answers[1] else int(answers[1][0][0])
-
-
-def _final_position(dialect: Dialect, backing: Backing | None, stream: str, writer: str, position: int) -> Plan[int]:
-    sequence = (yield dialect.sequence(stream))[0]
-    highest = int(sequence[0][0]) if sequence else position  # never above the sequence (9.17)
-    if backing is not None:  # a sequence may be behind the table (restored, or rows written past it)
-        where, params = backing.of_writer(writer)
-        rows = yield Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table} WHERE {where}", params)
-        highest = max(highest, rows[0][0][0])
-    return highest
-
-
-def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, now: int) -> Plan[str]:
-    """A new epoch; all writers fenced; positions back to what the rows hold; sequences not behind them.
-
-    ``now``: the clock in ms. Incarnations go on above it, as with a claim.
-    """
-
-    def body() -> Plan[str]:
-        epoch = new_epoch()
-        yield (
-            Control.BEGIN,
-            Sql(f"SELECT {dialect.durable}"),
-            *dialect.lock_timeout(seconds),
-            # First, as a claim does: then the two never wait for each other.
-            Sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", (epoch,)),
-            Sql(f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),
-            Sql("UPDATE busrep_writers SET finished = 0"),  # nobody holds a name of the log before, or wins it back
-            Sql(f"UPDATE busrep_meta SET value = {dialect.server or EMPTY} WHERE key = 'server'"),  # the log is its own
-        )
-        yield from _leave_out_incarnations(dialect, now)
-        for backing in backings:
-            listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
-            for (writer,) in listed:
-                where, params = backing.of_writer(writer)
-                yield Sql(
-                    f"UPDATE busrep_positions SET position = {dialect.largest}(floor, (SELECT "
-                    f"coalesce({backing.top}, 0) FROM {backing.table} WHERE {where})) "
-                    "WHERE stream = ? AND writer = ?",
-                    (*params, backing.stream, writer),
-                )
-            rows = (yield highest_row(backing))[0][0][0]
-            floors = yield Sql(
-                "SELECT coalesce(max(position), 0) FROM busrep_positions WHERE stream = ?", (backing.stream,)
-            )
-            yield from dialect.raise_sequence(backing.stream, max(rows, floors[0][0][0]))
-        yield Control.COMMIT
-        return epoch
-
-    return _or_blocked(dialect, "*", in_transaction(body()))

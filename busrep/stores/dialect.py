@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from busrep.core.snapshots import LOADED
-from busrep.stores.backing import Backing, Span
-from busrep.stores.plans import Plan, Sql
+from busrep.stores.backing import Backing
+from busrep.stores.plans import Control, Plan, Sql, Step
 
 # Condition on the row ``r`` of busrep_readers that ``v`` moves: no snapshot of the stream is being loaded, and none was
 # since the last one that the caller knew (NULL: does not tell).
@@ -27,12 +27,31 @@ MOVES = (
 
 
 def no_position_above(given: str) -> str:
-    """Condition on the row ``r`` that ``v`` moves: its new position is not above the sequence (9.17), whose value is
+    """Condition on the row ``r`` that ``v`` moves: its new position is not above the sequence, whose value is
     ``given``, or NULL. A database that keeps another log than these positions are of has nothing to say."""
     return (
         "v.new <= CASE WHEN r.epoch = (SELECT m.value FROM busrep_meta m WHERE m.key = 'epoch') "
         f"THEN coalesce({given}, v.new) ELSE v.new END"
     )
+
+
+def begin_durably(dialect: Dialect, *, wait: float | None = None) -> tuple[Step, ...]:
+    """The first steps of a transaction whose COMMIT is answered when a crash cannot take it back (9.22).
+
+    ``wait``: bound of each wait for a lock, seconds; None leaves it to the caller.
+    """
+    bound = () if wait is None else dialect.lock_timeout(wait)
+    return (Control.BEGIN, Sql(f"SELECT {dialect.durable}"), *bound)
+
+
+def row_columns(dialect: Dialect, backing: Backing) -> tuple[str, str]:
+    """What a query takes of the rows of a table: token, what `Dialect.payloads` needs, and place in the fact.
+
+    Returns the columns with their names, and the names alone of those that `Dialect.payloads` needs.
+    """
+    picked = {f"c{at}": column for at, column in enumerate(dialect.picked(backing))}
+    columns = "".join(f"{column} AS {name}, " for name, column in picked.items())
+    return f"{backing.token} AS token, {columns}{backing.index or 0} AS place", ", ".join(picked)
 
 
 class Dialect(Protocol):
@@ -46,9 +65,9 @@ class Dialect(Protocol):
     exclusive: str  # suffix that locks a row against everything
     replica: str  # expression: true on a server that only follows another
     marker: str  # expression: identifies the current transaction for outcome()
-    durable: str  # expression: a COMMIT of this transaction is answered when a crash cannot take it back (9.22)
+    durable: str  # expression: a COMMIT of this transaction is answered when a crash cannot take it back
     server: str | None  # expression: the server's identity and timeline, '' where it only follows another
-    same_server: str  # condition: they are those that busrep_meta holds (9.23)
+    same_server: str  # condition: they are those that busrep_meta holds
     largest: str  # function: the larger of its arguments
 
     def ddl(self, version: int) -> Sequence[Sql]:
@@ -99,25 +118,15 @@ class Dialect(Protocol):
     def insert(self, backing: Backing, writer: str, rows: Sequence[tuple[int, int, bytes]]) -> Sequence[Sql]:
         """Insert rows (ID, place in its fact, payload)."""
 
-    def insert_staged(
-        self, backing: Backing, writer: str, query: str, attempts: Sequence[str], ordered: bool
-    ) -> Plan[tuple[int, int, int]]:
-        """Within a transaction: a fact for each row that these attempts staged, its ID from the stream's sequence, in
-        the order of (part, seq), with ``ordered`` of (key, part, seq). Gives (facts, first token, last token)."""
-
     def page(self, backing: Backing, writer: str, after: int, upto: int, limit: int) -> Sql:
         """(token, column...) of the first rows, in order: more than ``limit`` rows if there are more, and then
         including all of the fact that goes beyond it."""
 
-    def rows(self, backing: Backing, writer: str, ids: Sequence[int]) -> Sql:
-        """(token, column...) of the rows of these facts, in order."""
-
-    def part(self, backing: Backing, spans: Sequence[Span]) -> Sql | None:
-        """(writer, token, column...) of all rows in these spans (writer, after, upto), ordered by token and place in
-        the fact; None for no spans."""
+    def picked(self, backing: Backing) -> Sequence[str]:
+        """Expressions of a table's columns that `payloads` makes a payload of."""
 
     def payloads(self, backing: Backing, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
-        """Payloads of rows that ``page`` or ``rows`` gave, or ``part`` without the writer."""
+        """Payloads of rows (token, column...), the columns being those that `picked` names."""
 
     def outcome(self, marker: object) -> Sql | None:
         """(True,) while that transaction may be open; None when asking is of no use."""

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+
+import attrs
+import orjson
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.errors import PositionTooOld
 from busrep.stores.backing import Backing
 from busrep.stores.claims import check_claim, no_sequence
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Dialect, row_columns
 from busrep.stores.interface import Claim, FactRows
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction
 from busrep.stores.readers import LOCK_STREAM
@@ -50,10 +52,21 @@ def rows_of(
         asked.setdefault(backing.stream, (backing, []))[1].append(token)
     found: dict[tuple[str, int], list[bytes]] = {}
     for stream, (backing, tokens) in asked.items():
-        rows = (yield dialect.rows(backing, writer, tokens))[0]
+        rows = (yield _rows(dialect, backing, writer, tokens))[0]
         for row, payload in zip(rows, dialect.payloads(backing, rows), strict=True):
             found.setdefault((stream, row[0]), []).append(payload)
     return found
+
+
+def _rows(dialect: Dialect, backing: Backing, writer: str, tokens: Sequence[int]) -> Sql:
+    where, params = backing.of_writer(writer)
+    columns, names = row_columns(dialect, backing)
+    asked = f"SELECT {'-' if backing.negative else ''}v.id FROM {dialect.values(('id', 'bigint'))} AS v"
+    return Sql(
+        f"SELECT token, {names} FROM (SELECT {columns} FROM {backing.table} WHERE {where} "
+        f"AND {backing.id} IN ({asked})) AS p ORDER BY token, place",
+        (*params, orjson.dumps([[token] for token in tokens]).decode()),
+    )
 
 
 def outcome(
@@ -94,7 +107,7 @@ def fetch(dialect: Dialect, backing: Backing, question: FetchUpdates) -> Plan[Up
         if after < floor and after < upto:
             raise PositionTooOld(stream, writer, after, floor)
         # A replica may lack rows below ones it has: there only the positions row, in the same snapshot, proves. The
-        # primary has all up to what was announced; nothing above its sequence was (9.17), though it may be behind rows.
+        # primary has all up to what was announced; nothing above its sequence was, though it may be behind rows.
         given = max(sequence[0][0] if sequence else 0, rows[-1][0] if rows else 0)
         proven = max(after, min(upto, position if replica else given))
         if proven < upto:
@@ -112,22 +125,23 @@ def fetch(dialect: Dialect, backing: Backing, question: FetchUpdates) -> Plan[Up
     return in_transaction(body())
 
 
-def prune(
-    dialect: Dialect,
-    backings: Iterable[Backing],
-    older_than: float | None,
-    keep: int | None,
-    reader_cap: float | None,
-) -> Plan[dict[tuple[str, str], int]]:
+@attrs.frozen
+class Kept:
+    """What stays when a table is pruned. See `StoreAdmin.prune`."""
+
+    older_than: float | None
+    keep: int | None
+    reader_cap: float | None
+
+
+def prune(dialect: Dialect, backings: Iterable[Backing], kept: Kept) -> Plan[dict[tuple[str, str], int]]:
     """Delete in batches; rows and floor move in one transaction. Returns the floors that moved."""
     moved: dict[tuple[str, str], int] = {}
     for backing in backings:
         listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
         for (writer,) in listed:
             while True:
-                floor, more = yield from in_transaction(
-                    _prune_batch(dialect, backing, writer, older_than, keep, reader_cap)
-                )
+                floor, more = yield from in_transaction(_prune_batch(dialect, backing, writer, kept))
                 if floor is not None:
                     moved[backing.stream, writer] = floor
                 if not more:
@@ -135,14 +149,7 @@ def prune(
     return moved
 
 
-def _prune_batch(
-    dialect: Dialect,
-    backing: Backing,
-    writer: str,
-    older_than: float | None,
-    keep: int | None,
-    reader_cap: float | None,
-) -> Plan[tuple[int | None, bool]]:
+def _prune_batch(dialect: Dialect, backing: Backing, writer: str, kept: Kept) -> Plan[tuple[int | None, bool]]:
     """(the new floor if rows were deleted, whether more may be)."""
     answers = yield (
         Control.BEGIN,
@@ -153,7 +160,7 @@ def _prune_batch(
         ),
     )
     position, floor = answers[1][0]
-    bound = yield from _bound(dialect, backing, writer, position, older_than, keep, reader_cap)
+    bound = yield from _bound(dialect, backing, writer, position, kept)
     where, params = backing.of_writer(writer)
     span, limits = backing.between(0, bound)
     order = f"ORDER BY {backing.by_token} LIMIT 1 OFFSET {PRUNE_BATCH}"
@@ -178,48 +185,35 @@ def _prune_batch(
     return max(floor, top), bool(step)
 
 
-def _bound(
-    dialect: Dialect,
-    backing: Backing,
-    writer: str,
-    position: int,
-    older_than: float | None,
-    keep: int | None,
-    reader_cap: float | None,
-) -> Plan[int]:
+def _bound(dialect: Dialect, backing: Backing, writer: str, position: int, kept: Kept) -> Plan[int]:
     """The highest ID that may go: proven, handled by every reader that counts, old enough, not to be kept."""
     where, params = backing.of_writer(writer)
-    bounds = [position, (yield from _readers_bound(dialect, backing.stream, writer, position, reader_cap))]
-    if older_than is not None and not backing.own:
+    bounds = [position, (yield from _readers_bound(dialect, backing.stream, writer, position, kept.reader_cap))]
+    if kept.older_than is not None and not backing.own:
         young = yield Sql(
             f"SELECT id FROM busrep_facts WHERE {where} AND committed_at > {dialect.ago()} ORDER BY id, idx LIMIT 1",
-            (*params, older_than),
+            (*params, kept.older_than),
         )
         bounds += [row[0] - 1 for row in young[0]]
-    if keep is not None:
+    if kept.keep is not None:
         turned = "" if backing.negative else " DESC"
-        kept = yield Sql(
+        last = yield Sql(
             f"SELECT {backing.token} FROM {backing.table} WHERE {where} ORDER BY {backing.id}{turned} LIMIT 1 OFFSET ?",
-            (*params, max(0, keep - 1)),
+            (*params, max(0, kept.keep - 1)),
         )
         # Below the fact that holds the last row to keep: facts go whole. Fewer rows than that: all stay.
-        if keep > 0:
-            bounds.append(kept[0][0][0] - 1 if kept[0] else 0)
+        if kept.keep > 0:
+            bounds.append(last[0][0][0] - 1 if last[0] else 0)
     return max(0, int(min(bounds)))
 
 
 def _readers_bound(dialect: Dialect, stream: str, writer: str, position: int, reader_cap: float | None) -> Plan[int]:
     """The lowest saved position for this (stream, writer) of the readers that read this stream; a reader that has
     none yet will begin at 0."""
-    condition, params = "stream = ?", [stream]
-    having: list[Any] = []
-    if reader_cap is not None:
-        recent, having = f" HAVING max(saved_at) > {dialect.ago()}", [reader_cap]
-    else:
-        recent = ""
+    recent, cap = ("", ()) if reader_cap is None else (f" HAVING max(saved_at) > {dialect.ago()}", (reader_cap,))
     held = yield Sql(
         "SELECT coalesce(max(CASE WHEN writer = ? THEN position END), 0) FROM busrep_readers "
-        f"WHERE {condition} GROUP BY reader{recent}",
-        (writer, *params, *having),
+        f"WHERE stream = ? GROUP BY reader{recent}",
+        (writer, stream, *cap),
     )
     return int(min([position, *(row[0] for row in held[0])]))

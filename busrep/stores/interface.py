@@ -18,21 +18,20 @@ import attrs
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import Agreement, BootstrapProgress, SnapshotSource
-from busrep.shapes import Fields
+from busrep.row_types import Fields
+from busrep.stores.transaction import AsyncTransaction as AsyncTransaction
+from busrep.stores.transaction import FactRows as FactRows
 
 RoleT = TypeVar("RoleT")
-
-FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
-"""One fact to insert: its ID, its typed rows, and the same rows as payloads. No rows: nothing is inserted."""
 
 
 @attrs.frozen
 class Claim:
-    """A writer's name, won. All three maps have every claimed stream as a key.
+    """A writer's name, won. ``starts``, ``known`` and ``highest`` have every claimed stream as a key.
 
-    ``starts``: own position per stream, read after the claim was committed (9.4). ``known``: per stream the proven
-    positions of all registered writers, the own one included. ``highest``: per stream the highest ID that rows or
-    positions show; never the sequence's value (9.8). ``claims``, ``sequences``: as `Registered`'s, read after that.
+    ``starts``: the own position, read after the claim was committed. ``known``: the proven positions of all registered
+    writers, the own one included. ``highest``: the highest ID that rows or positions show, never the sequence's value.
+    ``claims``, ``sequences``: as `Registered` has them, read after that.
     """
 
     writer: str
@@ -47,8 +46,8 @@ class Claim:
     def resumed(self, epoch: str | None, announced: Mapping[str, int]) -> Claim:
         """The claim of a process that wins its name back, and has announced these positions of that epoch's log.
 
-        It starts no lower: a failover may have lost what was stored of them (9.23), but what it said stands, for it has
-        nothing unfinished below, and gets no ID there any more.
+        It starts no lower. A failover may have lost what was stored of them, but what the process announced stands: it
+        has nothing unfinished below, and gets no ID there any more.
         """
         if epoch != self.epoch:
             return self
@@ -65,7 +64,7 @@ class Registered(dict[str, dict[str, int]]):
     """The registry, {stream: {registered writer: proven position}}, read on the primary under a claim's lock.
 
     ``claims``: {(stream, writer): incarnation}. ``sequences``: the highest ID given out by then, of each stream whose
-    position was stored: no position of this log lies above it (9.17).
+    position was stored; no position of this log lies above it.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str, int, int]], sequences: Mapping[str, int]) -> None:
@@ -93,7 +92,7 @@ class KnownWriter:
 
 
 def claims_of(known: Iterable[KnownWriter]) -> dict[tuple[str, str], int]:
-    """The registry as lines are judged by it (9.18): the incarnation of each registered (stream, writer)."""
+    """The registry as lines are judged by it: the incarnation of each registered (stream, writer)."""
     return {(one.stream, one.writer): one.incarnation for one in known if one.registered}
 
 
@@ -143,53 +142,6 @@ class DeadLetter:
     age: float
 
 
-ENDED_INSIDE = "the transaction was ended inside the block of bus.write(), which ends it itself, after the block"
-
-
-class AsyncTransaction(Protocol):
-    """One database transaction that holds the claim, so that no successor can start before it ends (9.4).
-
-    ``joined``: the caller's connection was in a transaction already; ``commit`` and ``rollback`` then leave it
-    alone. ``marker`` is opaque, for ``AsyncStore.outcome``; set once ``begin`` returned.
-    ``connection`` is the driver's connection (None on the memory store).
-    """
-
-    @property
-    def connection(self) -> Any:
-        """The driver's connection, once begun."""
-
-    @property
-    def joined(self) -> bool:
-        """Whether the caller ends the transaction."""
-
-    @property
-    def marker(self) -> object:
-        """Identifies the transaction for `AsyncStore.outcome`."""
-
-    def hand_out(self) -> Any:
-        """The connection, for code of the application's: it may end the transaction itself, which is looked at then."""
-
-    async def begin(self) -> None:
-        """Begin, or join, and lock the claim. Raises WriterFenced, ConfigError, Unavailable."""
-
-    async def insert(self, stream: str, facts: Sequence[FactRows]) -> None:
-        """Write the rows of these facts. They may be sent as late as with the next ``execute`` or ``commit``."""
-
-    async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """Run the caller's own statement, in the driver's placeholder style; the driver's errors of it pass through."""
-
-    async def commit(self) -> None:
-        """Commit; nothing when joined, but what was inserted has been sent. Raises CommitUnknown (9.1); any other
-        exception means that nothing was committed, and rollback() is still due."""
-
-    async def rollback(self) -> bool:
-        """Roll back; nothing when joined, or when the transaction has ended. Never raises for a lost connection:
-        the server rolls back by itself.
-
-        Whether it is known that nothing was committed. Code inside the fact's block may have: then only the table
-        tells."""
-
-
 @attrs.frozen
 class StoredStream:
     """What the store keeps of a stream.
@@ -199,28 +151,6 @@ class StoredStream:
 
     table: str | None
     fields: Fields | None
-
-
-class EffectsTransaction(Protocol):
-    """A transaction for the effects of a reader's handler, who works on ``connection`` between `begin` and `commit`."""
-
-    @property
-    def connection(self) -> Any:
-        """The driver's connection, once begun."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the handler has ended the transaction; of a connection that is lost it is not known."""
-
-    async def begin(self) -> None:
-        """Begin. Raises Unavailable."""
-
-    async def commit(self) -> None:
-        """Commit. Raises CommitUnknown (9.1); any other exception means that nothing was committed, and rollback() is
-        still due."""
-
-    async def rollback(self) -> object:
-        """Roll back; nothing when the transaction has ended. Never raises for a lost connection."""
 
 
 class Store(Protocol):
@@ -237,7 +167,7 @@ class FactSource(Store, Protocol):
     """The read side of a fact log: what a reader needs to follow streams, over SQL or over HTTP.
 
     A source may also have these attributes. ``foreign_writers``: it serves another system's writers, and has no
-    registry of them (9.25). ``serves_resettable``: it serves streams that are kept in memory, too. Both are False if
+    registry of them. ``serves_resettable``: it serves streams that are kept in memory, too. Both are False if
     missing.
     """
 
@@ -249,7 +179,7 @@ class FactSource(Store, Protocol):
         store cannot know: a replica, which may lag."""
 
     async def fetch(self, question: FetchUpdates) -> UpdatesPage:
-        """One page of catch-up from one snapshot (9.9, 9.10): PositionTooOld."""
+        """One page of catch-up from one snapshot: PositionTooOld."""
 
     async def known(self) -> list[KnownWriter]:
         """Every (stream, writer) ever registered."""
@@ -263,7 +193,7 @@ class FactLog(FactSource, Protocol):
     """The write side: what a writer needs, and whoever finishes one that is silent."""
 
     async def claim(self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None) -> Claim:
-        """Win a writer's name and register it (9.4, 9.7): ClaimBlocked, PositionsAheadOfTable, ConfigError.
+        """Win a writer's name and register it: ClaimBlocked, PositionsAheadOfTable, ConfigError.
 
         ``again``: only if the name is still of this incarnation of it, or was finished for its silence and nobody has
         claimed it since: else WriterFenced. So a process may win back its own name, and never takes another's. After
@@ -281,24 +211,23 @@ class FactLog(FactSource, Protocol):
     async def outcome(
         self, claim: Claim, marker: object, facts: Sequence[tuple[str, int]]
     ) -> dict[tuple[str, int], list[bytes]] | None:
-        """What an unknown COMMIT left (9.1): None while the transaction may still be open, else the payloads the
-        table holds by (stream, id); a fact that is missing was aborted. WriterFenced when the claim does not stand:
-        then nothing more is published under it, and the table may be another than the one that was written to."""
+        """What an unknown COMMIT left: None while the transaction may still be open, else the payloads the table holds
+        by (stream, id); a fact that is missing was aborted. WriterFenced when the claim does not stand: then nothing
+        more is published under it, and the table may be another than the one that was written to."""
 
     async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Registered:
         """Store proven own positions and a sign of life, only while the claim stands: else WriterFenced.
 
-        A position above the stream's sequence is logged, and the sequence's value stored in its place (9.17). Returns
-        the registry, read on the primary while the claim was locked: what rules 9.2 and 9.7 want read after the highest
-        ID was noted.
+        A position above the stream's sequence is logged, and the sequence's value stored in its place. Returns the
+        registry, read on the primary while the claim was locked.
         """
 
     async def check_claim(self, claim: Claim) -> None:
-        """Read the claim on the primary (9.2): WriterFenced."""
+        """Read the claim on the primary: WriterFenced."""
 
     async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
-        """Fence a silent writer and store its final position per stream (9.5); idempotent. {} when a newer claim
-        lives. ClaimBlocked while one of its transactions is open."""
+        """Fence a silent writer and store its final position per stream; idempotent. {} when a newer claim lives.
+        ClaimBlocked while one of its transactions is open."""
 
 
 class ReaderPositions(Store, Protocol):
@@ -312,8 +241,8 @@ class ReaderPositions(Store, Protocol):
         *,
         oldest: Collection[tuple[str, str]] = (),
     ) -> None:
-        """Insert the rows that saves update (9.12), {(stream, writer): position}; leaves existing ones alone. A writer
-        "" notes that the stream is read. Of a stream whose bootstrap is unfinished nothing is inserted.
+        """Insert the rows that saves update, {(stream, writer): position}; leaves existing ones alone. A writer ""
+        notes that the stream is read. Of a stream whose bootstrap is unfinished nothing is inserted.
 
         Of those in ``oldest`` the position is the floor that the caller knew. If this store keeps the log of ``epoch``,
         the floor of this very moment is taken: what was pruned since is nothing that this reader had begun to read.
@@ -331,14 +260,13 @@ class ReaderPositions(Store, Protocol):
         *,
         bootstraps: Mapping[str, str] | None = None,
     ) -> None:
-        """Move saved positions, (stream, writer, old, new) each, all or none: ReaderMoved (9.12), and where this store
-        keeps their log, PositionsAheadOfTable for one above its stream's sequence (9.17). With the
-        caller's connection in the caller's transaction; on ReaderMoved the caller rolls back.
+        """Move saved positions, (stream, writer, old, new) each, all or none: ReaderMoved, and where this store keeps
+        their log, PositionsAheadOfTable for one above its stream's sequence. With the caller's connection in the
+        caller's transaction; on ReaderMoved the caller rolls back.
 
         ReaderMoved also while a bootstrap of one of the streams is unfinished: another process of this name loads a
-        snapshot, and what this one handles the target will lose. So it will if that bootstrap is over meanwhile, and
-        then perhaps the position is what it was: ``bootstraps`` are those known when the rows were handled, as
-        `ReaderState` tells them, and ReaderMoved tells that there has been another since. None: not compared."""
+        snapshot, and what this one handles the target will lose. The same if that bootstrap is over meanwhile:
+        ``bootstraps`` are those known when the rows were handled, as `ReaderState` tells them. None: not compared."""
 
     async def note_stopped(self, reader: str, stream: str, writer: str, reason: str | None) -> None:
         """Store beside a saved position why the reader stopped there; None: it goes on. Nothing without a position. To
@@ -350,7 +278,7 @@ class ReaderPositions(Store, Protocol):
         are any of the log that this store keeps, and ``epoch`` is another, nothing is done. Nothing is registered of a
         stream whose unfinished bootstrap is of this epoch."""
 
-    def effects(self) -> EffectsTransaction:
+    def effects(self) -> AsyncTransaction:
         """A transaction for the effects of a handler, on a connection of the store's. It holds no claim. Raises
         ConfigError where the store has no connections to give."""
 

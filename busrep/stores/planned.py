@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
+import functools
+import inspect
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.core.snapshots import Agreement, BootstrapProgress
+from busrep.core.snapshots import Agreement
 from busrep.errors import ConfigError
 from busrep.settings import Settings
-from busrep.stores import bootstraps, claims, facts, readers, schema, snapshots
+from busrep.stores import bootstraps, claims, facts, fencing, readers, report, schema, snapshots
 from busrep.stores.backing import Backing, backing_of
 from busrep.stores.dialect import Dialect
 from busrep.stores.interface import (
+    AsyncStore,
     AsyncTransaction,
     Claim,
-    DeadLetter,
-    EffectsTransaction,
-    KnownWriter,
+    FactLog,
+    FactRows,
+    FactSource,
     Newest,
-    ReaderState,
-    Registered,
-    StoredStream,
+    ReaderPositions,
+    StoreAdmin,
 )
-from busrep.stores.plans import Plan, T
+from busrep.stores.plans import Plan, Sql, T
 from busrep.streams import Registry
+
+P = ParamSpec("P")
+Operation = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
 # How long 'db restored' waits for open write transactions, seconds; a person is watching.
 RESTORE_WAIT = 30.0
@@ -35,10 +41,14 @@ RESTORE_WAIT = 30.0
 STATUS_WAIT = 3600.0
 
 
+# Of a transaction that is no writer's, but for the effects of a handler.
+NO_CLAIM = Claim("", 0, "", {}, {}, {})
+
+
 class Reservations:
     """Reserves for several facts in one round trip: whoever asks while a question is on its way joins the next.
 
-    An ID is never from a question sent before it was asked for (9.15: it must be above all known then).
+    An ID is never from a question sent before it was asked for (it must be above all known then).
     """
 
     def __init__(self, ask: Callable[[str, int], Awaitable[list[int]]]) -> None:
@@ -74,13 +84,53 @@ class Reservations:
             del self._tasks[stream]
 
 
-class PlannedStore(abc.ABC):
+def reads(method: Operation[P, T], plan: Callable[Concatenate[Dialect, P], Plan[T]]) -> Operation[P, T]:
+    """Bind a plan that writes nothing as a method of `PlannedStore`. Its name, signature and docstring are those of
+    ``method``, which interface.py has."""
+
+    @functools.wraps(method)
+    def run(self: PlannedStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self._read(plan(self.dialect, *args, **kwargs))
+
+    return run
+
+
+def writes(method: Operation[P, T], plan: Callable[Concatenate[Dialect, P], Plan[T]]) -> Operation[P, T]:
+    """Bind a plan that writes. See `reads`."""
+
+    @functools.wraps(method)
+    def run(self: PlannedStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self._write(plan(self.dialect, *args, **kwargs))
+
+    return run
+
+
+def writes_for_caller(method: Operation[P, T], plan: Callable[..., Plan[T]]) -> Operation[P, T]:
+    """Bind a plan that writes, on the caller's connection if there is one. See `reads`."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def run(self: PlannedStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        given = signature.bind(self, *args, **kwargs).arguments
+        del given["self"]
+        connection = given.pop("connection", None)
+        made = plan(self.dialect, **given)
+        return self._write(made) if connection is None else self._on(connection, made)
+
+    return run
+
+
+class PlannedStore(AsyncStore):
     """An `AsyncStore` whose operations are plans. See interface.py for what each method promises."""
+
+    on_loop = True
+    """Whether an event loop runs it; else nothing in it waits for one: see blocking.py."""
 
     def __init__(self, streams: Registry, settings: Settings, dialect: Dialect) -> None:
         self.streams, self.settings, self.dialect = streams, settings, dialect
         self.backings = {stream.name: backing_of(stream) for stream in streams if not stream.resettable}
         self._reservations = Reservations(self._reserve)
+        self.snapshots = snapshots.PlannedSnapshots(self._read, dialect, dialect.store, settings.snapshots)
 
     @abc.abstractmethod
     async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:
@@ -95,10 +145,26 @@ class PlannedStore(abc.ABC):
         """Run a plan on the caller's connection, in its transaction."""
 
     @abc.abstractmethod
-    def effects(self) -> EffectsTransaction: ...  # noqa: D102
+    def transaction(self, claim: Claim, connection: Any = None) -> PlannedTransaction: ...
 
-    @abc.abstractmethod
-    def transaction(self, claim: Claim, connection: Any = None) -> AsyncTransaction: ...  # noqa: D102
+    def effects(self) -> AsyncTransaction:
+        return self.transaction(NO_CLAIM)
+
+    epoch = reads(FactSource.epoch, schema.epoch)
+    known = reads(FactSource.known, claims.known)
+    check_claim = reads(FactLog.check_claim, claims.check_claim)
+    heartbeat = writes(FactLog.heartbeat, claims.heartbeat)
+    stored_streams = reads(StoreAdmin.stored_streams, schema.stored_streams)
+    load_reader = reads(ReaderPositions.load_reader, readers.load)
+    register_reader = writes(ReaderPositions.register_reader, readers.register)
+    reset_reader = writes(ReaderPositions.reset_reader, readers.reset)
+    save_reader = writes_for_caller(ReaderPositions.save_reader, readers.save)
+    note_stopped = writes(ReaderPositions.note_stopped, readers.note_stopped)
+    dead_letter = writes_for_caller(ReaderPositions.dead_letter, readers.dead_letter)
+    dead_letters = reads(ReaderPositions.dead_letters, readers.dead_letters)
+    begin_bootstrap = writes(ReaderPositions.begin_bootstrap, bootstraps.begin)
+    save_bootstrap = writes_for_caller(ReaderPositions.save_bootstrap, bootstraps.save)
+    bootstraps = reads(ReaderPositions.bootstraps, bootstraps.listed)
 
     def backing(self, stream: str) -> Backing:
         """Where a stream's rows lie: UnknownStream, or ConfigError for one that lives in memory."""
@@ -106,21 +172,13 @@ class PlannedStore(abc.ABC):
             raise ConfigError(f"stream {stream!r} is resettable: it lives in memory, not in the store")
         return self.backings[stream]
 
-    async def verify(self) -> None:  # noqa: D102
+    async def verify(self) -> None:
         await self._read(claims.verify(self.dialect, self.backings.values()))
 
-    async def stored_streams(self) -> dict[str, StoredStream]:  # noqa: D102
-        return await self._read(schema.stored_streams())
-
-    async def epoch(self) -> str:  # noqa: D102
-        return await self._read(schema.epoch())
-
-    async def sequence(self, stream: str) -> int | None:  # noqa: D102
+    async def sequence(self, stream: str) -> int | None:
         return await self._read(claims.sequence(self.dialect, self.backing(stream)))
 
-    async def claim(  # noqa: D102
-        self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None
-    ) -> Claim:
+    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None) -> Claim:
         # In a fixed order, so that two claims never wait for each other.
         backings = [self.backing(stream) for stream in sorted(set(streams))]
         now = int(time.time() * 1000)
@@ -129,132 +187,45 @@ class PlannedStore(abc.ABC):
     async def _reserve(self, stream: str, count: int) -> list[int]:
         return await self._write(facts.reserve(self.dialect, stream, count, [self.backing(stream)]))
 
-    async def reserve(self, stream: str, count: int) -> list[int]:  # noqa: D102
+    async def reserve(self, stream: str, count: int) -> list[int]:
         self.backing(stream)
-        return await self._reservations.reserve(stream, count)
+        return await (self._reservations.reserve if self.on_loop else self._reserve)(stream, count)
 
-    async def outcome(  # noqa: D102
+    async def outcome(
         self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
     ) -> dict[tuple[str, int], list[bytes]] | None:
+        if isinstance(marker, PlannedTransaction) and await marker.still_open():
+            return None
         asked = [(self.backing(stream), token) for stream, token in facts_]
         return await self._read(facts.outcome(self.dialect, marker, asked, claim))
 
-    async def heartbeat(  # noqa: D102
-        self, claim: Claim, positions: Mapping[str, int]
-    ) -> Registered:
-        return await self._write(claims.heartbeat(self.dialect, claim, positions))
-
-    async def check_claim(self, claim: Claim) -> None:  # noqa: D102
-        await self._read(claims.check_claim(self.dialect, claim))
-
-    async def fetch(self, question: FetchUpdates) -> UpdatesPage:  # noqa: D102
+    async def fetch(self, question: FetchUpdates) -> UpdatesPage:
         return await self._read(facts.fetch(self.dialect, self.backing(question.stream), question))
 
-    async def known(self) -> list[KnownWriter]:  # noqa: D102
-        return await self._read(claims.known(self.dialect))
-
-    async def newest(self, stream: str) -> Newest | None:  # noqa: D102
+    async def newest(self, stream: str) -> Newest | None:
         return await self._read(claims.newest(self.dialect, self.backing(stream)))
 
-    async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:  # noqa: D102
-        return await self._write(claims.finish(self.dialect, self.backings, writer, incarnation, timeout), timeout)
+    async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
+        return await self._write(fencing.finish(self.dialect, self.backings, writer, incarnation, timeout), timeout)
 
-    async def register_reader(  # noqa: D102
-        self,
-        reader: str,
-        positions: Mapping[tuple[str, str], int],
-        epoch: str,
-        *,
-        oldest: Collection[tuple[str, str]] = (),
-    ) -> None:
-        await self._write(readers.register(self.dialect, reader, positions, epoch, oldest))
+    def check_open(self) -> None:
+        """Raise Unavailable unless the store is open."""
 
-    async def load_reader(self, reader: str) -> ReaderState:  # noqa: D102
-        return await self._read(readers.load(reader))
+    async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
+        self.check_open()
+        return await self.snapshots.agree(self.backing(stream), part_rows, again)
 
-    async def save_reader(  # noqa: D102
-        self,
-        reader: str,
-        changes: Sequence[tuple[str, str, int, int]],
-        epoch: str,
-        connection: Any = None,
-        *,
-        bootstraps: Mapping[str, str] | None = None,
-    ) -> None:
-        if changes:
-            plan = readers.save(self.dialect, reader, changes, epoch, bootstraps)
-            await (self._write(plan) if connection is None else self._on(connection, plan))
+    async def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
+        self.check_open()
+        pieces = self.snapshots.load(self.backing(agreement.stream), agreement, number)
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                yield piece
 
-    async def note_stopped(  # noqa: D102
-        self, reader: str, stream: str, writer: str, reason: str | None
-    ) -> None:
-        await self._write(readers.note_stopped(reader, stream, writer, reason))
+    async def leave(self, agreement: Agreement) -> None:
+        await self.snapshots.leave(agreement)
 
-    async def reset_reader(  # noqa: D102
-        self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str
-    ) -> None:
-        await self._write(readers.reset(self.dialect, reader, positions, epoch))
-
-    async def begin_bootstrap(  # noqa: D102
-        self, reader: str, agreement: Agreement, *, syncs: int, reason: str
-    ) -> str:
-        return await self._write(bootstraps.begin(self.dialect, reader, agreement, syncs, reason))
-
-    async def save_bootstrap(  # noqa: D102
-        self,
-        reader: str,
-        stream: str,
-        bootstrap_id: str,
-        *,
-        parts: int,
-        applied: int,
-        rows: int,
-        bytes: int,  # noqa: A002
-        state: str,
-        connection: Any = None,
-    ) -> None:
-        plan = bootstraps.save(self.dialect, reader, stream, bootstrap_id, parts, applied, rows, bytes, state)
-        await (self._write(plan) if connection is None else self._on(connection, plan))
-
-    async def bootstraps(self, reader: str | None = None) -> list[BootstrapProgress]:  # noqa: D102
-        return await self._read(bootstraps.listed(self.dialect, reader))
-
-    # Of a store that has nothing better: each in one transaction, a part at once.
-
-    async def agree(  # noqa: D102
-        self, stream: str, *, part_rows: int, again: Agreement | None = None
-    ) -> Agreement:
-        plan = snapshots.agree(self.dialect, self.backing(stream), part_rows, again, self.dialect.name)
-        agreement, _ = await self._read(snapshots.in_snapshot(plan))
-        return agreement
-
-    async def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:  # noqa: D102
-        backing = self.backing(agreement.stream)
-        plan = snapshots.rows_of_part(self.dialect, backing, agreement, number)
-        rows = await self._read(snapshots.in_snapshot(plan))
-        for at in range(0, len(rows), snapshots.PIECE_ROWS):
-            yield snapshots.text_of(self.dialect, backing, rows[at : at + snapshots.PIECE_ROWS])
-
-    async def leave(self, agreement: Agreement) -> None:  # noqa: D102, B027 - nothing is held
-        pass
-
-    async def dead_letter(  # noqa: D102
-        self,
-        reader: str,
-        stream: str,
-        writer: str,
-        tokens: Sequence[int],
-        payloads: Sequence[bytes],
-        error: str,
-        connection: Any = None,
-    ) -> None:
-        plan = readers.dead_letter(self.dialect, reader, stream, writer, tokens, payloads, error)
-        await (self._write(plan) if connection is None else self._on(connection, plan))
-
-    async def dead_letters(self, limit: int) -> list[DeadLetter]:  # noqa: D102
-        return await self._read(readers.dead_letters(self.dialect, limit))
-
-    async def prune(  # noqa: D102
+    async def prune(
         self,
         *,
         older_than: float | None = None,
@@ -270,12 +241,55 @@ class PlannedStore(abc.ABC):
             chosen = [self.backing(stream)]
             if chosen[0].own and keep is None:
                 raise ConfigError(f"stream {stream!r} has its own table, without dates: prune it with keep")
-        return await self._write(facts.prune(self.dialect, chosen, older_than, keep, reader_cap))
+        return await self._write(facts.prune(self.dialect, chosen, facts.Kept(older_than, keep, reader_cap)))
 
-    async def restored(self) -> str:  # noqa: D102
+    async def restored(self) -> str:
         now = int(time.time() * 1000)
-        plan = claims.restored(self.dialect, list(self.backings.values()), RESTORE_WAIT, now)
+        plan = fencing.restored(self.dialect, list(self.backings.values()), RESTORE_WAIT, now)
         return await self._write(plan, RESTORE_WAIT)
 
-    async def status(self) -> dict[str, Any]:  # noqa: D102
-        return await self._read(schema.status(self.dialect, self.backings), STATUS_WAIT)
+    async def status(self) -> dict[str, Any]:
+        return await self._read(report.status(self.dialect, self.backings), STATUS_WAIT)
+
+
+class PlannedTransaction(AsyncTransaction):
+    """What the transactions of these stores have in common. It holds no claim if that is `NO_CLAIM`.
+
+    ``connection`` is the driver's own; None until `begin` has taken one from the store.
+    """
+
+    # What COMMIT raises when it has failed, or got no answer.
+    failures: type[Exception] = Exception
+    joined: bool = False
+    reserves: bool = False
+    connection: Any = None
+
+    def __init__(self, store: PlannedStore, claim: Claim, connection: Any) -> None:
+        self.store, self.claim, self.connection = store, claim, connection
+        # Whose connection it is, and whether code of the application's may have ended the transaction on it.
+        self._callers = self._handed_out = connection is not None
+        self._pending: list[Sql] = []
+
+    @property
+    def marker(self) -> object:
+        """This object: it knows whether it has ended."""
+        return self
+
+    async def still_open(self) -> bool:
+        """Whether it may still become committed, as far as this process knows: the table is asked later."""
+        return False
+
+    async def reserve(self, stream: str, count: int) -> list[int]:
+        raise NotImplementedError
+
+    def hand_out(self) -> Any:
+        self._handed_out = True
+        return self.connection
+
+    async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
+        """See `AsyncTransaction`; sent together with the next statement or COMMIT: one round trip less."""
+        self._pending += facts.insert(self.store.dialect, self.store.backing(stream), self.claim.writer, facts_)
+
+    def _take_pending(self) -> list[Sql]:
+        pending, self._pending = self._pending, []
+        return pending

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -67,6 +67,11 @@ class NoSuchTable(Signal):
     """A table, column or sequence does not exist."""
 
 
+def only(*steps: Step) -> Plan[Answers]:
+    """These steps and nothing else; the result is their answers."""
+    return (yield steps)
+
+
 def in_transaction(body: Plan[T]) -> Plan[T]:
     """Run ``body``, which yields BEGIN with its first steps and COMMIT with its last; roll back if it fails."""
     try:
@@ -80,14 +85,14 @@ def in_transaction(body: Plan[T]) -> Plan[T]:
         raise
 
 
-def run_sync(plan: Plan[T], execute: Callable[[tuple[Step, ...]], Answers]) -> T:
-    """Run a plan with a blocking executor."""
+async def run_async(plan: Plan[T], execute: Callable[[tuple[Step, ...]], Awaitable[Answers]]) -> T:
+    """Run a plan with an asyncio executor. Cancelled: the plan is closed, the connection's owner rolls back."""
     try:
         steps = next(plan)
         while True:
             problem = None
             try:
-                answers = execute(steps if isinstance(steps, tuple) else (steps,))
+                answers = await execute(steps if isinstance(steps, tuple) else (steps,))
             except Exception as error:  # thrown into the plan, which raises it again unless it acts on it
                 problem = error
             # Not while it is being handled here: it would be the context of all that the plan raises by itself.
@@ -102,22 +107,21 @@ def run_sync(plan: Plan[T], execute: Callable[[tuple[Step, ...]], Answers]) -> T
         plan.close()
 
 
-async def run_async(plan: Plan[T], execute: Callable[[tuple[Step, ...]], Awaitable[Answers]]) -> T:
-    """Run a plan with an asyncio executor. Cancelled: the plan is closed, the connection's owner rolls back."""
+def complete(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits for an event loop."""
     try:
-        steps = next(plan)
-        while True:
-            problem = None
-            try:
-                answers = await execute(steps if isinstance(steps, tuple) else (steps,))
-            except Exception as error:
-                problem = error
-            try:
-                steps = plan.send(answers) if problem is None else plan.throw(problem)
-            finally:
-                problem = None
-    except StopIteration as stop:
-        result: T = stop.value
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
         return result
-    finally:
-        plan.close()
+    work.close()
+    raise RuntimeError("a blocking store waited for an event loop")
+
+
+def run_sync(plan: Plan[T], execute: Callable[[tuple[Step, ...]], Answers]) -> T:
+    """Run a plan with a blocking executor."""
+
+    async def at_once(steps: tuple[Step, ...]) -> Answers:
+        return execute(steps)
+
+    return complete(run_async(plan, at_once))

@@ -9,7 +9,7 @@ import orjson
 
 from busrep.core.snapshots import LOADED
 from busrep.errors import PositionsAheadOfTable, ReaderMoved, Unavailable
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Dialect, begin_durably
 from busrep.stores.interface import MIXED, DeadLetter, ReaderState
 from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, Step, in_transaction
 
@@ -35,10 +35,10 @@ def rows_of(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], i
 
 
 def _begin(dialect: Dialect, positions: Mapping[tuple[str, str], int]) -> tuple[Step, ...]:
-    """A durable transaction (9.22): until its end nothing of these streams is pruned."""
+    """A durable transaction: until its end nothing of these streams is pruned."""
     streams = dict.fromkeys(stream for stream, _ in positions)
     locks = [Sql(LOCK_STREAM + dialect.share, (stream,)) for stream in streams]
-    return (Control.BEGIN, Sql(f"SELECT {dialect.durable}"), *locks)
+    return (*begin_durably(dialect), *locks)
 
 
 def floors_of(keys: Collection[tuple[str, str]]) -> Plan[tuple[str | None, Positions]]:
@@ -68,6 +68,7 @@ def register(
     reader: str,
     positions: Mapping[tuple[str, str], int],
     epoch: str,
+    *,
     oldest: Collection[tuple[str, str]] = (),
 ) -> Plan[None]:
     """Insert the rows that saving updates (9.12); existing ones stay.
@@ -85,7 +86,7 @@ def register(
     return in_transaction(body())
 
 
-def load(reader: str) -> Plan[ReaderState]:
+def load(_: Dialect, reader: str) -> Plan[ReaderState]:
     """The saved positions, and their epoch; in the same state of the database, the bootstraps they are of."""
 
     def body() -> Plan[ReaderState]:
@@ -114,6 +115,8 @@ def save(
     dialect: Dialect, reader: str, changes: Changes, epoch: str, bootstraps: Mapping[str, str] | None = None
 ) -> Plan[None]:
     """One statement that moves all of these positions, or none (9.12). It needs no transaction of its own."""
+    if not changes:
+        return
     known = [None if bootstraps is None else bootstraps.get(stream, "") for stream, *_ in changes]
     names = [dialect.sequence_name(stream) for stream, *_ in changes]
     moves = [[*change, begun, name] for change, begun, name in zip(changes, known, names, strict=True)]
@@ -133,7 +136,7 @@ def save(
 def _refuse_above(dialect: Dialect, stream: str, position: int, epoch: str) -> Plan[None]:
     """PositionsAheadOfTable for a position above the sequence, where this database keeps the log of ``epoch``.
 
-    Unavailable after a failover until a claim has left out IDs (9.23): before that the sequence may be behind.
+    Unavailable after a failover until a claim has left out IDs: before that the sequence may be behind.
     """
     settled = f"CASE WHEN {dialect.same_server} THEN 1 ELSE 0 END"
     here = (yield Sql(f"SELECT value, {settled} FROM busrep_meta WHERE key = 'epoch'"))[0]
@@ -145,7 +148,7 @@ def _refuse_above(dialect: Dialect, stream: str, position: int, epoch: str) -> P
             raise PositionsAheadOfTable(stream, position, int(given[0][0]))
 
 
-def note_stopped(reader: str, stream: str, writer: str, reason: str | None) -> Plan[None]:
+def note_stopped(_: Dialect, reader: str, stream: str, writer: str, reason: str | None) -> Plan[None]:
     """Why the reader stopped there, for a person."""
     yield Sql(
         "UPDATE busrep_readers SET stopped = ? WHERE reader = ? AND stream = ? AND writer = ?",

@@ -1,12 +1,12 @@
 """Creating, checking and describing the tables.
 
 meta (key, value): schema version, epoch; ``server``: PostgreSQL's system identifier and timeline, which the first claim
-    notes (9.23).
-writers (writer, incarnation, finished): one row a name; every write transaction locks it FOR SHARE (9.4), so nothing
-    that changes often may live in it. ``finished``: the incarnation that was fenced for being silent (9.5);
+    notes.
+writers (writer, incarnation, finished): one row a name; every write transaction locks it FOR SHARE, so nothing
+    that changes often may live in it. ``finished``: the incarnation that was fenced for being silent;
     below zero, the one whose process has won the name back since: it may not know yet, and ask again.
-positions (stream, writer, position, floor, registered, seen_at, finished): proven prefixes (9.3), retention floors, and
-    the registry for linear positions (9.7).
+positions (stream, writer, position, floor, registered, seen_at, finished): proven prefixes, retention floors, and
+    the registry for linear positions.
 streams: the sequences that exist, and which streams have a table of the application's. ``fields``, since version 4: the
     fields of the stream's rows, as JSON; NULL: not known.
 facts (stream, id, idx, writer, row, committed_at): rows; the primary key is the order that catch-up reads.
@@ -16,10 +16,8 @@ dead_letters.
 bootstraps (reader, stream, id, agreement, parts...): since version 2. Which snapshot a reader loads, and how many of
     its parts it has applied. ``digest``: of the agreement, to compare what readers load without reading it; ``id``: of
     this bootstrap, which another one of the same snapshot does not share.
-snapshots (stream, part_rows, snapshot, agreement...): since version 2, PostgreSQL only. Snapshots that a process has
-    exported, for others to load from too.
 staged (query, attempt, seq, rows...): since version 3. Rows that tasks of a Spark query have written and that are no
-    facts yet; see staging.py.
+    facts yet; see busrep/spark/staging.py.
 sinks (query, checkpoint, batch...): since version 3. The last batch of each Spark query that was made facts.
 """
 
@@ -28,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -47,13 +45,6 @@ VERSION = 4
 INSERT_STREAM = "INSERT INTO busrep_streams (stream, backing, fields) VALUES (?, ?, ?)"
 STREAMS = Sql("SELECT stream, backing, fields FROM busrep_streams")
 
-# What status() tells of a reader's bootstrap, in the order of its query; also where there is no SQL.
-BOOTSTRAP_FIELDS = (
-    "state", "parts", "parts_total", "rows", "rows_total", "bytes", "syncs", "reason", "saved_ago",
-)  # fmt: skip
-# The same of a Spark query that writes.
-SINK_FIELDS = ("stream", "writer", "batch", "rows", "last", "done_ago")
-
 
 def new_epoch() -> str:
     """A random identity for a fact log: 32 lowercase hex digits."""
@@ -68,13 +59,6 @@ def init(dialect: Dialect, backings: Iterable[Backing], redefine: Collection[str
     """
     wanted = {backing.stream: backing for backing in backings}
 
-    def rows(present: Collection[Row]) -> dict[str, tuple[str | None, str | None]]:
-        stored = {stream: fields for stream, _, fields in present if stream not in redefine}
-        streams = [backing.definition for backing in wanted.values()]
-        with _with_command(dialect, streams):
-            fields = fields_to_store(streams, stored)
-        return {stream: (_declared(backing), fields[stream]) for stream, backing in wanted.items()}
-
     def body() -> Plan[None]:
         yield (Control.BEGIN, *dialect.init_lock())
         found = yield from dialect.version()
@@ -84,20 +68,18 @@ def init(dialect: Dialect, backings: Iterable[Backing], redefine: Collection[str
             yield tuple(dialect.ddl(version))
         if found is None:
             yield Sql("INSERT INTO busrep_meta (key, value) VALUES ('epoch', ?)", (new_epoch(),))
-        here = dialect.server or "''"  # noted at once: a standby may take its place before the first claim (9.23)
+        here = dialect.server or "''"  # noted at once: a standby may take its place before the first claim
         yield Sql(f"INSERT INTO busrep_meta (key, value) VALUES ('server', {here}) ON CONFLICT (key) DO NOTHING")
         yield Sql("INSERT INTO busrep_meta (key, value) VALUES ('incarnations', '0') ON CONFLICT (key) DO NOTHING")
         yield (
             Sql("DELETE FROM busrep_meta WHERE key = 'version'"),
             Sql("INSERT INTO busrep_meta (key, value) VALUES ('version', ?)", (str(VERSION),)),
         )
-        for stream, (declared, fields) in rows((yield STREAMS)[0]).items():
+        for stream, (declared, fields) in _rows(dialect, wanted, (yield STREAMS)[0], redefine).items():
             yield (
                 dialect.create_sequence(stream),
                 Sql("DELETE FROM busrep_streams WHERE stream = ?", (stream,)),
-                Sql(
-                    "INSERT INTO busrep_streams (stream, backing, fields) VALUES (?, ?, ?)", (stream, declared, fields)
-                ),
+                Sql(INSERT_STREAM, (stream, declared, fields)),
             )
         yield Control.COMMIT
 
@@ -107,9 +89,21 @@ def init(dialect: Dialect, backings: Iterable[Backing], redefine: Collection[str
     # Where all is there already it takes no lock, and so waits for no writer.
     if (yield from dialect.version()) == VERSION:
         present = (yield STREAMS)[0]
-        if rows(present).items() <= {stream: (declared, fields) for stream, declared, fields in present}.items():
+        kept = {stream: (declared, fields) for stream, declared, fields in present}
+        if _rows(dialect, wanted, present, redefine).items() <= kept.items():
             return
     yield from in_transaction(body())
+
+
+def _rows(
+    dialect: Dialect, wanted: Mapping[str, Backing], present: Collection[Row], redefine: Collection[str]
+) -> dict[str, tuple[str | None, str | None]]:
+    """What is to be kept of each stream: where its rows lie, and their fields."""
+    stored = {stream: fields for stream, _, fields in present if stream not in redefine}
+    streams = [backing.definition for backing in wanted.values()]
+    with _with_command(dialect, streams):
+        fields = fields_to_store(streams, stored)
+    return {stream: (_declared(backing), fields[stream]) for stream, backing in wanted.items()}
 
 
 def check_columns(dialect: Dialect, backing: Backing, *, missing_table: bool = False) -> Plan[None]:
@@ -157,7 +151,7 @@ def record_fields(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
         yield from in_transaction(body())
 
 
-def stored_streams() -> Plan[dict[str, StoredStream]]:
+def stored_streams(_: Dialect) -> Plan[dict[str, StoredStream]]:
     """What is kept of each stream."""
     return {
         stream: StoredStream(None if backing is None else str(orjson.loads(backing)), load(fields))
@@ -195,86 +189,10 @@ def check(dialect: Dialect, backings: Iterable[Backing] = ()) -> Plan[str]:
         stored = {stream: fields for stream, _, fields in (yield STREAMS)[0]}
         with _with_command(dialect, streams):
             check_fields(streams, stored)
-    return (yield from epoch())
+    return (yield from epoch(dialect))
 
 
-def epoch() -> Plan[str]:
+def epoch(_: Dialect) -> Plan[str]:
     """The identity of the fact log."""
     answers = yield Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'")
     return str(answers[0][0][0])
-
-
-def status(dialect: Dialect, backings: dict[str, Backing]) -> Plan[dict[str, Any]]:
-    """Everything ``busrep db status`` shows, from one snapshot."""
-    answers = yield (
-        Control.SNAPSHOT,
-        Sql(f"SELECT value, {dialect.replica} FROM busrep_meta WHERE key = 'epoch'"),
-        Sql("SELECT stream, backing FROM busrep_streams ORDER BY stream"),
-        Sql(
-            "SELECT p.stream, p.writer, p.position, p.floor, p.registered, coalesce(w.incarnation, 0), "
-            f"{dialect.age('p.seen_at')} FROM busrep_positions p LEFT JOIN busrep_writers w "
-            "ON w.writer = p.writer ORDER BY p.stream, p.writer"
-        ),
-        Sql(
-            "SELECT r.reader, r.stream, r.writer, r.position, r.epoch, coalesce(p.position, 0) - r.position, "
-            f"{dialect.age('r.saved_at')}, r.stopped FROM busrep_readers r LEFT JOIN busrep_positions p "
-            "ON p.stream = r.stream AND p.writer = r.writer WHERE r.writer <> '' ORDER BY r.reader, r.stream, r.writer"
-        ),
-        Sql("SELECT count(*) FROM busrep_dead_letters"),
-        Sql("SELECT stream, count(*) FROM busrep_facts GROUP BY stream"),
-        Sql(
-            "SELECT reader, stream, state, parts, parts_total, rows, rows_total, bytes, syncs, reason, "
-            f"{dialect.age('saved_at')} FROM busrep_bootstraps ORDER BY reader, stream"
-        ),
-        Sql(
-            f"SELECT query, stream, writer, batch, rows, last, {dialect.age('done_at')} FROM busrep_sinks "
-            "WHERE batch >= 0 ORDER BY query"
-        ),
-    )
-    ((epoch, replica),), streams, writers, readers, ((dead,),), counts, bootstraps, sinks = answers
-    # What is staged is in no log of the server's: a replica does not have it.
-    staged = None
-    if not replica:
-        staged = len((yield Sql("SELECT attempt, count(*) FROM busrep_staged GROUP BY attempt"))[0])
-    rows: dict[str, int | None] = dict.fromkeys((name for name, _ in streams), 0)
-    rows.update(counts)
-    sequences: dict[str, int | None] = {}
-    for name, declared in streams:
-        found = (yield dialect.sequence(name))[0]
-        sequences[name] = found[0][0] if found else None
-        if declared is not None:  # counted only if this process declared it: else its name alone is known
-            table = backings[name].table if name in backings else None
-            rows[name] = (yield Sql(f"SELECT count(*) FROM {table}"))[0][0][0] if table else None
-    yield Control.COMMIT
-    report: dict[str, Any] = {
-        "schema_version": VERSION,
-        "database": dialect.name,
-        "epoch": epoch,
-        "streams": {
-            name: {
-                "table": orjson.loads(declared) if declared else "busrep_facts",
-                "rows": rows[name],
-                "sequence": sequences[name],
-                "writers": {},
-            }
-            for name, declared in streams
-        },
-        "readers": {},
-        "dead_letters": dead,
-        "bootstraps": {},
-        "sinks": {query: dict(zip(SINK_FIELDS, done, strict=True)) for query, *done in sinks},
-        "staged": staged,
-    }
-    for reader, stream, *saved in bootstraps:
-        report["bootstraps"].setdefault(reader, {})[stream] = dict(zip(BOOTSTRAP_FIELDS, saved, strict=True))
-    for stream, writer, position, floor, registered, incarnation, silent in writers:
-        at = report["streams"].setdefault(stream, {"table": None, "rows": None, "sequence": None, "writers": {}})
-        at["writers"][writer] = {
-            "position": position, "floor": floor, "registered": bool(registered),
-            "incarnation": incarnation, "silent_for": float(silent),
-        }  # fmt: skip
-    for reader, stream, writer, position, held, lag, age, stopped in readers:
-        report["readers"].setdefault(reader, {}).setdefault(stream, {})[writer] = {
-            "position": position, "lag": max(0, lag), "epoch": held, "saved_ago": float(age), "stopped": stopped,
-        }  # fmt: skip
-    return report

@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import ClassVar, Protocol
 
 import attrs
 
 from busrep.core.snapshots import Agreement, PartRange, encode_rows
 from busrep.errors import ConfigError, RowError, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.stores.backing import Backing, Span, union
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Dialect, row_columns
 from busrep.stores.plans import Control, Plan, Row, Sql, T, in_transaction
 
 # Of one agreement, which is saved and read as a whole, in the event loop: with so many it is 360 kB of JSON, read in
 # some 25 ms; with ten times as many, in 400 ms. Of 20,000 rows each they hold 200 million.
 MOST_PARTS = 10_000
+
+
+class Read(Protocol):
+    """Runs a plan that writes nothing."""
+
+    async def __call__(self, plan: Plan[T]) -> T: ...  # noqa: D102
+
 
 # Rows that are turned into text at a time: some 70 kB of usual rows.
 PIECE_ROWS = 500
@@ -81,7 +90,7 @@ def check_part(agreement: Agreement, number: int, log: LogState) -> None:
 
 
 def _reached(agreement: Agreement, log: LogState, upto: int | None) -> bool:
-    """Whether the rows up to the positions agreed (or to ``upto``) are proven in this state, too (as 9.9)."""
+    """Whether the rows up to the positions agreed (or to ``upto``) are proven in this state, too."""
     for writer, position in agreement.positions.items():
         due = position if upto is None else min(position, upto)
         if log.positions.get(writer, 0) < due:
@@ -173,12 +182,22 @@ def rows_of_part(dialect: Dialect, backing: Backing, agreement: Agreement, numbe
     """The rows of a part, each (writer, token, column...), in the transaction that is open."""
     log = yield from read_log(dialect, backing.stream)
     check_part(agreement, number, log)
-    question = dialect.part(backing, spans(agreement, number))
-    return [] if question is None else (yield question)[0]
+    asked = spans(agreement, number)
+    return (yield part_of(dialect, backing, asked))[0] if asked else []
+
+
+def part_of(dialect: Dialect, backing: Backing, asked: Sequence[Span]) -> Sql:
+    """(writer, token, column...) of all rows in these spans, at least one, ordered by token and place in the fact.
+
+    Each SELECT is in the order of its index: the database merges them, and sorts nothing.
+    """
+    columns, names = row_columns(dialect, backing)
+    text, params = union(backing, asked, f"{backing.writer} AS writer, {columns}")
+    return Sql(f"SELECT writer, token, {names} FROM ({text}) AS p ORDER BY token, place", params)
 
 
 def text_of(dialect: Dialect, backing: Backing, rows: Sequence[Row]) -> bytes:
-    """The lines of rows that `Dialect.part` gave. Raises RowError."""
+    """The lines of rows that `part_of` gave. Raises RowError."""
     payloads = dialect.payloads(backing, [row[1:] for row in rows])
     return lines_of(backing.stream, [row[1] for row in rows], [row[0] for row in rows], payloads)
 
@@ -192,64 +211,60 @@ def lines_of(stream: str, tokens: Sequence[int], writers: Sequence[str], payload
     return text
 
 
-class Slots:
-    """How many snapshots of one database are loaded at a time by this process, whichever of its stores they are of."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._taken: dict[str, int] = {}
-
-    def take(self, name: str, what: str, most: int) -> None:
-        """One more of the database ``name``. Raises SnapshotBusy."""
-        with self._lock:
-            taken = self._taken.get(name, 0)
-            if taken >= most:
-                raise SnapshotBusy(what, most)
-            self._taken[name] = taken + 1
-
-    def give_back(self, name: str, count: int = 1) -> None:
-        """So many less."""
-        with self._lock:
-            self._taken[name] -= count
-            if not self._taken[name]:
-                del self._taken[name]
-
-
-SLOTS = Slots()
-
-
-class HeldSnapshots:
-    """The agreements that one store holds; each takes one of `SLOTS`.
+class PlannedSnapshots:
+    """Agreements of one store, and the loading of their parts: each in one transaction, a part at once.
 
     Args:
-        name: The database's name among the slots.
-        what: The database, for errors.
-        most: How many snapshots this process may hold of it.
+        read: Runs a plan that writes nothing.
+        dialect: The database's.
+        where: The database, for a person; the same for all its stores.
+        most: How many agreements this process may hold of that database, whichever of its stores they are of.
     """
 
-    def __init__(self, name: str, what: str, most: int) -> None:
-        self._name, self._what, self._most = name, what, most
+    _lock = threading.Lock()
+    _taken: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, read: Read, dialect: Dialect, where: str, most: int) -> None:
+        self.read, self.dialect, self.where, self.most = read, dialect, where, most
         self._held: set[str] = set()
 
-    async def agree(self, make: Callable[[], Awaitable[Agreement]]) -> Agreement:
-        """Take a slot, and hold what ``make`` agrees on. Raises SnapshotBusy, and what ``make`` raises."""
-        SLOTS.take(self._name, self._what, self._most)
+    async def agree(self, backing: Backing, part_rows: int, again: Agreement | None) -> Agreement:
+        """See `SnapshotSource`. Raises SnapshotBusy."""
+        with self._lock:
+            if self._taken[self.where] >= self.most:
+                raise SnapshotBusy(self.where, self.most)
+            self._taken[self.where] += 1
         try:
-            agreement = await make()
+            agreement, _ = await self.read(in_snapshot(agree(self.dialect, backing, part_rows, again, self.where)))
         except BaseException:
-            SLOTS.give_back(self._name)
+            self._give_back()
             raise
         self._held.add(agreement.id)
         return agreement
 
-    def leave(self, agreement: Agreement) -> None:
-        """Give the slot of an agreement back; nothing if it is not held."""
-        if agreement.id in self._held:
-            self._held.discard(agreement.id)
-            SLOTS.give_back(self._name)
+    def _give_back(self) -> None:
+        with self._lock:
+            self._taken[self.where] -= 1
 
-    def leave_all(self) -> None:
-        """Give all slots back, when the store is closed."""
+    async def load(self, backing: Backing, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
+        """See `SnapshotSource`."""
+        rows = await self.read(in_snapshot(rows_of_part(self.dialect, backing, agreement, number)))
+        for at in range(0, len(rows), PIECE_ROWS):
+            yield text_of(self.dialect, backing, rows[at : at + PIECE_ROWS])
+
+    def checked(self, backing: Backing, agreement: Agreement, number: int) -> Plan[None]:
+        """Begin a reading transaction in which all rows of that part are. Raises SnapshotGone, Unavailable."""
+        log = yield from read_log(self.dialect, backing.stream, Control.SNAPSHOT)
+        check_part(agreement, number, log)
+
+    async def leave(self, agreement: Agreement) -> None:
+        """See `SnapshotSource`."""
+        if agreement.id in self._held:
+            self._held.remove(agreement.id)
+            self._give_back()
+
+    async def leave_all(self) -> None:
+        """Let go of all, when the store is closed."""
         while self._held:
             self._held.pop()
-            SLOTS.give_back(self._name)
+            self._give_back()

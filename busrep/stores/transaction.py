@@ -1,339 +1,65 @@
-"""What a store on a database server has in common, whatever driver speaks to it: its transaction, and what errors mean.
-
-PostgresStore and the simulated store fill in the hooks; which statement goes out when, and what a lost answer means,
-stands here once.
-"""
+"""What a transaction of a store promises."""
 
 from __future__ import annotations
 
-import abc
-import asyncio
-import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from busrep.errors import (
-    BusrepError,
-    CommitUnknown,
-    ConfigError,
-    SchemaError,
-    StatementRefused,
-    Unavailable,
-    WriterFenced,
-)
-from busrep.stores import claims, facts, schema
-from busrep.stores.interface import ENDED_INSIDE, Claim, FactRows
-from busrep.stores.planned import PlannedStore
-from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, SerializationFailed, Signal, Sql, T
+FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
+"""One fact to insert: its ID, its typed rows, and the same rows as payloads. No rows: nothing is inserted."""
 
-# The server ends the session with these: idle_in_transaction_session_timeout, transaction_timeout, shutdowns, crashes,
-# a dropped database, idle_session_timeout. Drivers do not count all of them as operational.
-SESSION_ENDED = frozenset({"25P03", "25P04", "57P01", "57P02", "57P03", "57P04", "57P05"})
+ENDED_INSIDE = "the transaction was ended inside the block of bus.write(), which ends it itself, after the block"
 
 
-def by_state(error: Exception, state: str | None, *, operational: bool) -> Exception:
-    """The signal or error of busrep that this driver error is: StatementRefused when it is the statement's fault.
+class AsyncTransaction(Protocol):
+    """One database transaction that holds the claim, so that no successor can start before it ends.
 
-    ``state``: its SQLSTATE; ``operational``: whether the driver says that it is not the statement's fault, or closed
-    the connection after it.
-    """
-    if state == "55P03":
-        return Locked(error)
-    if state == "40001":
-        return SerializationFailed(error)
-    if state in ("42P01", "42703"):
-        return NoSuchTable(error)
-    if state == "42501":  # missing, or revoked: like a revoked ACL of Redis, it may be granted while we try
-        return Unavailable(
-            "PostgreSQL", f"{str(error).strip()}; the README's 'Rights in PostgreSQL' lists what is needed"
-        )
-    # 25006: a write on a replica (after a failover that went elsewhere).
-    if operational or state == "25006" or state in SESSION_ENDED:
-        return Unavailable("PostgreSQL", error)
-    return StatementRefused("PostgreSQL", error)
-
-
-def final(error: Signal) -> Exception:
-    """What a signal that no plan wanted is to the caller."""
-    if isinstance(error, NoSuchTable) and "busrep_" in str(error.cause):
-        return SchemaError(None, schema.VERSION)
-    if isinstance(error, NoSuchTable):
-        return StatementRefused("PostgreSQL", error.cause)
-    # A lock; or a conflict: with another transaction, or of a question to a replica with what that replays.
-    return Unavailable("PostgreSQL", error.cause)
-
-
-class ServerStore(PlannedStore):
-    """An `AsyncStore` on a PostgreSQL server, without its driver.
-
-    A driver says in ``serialization_failure`` and ``unknown_marker`` which of its errors are SQLSTATE 40001 and 22023.
+    One for the effects of a reader's handler, which works on ``connection``, holds no claim, and is given no facts.
     """
 
-    where: str  # for a person: which server
-    serialization_failure: type[Exception]
-    unknown_marker: type[Exception]
-    _background: set[asyncio.Future[Any]]
+    @property
+    def connection(self) -> Any:
+        """The driver's connection, once begun; None on the memory store."""
 
-    @abc.abstractmethod
-    async def _plan(self, connection: Any, plan: Plan[T], within: float | None = None) -> T:
-        """Run a plan on a connection; the driver's errors as busrep's. ``within``: seconds for the answer to a step."""
+    @property
+    def joined(self) -> bool:
+        """Whether the caller ends the transaction, which was open on its connection already: `commit` and `rollback`
+        leave it alone."""
 
-    @abc.abstractmethod
-    def _closed(self, connection: Any) -> bool:
-        """Whether the driver has seen that the connection is gone."""
-
-    @abc.abstractmethod
-    def renew(self) -> None:
-        """Replace the connections that are not in use: the server went away, they are dead as well."""
-
-    def in_background(self, work: asyncio.Future[Any]) -> None:
-        """Let it end by itself; close() waits for it, of a real server for ``shutdown_timeout``."""
-        self._background.add(work)
-        work.add_done_callback(self._ended)
-
-    def _ended(self, work: asyncio.Future[Any]) -> None:
-        self._background.discard(work)
-        if not work.cancelled():
-            work.exception()  # looked at: what matters of it was reported elsewhere
-
-    async def _run(self, connection: Any, plan: Plan[T], within: float | None = None) -> T:
-        try:
-            return await self._plan(connection, plan, within)
-        except (Unavailable, StatementRefused) as error:
-            if self._closed(connection):
-                self.renew()
-            raise self.located(error) from error
-
-    def located(self, error: Exception) -> Exception:
-        """The error as it is told: which server it is of."""
-        if isinstance(error, Unavailable):
-            return Unavailable(self.where, error.reason)
-        return StatementRefused(self.where, error.reason) if isinstance(error, StatementRefused) else error
-
-    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
-        return await self._read(plan, wait or 0.0)
-
-    async def outcome(
-        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
-    ) -> dict[tuple[str, int], list[bytes]] | None:
-        """See `AsyncStore`."""
-        try:
-            return await super().outcome(claim, marker, facts_)
-        except StatementRefused as refused:
-            if not isinstance(refused.reason, self.unknown_marker):
-                raise
-            # "in the future": the server crashed before it had written that transaction ID. It is gone.
-            return await super().outcome(claim, None, facts_)
-
-
-class ServerTransaction(abc.ABC):
-    """An `AsyncTransaction` on a connection of the store's, or the caller's, without the driver.
-
-    ``connection`` is the driver's own; None until `begin` has taken one from the store.
-    """
-
-    connection: Any
-
-    def __init__(self, store: ServerStore, claim: Claim, connection: Any) -> None:
-        self.store, self.claim = store, claim
-        self.connection = connection
-        self._callers = self._handed_out = connection is not None
-        self.joined = connection is not None and not self._idle()
-        self.marker: object = None
-        self._pending: list[Sql] = []
-
-    @abc.abstractmethod
-    async def _take(self) -> Any:
-        """A connection of the store's. Raises Unavailable."""
-
-    @abc.abstractmethod
-    async def _put(self, connection: Any) -> None:
-        """Give it back to the store."""
-
-    @abc.abstractmethod
-    def _idle(self) -> bool:
-        """Whether no transaction is open on the connection."""
-
-    @abc.abstractmethod
-    def _begins_itself(self) -> bool:
-        """Whether the driver sends BEGIN by itself."""
-
-    @abc.abstractmethod
-    async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        """The caller's statement, in the driver's own way."""
-
-    async def _run(self, plan: Plan[T], within: float | None = None) -> T:
-        if self._callers:
-            return await self.store._plan(self.connection, plan, within)
-        return await self.store._run(self.connection, plan, within)
-
-    def hand_out(self) -> Any:
-        """See `AsyncTransaction`."""
-        self._handed_out = True
-        return self.connection
-
-    async def begin(self) -> None:
-        """See `AsyncTransaction`."""
-        if self.connection is None:
-            self.connection = await self._take()
-        begin = () if self.joined or self._begins_itself() else (Control.BEGIN,)
-        try:
-            self.marker = await self._lock(*begin)
-        except BaseException as error:
-            await self.rollback()
-            if isinstance(error, Unavailable) and isinstance(error.reason, self.store.serialization_failure):
-                # The claim was moved (9.4); unless, in the caller's SERIALIZABLE transaction, the failure came from
-                # elsewhere: the claim as it is now tells.
-                await self.store.check_claim(self.claim)
-            raise
-
-    async def _lock(self, *begin: Control) -> object:
-        """Hold the claim until the transaction's end (9.4). Returns the marker."""
-        settings, held = self.store.settings, claims.hold(self.store.dialect, self.claim, *begin)
-        try:  # a claim that holds the lock gives up in time
-            return await self._run(held, settings.fetch_timeout + settings.claim_timeout)
-        except WriterFenced:
-            if self._callers:
-                await self.store.check_claim(self.claim)
-                raise ConfigError(
-                    f"connection= does not see that {self.claim.writer!r} is a writer: it is of another database than "
-                    "the bus's store, or its transaction began before the bus was opened"
-                ) from None
-            raise
-
-    async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
-        """See `AsyncTransaction`; sent together with the next statement or COMMIT: one round trip less."""
-        self._pending += facts.insert(self.store.dialect, self.store.backing(stream), self.claim.writer, facts_)
-
-    async def _flush(self, *last: Control) -> None:
-        pending, self._pending = self._pending, []
-
-        def plan() -> Plan[None]:
-            yield (*pending, *last)
-
-        if pending or last:
-            await self._run(plan())
-
-    async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """See `AsyncTransaction`; with the connection's own kind of cursor."""
-        self._handed_out = True
-        await self._flush()
-        return await self._execute(sql, params)
-
-    async def commit(self) -> None:
-        """See `AsyncTransaction`."""
-        if self.joined:
-            await self._leave_to_caller()
-            return
-        connection = self.connection
-        committing = asyncio.ensure_future(self._commit_checked())
-        try:
-            async with asyncio.timeout(self.store.settings.fetch_timeout):
-                await asyncio.shield(committing)
-        except asyncio.CancelledError as cancelled:
-            # COMMIT goes on; cancelling it now would leave its outcome just as unknown.
-            self.store.in_background(asyncio.ensure_future(self._after(committing)))
-            raise CommitUnknown(self.marker, cancelled, cancelled=True) from cancelled
-        except TimeoutError as error:
-            committing.cancel()  # the link may stand for ever with nobody at its other end: the driver gives it up
-            self.store.in_background(asyncio.ensure_future(self._after(committing)))
-            silence = TimeoutError(f"no answer within {self.store.settings.fetch_timeout:g} s")
-            raise CommitUnknown(self.marker, silence) from error
-        except CommitUnknown:  # for the transaction had been ended before
-            raise
-        except Exception as error:
-            # What is not busrep's came from code of the application's that the driver calls: the server did not say it.
-            if isinstance(error, BusrepError) and not self.store._closed(connection):
-                raise  # the server refused, and said so: nothing was committed
-            await self.rollback()
-            raise CommitUnknown(self.marker, error) from error
-        await self._give_back()
-
-    async def _commit_checked(self) -> None:
-        await self._check_not_ended()
-        await self._flush(Control.COMMIT)
-
-    async def _check_not_ended(self) -> None:
-        """CommitUnknown when code inside the block has ended the transaction: the claim is not held any more, and rows
-        of a fact that somebody else has stepped over must not be written.
-
-        Where it had the connection another one may have begun since: only the server can tell.
-        """
-        if self.store._closed(self.connection):
-            return  # which COMMIT will show
-        try:
-            ended = self._idle() or (self._handed_out and await self._lock() != self.marker)
-        except Unavailable as lost:
-            await self.rollback()
-            raise CommitUnknown(self.marker, lost) from lost
-        if ended:
-            await self.rollback()
-            raise CommitUnknown(self.marker, ConfigError(ENDED_INSIDE))
-
-    async def _leave_to_caller(self) -> None:
-        """Insert; the transaction's end is the caller's.
-
-        In the caller's hands the lock may be gone: with a savepoint rolled back, or with the whole transaction. What is
-        inserted without it would be rows of a writer whose IDs somebody else may have ended meanwhile.
-        """
-        if await self._lock() != self.marker:
-            raise ConfigError(
-                "the transaction of connection= ended inside the block of bus.write(): end it after the block"
-            )
-        await self._flush()
-
-    async def _after(self, committing: asyncio.Future[None]) -> None:
-        await asyncio.wait([committing])
-        if committing.cancelled() or committing.exception() is not None:
-            await self.rollback()
-        else:
-            await self._give_back()
-
-    async def rollback(self) -> bool:
-        """See `AsyncTransaction`. Where code of the application's had the connection it may have sent COMMIT, and have
-        begun another transaction, or closed the connection, as psycopg's `with connection:` does."""
-        self._pending = []
-        if self.joined or self.connection is None:
-            return True
-        closed = self.store._closed(self.connection)
-        known = self.marker is None or not self._handed_out
-        if not closed and not self._idle():
-            # Whatever goes wrong, the server rolls back when the connection ends.
-            with contextlib.suppress(BusrepError):
-                await self._run(_rollback(), self.store.settings.fetch_timeout)
-        await self._give_back()
-        return known
-
-    async def _give_back(self) -> None:
-        if not self._callers and self.connection is not None:
-            connection, self.connection = self.connection, None
-            await self._put(connection)
-
-
-# Of a transaction that is no writer's.
-NO_CLAIM = Claim("", 0, "", {}, {}, {})
-
-
-class ServerEffects(ServerTransaction):
-    """An `EffectsTransaction`: the same, without a claim to hold, on a connection of the store's."""
-
-    def __init__(self, store: ServerStore) -> None:
-        super().__init__(store, NO_CLAIM, None)
-
-    async def _lock(self, *begin: Control) -> object:
-        """Begin; there is nothing to hold. The deadline is that of a question."""
-
-        def plan() -> Plan[None]:
-            yield begin
-
-        await self._run(plan(), self.store.settings.fetch_timeout)
-        return None
+    @property
+    def marker(self) -> object:
+        """Identifies the transaction for `FactLog.outcome`, once `begin` returned."""
 
     @property
     def ended(self) -> bool:
-        """See `EffectsTransaction`."""
-        return not self.store._closed(self.connection) and self._idle()
+        """Whether code of the application's has ended the transaction; of a connection that is lost it is not known."""
 
+    @property
+    def reserves(self) -> bool:
+        """Whether IDs have to be reserved by `reserve`, before `begin`: in the caller's transaction on SQLite, which
+        has the write lock. If it is rolled back, the sequence gives them again."""
 
-def _rollback() -> Plan[None]:
-    yield Control.ROLLBACK
+    async def reserve(self, stream: str, count: int) -> list[int]:
+        """``count`` new IDs of the stream, until the transaction is rolled back. Raises Unavailable."""
+
+    def hand_out(self) -> Any:
+        """The connection, for code of the application's: it may end the transaction itself, which is looked at then."""
+
+    async def begin(self) -> None:
+        """Begin, or join, and lock the claim. Raises WriterFenced, ConfigError, Unavailable."""
+
+    async def insert(self, stream: str, facts: Sequence[FactRows]) -> None:
+        """Write the rows of these facts. They may be sent as late as with the next ``execute`` or ``commit``."""
+
+    async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """Run the caller's own statement, in the driver's placeholder style; the driver's errors of it pass through."""
+
+    async def commit(self) -> None:
+        """Commit; nothing when joined, but what was inserted has been sent. Raises CommitUnknown; any other exception
+        means that nothing was committed, and rollback() is still due."""
+
+    async def rollback(self) -> bool:
+        """Roll back; nothing when joined, or when the transaction has ended. Never raises for a lost connection:
+        the server rolls back by itself.
+
+        Returns whether it is known that nothing was committed: code inside the fact's block may have done that."""

@@ -4,9 +4,8 @@ Writing takes place in the calling thread; reading in a background thread with a
 `busrep.asyncio`. docs/threads.md says how it goes with processes that fork.
 """
 
+from .batch import Batch, SnapshotPart
 from .bus import Bus, connect
-from .reading import Batch
-from .snapshots import SnapshotPart
 from .writing import Fact
 
 __all__ = ["Batch", "Bus", "Fact", "SnapshotPart", "connect"]

@@ -17,28 +17,28 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
-from busrep.asyncio.cached import unix_ms
-from busrep.asyncio.caching import Caching as Upkeep
-from busrep.asyncio.writing import FactBase
-from busrep.caches.cache import Caches, Feed, Invalidation, row_of_call, row_of_key
-from busrep.caches.cached import Cache, Lock, wrap
+from busrep.asyncio.cached import add_methods, unix_ms
+from busrep.asyncio.caching import CacheUpkeep
+from busrep.caches.cache import Caches, Feed, Invalidation
+from busrep.caches.cached import Lock, wrap
 from busrep.caches.freshness import Own
 from busrep.errors import BusrepError, ConfigError
+from busrep.runtime.fact import FactBase
 from busrep.settings import Settings
 from busrep.stores.blocking import BlockingStore
 from busrep.streams import Registry, Stream
 
 if TYPE_CHECKING:
     from .bus import Bus
-    from .reading import ReadingBus
-    from .writing import Writing
+    from .reading_bus import ReadingBus
+    from .writing import SharedWriter
 
 log = logging.getLogger("busrep.caches")
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
-_ALL: weakref.WeakSet[Caching] = weakref.WeakSet()
+_ALL: weakref.WeakSet[SharedCaches] = weakref.WeakSet()
 
 
 class CachedFunction(Protocol[P, R_co]):
@@ -69,7 +69,7 @@ class CachedFunction(Protocol[P, R_co]):
         """hits, misses, bypassed, invalidations, fills_refused, size."""
 
 
-class Caching:
+class SharedCaches:
     """The caches of one bus. All methods may be called from any thread."""
 
     def __init__(self, bus: Bus, streams: Registry, settings: Settings) -> None:
@@ -92,29 +92,9 @@ class Caching:
         with self._adding:
             cache = self.caches.add(function, **options)
         cached = wrap(cache, function, self.caches.clock)
-        self._add_methods(cached, cache)
-        return cached
-
-    def _add_methods(self, cached: Any, cache: Cache) -> None:
         stream = next(feed.stream for feed in self.caches.feeds.values() if cache.name in feed.caches)
-
-        def invalidate(*args: Any, **kwargs: Any) -> None:
-            self.write(stream, [row_of_call(cache, args, kwargs, unix_ms())])
-
-        def invalidate_many(keys: Iterable[tuple[Any, ...]]) -> None:
-            self.write(stream, [row_of_key(cache, key, unix_ms()) for key in keys])
-
-        def invalidate_all() -> None:
-            self.write(stream, [row_of_key(cache, None, unix_ms())])
-
-        def invalidate_in(fact: FactBase[Any], *args: Any, **kwargs: Any) -> None:
-            fact.add(row_of_call(cache, args, kwargs, unix_ms()), stream=stream)
-
-        def invalidate_all_in(fact: FactBase[Any]) -> None:
-            fact.add(row_of_key(cache, None, unix_ms()), stream=stream)
-
-        for method in (invalidate, invalidate_many, invalidate_all, invalidate_in, invalidate_all_in):
-            setattr(cached, method.__name__, method)
+        add_methods(cached, cache, stream, self.write)
+        return cached
 
     def forget(self, name: str) -> None:
         """Whoever added it could not be told that it is kept fresh: it may be added again."""
@@ -194,10 +174,10 @@ class Pruning:
         return self._kept / 10 * (0.9 + 0.2 * random.random())
 
 
-class ReadingUpkeep(Upkeep):
+class ReadingUpkeep(CacheUpkeep):
     """The upkeep of these caches, by a bus that reads for a process whose facts are written by ``writing``."""
 
-    def __init__(self, bus: ReadingBus, caches: Caches, writing: Writing | None) -> None:
+    def __init__(self, bus: ReadingBus, caches: Caches, writing: SharedWriter | None) -> None:
         super().__init__(bus, caches)
         self._beside = writing
 
@@ -208,8 +188,8 @@ class ReadingUpkeep(Upkeep):
 
     def _own(self, stream: str) -> Own | None:
         writing = self._beside
-        found = None if writing is None else writing.freshness(stream)
-        return None if writing is None or found is None else Own(writing.name, *found)
+        found = None if writing is None else writing.shared.freshness(stream)
+        return None if writing is None or found is None else Own(writing.shared.name, *found)
 
 
 def _before_fork() -> None:

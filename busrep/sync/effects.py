@@ -10,7 +10,7 @@ from typing import Any
 from busrep.asyncio.effects import ENDED
 from busrep.errors import CommitUnknown, ConfigError
 from busrep.settings import Settings
-from busrep.stores.blocking import BlockingEffects, BlockingStore, open_blocking_store
+from busrep.stores.blocking import BlockingStore, BlockingTransaction, open_blocking_store
 from busrep.streams import Registry
 
 
@@ -22,7 +22,7 @@ class EffectsStore:
         self._store: BlockingStore | None = None
         self._opening = threading.Lock()
 
-    def begin(self) -> BlockingEffects:
+    def begin(self) -> BlockingTransaction:
         """A transaction, not begun yet. Raises ConfigError for a store that can give none, Unavailable."""
         with self._opening:  # loops of several threads may ask first
             if self._store is None:
@@ -44,7 +44,7 @@ class EffectsStore:
 
 
 @contextlib.contextmanager
-def exactly_once(effects: BlockingEffects, save: Callable[[Any], None]) -> Iterator[Any]:
+def exactly_once(effects: BlockingTransaction, save: Callable[[Any], None]) -> Iterator[Any]:
     """See `busrep.asyncio.effects.exactly_once`."""
     effects.begin()
     try:

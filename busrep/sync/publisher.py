@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import redis
 import redis.asyncio as aioredis
@@ -24,11 +22,11 @@ from busrep.errors import ConfigError, Unavailable
 from busrep.links.redis import redis_settings
 from busrep.settings import Settings
 
+from .threads import OwnedLock, in_a_thread
+
 log = logging.getLogger("busrep.redis")
 
 _TROUBLE = (RedisError, OSError, EOFError)
-
-T = TypeVar("T")
 
 
 def redis_pool(client: str | redis.Redis, settings: Settings) -> ConnectionPool:
@@ -64,21 +62,6 @@ def redis_pool(client: str | redis.Redis, settings: Settings) -> ConnectionPool:
         raise ConfigError(f"Redis settings that do not go together: {error}") from None
 
 
-async def _in_a_thread(work: Callable[[], T]) -> T:
-    """Wait for what blocks. Nobody waits for the thread when the waiting ends first: it may have no deadline."""
-    done: concurrent.futures.Future[T] = concurrent.futures.Future()
-    done.set_running_or_notify_cancel()  # from now on it cannot be cancelled, only left alone
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="busrep-sentinel", daemon=True).start()
-    return await asyncio.wrap_future(done)
-
-
 class _MasterPool(aioredis.ConnectionPool):
     """Of asyncio connections to the master that the Sentinels of a blocking client name, asked by that client."""
 
@@ -90,7 +73,9 @@ class _MasterPool(aioredis.ConnectionPool):
 
     async def get_master_address(self) -> tuple[str, int]:
         """What a connection asks when it connects."""
-        address: tuple[str, int] = await _in_a_thread(self._blocking.get_master_address)
+        # Nobody waits for the thread when the waiting ends first: it may have no deadline.
+        asked = in_a_thread(self._blocking.get_master_address, "busrep-sentinel")
+        address: tuple[str, int] = await asyncio.wrap_future(asked)
         return address
 
 
@@ -122,8 +107,8 @@ def async_client(client: redis.Redis) -> aioredis.Redis:
 
 
 class Publisher:
-    """Publishes on a connection that it makes when it is needed. Not thread-safe: hold ``lock`` round each call, with
-    ``busy`` set, and make none where it is set already.
+    """Publishes on a connection that it makes when it is needed. Not thread-safe: hold ``lock`` round each call, and
+    make none where this thread has it already.
 
     Where nobody has heard anything for ``heartbeat * silent_after_beats`` it gives its connection up: after a failover
     it may be one to the old master, which lives on as a replica, takes messages, and passes them on to nobody. Whoever
@@ -138,8 +123,7 @@ class Publisher:
         self._heard_at = 0.0
         self._connection: Any = None
         self._closed = False
-        self.lock = threading.RLock()
-        self.busy = False  # somebody has the lock: if this thread can take it, then this very thread
+        self.lock = OwnedLock()
         self.connects = 0
         self.last_error: str | None = None
 

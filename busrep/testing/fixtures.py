@@ -5,19 +5,8 @@
     pytest_plugins = ["busrep.testing.fixtures"]
 
 It does not load by itself: as an entry point it would do so for everybody who has busrep installed. Each fixture
-undoes what it did: servers stop, databases go, links close. Tests need no asyncio plugin, ``asyncio.run(main())`` and
+undoes what it did: servers stop, databases go, links close. No asyncio plugin is needed, ``asyncio.run(main())`` and
 ``virtual_loop.run_until_complete(main())`` will do.
-
-    busrep_name       a deployment's name that nobody else uses
-    busrep_store      busrep_store(stream, ...): the URL of a memory store, initialised for these streams
-    busrep_pair       async with busrep_pair(stream, ...) as (writer, reader): two buses in memory
-    busrep_redis      the URL of a real Redis, one for the session: BUSREP_TEST_REDIS, or started
-    busrep_postgres   the URL of a fresh, empty database: of BUSREP_TEST_POSTGRES, or of a server started
-    busrep_link       busrep_link(url): a `FaultyLink`, in a thread of its own
-    virtual_loop      a `VirtualLoop`: waiting takes no time
-
-`busrep_redis_server` and `busrep_postgres_server` are the servers that were started, for tests that stop and pause
-them.
 """
 
 from __future__ import annotations
@@ -28,7 +17,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from busrep.errors import ConfigError, MissingExtra
@@ -74,7 +63,7 @@ def busrep_pair() -> Any:
 
 @pytest.fixture(scope="session")
 def busrep_redis_server() -> Iterator[servers.RedisServer]:
-    """A Redis server, started for this session."""
+    """A Redis server, started for this session, for tests that stop, restart and pause it."""
     with servers.start_redis() as server:
         yield server
 
@@ -88,7 +77,7 @@ def busrep_redis(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def busrep_postgres_server() -> Iterator[servers.PostgresServer]:
-    """A PostgreSQL server, started for this session."""
+    """A PostgreSQL server, started for this session, for tests that stop, restart and pause it."""
     with servers.start_postgres() as server:
         yield server
 
@@ -100,33 +89,24 @@ def busrep_postgres(request: pytest.FixtureRequest) -> Iterator[str]:
     On the server of BUSREP_TEST_POSTGRES, the URL of a user who may create databases, or on one started for this
     session (and again, if a test stopped it).
     """
-    given = os.environ.get("BUSREP_TEST_POSTGRES")
-    database = f"test_{secrets.token_hex(6)}"
-    server: servers.PostgresServer | None = None
-    if not given:
-        server = request.getfixturevalue("busrep_postgres_server")
-    superuser = given or _running(server)
-    _execute(superuser, f"CREATE DATABASE {database}")
-    yield urlsplit(superuser)._replace(path=f"/{database}").geturl()
-    _running(server)
-    _execute(superuser, f"DROP DATABASE {database} WITH (FORCE)")
-
-
-def _running(server: servers.PostgresServer | None) -> str:
-    """The server's URL; it is started again if a test stopped it."""
-    if server is None:
-        return ""
-    server.start()
-    return server.url
-
-
-def _execute(url: str, sql: str) -> None:
     try:
         import psycopg
     except ImportError:
         raise MissingExtra("postgres", "the fixture busrep_postgres") from None
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(sql.encode())
+    given = os.environ.get("BUSREP_TEST_POSTGRES")
+    server: Any = None if given else request.getfixturevalue("busrep_postgres_server")
+    superuser = given or server.url
+    database = f"test_{secrets.token_hex(6)}"
+
+    def execute(sql: str) -> None:
+        if server is not None:
+            server.start()
+        with psycopg.connect(superuser, autocommit=True) as connection:
+            connection.execute(sql.encode())
+
+    execute(f"CREATE DATABASE {database}")
+    yield urlsplit(superuser)._replace(path=f"/{database}").geturl()
+    execute(f"DROP DATABASE {database} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -139,10 +119,5 @@ def busrep_link() -> Iterator[Callable[..., links.FaultyLink]]:
 @pytest.fixture
 def virtual_loop() -> Iterator[virtual.VirtualLoop]:
     """An event loop on which waiting takes no time: ``virtual_loop.run_until_complete(main())``."""
-    loop = virtual.VirtualLoop()
-    try:
-        yield loop
-    finally:
-        loop.reap()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+    with asyncio.Runner(loop_factory=virtual.VirtualLoop) as runner:
+        yield cast(virtual.VirtualLoop, runner.get_loop())

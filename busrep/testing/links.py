@@ -19,12 +19,11 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 from busrep.errors import ConfigError
-from busrep.testing.pipes import DIRECTIONS, Direction, Faults, PipedConnection, Side, Trigger
+from busrep.testing.pipes import DIRECTIONS, Direction, Faults, Pipe, PipedConnection, Side, Trigger, reset
 
 DEFAULT_PORTS = {
     "redis": 6379, "rediss": 6379, "postgresql": 5432, "postgres": 5432,
@@ -65,57 +64,38 @@ class FaultyLink:
     @contextlib.contextmanager
     def in_thread(cls, url: str, *, tls: ssl.SSLContext | None = None, seed: int | None = None) -> Iterator[Self]:
         """The same for code without an event loop: ``with FaultyLink.in_thread(url) as link``."""
-        running: concurrent.futures.Future[tuple[Self, asyncio.Event]] = concurrent.futures.Future()
-
-        async def serve() -> None:
-            try:
-                async with cls(url, tls=tls, seed=seed) as link:
-                    stop = asyncio.Event()
-                    running.set_result((link, stop))
-                    await stop.wait()
-            except BaseException as error:
-                if running.done():
-                    raise
-                running.set_exception(error)
-
-        thread = threading.Thread(target=lambda: asyncio.run(serve()), name="faulty-link", daemon=True)
+        link, loop = cls(url, tls=tls, seed=seed), asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="faulty-link", daemon=True)
         thread.start()
-        link, stop = running.result()
         try:
-            yield link
+            asyncio.run_coroutine_threadsafe(link.__aenter__(), loop).result()
+            try:
+                yield link
+            finally:
+                asyncio.run_coroutine_threadsafe(link.__aexit__(), loop).result()
         finally:
-            link._loop.call_soon_threadsafe(stop.set)
+            loop.call_soon_threadsafe(loop.stop)
             thread.join()
+            loop.close()
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._faults = Faults(self._loop, self._random, half_close=self._tls is None, counts=self.counts)
+        self._faults = Faults(self._loop, self._random, self.counts)
         self._all_closed = asyncio.Event()
         self._all_closed.set()
-        self._server = await self._loop.create_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         port = self._server.sockets[0].getsockname()[1]
         user, at, _ = self._parts.netloc.rpartition("@")
         self.url = urlunsplit(self._parts._replace(netloc=f"{user}{at}127.0.0.1:{port}"))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._server.close()
         self._faults.disarm()
-        dialling = [one.dialling for one in self._connections if one.dialling is not None]
-        for task in dialling:
-            task.cancel()
         self._cut_all()
-        await asyncio.gather(*dialling, return_exceptions=True)
         await self._all_closed.wait()
         await self._server.wait_closed()
-
-    @property
-    def open(self) -> int:
-        """Connections that are open now, abandoned ones too."""
-        return len(self._connections)
 
     # -- faults -----------------------------------------------------------------------------------------------
 
@@ -199,18 +179,11 @@ class FaultyLink:
         if threading.get_ident() == self._thread:
             action()
             return
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
 
-        def act() -> None:
-            try:
-                action()
-            except Exception as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
+        async def act() -> None:
+            action()
 
-        self._loop.call_soon_threadsafe(act)
-        done.result()
+        asyncio.run_coroutine_threadsafe(act(), self._loop).result()
 
     def _arm(self, direction: Direction, trigger: Trigger) -> concurrent.futures.Future[None]:
         _directions(direction)
@@ -228,26 +201,28 @@ class FaultyLink:
         for connection in list(self._connections):
             connection.cut()
 
-    def _accept(self) -> asyncio.BaseProtocol:
-        return PipedConnection(self._faults, self._target, self._admit, self._forget).client
+    def _pipe(
+        self, faults: Faults, direction: Direction, source: asyncio.StreamReader, target: asyncio.StreamWriter
+    ) -> Pipe:
+        return Pipe(faults, direction, source, target)
 
-    def _admit(self, connection: PipedConnection) -> bool:
-        self._connections[connection] = None
-        self._all_closed.clear()
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refuse:
             self.counts["refused"] += 1
-            return False
+            reset(writer)
+            return
         self.connections += 1
-        return True
-
-    def _forget(self, connection: PipedConnection) -> None:
-        self._connections.pop(connection, None)
-        for triggers in self._faults.triggers.values():
-            for trigger in triggers:
-                for pipe in connection.pipes:
-                    trigger.tails.pop(pipe, None)
-        if not self._connections:
-            self._all_closed.set()
+        connection = PipedConnection(self._faults, reader, writer, self._pipe)
+        self._connections[connection] = None
+        self._all_closed.clear()
+        try:
+            await connection.run(*self._target)
+        except asyncio.CancelledError:  # cut before the server had answered
+            pass
+        finally:
+            del self._connections[connection]
+            if not self._connections:
+                self._all_closed.set()
 
 
 def _directions(direction: Direction | None) -> tuple[Direction, ...]:

@@ -24,7 +24,7 @@ from typing import Any
 
 import redis.asyncio as aioredis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from busrep.asyncio import Bus
 from busrep.options import BusOptions
@@ -50,6 +50,8 @@ class MemoryRedis:
     def __init__(self) -> None:
         self.published: list[tuple[str, bytes]] = []
         """All messages so far, (channel, data)."""
+        self.refuse: RedisError | None = None
+        """While set, the answer to every command: ``NoPermissionError("...")``, ``BusyLoadingError("...")``."""
         self._channels: dict[str, dict[_Connection, None]] = {}
         self._connections: dict[_Connection, None] = {}
 
@@ -101,7 +103,9 @@ class _Connection:
         if not self.is_connected:
             raise RedisConnectionError(self._lost)
         name, *arguments = command
-        if name == "PUBLISH":
+        if self.server.refuse is not None:
+            self.hear(self.server.refuse)
+        elif name == "PUBLISH":
             channel, data = arguments
             self.hear(self.server.publish(channel, data))
         elif name == "SUBSCRIBE":

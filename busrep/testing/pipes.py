@@ -2,7 +2,7 @@
 
 A pipe holds what it may not pass on yet, in order, with the time from which it may, and stops reading when it holds
 much. A hole thus behaves as a network whose lost packets are sent again: what was sent into it arrives once it
-heals. Nothing polls; the only timers are those of a delay and of a bandwidth.
+heals.
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ import socket
 import struct
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import Literal
+from weakref import WeakKeyDictionary
 
 import attrs
 
 Direction = Literal["to_server", "from_server"]
 Side = Literal["client", "server"]
 
+Ending = Literal["end", "reset"]
+"""Stands in a pipe's queue behind the last bytes."""
+
 DIRECTIONS: tuple[Direction, Direction] = ("to_server", "from_server")
 
 # What a pipe holds before it stops reading, bytes: the kernel's buffers then fill up, as before a real hole.
 MOST_HELD = 1 << 20
+# Read at a time.
+PIECE = 1 << 16
 # With a limited bandwidth, bytes go out in portions of this many seconds' worth.
 PORTION = 0.05
 
@@ -39,7 +45,7 @@ class Trigger:
     pattern: bytes = b""
     after: bool = True
     left: int = 0
-    tails: dict[Pipe, bytes] = attrs.field(factory=dict)
+    tails: WeakKeyDictionary[Pipe, bytes] = attrs.field(factory=WeakKeyDictionary)
 
     def passes(self, pipe: Pipe, data: bytes) -> int | None:
         """How many bytes of ``data`` still pass before the cut; None: all, and nothing is cut."""
@@ -63,8 +69,6 @@ class Faults:
 
     loop: asyncio.AbstractEventLoop
     random: random.Random
-    half_close: bool
-    """Whether a side may end while the other goes on: TCP knows that, TLS does not."""
     counts: Counter[str]
     holes: set[Direction] = attrs.field(factory=set)
     delays: dict[Direction, tuple[float, float]] = attrs.field(factory=lambda: dict.fromkeys(DIRECTIONS, (0.0, 0.0)))
@@ -93,25 +97,30 @@ class Faults:
             self.delays[direction], self.bandwidths[direction] = (0.0, 0.0), None
 
 
-class Ending:
-    """Stands in a pipe's queue behind the last bytes: an orderly end, or a reset."""
-
-
-END, RESET = Ending(), Ending()
-
-
 class Pipe:
-    """One direction of one connection."""
+    """One direction of one connection, from ``source`` to ``target``."""
 
-    def __init__(self, faults: Faults, connection: PipedConnection, direction: Direction) -> None:
-        self.faults, self.connection, self.direction = faults, connection, direction
-        self.source: End
-        self.target: End
+    def __init__(
+        self, faults: Faults, direction: Direction, source: asyncio.StreamReader, target: asyncio.StreamWriter
+    ) -> None:
+        self.faults, self.direction, self.source, self.target = faults, direction, source, target
         self.held: deque[tuple[float, bytes | Ending]] = deque()
         self.size = 0
-        self.last_due = self.free_at = 0.0
-        self.timer: asyncio.TimerHandle | None = None
-        self.stalled = self.discards = self.reading_paused = False
+        self.discards = False
+        self._last_due = self._free_at = 0.0
+        self._changed = asyncio.Event()
+
+    async def receive(self) -> None:
+        """Hold what the source says, and how it ends; returns behind its end."""
+        ending: Ending = "end"
+        try:
+            while data := await self.source.read(PIECE):
+                self.take(data)
+                while self.size > MOST_HELD:
+                    await self._wait(None)
+        except OSError:
+            ending = "reset"
+        self.take(ending)
 
     def take(self, what: bytes | Ending) -> None:
         """What came from the source: bytes, or how it ended."""
@@ -119,208 +128,145 @@ class Pipe:
             return
         low, high = self.faults.delays[self.direction]
         # Never before what came earlier: a delay that varies must not change the order.
-        due = self.last_due = max(self.last_due, self.faults.loop.time() + self.faults.random.uniform(low, high))
-        self.held.append((due, what))
+        due = self.faults.loop.time() + self.faults.random.uniform(low, high)
+        self._last_due = max(self._last_due, due)
+        self.held.append((self._last_due, what))
         self.size += len(what) if isinstance(what, bytes) else 0
-        self.flush()
-        if self.size > MOST_HELD and not self.reading_paused and not self.source.gone:
-            self.reading_paused = True
-            self.source.transport.pause_reading()
+        self._changed.set()
 
-    def flush(self) -> None:
-        """Pass on what may pass now; set a timer for what may later."""
-        while self.held and self.target.ready and not self.stalled and self.direction not in self.faults.holes:
-            due, what = self.held[0]
-            due = max(due, self.free_at)
-            if due > (now := self.faults.loop.time()):
-                self.stop_timer()
-                self.timer = self.faults.loop.call_at(due, self.flush)
-                return
-            self.held.popleft()
-            if isinstance(what, bytes):
-                self.size -= len(what)
-                self.pass_on(what, now)
-            elif what is RESET:
-                self.target.reset()
-            else:
-                self.target.finish()
-        if self.reading_paused and self.size <= MOST_HELD // 2 and not self.source.gone:
-            self.reading_paused = False
-            self.source.transport.resume_reading()
+    async def pass_on(self, cut: Callable[[Pipe], None]) -> None:
+        """Pass on what may pass, until the source has ended. ``cut`` is called when a trigger fires."""
+        try:
+            while isinstance(what := await self._next(), bytes):
+                if not self._write(what, cut):
+                    return
+                await self.target.drain()
+            if what == "reset":
+                reset(self.target)
+            elif what == "end" and self.target.can_write_eof():
+                self.target.write_eof()
+            elif what == "end":  # TLS: there is no half-closed connection
+                self.target.close()
+        except OSError:  # the target is gone
+            self.discard()
 
-    def pass_on(self, data: bytes, now: float) -> None:
-        """Write to the target what bandwidth and triggers leave of it."""
+    def _write(self, data: bytes, cut: Callable[[Pipe], None]) -> bool:
+        """Write what bandwidth and triggers leave of it; False when the connection is cut behind it."""
         if bandwidth := self.faults.bandwidths[self.direction]:
             portion = max(1, int(bandwidth * PORTION))
             if len(data) > portion:
-                self.held.appendleft((now, data[portion:]))
+                self.held.appendleft((0.0, data[portion:]))
                 self.size += len(data) - portion
                 data = data[:portion]
-            self.free_at = now + len(data) / bandwidth
+            self._free_at = self.faults.loop.time() + len(data) / bandwidth
         for trigger in self.faults.triggers[self.direction]:
             passing = trigger.passes(self, data)
             if passing is not None:
-                self.target.send(data[:passing])
+                self.target.write(data[:passing])
                 self.faults.fire(self.direction, trigger)
-                self.connection.cut_behind(self)
-                return
-        self.target.send(data)
+                cut(self)
+                return False
+        self.target.write(data)
         self.faults.counts[f"bytes_{self.direction}"] += len(data)
+        return True
+
+    async def _next(self) -> bytes | Ending | None:
+        """What may pass now; None when all is thrown away."""
+        while not self.discards:
+            wait = None
+            if self.held and self.direction not in self.faults.holes:
+                due, what = self.held[0]
+                wait = max(due, self._free_at) - self.faults.loop.time()
+                if wait <= 0:
+                    self.held.popleft()
+                    self.size -= len(what) if isinstance(what, bytes) else 0
+                    self._changed.set()
+                    return what
+            await self._wait(wait)
+        return None
+
+    async def _wait(self, seconds: float | None) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
 
     def hurry(self) -> None:
         """Pass on all that is held, without the delays it had."""
         self.held = deque((0.0, what) for _, what in self.held)
-        self.last_due = self.free_at = 0.0
-        self.flush()
+        self._last_due = self._free_at = 0.0
+        self._changed.set()
 
     def discard(self) -> None:
         """Throw away what is held and whatever comes."""
         self.discards = True
         self.held.clear()
         self.size = 0
-        self.stop_timer()
-
-    def stop_timer(self) -> None:
-        """Forget the next look."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        self._changed.set()
 
 
-class End(asyncio.Protocol):
-    """The socket of one side: what it receives goes into ``outgoing``; ``incoming`` writes to it."""
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Close a connection at once, with RST instead of FIN."""
+    # AttributeError: asyncio's TLS transport forgets its connection when it is closed for the second time.
+    with contextlib.suppress(OSError, AttributeError):
+        raw = writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
-    def __init__(self, connection: PipedConnection, outgoing: Pipe, incoming: Pipe) -> None:
-        self.connection, self.outgoing, self.incoming = connection, outgoing, incoming
-        outgoing.source = incoming.target = self
-        self.transport: asyncio.Transport
-        self.ready = False  # may be written to
-        self.gone = False
-        self.ended = False  # said its last
-        self.unwanted = False  # to be reset as soon as it is open
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the loop."""
-        self.transport = cast(asyncio.Transport, transport)
-        self.ready = True
-        self.connection.opened(self)
-
-    def data_received(self, data: bytes) -> None:
-        """Called by the loop."""
-        self.outgoing.take(data)
-
-    def eof_received(self) -> bool:
-        """Called by the loop."""
-        self.ended = True
-        self.outgoing.take(END)
-        # Half closed: the other direction goes on. TLS has no such state; an abandoned side is not worth keeping.
-        return self.connection.faults.half_close and not self.outgoing.discards
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Called by the loop."""
-        self.gone, self.ready = True, False
-        self.incoming.discard()
-        self.outgoing.take(RESET if error else END)
-        self.connection.closed()
-
-    def pause_writing(self) -> None:
-        """Called by the loop: the peer reads too slowly."""
-        self.incoming.stalled = True
-
-    def resume_writing(self) -> None:
-        """Called by the loop."""
-        self.incoming.stalled = False
-        # Not here: what is flushed may end in an abort, and asyncio is in the middle of writing.
-        asyncio.get_running_loop().call_soon(self.incoming.flush)
-
-    def send(self, data: bytes) -> None:
-        """Write, unless it is closing already."""
-        if data and not self.transport.is_closing():
-            self.transport.write(data)
-
-    def finish(self) -> None:
-        """The other side will say no more: this one shall see that."""
-        if self.incoming.source.gone or self.ended or not self.transport.can_write_eof():
-            self.transport.close()
-        elif not self.transport.is_closing():
-            try:
-                self.transport.write_eof()
-            except OSError:  # it was reset, and the loop has not said so yet
-                self.transport.abort()
-
-    def reset(self) -> None:
-        """Close at once, with RST instead of FIN."""
-        self.unwanted = True
-        if self.ready:
-            # AttributeError: asyncio's TLS transport forgets its connection when it is closed for the second time.
-            with contextlib.suppress(OSError, AttributeError):
-                raw = self.transport.get_extra_info("socket")
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.transport.abort()
+PipeMaker = Callable[[Faults, Direction, asyncio.StreamReader, asyncio.StreamWriter], Pipe]
 
 
 class PipedConnection:
-    """A client's connection and the one made for it to the server."""
+    """A client's connection and the one made for it to the server. ``pipe`` makes each of its pipes."""
 
     def __init__(
-        self,
-        faults: Faults,
-        target: tuple[str, int],
-        admit: Callable[[PipedConnection], bool],
-        forget: Callable[[PipedConnection], None],
+        self, faults: Faults, reader: asyncio.StreamReader, client: asyncio.StreamWriter, pipe: PipeMaker
     ) -> None:
-        self.faults, self.target, self.admit, self.forget = faults, target, admit, forget
-        there, back = Pipe(faults, self, "to_server"), Pipe(faults, self, "from_server")
-        self.pipes = (there, back)
-        self.client, self.server = End(self, there, back), End(self, back, there)
-        self.dialling: asyncio.Task[None] | None = None
+        self._faults, self._reader, self._client, self._pipe = faults, reader, client, pipe
+        self._server: asyncio.StreamWriter | None = None
+        self._task = asyncio.current_task()
+        self.pipes: tuple[Pipe, ...] = ()
 
-    def opened(self, end: End) -> None:
-        """One side is open: the client, then the server."""
-        if end is self.server:
-            if end.unwanted:
-                end.reset()
-            self.pipes[0].flush()
-        elif self.admit(self):
-            self.dialling = self.faults.loop.create_task(self.dial(), name="faulty-link-dial")
-        else:
-            self.server.gone = True
-            end.reset()
-
-    async def dial(self) -> None:
-        """Connect to the server."""
+    async def run(self, host: str, port: int) -> None:
+        """Connect to the server, and pass on what both say until both have ended."""
         try:
-            await self.faults.loop.create_connection(lambda: self.server, *self.target)
+            reader, self._server = await asyncio.open_connection(host, port)
         except OSError:
-            self.faults.counts["unreachable"] += 1
-            self.client.reset()
+            self._faults.counts["unreachable"] += 1
+            reset(self._client)
+            return
+        there = self._pipe(self._faults, "to_server", self._reader, self._server)
+        back = self._pipe(self._faults, "from_server", reader, self._client)
+        self.pipes = (there, back)
+        try:
+            works = [work for pipe in self.pipes for work in (pipe.receive(), pipe.pass_on(self._cut_behind))]
+            await asyncio.gather(*works)
         finally:
-            if not self.server.ready:
-                self.server.gone = True
-                self.closed()
-
-    def closed(self) -> None:
-        """One side is closed."""
-        if self.client.gone and self.server.gone:
-            self.forget(self)
+            self._client.close()
+            self._server.close()
 
     def cut(self) -> None:
         """Reset both sides."""
         for pipe in self.pipes:
             pipe.discard()
-        self.client.reset()
-        self.server.reset()
+        reset(self._client)
+        if self._server is not None:
+            reset(self._server)
+        elif self._task is not None:
+            self._task.cancel()
 
-    def cut_behind(self, pipe: Pipe) -> None:
+    def _cut_behind(self, pipe: Pipe) -> None:
         """Cut it, but what was passed on so far arrives."""
         for one in self.pipes:
             one.discard()
-        pipe.source.reset()
-        pipe.target.transport.close()
+        there, back = self.pipes
+        reset((back if pipe is there else there).target)
+        pipe.target.close()
 
     def abandon(self, side: Side) -> None:
         """Close one side; the other one stays open, and what it says is thrown away."""
         for pipe in self.pipes:
             pipe.discard()
-            pipe.flush()
-        (self.client if side == "client" else self.server).reset()
+            if pipe.direction == ("from_server" if side == "client" else "to_server"):
+                reset(pipe.target)

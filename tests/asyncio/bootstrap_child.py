@@ -32,9 +32,9 @@ from busrep.core.snapshots import Agreement, SnapshotSource
 from busrep.http.source import HttpSource
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.children import Parent
 from tests import ROOT
 from tests.shop import QUICK, Order, orders
+from tests.support.children import Parent
 
 READER = "mirror"
 PART_ROWS = 50

@@ -126,15 +126,15 @@ async def online(bus: Bus, stream: str = "orders") -> None:
 async def heard(bus: Bus, *writers: str) -> None:
     """Wait until these writers have told their positions: rows that come before that are fetched, not taken as they
     come. A REPLICATE soon behind another announcement is answered later (`Settings.answer_interval`)."""
-    await until(lambda: bus._reading.core.last_heard.keys() >= set(writers))
+    await until(lambda: bus.reading.core.last_heard.keys() >= set(writers))
 
 
 async def crash(bus: Bus) -> None:
     """As kill -9 does, of a bus in this process: nothing more is published, saved or released."""
-    reading = bus._reading
-    reading._closed = reading.bootstrapping.closed = True
+    reading = bus.reading
+    reading.closed = True
     tasks = [
-        *bus._background, *bus._tasks, *reading._tasks, *reading._workers.values(), *reading._following.values(),
+        *bus._background, *bus._tasks, *reading.tasks, *reading.workers.values(), *reading.following.values(),
         *reading.bootstrapping.end(),
     ]  # fmt: skip
     for task in tasks:

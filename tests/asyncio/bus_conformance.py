@@ -23,7 +23,7 @@ import pytest
 
 import busrep
 from busrep import Stream
-from busrep.core.commands import RemoteServerUp, UserIp
+from busrep.core.application_commands import RemoteServerUp, UserIp
 from busrep.errors import (
     BusrepError,
     Closed,

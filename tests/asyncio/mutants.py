@@ -14,7 +14,6 @@ CACHED = "caches/test_cached.py::test_"
 CLOCK_BEHIND = "asyncio/test_clock_behind.py::test_"
 DRIVER_ERRORS = "stores/test_driver_errors.py::test_"
 EFFECTS = "asyncio/test_effects.py::test_"
-ENDED_INSIDE = "asyncio/test_ended_inside.py::test_"
 FACT_AFTER_BLOCK = "asyncio/test_fact_after_block.py::test_"
 FAILED_NEIGHBOURS = "asyncio/test_failed_neighbours.py::test_"
 FAILOVER = "stores/test_failover.py::test_"
@@ -23,7 +22,6 @@ GOODBYE = "asyncio/test_goodbye.py::test_"
 HEALTH = "asyncio/test_health.py::test_"
 LINK_LIFE = "links/test_link_life.py::test_"
 MUTANTS_GAPS = "asyncio/test_mutants_gaps.py::test_"
-ONE_LINE = "links/test_one_line.py::test_"
 PRESENCE = "commands/test_presence.py::test_"
 REFERENCE = "http/test_reference.py::test_"
 REPLICATE_RATE = "core/test_replicate_rate.py::test_"
@@ -36,48 +34,8 @@ STRAY_LINES = "asyncio/test_stray_lines.py::test_"
 TRUST = "asyncio/test_trust.py::test_"
 TYPING = "test_typing.py::test_"
 WINNING_BACK = "asyncio/test_winning_back.py::test_"
-WRITING = "sync/test_writing.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant(
-        name="unknown-commit-completes-the-fact",
-        rule="9.1",
-        harm="COMMIT lands after the position has stepped over its ID: rows that no reader ever fetches.",
-        edits=(
-            Edit(
-                "asyncio.writing.Fact._commit",
-                "            except CommitUnknown:  # the table will tell\n                self._doubt()\n",
-                "            except CommitUnknown as error:\n                await self._failed(error)\n",
-            ),
-        ),
-        checks=(
-            SIMULATOR,
-            RULES + "9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides",
-        ),
-    ),
-    Mutant(
-        name="unknown-commit-publishes-what-memory-holds",
-        rule="9.1",
-        harm="A transaction that was rolled back after all is published: readers see rows that do not exist.",
-        edits=(
-            Edit(
-                "WriterSession.decide",
-                """\
-            one.each = None
-            one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
-        if not any(one.payloads for one in durable):
-""",
-                """\
-            pass
-        if not durable:
-""",
-            ),
-        ),
-        checks=(
-            SIMULATOR,
-            RULES + "9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides[aborted]",
-        ),
-    ),
     Mutant(
         name="cancellation-tears-commit",
         rule="9.1",
@@ -86,27 +44,14 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(RULES + "9_1_a_cancelled_caller_does_not_tear_the_commit",),
     ),
     Mutant(
-        name="joined-transaction-rolls-back-with-its-block",
-        rule="9.1",
-        harm="The caller catches the error and commits all the same: rows under an ID that is complete already.",
-        edits=(
-            Edit(
-                "Fact._rolled_back",
-                "            if not known or (transaction.joined and transaction.marker is not None):\n",
-                "            if not known:\n",
-            ),
-        ),
-        checks=(RULES + "9_1_a_joined_transaction_may_commit_though_the_fact_s_block_failed",),
-    ),
-    Mutant(
         name="nobody-asks-after-facts-in-doubt",
         rule="9.1",
         harm="One lost answer to COMMIT holds back all later facts of this process for ever.",
         edits=(
             Edit(
-                "Writing.in_doubt",
-                "        self._doubts.append(doubt)\n        self._doubted.set()\n",
-                "        self._doubts.append(doubt)\n",
+                "Writing.doubted",
+                "        self._doubted.set()\n",
+                "",
             ),
         ),
         checks=(
@@ -115,71 +60,19 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
-        name="follows-to-what-is-known-after-the-claim-was-read",
-        rule="9.2",
-        harm="A writer that lost its name meanwhile announces past a fact that its successor holds open.",
-        edits=(
-            Edit(
-                "WriterSession.registry_read",
-                "                generator.follow(min(noted[name][0], registry.sequences[name]))\n",
-                "                generator.follow(min(generator.followable(), registry.sequences[name]))\n",
-            ),
-        ),
-        checks=(RULES + "9_2_and_9_7_what_is_heard_during_a_beat_counts_in_the_next",),
-    ),
-    Mutant(
-        name="a-fenced-writer-goes-on-publishing",
-        rule="9.2",
-        harm="Two processes chain frames under one name: readers take one's positions for the other's.",
-        edits=(Edit("WriterSession.fence", "            self.core.fenced()\n", ""),),
-        checks=(RULES + "9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing",),
-    ),
-    Mutant(
-        name="progress-of-others-is-announced-at-once",
-        rule="9.2",
-        harm="Each row heard makes every writer announce, without a look at its claim: skipped rows, and a storm.",
-        edits=(
-            Edit(
-                "WriterSession.heard",
-                "                self.generators[item.stream].announced(item.writer, item.new)\n",
-                """\
-                generator = self.generators[item.stream]
-                generator.announced(item.writer, item.new)
-                generator.follow(generator.followable())
-""",
-            ),
-        ),
-        checks=(RULES + "9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing",),
-    ),
-    Mutant(
-        name="a-beat-stores-the-highest-id",
-        rule="9.3",
-        harm="The positions table claims what is still open: readers that start now, or follow it, skip those rows.",
-        edits=(
-            Edit(
-                "WriterSession.noted",
-                "        positions = {name: self.generators[name].position for name in self._durable}\n",
-                "        positions = {name: self.generators[name].highest for name in self._durable}\n",
-            ),
-        ),
-        checks=(
-            SIMULATOR,
-            RULES + "9_3_a_beat_stores_nothing_above_an_open_fact",
-        ),
-    ),
-    Mutant(
         name="position-from-the-sequence",
         rule="5",
         harm="A reader that begins now at the sequence's last value skips every fact that is open at that moment.",
         edits=(
             Edit(
-                "Reading._load_durable",
+                "Beginning._load_durable",
                 "        positions |= starts\n",
-                """\
-        if self._start == "now":
-            starts = {key: max(at, await store.sequence(name) or 0) for key, at in starts.items()}
-        positions |= starts
-""",
+                (
+                    '        if self._start == "now":\n'
+                    "            highest = await context.store.sequence(name) or 0\n"
+                    "            starts = {key: max(at, highest) for key, at in starts.items()}\n"
+                    "        positions |= starts\n"
+                ),
             ),
         ),
         checks=(
@@ -194,7 +87,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "SilentWriters.look",
-                '            reading.spawn(self._finish_all(self._store, dead), "finish", once=True)\n',
+                '            context.spawn(self._finish_all(self._store, dead), "finish", once=True)\n',
                 "            pass\n",
             ),
         ),
@@ -236,7 +129,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A message that Redis did not take counts as sent: rows kept in memory only are lost.",
         edits=(
             Edit(
-                "Bus._publish_all",
+                "ChannelPublisher._publish_all",
                 "            try:\n                await link.publish(messages)\n",
                 """\
             if writing is not None:
@@ -255,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Every burst looks like a loss to every reader, and rows kept in memory only are given up for missed.",
         edits=(
             Edit(
-                "Bus._publish_all",
+                "ChannelPublisher._publish_all",
                 "            for frame in frames:\n                messages",
                 "            for frame in reversed(frames):\n                messages",
             ),
@@ -263,150 +156,17 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(RULES + "9_6_frames_leave_in_the_order_in_which_they_were_composed",),
     ),
     Mutant(
-        name="position-moves-before-the-fact-is-handed-over",
-        rule="9.6",
-        harm="The position moves past a fact of two streams that is not queued yet: announced as empty, and lost.",
-        edits=(
-            Edit(
-                "asyncio.writing.Writing.completed",
-                "        for one in opened:\n            facts, rows = one.complete(self.core)\n",
-                """\
-        if len(opened) > 1:
-            await stack.aclose()
-        for one in opened:
-            facts, rows = one.complete(self.core)
-""",
-            ),
-        ),
-        checks=(
-            SIMULATOR,
-            RULES + "9_6_facts_are_handed_over_before_the_position_moves_past_them",
-        ),
-    ),
-    Mutant(
-        name="published-although-an-earlier-fact-is-open",
-        rule="4",
-        harm="When the slower transaction commits its rows lie below what readers have: dropped as duplicates.",
-        edits=(
-            Edit(
-                "asyncio.writing.Writing.completed",
-                "        await stack.aclose()  # the generator takes the IDs for complete from here on\n",
-                """\
-        await stack.aclose()
-        for one in opened:
-            self.core.position_moved(one.stream.name, one.ids[-1])
-        self._wake()
-""",
-            ),
-        ),
-        checks=(
-            SIMULATOR,
-            BUS + "concurrent_facts_are_published_in_the_order_of_their_ids",
-        ),
-    ),
-    Mutant(
-        name="what-the-block-committed-is-forgotten-when-it-began-again",
-        rule="9.1",
-        harm="A block sends COMMIT and BEGIN, and fails: its committed rows are announced as none.",
-        edits=(
-            Edit(
-                "ServerTransaction.execute",
-                "        self._handed_out = True\n        await self._flush()\n",
-                "        await self._flush()\n",
-            ),
-            Edit("sqlite.store.SqliteTransaction.execute", "        self._handed_out = True\n", ""),
-            Edit("BlockingSqliteTransaction.execute", "        self._handed_out = True\n", ""),
-        ),
-        checks=(ENDED_INSIDE + "what_a_statement_committed_inside_is_published_though_the_block_fails",),
-    ),
-    Mutant(
-        name="nobody-asks-after-a-failed-block-without-beats",
-        rule="9.1",
-        harm="Without beats one failed block holds up what is committed behind it until the next fact.",
-        edits=(Edit("sync.writing.Writing.settle_without_beats", "if not self._beats", "if False"),),
-        checks=(FAILED_NEIGHBOURS + "a_fact_of_threads_whose_neighbour_fails_inside_its_block_is_published",),
-    ),
-    Mutant(
-        name="a-publisher-sleeps-though-a-fact-may-go-out",
-        rule="4",
-        harm="A committed fact that another held up is published a beat later, or with the next.",
-        edits=(
-            Edit(
-                "asyncio.writing.Writing.position_moved",
-                "        super().position_moved(stream, position)\n        self._wake()\n",
-                "        super().position_moved(stream, position)\n",
-            ),
-        ),
-        checks=(FAILED_NEIGHBOURS + "a_fact_whose_neighbour_gets_no_id_is_published",),
-    ),
-    Mutant(
-        name="a-rollback-leaves-its-id-open",
-        rule="4",
-        harm="One failed business transaction holds back all later facts of this process for ever.",
-        edits=(
-            Edit(
-                "Fact._rolled_back",
-                """\
-        for opened in self._opened.values():
-            opened.forget()
-        await self._writing.completed(""",
-                """\
-        for opened in self._opened.values():
-            opened.forget()
-        await asyncio.sleep(0)
-        if False:
-            await self._writing.completed(""",
-            ),
-        ),
-        checks=(
-            SIMULATOR,
-            BUS + "a_rolled_back_fact_is_never_seen_and_holds_nothing_up",
-        ),
-    ),
-    Mutant(
-        name="a-rollback-is-published",
-        rule="4",
-        harm="Readers see orders whose transaction was rolled back.",
-        edits=(
-            Edit(
-                "Fact._rolled_back",
-                """\
-        for opened in self._opened.values():
-            opened.forget()
-        await""",
-                "        await",
-            ),
-        ),
-        checks=(
-            SIMULATOR,
-            BUS + "a_rolled_back_fact_is_never_seen_and_holds_nothing_up",
-        ),
-    ),
-    Mutant(
         name="a-database-that-hangs-keeps-the-announcement-back",
         rule="2",
         harm="A writer whose database hangs for some seconds counts as dead.",
         edits=(
             Edit(
-                "Bus._keep_beating",
+                "Beats.run",
                 "                await asyncio.wait({beating}, timeout=heartbeat / 4)\n",
                 "                await asyncio.wait({beating})\n",
             ),
         ),
         checks=(FAULTS + "a_database_that_hangs_keeps_no_announcement_back",),
-    ),
-    Mutant(
-        name="persisted-upto-from-positions-heard-after-the-registry",
-        rule="9.7",
-        harm="A writer that registered meanwhile does not count: its open facts lie below what is called complete.",
-        edits=(
-            Edit(
-                "WriterSession.registry_read",
-                "            generator.registry_read(noted[name][1], registry[name])\n",
-                "            generator.registry_read(generator.noted(), registry[name])\n",
-            ),
-        ),
-        checks=(RULES + "9_2_and_9_7_what_is_heard_during_a_beat_counts_in_the_next",),
     ),
     Mutant(
         name="linear-position-from-positions-read-after-the-registry",
@@ -449,40 +209,11 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(RULES + "9_7_a_writer_that_left_counts_until_its_last_rows_were_handled",),
     ),
     Mutant(
-        name="a-bare-position-completes-its-id",
-        rule="9.8",
-        harm="A POSITION that followed others marks another writer's open ID as complete.",
-        edits=(
-            Edit(
-                "WriterSession.heard",
-                "                self.generators[item.stream].announced(item.writer, item.new)\n",
-                "                self.generators[item.stream].rows_seen(item.writer, (item.new,))\n",
-            ),
-        ),
-        checks=(
-            SIMULATOR,
-            RULES + "9_8_rows_complete_ids_and_bare_positions_do_not",
-        ),
-    ),
-    Mutant(
         name="a-writer-does-not-hear-the-others",
         rule="9.8",
         harm="An idle writer, and the linear position of everybody with it, lags by a heartbeat more.",
-        edits=(Edit("Bus._message", "            self._writing.heard(frame)\n", "            pass\n"),),
+        edits=(Edit("Receiver.receive", "            writing.heard(frame)\n", "            pass\n"),),
         checks=(RULES + "9_8_a_writer_hears_the_rows_of_the_others",),
-    ),
-    Mutant(
-        name="every-message-of-the-own-name-is-an-echo",
-        rule="9.11",
-        harm="A process does not hear that its name was taken over, and its local handlers miss the successor's rows.",
-        edits=(
-            Edit(
-                "writing.WriterSession.__init__",
-                '        self._own_opening = b"NAME %b %d\\n" % (name.encode(), incarnation)\n',
-                '        self._own_opening = b"NAME %b" % name.encode()\n',
-            ),
-        ),
-        checks=(RULES + "9_11_frames_of_the_own_name_by_another_incarnation_are_no_echoes",),
     ),
     Mutant(
         name="positions-saved-before-handling",
@@ -490,9 +221,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader that crashes while it handles rows begins behind them next time: lost.",
         edits=(
             Edit(
-                "Reading._to_save",
-                "            position = progress.queue.delivered\n            if key[1] == self._own",
-                "            position = progress.position\n            if key[1] == self._own",
+                "PositionSaver._to_save",
+                ("            position = progress.queue.delivered\n            if key[1] == context"),
+                ("            position = progress.position\n            if key[1] == context"),
             ),
         ),
         checks=(
@@ -506,9 +237,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The handler's transaction rolls back, the position does not: its effects are lost.",
         edits=(
             Edit(
-                "Reading._save_batch",
-                "        await self._store_changes([change], connection)\n",
-                "        await self._store_changes([change])\n",
+                "BatchSaver.save_batch",
+                "        await self._saver.store_changes([change], connection)\n",
+                "        await self._saver.store_changes([change])\n",
             ),
         ),
         checks=(
@@ -522,9 +253,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A handler whose COMMIT landed without an answer is called again for the same rows until they are poison.",
         edits=(
             Edit(
-                "Reading._handle",
-                "                if batch._tried or isinstance(error, ReaderMoved):\n",
-                "                if False:\n",
+                "Handlers._handler_failed",
+                "        if batch.handling.tried or isinstance(error, ReaderMoved):\n",
+                "        if False:\n",
             ),
         ),
         checks=(
@@ -538,7 +269,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader from now on that crashes before its first save begins at a later now: all between is lost.",
         edits=(
             Edit(
-                "Reading._load_durable",
+                "Beginning._register",
                 '{(name, ""): 0} | positions, epoch, oldest=oldest)\n',
                 "{key: at for key, at in positions.items() if not at}, epoch)\n",
             ),
@@ -552,7 +283,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-writer-that-joined-meanwhile-counts-from-now",
         rule="9.12",
         harm="A durable reader misses what a new writer wrote while the reader was down.",
-        edits=(Edit("Reading._load_durable", "starts = {key: 0 if before else ", "starts = {key: 0 if False else "),),
+        edits=(Edit("Beginning._load_durable", "starts = {key: 0 if before else ", "starts = {key: 0 if False else "),),
         checks=(BUS + "a_durable_reader_from_now_owes_all_of_a_writer_that_joins_while_it_is_down",),
     ),
     Mutant(
@@ -561,17 +292,17 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows on which a handler keeps failing are skipped, with a line in a log.",
         edits=(
             Edit(
-                "Reading._failed",
-                """\
-        log.error("%s: stopped", failure, exc_info=error)
-        self.stop(key, failure)
-        return False
-""",
-                """\
-        log.error("%s: skipped", failure, exc_info=error)
-        core.done(*key)
-        return True
-""",
+                "Handlers._failed",
+                (
+                    '        log.error("%s: stopped", failure, exc_info=error)\n'
+                    "        self._context.stop(key, failure)\n"
+                    "        return False\n"
+                ),
+                (
+                    '        log.error("%s: skipped", failure, exc_info=error)\n'
+                    "        core.done(*key)\n"
+                    "        return True\n"
+                ),
             ),
         ),
         checks=(
@@ -585,7 +316,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Readers learn only a beat later what was published while the connection was down.",
         edits=(
             Edit(
-                "Bus._publish_all",
+                "ChannelPublisher._publish_all",
                 "                writing.core.connected(asyncio.get_running_loop().time())\n",
                 "                pass\n",
             ),
@@ -598,9 +329,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A subscription that Redis forgot, or a half-open link, leaves a process deaf until it is restarted.",
         edits=(
             Edit(
-                "Bus._check_link",
-                "        if not self._link.connected:\n            return\n        if self",
-                "        if bound:\n            return\n        if self",
+                "Beats._check_link",
+                "        if not self._link.connected:\n",
+                "        if now:\n",
             ),
         ),
         checks=(RULES + "hearing_nothing_for_five_beats_forces_a_reconnect",),
@@ -611,11 +342,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="wait_for returns before the row it waits for was handled: a read after it misses the own write.",
         edits=(
             Edit(
-                "Reading._wake",
-                "            delivered = self.core.delivered(*key)\n            while waiters",
-                """\
-            delivered = max(self.core.positions().get(key[0], {0: 0}).values())
-            while waiters""",
+                "ReaderContext.wake",
+                "            self.waiters.wake(key, self.core.delivered(*key))\n",
+                "            self.waiters.wake(key, max(self.core.positions().get(key[0], {0: 0}).values()))\n",
             ),
         ),
         checks=(
@@ -645,7 +374,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader that was down during a restore begins in the middle of the new log: all before it is lost.",
         edits=(
             Edit(
-                "Reading._load_durable", "            if state.epoch not in (None, epoch):\n", "            if False:\n"
+                "Beginning._saved_state",
+                "            if state.epoch not in (None, epoch):\n",
+                "            if False:\n",
             ),
         ),
         checks=(RULES + "saved_positions_of_another_epoch_are_not_gone_on_from",),
@@ -656,9 +387,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader that was told that its twin is further handles the same rows a second time.",
         edits=(
             Edit(
-                "Reading.check_saving",
-                " or self._saved.get(key, batch.after + 1) > batch.after:\n",
-                " or key not in self._saved:\n",
+                "BatchSaver.check_saving",
+                " or self._saved.at.get(key, batch.after + 1) > batch.after:\n",
+                " or key not in self._saved.at:\n",
             ),
         ),
         checks=(RULES + "9_12_a_handler_s_save_never_takes_back_what_another_process_saved",),
@@ -669,9 +400,11 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What a crashed process committed never reaches the handlers of the one that took its place.",
         edits=(
             Edit(
-                "Reading.own_counts",
+                "OwnFacts.count_as_handled",
                 """\
-        return stream not in self._own_from or self.core.delivered(stream, self._own or "") >= self._own_from[stream]
+        return stream not in self._due_upto or (
+            self._reader.delivered(stream, self.name or "") >= self._due_upto[stream]
+        )
 """,
                 "        return True\n",
             ),
@@ -684,9 +417,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What a crashed process committed never reaches the handlers of the one that took its place.",
         edits=(
             Edit(
-                "Reading._learn",
-                "            self.core.learned(*key, position)\n",
-                "            self.core.learned(*key, 0)\n",
+                "Beginning._learn",
+                "            self._core.learned(*key, self._context.own.known(writer))\n",
+                "            self._core.learned(*key, 0 * self._context.own.known(writer))\n",
             ),
         ),
         checks=(
@@ -700,9 +433,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Redis restarts while they are fetched: nobody announces the own name, so they never come.",
         edits=(
             Edit(
-                "Reading._learn_own",
-                "        for stream, position in self._own_from.items():\n            self.core.learned(",
-                "        for stream, position in {}.items():\n            self.core.learned(",
+                "OwnFacts.learn",
+                "        for stream, position in self._due_upto.items():\n",
+                "        for stream, position in {}.items():\n",
             ),
         ),
         checks=(FAULTS + "a_link_lost_while_a_predecessor_s_rows_are_fetched_does_not_end_that",),
@@ -713,9 +446,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that was replaced while its database was away goes on publishing under the name.",
         edits=(
             Edit(
-                "Bus._command",
-                "            elif command.incarnation is not None and command.incarnation > writing.incarnation:\n",
-                "            elif False:\n",
+                "NameWatch.heard",
+                "        if incarnation <= session.incarnation:\n",
+                "        if True:\n",
             ),
         ),
         checks=(
@@ -729,9 +462,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="With save_every=0 the task that saves positions never waits: it takes a whole processor.",
         edits=(
             Edit(
-                "Reading.keep_saving",
-                "await asyncio.sleep(self._settings.save_every or self._settings.heartbeat)",
-                "await asyncio.sleep(self._settings.save_every)",
+                "PositionSaver.keep_saving",
+                "await asyncio.sleep(settings.save_every or settings.heartbeat)",
+                "await asyncio.sleep(settings.save_every)",
             ),
         ),
         checks=(
@@ -745,17 +478,17 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A new epoch while a stream is stopped: its worker is started over and over, at full load.",
         edits=(
             Edit(
-                "Reading.pump",
-                " and key not in self.stopped and key not in self._cancelled:",
+                "Handlers.hand_out",
+                " and key not in self._context.stopped and key not in self._cancelled:",
                 " and key not in self._cancelled:",
             ),
             Edit(
-                "Reading._change_epoch",
-                """\
-                for key in list(self.stopped):  # on a row, or a position, of the log before
-                    del self.stopped[key]
-                    core.resume(*key)
-""",
+                "Beginning._go_over",
+                (
+                    "                for key in list(context.stopped):  # on a row, or a position, of the log before\n"
+                    "                    del context.stopped[key]\n"
+                    "                    core.progress[key].resume()\n"
+                ),
                 "",
             ),
         ),
@@ -770,12 +503,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A poison row that a restore took away keeps its stream stopped: rows of the new log wait for ever.",
         edits=(
             Edit(
-                "Reading._change_epoch",
-                """\
-                for key in list(self.stopped):  # on a row, or a position, of the log before
-                    del self.stopped[key]
-                    core.resume(*key)
-""",
+                "Beginning._go_over",
+                (
+                    "                for key in list(context.stopped):  # on a row, or a position, of the log before\n"
+                    "                    del context.stopped[key]\n"
+                    "                    core.progress[key].resume()\n"
+                ),
                 "",
             ),
         ),
@@ -788,33 +521,20 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "SilentWriters.check_sequences",
-                "            if epoch == log_read:\n                self._reading.above_sequence(",
-                "            if True:\n                self._reading.above_sequence(",
+                ("            if epoch == log_read:\n                self._above_sequence("),
+                ("            if True:\n                self._above_sequence("),
             ),
             Edit(
-                "Reading._change_epoch",
-                """\
-                for key in list(self.stopped):  # on a row, or a position, of the log before
-                    del self.stopped[key]
-                    core.resume(*key)
-""",
+                "Beginning._go_over",
+                (
+                    "                for key in list(context.stopped):  # on a row, or a position, of the log before\n"
+                    "                    del context.stopped[key]\n"
+                    "                    core.progress[key].resume()\n"
+                ),
                 "",
             ),
         ),
         checks=(RULES + "a_sequence_of_a_restored_log_stops_nobody_who_has_not_seen_its_epoch",),
-    ),
-    Mutant(
-        name="writers-of-another-log-are-believed",
-        rule="9.16",
-        harm="A writer takes IDs of a log that is gone for given out in this one: it announces, and refuses, by them.",
-        edits=(
-            Edit(
-                "WriterSession.heard",
-                "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):\n",
-                "if senders.incarnation_of(item.writer) != claim:\n",
-            ),
-        ),
-        checks=(RULES + "9_16_a_writer_learns_nothing_from_one_of_another_log",),
     ),
     Mutant(
         name="an-epoch-that-nobody-announces-is-not-noticed",
@@ -852,8 +572,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "asyncio.reading.Reading.follow",
-                "                if not self._in_hand((batch.stream.name, batch.writer), batch._raw):",
-                "                if False:",
+                "                    if self.core.in_hand((batch.stream.name, batch.writer), batch.handling.raw):\n",
+                "                    if True:\n",
             ),
         ),
         checks=(MUTANTS_GAPS + "4_a_batch_of_a_log_that_is_gone_is_not_handed_to_a_loop",),
@@ -864,8 +584,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A timed save that lost reads the saved positions, a handler saves, and its rows are handled again.",
         edits=(
             Edit(
-                "Reading._compare_saved",
-                "            if self._saved.get(key, 0) > known.get(key, 0):\n",
+                "SavedPositions.compare",
+                "            if self.at.get(key, 0) > before.get(key, 0):\n",
                 "            if False:\n",
             ),
         ),
@@ -877,15 +597,17 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A position of the old log is registered while the new one begins: readers step over facts of it.",
         edits=(
             Edit(
-                "Reading._reload",
-                """\
-            async with self._saving:
-                state = await self._reader_store.load_reader(self._name)
-                void = key[0]""",
-                """\
-            if True:
-                state = await self._reader_store.load_reader(self._name)
-                void = key[0]""",
+                "BatchSaver.reload",
+                (
+                    "            async with context.saving:\n"
+                    "                state = await context.reader_store.load_reader(context.reader)\n"
+                    "                void = key[0]"
+                ),
+                (
+                    "            if True:\n"
+                    "                state = await context.reader_store.load_reader(context.reader)\n"
+                    "                void = key[0]"
+                ),
             ),
         ),
         checks=(MUTANTS_GAPS + "9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one",),
@@ -896,9 +618,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer that joined before a restore is registered after it, at its old position: facts are skipped.",
         edits=(
             Edit(
-                "Reading._registered",
-                "                if not self._in_hand(key, raw):  # of a log that is gone by now",
-                "                if False:  # of a log that is gone by now",
+                "BatchSaver.registered",
+                "                if not self._core.in_hand(key, raw):  # of a log that is gone",
+                "                if False:  # of a log that is gone",
             ),
         ),
         checks=(MUTANTS_GAPS + "9_12_where_a_batch_of_the_log_before_began_is_not_registered_in_the_new_one",),
@@ -916,15 +638,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A fenced process that reads, not the first of its name, hands its own facts to its own handlers.",
         edits=(
             Edit(
-                "asyncio.reading.Reading.disown",
-                """\
-        counted = {stream for stream in self.core.followed if self.own_counts(stream)}
-        own, self._own = self._own, None
-""",
-                """\
-        own, self._own = self._own, None
-        counted = {stream for stream in self.core.followed if self.own_counts(stream)}
-""",
+                "OwnFacts.disown",
+                "            if key[1] == own and handled.get(key[0], 0) > progress.position:\n",
+                "            if False:\n",
             ),
         ),
         checks=(MUTANTS_GAPS + "9_2_a_fenced_writer_that_reads_does_not_hand_out_its_own_facts",),
@@ -935,11 +651,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A batch given up while its reader was registered, or between two tries, is handled, and comes again.",
         edits=(
             Edit(
-                "Reading._handle",
-                """\
-            if not self._in_hand(key, raw):  # while it was registered, or paused for: stopped, or of a log that is gone
-                return True
-""",
+                "Handlers._call_until_handled",
+                "            if not core.in_hand(key, raw):\n                return True\n",
                 "",
             ),
         ),
@@ -954,9 +667,11 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that reads and writes says, and saves, that it is past what its predecessor left unhandled.",
         edits=(
             Edit(
-                "Reading.own_counts",
-                "        if stream in self._following and stream not in self.core.followed:\n"
-                "            return False\n",
+                "ReaderContext.own_counts",
+                (
+                    "        if stream in self.following and stream not in self.core.followed:\n"
+                    "            return False\n"
+                ),
                 "",
             ),
         ),
@@ -966,74 +681,36 @@ MUTANTS: tuple[Mutant, ...] = (
         name="own-positions-of-the-log-before-count",
         rule="9.16",
         harm="A process whose reading half is in another log already saves its own positions of the one before.",
-        edits=(Edit("Reading._change_epoch", "                self._on_epoch(found)\n", ""),),
+        edits=(Edit("Beginning._go_over", "                self._on_epoch(epoch)\n", ""),),
         checks=(MUTANTS_GAPS + "9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one",),
     ),
     Mutant(
         name="what-was-pruned-since-is-no-loss",
         rule="9",
         harm="A reader that began at the oldest row steps over rows written and pruned later, without a word.",
-        edits=(Edit("Reading._begins_later", " or error.floor > last:", ":"),),
+        edits=(Edit("OldestRows.begins_later", " or error.floor > last:", ":"),),
         checks=(RULES + "9_what_was_written_since_and_pruned_is_no_later_beginning",),
     ),
     Mutant(
         name="other-streams-of-the-name-forgotten",
         rule="9.12",
         harm="After a restore a stream that this process does not follow yet begins from now: all between is lost.",
-        edits=(
-            Edit(
-                "Reading._begin_anew",
-                "streams = {*names, *before.streams}\n",
-                "streams = {*names}\n",
-            ),
-        ),
+        edits=(Edit("Beginning._begin_anew", "streams = {*names, *before.streams}\n", "streams = {*names}\n"),),
         checks=(RULES + "9_12_every_stream_of_a_reader_begins_anew_with_the_log",),
     ),
     Mutant(
         name="begins-later-with-rows-in-hand",
         rule="9",
         harm="A reader that has been handed the oldest rows steps over those pruned behind them without a word.",
-        edits=(Edit("Reading._handle", "            self._oldest.pop(key, None)\n", ""),),
+        edits=(Edit("OldestRows.handing_out", "        self.at.pop(key, None)\n", "        pass\n"),),
         checks=(RULES + "9_rows_pruned_behind_those_in_hand_are_reported",),
     ),
     Mutant(
         name="rows-that-a-twin-has-handled-stop-a-reader",
         rule="9.12",
         harm="Of two processes under one reader name the slower one stops at rows that the other handled, now pruned.",
-        edits=(
-            Edit(
-                "Reading._fetch",
-                " and not await self._handled_by_a_twin(error):\n",
-                ":\n",
-            ),
-        ),
+        edits=(Edit("Pages.fetch", " and not await self._saver.handled_by_peer(error):\n", ":\n"),),
         checks=(MUTANTS_GAPS + "9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody",),
-    ),
-    Mutant(
-        name="a-win-back-without-an-answer-waits-for-the-next-fact",
-        rule="9.4",
-        harm="Until then readers may finish what was won, and nothing tells any more whose it was: the name is lost.",
-        edits=(
-            Edit(
-                "WinningBack.failed",
-                "        elif self._tried:\n            raise error\n",
-                "        elif isinstance(error, Unavailable):\n            raise error\n",
-            ),
-        ),
-        checks=(WRITING + "a_name_won_back_without_an_answer_is_this_process_s_still[once]",),
-    ),
-    Mutant(
-        name="a-name-finished-while-it-is-won-back-is-lost",
-        rule="9.4",
-        harm="A process that was stopped between winning its name back and noting so takes it for another's.",
-        edits=(
-            Edit(
-                "WinningBack.failed",
-                "            if error.incarnation <= self.again:\n                raise error\n",
-                "            raise error\n",
-            ),
-        ),
-        checks=(WRITING + "a_name_that_was_finished_while_it_was_won_back_is_won_back_again",),
     ),
     Mutant(
         name="positions-of-a-half-loaded-snapshot-are-believed",
@@ -1042,8 +719,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Bootstrapping.at_start",
-                "        if saved is not None and unfinished(saved):\n            self._hold(name, known)\n",
-                "        if False:\n            self._hold(name, known)\n",
+                ("        if saved is not None and unfinished(saved):\n            self.peers.hold(name, known)\n"),
+                ("        if False:\n            self.peers.hold(name, known)\n"),
             ),
         ),
         checks=(BOOTSTRAP_FAULTS + "a_killed_process_goes_on_with_the_next_part[1]",),
@@ -1053,11 +730,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9",
         harm="A handler that was at work when a snapshot began writes older rows over newer ones of it.",
         edits=(
-            Edit(
-                "Applying._quiet",
-                "        while any(key[0] == self.name for key in reading.at_work()):\n",
-                "        while False:\n",
-            ),
+            Edit("Applying._quiet", "        while self.context.is_at_work(self.name):\n", "        while False:\n"),
         ),
         checks=(BOOTSTRAP_FAULTS + "nothing_is_applied_before_the_handlers_have_ended",),
     ),
@@ -1068,7 +741,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Applying._hand_out",
-                " = await self._decided(work) if part._tried or isinstance(error, ReaderMoved) else None\n",
+                " = await self._decided(work) if part.tried or isinstance(error, ReaderMoved) else None\n",
                 " = None\n",
             ),
         ),
@@ -1080,9 +753,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A directory written yesterday is loaded, and what followed it is pruned: the reader loads for ever.",
         edits=(
             Edit(
-                "Run._check",
-                "            if one.stream == self.name and one.floor > at:\n",
-                "            if False:\n",
+                "check_fits_log", "            if one.stream == stream and one.floor > at:\n", "            if False:\n"
             ),
         ),
         checks=(BOOTSTRAP_FAULTS + "a_snapshot_older_than_what_was_pruned_is_refused",),
@@ -1093,8 +764,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process empties its target, and what it wrote itself since the snapshot never comes back.",
         edits=(
             Edit(
-                "Reading.bootstrapped",
-                "            self._own_due[stream] = None\n",
+                "OwnFacts.bootstrapped",
+                "            self._behind_snapshot[stream] = None\n",
                 "            pass\n",
             ),
         ),
@@ -1109,7 +780,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader below the floor goes on with a snapshot that was over long ago, below the floor.",
         edits=(
             Edit(
-                "Run._follow_twin",
+                "Run._follow_peer",
                 "                self._before = saved.id  # over before this one was asked for\n",
                 "                pass\n",
             ),
@@ -1123,7 +794,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Reading._reached",
-                "        if self.core.delivered(*key) >= token and not self.bootstrapping.holds(key[0]):\n",
+                "        if self.core.delivered(*key) >= token and not self.holds(key[0]):\n",
                 "        if self.core.delivered(*key) >= token:\n",
             ),
         ),
@@ -1135,8 +806,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process goes on to handle rows while another of its name empties and fills their target.",
         edits=(
             Edit(
-                "Bootstrapping.look_at",
-                "        for name in [name for name in begun if not self.holds(name)]:\n",
+                "PeerBootstraps.look_at",
+                "        for name in [name for name in begun if not context.holds(name)]:\n",
                 "        for name in ():\n",
             ),
         ),
@@ -1149,13 +820,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-position-is-the-same-whatever-came-between",
         rule="9.12",
         harm="Rows handled before another process emptied their target, and saved after it: lost.",
-        edits=(
-            Edit(
-                "Reading._store_changes",
-                "bootstraps=begun)\n",
-                "bootstraps=None)\n",
-            ),
-        ),
+        edits=(Edit("PositionSaver.store_changes", "bootstraps=begun)\n", "bootstraps=None)\n"),),
         checks=(BOOTSTRAP_TWINS + "a_position_that_is_what_it_was_is_another_after_a_snapshot[0]",),
     ),
     Mutant(
@@ -1171,7 +836,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What is committed while the answer is on its way is taken for known: older than the bound by that time.",
         edits=(
             Edit(
-                "Caching._ask",
+                "CacheUpkeep._ask",
                 "                    table.looked(asked, newest.rows)\n",
                 "                    table.looked(self.caches.clock(), newest.rows)\n",
             ),
@@ -1179,39 +844,15 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(CACHED + "an_answer_of_the_table_that_comes_late_counts_as_of_the_question",),
     ),
     Mutant(
-        name="a-commit-without-an-answer-is-trusted",
-        rule="9.1",
-        harm="It may have landed: the process that wrote it returns the old value until the table has told.",
-        edits=(
-            Edit(
-                "WriterSession.commit_sent",
-                "                commits.sent(one, time.monotonic())\n",
-                "                pass\n",
-            ),
-        ),
-        checks=(CACHED + "a_commit_without_an_answer_ends_trust_until_it_is_known",),
-    ),
-    Mutant(
-        name="own-invalidations-wait-for-their-echo",
-        rule="6",
-        harm="A process does not read its own writes: own lines are ignored, so the old value stays for ever.",
-        edits=(
-            Edit(
-                "WriterSession.note_end",
-                "                if self.on_invalidations is not None and payloads:\n",
-                "                if False:\n",
-            ),
-        ),
-        checks=(CACHED + "own_invalidations_are_applied_before_the_fact_returns",),
-    ),
-    Mutant(
         name="pruned-rows-clear-nothing",
         rule="6",
         harm="What the rows invalidated that were pruned before they came is returned for ever.",
         edits=(
-            Edit("Caching._follow", "        reading.on_missed(stream.name, lambda *_: feed.clear())\n", ""),
             Edit(
-                "Caching.look",
+                "CacheUpkeep._follow", "reading.handlers.on_notice(Missed, stream.name, lambda *_: feed.clear())\n", ""
+            ),
+            Edit(
+                "CacheUpkeep.look",
                 "core.progress[key].queue.noticed:\n                self._watched[key[0]].feed.clear()\n",
                 "False:\n                pass\n",
             ),
@@ -1224,9 +865,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader is dead for good after one error of no known kind.",
         edits=(
             Edit(
-                "Reading._begin",
+                "Beginning.begin",
                 'self.not_begun[stream.name] = f"{type(error).__name__}: {error}"',
-                'self._fail(Unavailable("the store", error))\nreturn',
+                ('context.fail(Unavailable("the store", error))\nreturn'),
             ),
         ),
         checks=(SESSIONS_ENDED + "a_reader_begins_again_after_an_unknown_error",),
@@ -1235,7 +876,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-paused-writer-stays-fenced",
         rule="9.5",
         harm="A process that was paused for longer than its lease writes nothing more until it is restarted.",
-        edits=(Edit("asyncio.bus.Bus._begin_writing", "renew=self._renew_writing,", "renew=None,"),),
+        edits=(Edit("OwnName._begin", "renew=self._renew,", "renew=None,"),),
         checks=(
             WINNING_BACK + "a_paused_writer_writes_again[deployment]",
             WINNING_BACK + "an_idle_writer_wins_its_name_back_by_itself",
@@ -1247,27 +888,18 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Two processes of one name fence each other in turns.",
         edits=(
             Edit(
-                "asyncio.bus.Bus._begin_writing",
-                "timeout=self.settings.claim_timeout, again=again)",
-                "timeout=self.settings.claim_timeout)",
+                "claim_name",
+                "timeout=settings.claim_timeout, again=again)",
+                "timeout=settings.claim_timeout)",
             ),
         ),
         checks=(WINNING_BACK + "the_name_of_another_process_is_not_won_back",),
     ),
     Mutant(
-        name="a-fact-in-memory-of-a-fenced-incarnation-is-lost-silently",
-        rule="9.11",
-        harm="A row of a stream without a table is written while the name is won back, and is published by nobody.",
-        edits=(
-            Edit("asyncio.writing.Fact._commit", "        if not taken:\n            self._tell_what_is_gone()\n", ""),
-        ),
-        checks=(WINNING_BACK + "a_fact_in_memory_that_was_open_meanwhile_says_that_it_is_not_published",),
-    ),
-    Mutant(
         name="a-caller-who-is-cancelled-tears-the-claim",
         rule="9.5",
         harm="A claim is committed and not noted: the process takes its own name for another's, and stays fenced.",
-        edits=(Edit("Bus._renew_writing", "await asyncio.shield(winning)", "await winning"),),
+        edits=(Edit("OwnName._renew", "await asyncio.shield(winning)", "await winning"),),
         checks=(WINNING_BACK + "a_caller_who_is_cancelled_does_not_tear_the_claim",),
     ),
     Mutant(
@@ -1276,7 +908,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A beat that took too long leaves a traceback of an exception that was never retrieved, without a name.",
         edits=(
             Edit(
-                "Bus._renew_writing",
+                "OwnName._renew",
                 "                winning.add_done_callback(self._tell_not_won_back)\n",
                 "",
             ),
@@ -1289,44 +921,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A service that stops, or whose requests have a deadline, logs one failure a thousand times.",
         edits=(
             Edit(
-                "Bus._renew_writing",
+                "OwnName._renew",
                 "                winning.remove_done_callback(self._tell_not_won_back)  # once, however many leave\n",
                 "",
             ),
         ),
         checks=(WINNING_BACK + "what_fails_when_its_callers_have_left_is_said_once[3]",),
-    ),
-    Mutant(
-        name="lost-commits-are-not-looked-for",
-        rule="9.23",
-        harm="A failover loses facts that were committed and announced, and nothing says so.",
-        edits=(
-            Edit(
-                "WriterSession.check_committed",
-                "if id > floors.get(stream, 0) and (stream, id) not in (found or ()):",
-                "if False:",
-            ),
-        ),
-        checks=(
-            SIMULATOR,
-            FAILOVER + "a_failover_that_loses_commits_skips_no_row",
-        ),
-    ),
-    Mutant(
-        name="the-highest-fact-is-looked-for-not-the-last",
-        rule="9.23",
-        harm="A fact that was committed after one of a higher ID is lost in a failover, and nothing says so.",
-        edits=(
-            Edit(
-                "WriterSession.note_committed",
-                "deque(maxlen=COMMITS_CHECKED)).append(max(ids))",
-                "deque([0], 1)).append(max(ids + list(self.committed[name])))",
-            ),
-        ),
-        checks=(
-            SIMULATOR,
-            FAILOVER + "a_lost_fact_is_missed_though_a_higher_one_is_there[asyncio]",
-        ),
     ),
     Mutant(
         name="nobody-looks-whether-saved-positions-went-back",
@@ -1335,7 +935,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Reading.look_after_silent",
-                "            if not all_known or not await self._look_at_saved():\n",
+                "            if not all_known or not await self.saver.look_at_saved():\n",
                 "            if True:\n",
             ),
         ),
@@ -1349,7 +949,9 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.23",
         harm="Saved positions that a failover put back into the log before are never of this one: the reader hangs.",
         edits=(
-            Edit("Reading._look_at_saved", "        if older and core.new_epoch is None:\n", "        if False:\n"),
+            Edit(
+                "PositionSaver.look_at_saved", "        if older and core.new_epoch is None:\n", "        if False:\n"
+            ),
         ),
         checks=(SIMULATION + "what_the_simulator_found_stays_mended[a-failover-lost-the-step-into-a-new-log]",),
     ),
@@ -1359,9 +961,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Effects that a failover took back together with the first saved position are never made again.",
         edits=(
             Edit(
-                "Reading._compare_saved",
-                "state.positions.get(key, self.core.progress[key].began)",
-                "state.positions.get(key, self.core.delivered(*key))",
+                "PositionSaver._compare_saved",
+                "lambda key: core.progress[key].began",
+                "lambda key: core.delivered(*key)",
             ),
         ),
         checks=(FAILOVER + "effects_that_a_failover_took_back_are_made_again[False-False]",),
@@ -1380,7 +982,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-lost-registration-waits-for-the-next-save",
         rule="9.23",
         harm="A reader goes back for rows that a failover made due again, and meanwhile they are pruned: it stops.",
-        edits=(Edit("Reading._compare_saved", "        if lost:\n", "        if False:\n"),),
+        edits=(Edit("PositionSaver._compare_saved", "        if lost:\n", "        if False:\n"),),
         checks=(
             RETRYING + "a_lost_registration_that_was_noticed_holds_back_pruning_at_once",
             SIMULATION + "what_the_simulator_found_stays_mended[noticed-a-lost-registration-and-did-not-register]",
@@ -1392,7 +994,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The same, once the reader was restarted.",
         edits=(
             Edit(
-                "Reading._load_durable",
+                "Beginning._load_durable",
                 "core.start_at(*key, position, began=starts.get(key, 0))",
                 "core.start_at(*key, position)",
             ),
@@ -1405,9 +1007,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The same, where the handler's next transaction finds it out.",
         edits=(
             Edit(
-                "Reading._reload",
-                "self._register(key, core.progress[key].began)",
-                "self._register(key, raw.after)",
+                "BatchSaver.reload",
+                "self._saver.register(key, core.progress[key].began)",
+                "self._saver.register(key, raw.after)",
             ),
         ),
         checks=(EFFECTS + "effects_that_were_lost_with_the_registration_are_made_again[sqlite_url-asyncio]",),
@@ -1416,8 +1018,11 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-writer-stops-for-its-predecessor-s-clock",
         rule="9.24",
         harm="A writer that is started before its predecessor has ended stops, if that one's clock is ahead.",
-        edits=(Edit("Bus._outdone", "now - self._named_at <= bound and not writing.has_log(incarnation):", "False:"),),
-        checks=(CLOCK_BEHIND + "a_writer_goes_on_above_a_predecessor_that_it_hears[asyncio]",),
+        edits=(Edit("NameWatch.heard", "if session.kept or now - self.since > bound or has_log:", "if True:"),),
+        checks=(
+            CLOCK_BEHIND + "a_writer_goes_on_above_a_predecessor_that_it_hears[asyncio]",
+            CLOCK_BEHIND + "a_writer_goes_on_above_a_predecessor_that_it_hears[threads]",
+        ),
     ),
     Mutant(
         name="a-name-that-is-won-back-is-another-s-meanwhile",
@@ -1425,9 +1030,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="While a writer wins its name back its own positions are forgotten, and wait_for waits for its own facts.",
         edits=(
             Edit(
-                "Bus._name_lost",
-                "return self._writing is not None and self._writing.lost",
-                "return self._writing is not None and self._writing.fenced is not None",
+                "OwnName.lost",
+                "return self.writing is not None and self.writing.lost",
+                "return self.writing is not None and self.writing.fenced is not None",
             ),
         ),
         checks=(SIMULATION + "what_the_simulator_found_stays_mended[own-position-while-the-name-is-won-back]",),
@@ -1436,7 +1041,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-writer-without-a-claim-goes-above-its-successor-s",
         rule="9.24",
         harm="A stream without a table is heard from the former process, though the name was claimed by another one.",
-        edits=(Edit("Bus._outdone", " and not writing.has_log(incarnation):", ":"),),
+        edits=(Edit("NameWatch.heard", " or has_log:", ":"),),
         checks=(RULES + "9_11_a_name_that_gets_its_first_stream_with_a_table_is_heard_in_all_of_them[rolling]",),
     ),
     Mutant(
@@ -1451,31 +1056,6 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(FAULTS + "a_process_that_does_not_know_yet_whether_it_lost_its_name_waits_for_its_successor_s_facts",),
-    ),
-    Mutant(
-        name="what-was-committed-inside-a-block-that-fails-is-forgotten",
-        rule="9.1",
-        harm="Code in a block commits rows, and then raises: the fact is announced as empty, and its rows are lost.",
-        edits=(
-            Edit(
-                "Fact._rolled_back",
-                "            if not known or (transaction.joined",
-                "            if (transaction.joined",
-            ),
-            Edit(
-                "Fact._roll_back",
-                "            if not known or (transaction.joined",
-                "            if (transaction.joined",
-            ),
-        ),
-        checks=(
-            ENDED_INSIDE
-            + "what_the_caller_committed_inside_is_published_though_the_block_fails[postgres_url-asyncio-raises]",
-            ENDED_INSIDE
-            + "what_the_caller_committed_inside_is_published_though_the_block_fails[postgres_url-threads-raises]",
-            ENDED_INSIDE
-            + "what_a_statement_committed_inside_is_published_though_the_block_fails[sqlite_url-asyncio-0]",
-        ),
     ),
     Mutant(
         name="the-pause-of-a-handler-outlives-close",
@@ -1526,7 +1106,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="the-reason-for-a-stop-is-not-stored",
         rule="9.12",
         harm="A reader stopped last night, its process is gone: busrep lag shows a reader that is behind, and not why.",
-        edits=(Edit("Reading.stop", "        self._note(error, key)\n", ""),),
+        edits=(Edit("ReaderContext.stop", "        self.note(error, key)\n", ""),),
         checks=(HEALTH + "a_stop_is_told_and_stored_beside_the_position_until_it_moves_on",),
     ),
     Mutant(
@@ -1534,16 +1114,10 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.12",
         harm="The same, as soon as what was handled before the stop is saved.",
         edits=(
+            Edit("Reading.store_notes", "        await self.saver.try_save(due, busy=True)\n", ""),
             Edit(
-                "Reading._store_notes",
-                "        await self._try_save([key for key in self.notes.due if key in self.core.progress], busy=True)"
-                "  # it clears them\n",
-                "",
-            ),
-            Edit(
-                "Reading._save_together",
-                "            self._note(self.stopped[key], key)  # what was handled before it stopped cleared "
-                "the reason\n",
+                "PositionSaver._save_together",
+                "            context.note(context.stopped[key], key)\n",
                 "            pass\n",
             ),
         ),
@@ -1553,7 +1127,9 @@ MUTANTS: tuple[Mutant, ...] = (
         name="nobody-is-told-of-a-stop",
         rule="9.12",
         harm="A (stream, writer) stops, and the application that asked to be told is not.",
-        edits=(Edit("Reading.stop", "        if key not in self.stopped:\n            self.on_stop(error)\n", ""),),
+        edits=(
+            Edit("ReaderContext.stop", ("        if key not in self.stopped:\n            self.on_stop(error)\n"), ""),
+        ),
         checks=(HEALTH + "a_stop_is_told_and_stored_beside_the_position_until_it_moves_on",),
     ),
     Mutant(
@@ -1562,8 +1138,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A relay whose target was restored to an older state hears nothing of that writer any more, in silence.",
         edits=(
             Edit(
-                "Reading._handle",
-                "                    and (batch._tried and (error.stream, error.position) == (key[0], raw.position))\n",
+                "Handlers._handler_failed",
+                "            and (batch.handling.tried and (error.stream, error.position) == (key[0], raw.position))\n",
                 "",
             ),
         ),
@@ -1573,7 +1149,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="any-handler-of-a-stream-may-save",
         rule="9.12",
         harm="The first of two handlers saves, the second fails: the rows are not handed to it again.",
-        edits=(Edit("Reading.check_saving", "        if not batch._last:", "        if False:"),),
+        edits=(Edit("BatchSaver.check_saving", "        if not batch.handling.last:", "        if False:"),),
         checks=(EFFECTS + "only_the_last_handler_of_a_stream_may_save",),
     ),
     Mutant(
@@ -1581,7 +1157,9 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.12",
         harm="Another handler of its stream, which was at work then, gets nothing more of that writer, in silence.",
         edits=(
-            Edit("Reading._call_handlers", "            if handler in self._handlers[stream]:", "            if True:"),
+            Edit(
+                "Handlers._call_handlers", "            if handler in self._handlers[stream]:", "            if True:"
+            ),
         ),
         checks=(RETRYING + "a_loop_that_is_left_while_another_handler_works_keeps_nothing_back",),
     ),
@@ -1601,12 +1179,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "writer is handed out again, and nothing says so.",
         edits=(
             Edit(
-                "Reading._call_failed",
-                "        if self._closed:\n            heed_cancellation(error)  # it lost its patience\n",
+                "Handlers._call_failed",
+                ("        if self._context.closed:\n            heed_cancellation(error)  # it lost its patience\n"),
                 "        heed_cancellation(error)\n",
             ),
             Edit(
-                "Reading._work",
+                "Handlers._work",
                 "                if core.progress[key].queue.handling is not None:\n",
                 "                if False:\n",
             ),
@@ -1624,13 +1202,13 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "bootstrap_run.Run._do",
-                "            if being_cancelled() and (self.owner.closed or work not in machine.under_way):",
+                "            if being_cancelled() and (self.context.ended or work not in machine.under_way):",
                 "            if being_cancelled():",
             ),
             Edit(
                 "Applying._hand_out",
-                "                if self.owner.closed:\n                    heed_cancellation(error)",
-                "                if True:\n                    heed_cancellation(error)",
+                ("                if self.context.ended:\n                    heed_cancellation(error)"),
+                ("                if True:\n                    heed_cancellation(error)"),
             ),
         ),
         checks=(BOOTSTRAP_FAULTS + "a_deadline_of_the_functions_own_is_an_error_like_any_other",),
@@ -1649,9 +1227,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A program that ends without close(): asyncio.run() cancels all tasks, and waits for a worker for ever.",
         edits=(
             Edit(
-                "Reading._handle",
-                "            if self._closed or key in self._cancelled:\n",
-                "            if self._closed:\n",
+                "Handlers._call_until_handled",
+                "            if self._context.closed or key in self._cancelled:\n",
+                "            if self._context.closed:\n",
             ),
         ),
         checks=(RETRYING + "a_worker_that_somebody_cancels_ends_and_another_goes_on",),
@@ -1662,7 +1240,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A task of the application's that nobody cancelled gets CancelledError, and ends without a word.",
         edits=(
             Edit(
-                "Bus._renew_writing",
+                "OwnName._renew",
                 "                raise Closed from None  # only close() ends it\n",
                 "                raise\n",
             ),
@@ -1675,8 +1253,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The reader refuses to start in another log, and busrep lag does not say why.",
         edits=(
             Edit(
-                "Reading._load_durable",
-                "                    self._note(changed, *state.positions)  # of all streams: none of them is loaded\n",
+                "Beginning._saved_state",
+                "                context.note(changed, *state.positions)\n",
                 "",
             ),
         ),
@@ -1688,25 +1266,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Effects that a failover took back are made again after those of later rows.",
         edits=(
             Edit(
-                "Reading._look_at_saved",
-                "                    if key in core.progress and key not in self._workers and not",
-                "                    if key in core.progress and key not in {*self._workers, *self.stopped} and not",
+                "PositionSaver.look_at_saved",
+                "key not in context.workers and",
+                "key not in context.workers and key not in context.stopped and",
             ),
         ),
         checks=(RETRYING + "effects_that_were_lost_behind_a_stop_come_before_what_stopped_it",),
-    ),
-    Mutant(
-        name="an-ended-fact-takes-rows",
-        rule="4",
-        harm="A row that is added after the block is accepted, and lost.",
-        edits=(
-            Edit("FactBase._check_in_block", "if self._state is FactState.ENDED:", "if False:"),
-            Edit("FactBase._check_in_block", "if self._state is not FactState.OPEN:", "if not self._opened:"),
-        ),
-        checks=(
-            FACT_AFTER_BLOCK + "asyncio[sqlite_url]",
-            FACT_AFTER_BLOCK + "threads[sqlite_url]",
-        ),
     ),
     Mutant(
         name="a-fact-ends-with-its-commit",
@@ -1732,7 +1297,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-map-of-starts-is-ignored-without-known-writers",
         rule="9.25",
         harm="A reader that is to begin at given positions is given all the rows there are.",
-        edits=(Edit("Reading._load_durable", "        if foreign:  # such", "        if False:  # such"),),
+        edits=(Edit("Beginning._load_durable", "        if foreign:  # such", "        if False:  # such"),),
         checks=(REFERENCE + "a_reader_begins_where_it_is_told_to[a map]",),
     ),
     Mutant(
@@ -1741,9 +1306,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A durable reader that began now is given all older rows after its next start.",
         edits=(
             Edit(
-                "Reading._to_save",
-                "                await self._register(key, progress.began)\n",
-                "                await self._register(key, 0)\n",
+                "PositionSaver._to_save",
+                "                await self.register(key, progress.began)\n",
+                "                await self.register(key, 0)\n",
             ),
         ),
         checks=(REFERENCE + "a_durable_reader_that_began_now_goes_on_from_there",),
@@ -1754,19 +1319,10 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows that a lost link has cost are reported missed, though their writer has them.",
         edits=(
             Edit(
-                "Reading._load",
-                '            served = getattr(self._store, "serves_resettable", False)\n',
-                "            served = False\n",
+                "Beginning._load", 'served = getattr(self._context.store, "serves_resettable", False)', "served = False"
             ),
         ),
         checks=(REFERENCE + "a_resettable_stream_is_fetched_from_its_writer",),
-    ),
-    Mutant(
-        name="echoes-without-a-name-are-no-echoes",
-        rule="2",
-        harm="A writer of single lines takes its link for dead every few beats, and makes it anew.",
-        edits=(Edit("WriterSession.is_echo", "        if self._settings.one_line_messages:\n", "        if False:\n"),),
-        checks=(ONE_LINE + "such_a_writer_hears_itself_and_keeps_its_link",),
     ),
     Mutant(
         name="a-source-without-snapshots-stops-a-new-reader",
@@ -1806,8 +1362,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "fetch_instead",
-                "        reading.bootstrapped(name, positions)\n",
-                "        reading.bootstrapped(name, {})\n",
+                "        context.bootstrapped(name, positions)\n",
+                "        context.bootstrapped(name, {})\n",
             ),
         ),
         checks=(BOOTSTRAP_PAGING + "a_reader_far_behind_goes_on_where_it_was",),
@@ -1816,7 +1372,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-reason-with-another-number-is-another-reason",
         rule="1",
         harm="Whoever may publish fills the disks of all processes with log lines, one for each line that he says.",
-        edits=(Edit("Bus._log_error", "_NUMBER.sub('', error.reason)", "error.reason"),),
+        edits=(Edit("Receiver._log_error", "_NUMBER.sub('', error.reason)", "error.reason"),),
         checks=(BUS + "a_flood_of_bad_lines_fills_no_log",),
     ),
     Mutant(
@@ -1853,30 +1409,14 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(TRUST + "9_18_what_a_writer_said_that_joined_and_crashed_is_fetched_once_the_registry_lists_it",),
     ),
     Mutant(
-        name="a-writer-follows-whoever-speaks",
-        rule="9.18",
-        harm="One line of a writer that does not exist: idle writers follow it, and all writes of the stream fail.",
-        edits=(
-            Edit(
-                "WriterSession.heard",
-                "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):\n",
-                "if claim is None or epoch is None:\n",
-            ),
-        ),
-        checks=(
-            TRUST + "9_18_a_writer_follows_registered_writers_alone",
-            STRAY_LINES + "what_a_stranger_says_harms_nobody[sqlite-redis-asyncio-a writer that does not exist]",
-        ),
-    ),
-    Mutant(
         name="a-name-on-the-wire-fences",
         rule="9.19",
         harm="One NAME line stops a live writer; two deployments that share a Redis and a name stop each other.",
         edits=(
             Edit(
-                "Bus._command",
-                "                if writing.claimed is not None:  # a hint: the claim decides (9.19)\n",
-                "                if False:\n",
+                "NameWatch.heard",
+                "        if session.claim is not None:  # a hint: the claim decides (9.19)\n",
+                "        if False:\n",
             ),
         ),
         checks=(
@@ -1890,9 +1430,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A flood of forged NAMEs on the channel is a flood of questions to the database.",
         edits=(
             Edit(
-                "Bus._doubt_claim",
-                "        if writing.fenced is None and now - self._claim_asked_at >= self.settings.heartbeat:\n",
-                "        if writing.fenced is None:\n",
+                "NameWatch.may_ask",
+                " or now - self._asked_at < self._settings.heartbeat:",
+                ":",
             ),
         ),
         checks=(TRUST + "9_19_a_higher_incarnation_on_the_wire_fences_nobody[NAME]",),
@@ -1903,8 +1443,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What comes below a forged position is never handled, though it is never saved either.",
         edits=(
             Edit(
-                "Reading._go_back",
-                "            self.core.move_to(stream, writer, saved, error.highest)\n",
+                "PositionSaver.go_back",
+                "            self._core.progress[stream, writer].go_on_from(saved, error.highest)\n",
                 "            pass\n",
             ),
         ),
@@ -1916,10 +1456,13 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One line NAME ghost 5, or a writer that closed, makes every other process reconnect every ten seconds.",
         edits=(
             Edit(
-                "Bus._check_link",
-                "        if now - self._heard_at > bound and self._asked_at > self._heard_at:\n",
+                "Beats._check_link",
+                "        if (fault := self._watch.fault(now, announces=announces)) is not None:\n",
                 "        core = self._reading.core\n"
-                "        if core.last_heard and len(core.silent(now)) == len(core.last_heard):\n",
+                "        fault = self._watch.fault(now, announces=True) if announces else None\n"
+                "        if not announces and core.last_heard and len(core.silent(now)) == len(core.last_heard):\n"
+                '            fault = "silence"\n'
+                "        if fault is not None:\n",
             ),
         ),
         checks=(LINK_LIFE + "a_stray_name_makes_nobody_reconnect",),
@@ -1930,9 +1473,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader alone on its channel does not find out that its subscription is gone.",
         edits=(
             Edit(
-                "Bus._check_link",
-                "        elif now - self._heard_at > self.settings.heartbeat:\n            self._ask_for_positions()\n",
-                "",
+                "Beats._check_link",
+                "        elif self._watch.asks(now, announces=announces):\n",
+                "        elif False:\n",
             ),
         ),
         checks=(LINK_LIFE + "an_idle_reader_finds_out_that_its_subscription_is_gone",),
@@ -1943,9 +1486,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader that may not publish reconnects every ten seconds while nobody writes.",
         edits=(
             Edit(
-                "Bus._check_link",
-                "now - self._heard_at > bound and self._asked_at > self._heard_at",
-                "now - self._heard_at > bound",
+                "LinkWatch.fault",
+                "now - self.heard_at > bound and self.asked_at > self.heard_at",
+                "now - self.heard_at > bound",
             ),
         ),
         checks=(LINK_LIFE + "a_process_that_may_not_publish_keeps_its_link",),
@@ -1956,9 +1499,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader of a sub-channel alone reconnects every ten seconds while nobody writes.",
         edits=(
             Edit(
-                "asyncio.bus.Bus.__init__",
-                "dict.fromkeys((self.name, own_channel))",
-                "(self.name,)",
+                "ChannelPublisher.__init__",
+                "dict.fromkeys(asking)",
+                "asking[:1]",
             ),
         ),
         checks=(LINK_LIFE + "a_reader_of_a_sub_channel_hears_its_own_question",),
@@ -1994,22 +1537,9 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.21",
         harm="The last invalidation of a writer that crashed is lost: what it was about is returned for ever.",
         edits=(
-            Edit("Caching._keep_asking", "in () if watched.heard is None else watched.heard.gone(clock()):", "in ():"),
+            Edit("CacheUpkeep._keep_asking", "() if watched.heard is None else watched.heard.gone(clock()):", "():"),
         ),
         checks=(GOODBYE + "nobody_warns_of_a_closed_writer_of_invalidations_in_memory",),
-    ),
-    Mutant(
-        name="a-writer-leaves-while-a-fact-is-in-doubt",
-        rule="9.21",
-        harm="close() waits for the lock of a transaction that its own caller has to end, and gives up.",
-        edits=(
-            Edit("WriterSession.unfinished", "        return bool(self._doubts) or any(", "        return any("),
-            Edit("WriterSession.unfinished", "one.open or one.asked for one in", "False for one in"),
-        ),
-        checks=(
-            GOODBYE + "a_writer_with_a_fact_in_doubt_is_not_finished_by_itself[asyncio]",
-            GOODBYE + "a_writer_with_a_fact_in_doubt_is_not_finished_by_itself[threads]",
-        ),
     ),
     Mutant(
         name="an-answer-that-waits-has-no-clock",
@@ -2017,9 +1547,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A REPLICATE that comes too soon is answered by the next beat, seconds later.",
         edits=(
             Edit(
-                "Bus._answer",
-                "due := writing.core.next_answer) < math.inf",
-                "due := writing.core.next_answer) < -math.inf",
+                "Receiver._answer",
+                "due := writing.core.announcements.next_answer) < math.inf",
+                "due := writing.core.announcements.next_answer) < -math.inf",
             ),
         ),
         checks=(REPLICATE_RATE + "one_that_waits_is_answered_though_nothing_else_happens",),
@@ -2030,13 +1560,13 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One key that the database refuses stops all saving of a reader: at its restart all rows come again.",
         edits=(
             Edit(
-                "Reading._save_together",
+                "PositionSaver._save_together",
                 "            for change in changes:  # find out for which of them it does not work\n"
                 "                await self._save_together([change])\n",
                 "            self._refuse_to_save(changes[0][:2], error)\n",
             ),
             Edit(
-                "Reading._save_changes",
+                "PositionSaver._save_changes",
                 "            [c for c in changes if c[:2] not in self.unsavable],\n"
                 "            *([c] for c in changes if c[:2] in self.unsavable),\n",
                 "            changes,\n",
@@ -2055,7 +1585,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="commands-that-wait-are-counted-and-not-their-bytes",
         rule="9.20",
         harm="10,000 commands of 64 KiB wait for a Redis that is away: 650 MB.",
-        edits=(Edit("asyncio.bus.Bus.send", " + len(line) > COMMAND_QUEUE_BYTES:", " + len(line) > 2**60:"),),
+        edits=(Edit("ChannelPublisher.send", " + len(line) > COMMAND_QUEUE_BYTES:", " + len(line) > 2**60:"),),
         checks=(PRESENCE + "commands_that_wait_are_bounded_by_their_bytes",),
     ),
     Mutant(
@@ -2064,9 +1594,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After 16 MiB of presence a process tells nothing any more.",
         edits=(
             Edit(
-                "Bus._publish_all",
-                "                self._commands_bytes -= len(self._commands.popleft()[1])\n",
-                "                self._commands.popleft()\n",
+                "ChannelPublisher._publish_all",
+                "                self._commands_bytes -= len(self.commands.popleft()[1])\n",
+                "                self.commands.popleft()\n",
             ),
         ),
         checks=(PRESENCE + "commands_that_wait_are_bounded_by_their_bytes",),

@@ -88,7 +88,7 @@ def test_what_is_written_meanwhile_is_held_and_comes_after_it() -> None:
             async with shop.bus(start=None) as reader:
                 source = Source(reader._store)
                 source.on_load = wait
-                reader._reading.bootstrapping._given = source
+                reader.reading.bootstrapping.source.given = source
                 target = Target().of(reader)
                 await at.wait()
                 assert state(reader) == "loading"
@@ -128,7 +128,7 @@ def test_over_the_buffer_limit_the_rest_comes_by_catch_up() -> None:
                 await go_on.wait()
 
             async with shop.bus(start=None) as reader:
-                source = reader._reading.bootstrapping._given = Source(reader._store)
+                source = reader.reading.bootstrapping.source.given = Source(reader._store)
                 source.on_load = wait
                 target = Target().of(reader)
                 await at.wait()
@@ -219,7 +219,7 @@ def test_one_that_needs_pruned_rows_takes_a_snapshot() -> None:
                     await online(reader)
                     assert target.numbers == sorted(range(30, 35))
                     assert "below the retention floor" in reader.statistics()["bootstrap"]["orders"]["reason"]
-                    assert reader._reading.stopped == {}
+                    assert reader.reading.stopped == {}
                 return
 
     virtual.run(main())
@@ -255,7 +255,7 @@ def test_what_was_handled_is_waited_for_again_while_a_snapshot_loads() -> None:
             last = await write(writer, 15)
             await _proven(writer)
             async with shop.bus(start="earliest") as reader:
-                source = reader._reading.bootstrapping._given = Source(reader._store)
+                source = reader.reading.bootstrapping.source.given = Source(reader._store)
                 target = Target().of(reader)
                 await reader.wait_for(orders, "w1", last)
                 at, go_on = asyncio.Event(), asyncio.Event()
@@ -342,9 +342,9 @@ def test_what_cannot_be_bootstrapped_is_said_at_once() -> None:
             Target().of(reader)
             with pytest.raises(ConfigError, match="has a function for its snapshots already"):
                 reader.snapshot(orders)(print)
-            reader._reading.bootstrapping.store = object()
+            reader.reading.bootstrapping.source.store = object()
             with pytest.raises(ConfigError, match="snapshot_source="):
-                reader._reading.bootstrapping.source  # noqa: B018
+                reader.reading.bootstrapping.source.check()
 
     virtual.run(main())
 
@@ -398,7 +398,7 @@ def test_another_log_is_a_reason_for_another_snapshot(durable: bool, when: str) 
                     await go_on.wait()
 
             async with shop.bus(reader="billing" if durable else None, start=None) as reader:
-                source = reader._reading.bootstrapping._given = Source(reader._store)
+                source = reader.reading.bootstrapping.source.given = Source(reader._store)
                 source.on_load = wait
                 target = Target().of(reader)
                 resets: list[Any] = []
@@ -411,7 +411,7 @@ def test_another_log_is_a_reason_for_another_snapshot(durable: bool, when: str) 
                 async with shop.bus(writer="w1") as writer:
                     last = await write(writer, 3, first=100)
                     await _proven(writer)
-                    await until(lambda: reader._reading.core.epoch == reader._store.world.epoch)
+                    await until(lambda: reader.reading.core.epoch == reader._store.world.epoch)
                     go_on.set()
                     await reader.wait_for(orders, "w1", last)
                     await online(reader)
@@ -420,7 +420,7 @@ def test_another_log_is_a_reason_for_another_snapshot(durable: bool, when: str) 
                     await reader.wait_for(orders, "w1", await write(writer, 3, first=103))
                     assert target.numbers == [*range(12), *range(100, 106)]
                     if durable:
-                        await reader._reading.save()
+                        await reader.reading.saver.save()
                         state = await reader._store.load_reader("billing")
                         assert state.epoch == reader._store.world.epoch
 
@@ -463,10 +463,10 @@ def test_one_that_is_killed_before_it_agrees_in_another_log_begins_there_again(s
                     reader.subscribe(payments)(handled.append)
                     await reader.bootstrap(orders)
                     await reader.wait_for(payments, "w1", paid)
-                    await reader._reading.save()
+                    await reader.reading.saver.save()
             await _restore(shop, 12)
             reader = shop.bus(reader="billing", start=start)
-            source = reader._reading.bootstrapping._given = Source(reader._store)
+            source = reader.reading.bootstrapping.source.given = Source(reader._store)
             at = asyncio.Event()
 
             async def killed() -> None:
@@ -501,7 +501,7 @@ def test_another_log_stops_who_wants_it_so() -> None:
                 await asyncio.Event().wait()
 
             async with shop.bus(start=None, on_epoch_change="stop") as reader:
-                source = reader._reading.bootstrapping._given = Source(reader._store)
+                source = reader.reading.bootstrapping.source.given = Source(reader._store)
                 source.on_load = wait
                 Target().of(reader)
                 await at.wait()

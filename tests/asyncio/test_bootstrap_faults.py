@@ -36,7 +36,7 @@ class Bench:
     async def read(self, **options: Any) -> AsyncIterator[tuple[Bus, Source, Target]]:
         bus = self.shop.bus(**{"start": None, **options})
         source = Source(bus._store)
-        bus._reading.bootstrapping._given = source
+        bus.reading.bootstrapping.source.given = source
         async with bus:
             yield bus, source, Target()
         assert (source.held, source.open_loads) == ([], 0)
@@ -319,8 +319,8 @@ def test_reading_that_has_failed_holds_nothing_at_the_source() -> None:
             target.of(bus)
             await gate.at.wait()
             assert len(source.held) == 1
-            bus._reading.core.new_epoch = "0" * 32
-            bus._reading.pump()
+            bus.reading.core.new_epoch = "0" * 32
+            bus.reading.pump()
             with pytest.raises(EpochChanged):
                 await bus.wait_for(orders, "w1", made.last)
             await until(lambda: not source.held)
@@ -722,7 +722,7 @@ def test_a_killed_process_goes_on_with_the_next_part(at: int) -> None:
         async with bench() as made:
             gate, target = Gate(at), Target()
             bus = made.shop.bus(reader="billing", start=None)
-            source = bus._reading.bootstrapping._given = Source(bus._store)
+            source = bus.reading.bootstrapping.source.given = Source(bus._store)
             source.on_load = gate
             await bus.open()
             target.of(bus)
@@ -755,13 +755,13 @@ def test_one_that_is_killed_while_draining_is_online_after_the_next_start() -> N
             async def handle(batch: Batch[Any]) -> None:
                 await gate()
 
-            given = bus._reading.bootstrapped
+            given = bus.reading.bootstrapped
 
             def bootstrapped(*args: Any) -> None:
-                bus._reading.core.learned("orders", "w1", made.last + 5)
+                bus.reading.core.learned("orders", "w1", made.last + 5)
                 given(*args)
 
-            bus._reading.bootstrapped = bootstrapped  # type: ignore[method-assign]
+            bus.reading.bootstrapped = bootstrapped  # type: ignore[method-assign]
             last = await write(made.writer, 5, first=35)
             await gate.at.wait()
             assert state(bus) == "draining"
@@ -783,7 +783,7 @@ def test_an_unfinished_one_waits_for_its_function(caplog: pytest.LogCaptureFixtu
         async with bench() as made:
             gate, target = Gate(2), Target()
             bus = made.shop.bus(reader="billing", start=None)
-            source = bus._reading.bootstrapping._given = Source(bus._store)
+            source = bus.reading.bootstrapping.source.given = Source(bus._store)
             source.on_load = gate
             await bus.open()
             target.of(bus)
@@ -885,7 +885,7 @@ def test_a_writer_that_bootstraps_its_own_stream_has_its_own_rows_in_it(own: boo
             await bus.wait_for(orders, "w2", later)
             assert target.numbers == list(range(50 if own else 45)), "own facts count as handled, as ever"
             assert bus.positions()["orders"]["w2"] == later
-            await bus._reading.save()
+            await bus.reading.saver.save()
             assert (await bus._store.load_reader("billing")).positions["orders", "w2"] == later
 
     virtual.run(main())
@@ -955,7 +955,7 @@ def test_while_it_loads_no_positions_are_saved_but_those_of_the_snapshot() -> No
             assert (await bus._store.load_reader("billing")).positions["orders", "w1"] == made.last + 5
             gate.go_on.set()
             await asked
-            await bus._reading.save()
+            await bus.reading.saver.save()
             assert (await bus._store.load_reader("billing")).positions["orders", "w1"] == made.last + 10
 
     virtual.run(main())
@@ -1099,7 +1099,7 @@ def test_save_refuses_a_part_that_is_not_this_processs_any_more() -> None:
             @bus.snapshot(orders)
             async def apply(part: SnapshotPart[Any]) -> None:
                 if part.number == 1 and not refused:
-                    bus._reading.bootstrapping._runs["orders"].machine.gone("a test says so", 0.0)
+                    bus.reading.bootstrapping._runs["orders"].machine.gone("a test says so", 0.0)
                     try:
                         await part.save(None)
                     except ReaderMoved as error:

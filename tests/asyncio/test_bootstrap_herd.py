@@ -120,7 +120,7 @@ def test_a_bus_whose_streams_all_begin_at_once_loads_as_many_as_are_allowed() ->
                 last = {stream: await write(writer, 35, stream=stream) for stream in (orders, payments)}
                 await writer._writing.beat()
                 async with shop.bus(reader="billing", start=None) as reader:
-                    source = reader._reading.bootstrapping._given = Source(reader._store)
+                    source = reader.reading.bootstrapping.source.given = Source(reader._store)
                     most = 0
 
                     async def watch(_: int) -> None:
@@ -150,7 +150,7 @@ def test_a_bus_whose_streams_all_begin_at_once_loads_as_many_as_are_allowed() ->
                     found = reader.statistics()["caches"]["caches"][double.cache_name]
                     await until(lambda: reader.statistics()["caches"]["caches"][double.cache_name]["invalidations"])
                     assert found["hits"] == 1
-                    await reader._reading.save()
+                    await reader.reading.saver.save()
                     kept = await reader._store.load_reader("billing")
                     assert kept.streams == {"orders", "payments"}
 
@@ -163,7 +163,7 @@ def test_who_waits_for_a_snapshot_may_give_up_and_it_goes_on() -> None:
             last = await write(writer, 35)
             await writer._writing.beat()
             async with shop.bus(reader="billing", start="earliest") as reader:
-                source = reader._reading.bootstrapping._given = Source(reader._store)
+                source = reader.reading.bootstrapping.source.given = Source(reader._store)
                 at, go_on = asyncio.Event(), asyncio.Event()
 
                 async def gate(_: int) -> None:

@@ -76,7 +76,7 @@ async def test_a_new_reader_fetches_all_rows_in_place_of_a_snapshot(
             await reader.wait_for(orders, "w1", last, timeout=20)
             assert target.numbers == list(range(35))
             assert target.parts == []
-            assert reader._reading.bootstrapping.stopped == {}
+            assert reader.reading.stopped_bootstraps == {}
             with pytest.raises(NoSnapshots, match="gives no snapshots: pass snapshot_source="):
                 await reader.bootstrap(orders)
         assert "its rows are fetched page by page, from {'w1': 0} on" in caplog.text
@@ -124,8 +124,8 @@ async def test_where_rows_were_pruned_only_a_snapshot_will_do(redis_url: str, bu
         await store.close()
         async with deployed.reader() as reader:
             target = Target().of(reader)
-            await until(lambda: "orders" in reader._reading.bootstrapping.stopped)
-            assert isinstance(reader._reading.bootstrapping.stopped["orders"], NoSnapshots)
+            await until(lambda: "orders" in reader.reading.stopped_bootstraps)
+            assert isinstance(reader.reading.stopped_bootstraps["orders"], NoSnapshots)
             assert target.numbers == []
 
 

@@ -332,7 +332,7 @@ def test_one_that_is_killed_about_its_commit_goes_on_exactly_there(shop: Shop, p
                     assert bills.parts == [0, 1, 2, 3]
                     assert bills.numbers == list(range(40))
                     await online(reader)
-                    await until(lambda: not reader._reading.bootstrapping._finishing)
+                    await until(lambda: not reader.reading.bootstrapping._finishing)
                     assert [one.state for one in await reader._store.bootstraps("billing")] == ["online"]
 
     run(main())
@@ -441,9 +441,9 @@ def test_a_process_that_reads_joins_the_snapshot_that_another_of_its_name_begins
                 await writer._store.leave(older)
                 first.of(one)
                 await one.wait_for(orders, "w1", await write(writer, 5, first=35))
-                await until(lambda: one._reading._saved["orders", "w1"] == 40)
+                await until(lambda: one.reading.saved.at["orders", "w1"] == 40)
                 async with shop.bus(reader="billing", start="earliest") as other:
-                    source = other._reading.bootstrapping._given = Source(other._store)
+                    source = other.reading.bootstrapping.source.given = Source(other._store)
                     source.change = lambda _: older
                     at, go_on = asyncio.Event(), asyncio.Event()
 

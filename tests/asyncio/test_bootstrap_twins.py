@@ -69,7 +69,7 @@ def test_a_position_that_is_what_it_was_is_another_after_a_snapshot(behind: int)
             async with shop.bus(reader="billing", start="earliest") as two:
                 two.subscribe(orders)(target.handle)
                 await two.wait_for(orders, "w1", first)
-                await two._reading.save()
+                await two.reading.saver.save()
                 assert await saved(two) == first
                 if behind:
                     await write(writer, behind, first=35)
@@ -79,7 +79,7 @@ def test_a_position_that_is_what_it_was_is_another_after_a_snapshot(behind: int)
                 await heard(one, "w1")
                 agreed = await one._store.agree("orders", part_rows=10)
                 await two.wait_for(orders, "w1", await write(writer, 8 - behind, first=35 + behind))
-                source = one._reading.bootstrapping._given = Source(one._store)
+                source = one.reading.bootstrapping.source.given = Source(one._store)
                 source.change = lambda _: agreed
 
                 @one.snapshot(orders)
@@ -95,11 +95,11 @@ def test_a_position_that_is_what_it_was_is_another_after_a_snapshot(behind: int)
                 assert await saved(one) == first + behind
                 await crash(one)
                 assert isinstance((await asyncio.gather(asking, return_exceptions=True))[0], Closed)
-                await two._reading.save()
+                await two.reading.saver.save()
                 await until(lambda: target.numbers == list(range(43)))
                 await two.wait_for(orders, "w1", await write(writer, 2, first=43))
                 assert target.numbers == list(range(45))
-                await two._reading.save()
+                await two.reading.saver.save()
                 assert await saved(two) == 45
 
     virtual.run(main())
@@ -131,7 +131,7 @@ def test_a_process_waits_until_the_others_snapshot_is_applied(knows: bool, began
                 await begin()
                 await two.wait_for(orders, "w1", last)
                 await heard(two, "w1")
-                await two._reading.save()
+                await two.reading.saver.save()
             async with shop.bus(reader="billing", start="earliest" if began == "before" else None) as one:
                 one.snapshot(orders)(target.apply)
                 one.subscribe(orders)(target.handle)
@@ -142,8 +142,8 @@ def test_a_process_waits_until_the_others_snapshot_is_applied(knows: bool, began
                 last = await write(writer, 5, first=35)
                 if began == "before" and not knows:  # it goes on, and finds out when it saves
                     await two.wait_for(orders, "w1", last)
-                await two._reading.save()
-                await until(lambda: "orders" in two._reading.core.bootstrapping)
+                await two.reading.saver.save()
+                await until(lambda: "orders" in two.reading.core.bootstrapping)
                 handled.clear()
                 asked = 0
                 load = two._store.load_reader
@@ -170,7 +170,7 @@ def test_a_process_waits_until_the_others_snapshot_is_applied(knows: bool, began
                 last = await write(writer, 5, first=40)
                 await two.wait_for(orders, "w1", last)
                 assert target.numbers == list(range(45))
-            await two._reading.save()
+            await two.reading.saver.save()
             assert await saved(two) == last
             await two.close()
 
@@ -216,7 +216,7 @@ def test_one_that_drains_when_the_other_begins_anew_goes_on_with_that() -> None:
                 assert target.numbers == list(range(50))
                 assert [0, 1, 2, 3] not in applied, "handed out on what would be emptied"
                 assert target.parts == [0, 1, 2, 3, 0, 1, 2, 3]
-                await one._reading.save()
+                await one.reading.saver.save()
                 assert await saved(one) == last
 
     virtual.run(main())
@@ -232,7 +232,7 @@ def test_what_the_other_has_begun_is_looked_for_again_when_it_cannot_be_read() -
                 two.snapshot(orders)(target.apply)
                 two.subscribe(orders)(target.handle)
                 await two.wait_for(orders, "w1", last)
-                await two._reading.save()
+                await two.reading.saver.save()
                 given = two._store.bootstraps
 
                 async def unknown(*args: Any) -> Any:
@@ -272,7 +272,7 @@ def test_a_function_known_late_goes_on_with_what_is_saved_by_then() -> None:
             await writer._store.begin_bootstrap("billing", found, syncs=1, reason="killed since")
             async with shop.bus(reader="billing", start=None) as two:
                 two.subscribe(orders)(target.handle)
-                await until(lambda: "orders" in two._reading.core.bootstrapping)
+                await until(lambda: "orders" in two.reading.core.bootstrapping)
                 async with shop.bus(reader="billing", start=None) as one:
                     one.snapshot(orders)(target.apply)
                     await target.held.wait()
@@ -306,14 +306,14 @@ def test_a_part_that_stopped_one_is_not_applied_again_behind_the_others_back() -
                     await target.apply(part)
 
                 two.subscribe(orders)(target.handle)
-                await until(lambda: two._reading.bootstrapping.stopped)
+                await until(lambda: two.reading.stopped_bootstraps)
                 assert failing == []
                 async with shop.bus(reader="billing", start=None) as one:
                     one.snapshot(orders)(target.apply)
                     one.subscribe(orders)(target.handle)
                     last = await write(writer, 5, first=35)
                     await one.wait_for(orders, "w1", last)
-                    await one._reading.save()
+                    await one.reading.saver.save()
                 assert target.parts == [0, 1, 2, 3]
                 two.resume(orders, "w1")
                 await online(two)
@@ -341,22 +341,22 @@ def test_two_processes_find_another_log_and_load_it_between_them(saves: str) -> 
                     bus.snapshot(orders)(target.apply)
                     bus.subscribe(orders)(target.handle)
                     await bus.wait_for(orders, "w1", last)
-                await one._reading.save()
+                await one.reading.saver.save()
                 await _restore(shop, 12)
                 async with shop.bus(writer="w1") as writer:
                     await write(writer, 3, first=100)
-                    await until(lambda: one._reading.core.epoch == one._store.world.epoch)
+                    await until(lambda: one.reading.core.epoch == one._store.world.epoch)
                     if saves == "first":
-                        await two._reading.save()
+                        await two.reading.saver.save()
                     await until(lambda: state(one) == state(two) == "online")
                     last = await write(writer, 3, first=103)
                     await one.wait_for(orders, "w1", last)
                     await two.wait_for(orders, "w1", last)
                     assert target.numbers == [*range(12), *range(100, 106)]
-                    await one._reading.save()
-                    await two._reading.save()
+                    await one.reading.saver.save()
+                    await two.reading.saver.save()
                     assert await saved(two) == last
-                    assert one._reading.stopped == two._reading.stopped == {}
+                    assert one.reading.stopped == two.reading.stopped == {}
 
     virtual.run(main())
 

@@ -24,7 +24,8 @@ import redis.asyncio
 
 import busrep
 from busrep import Batch, Bus, Settings, Stream, connect
-from busrep.core.commands import Position, RemoteServerUp, UserIp, UserSync
+from busrep.core.application_commands import RemoteServerUp, UserIp, UserSync
+from busrep.core.commands import Position
 from busrep.errors import (
     Closed,
     ConfigError,
@@ -607,10 +608,10 @@ def test_a_transaction_that_has_ended_is_asked_after_whole(
                     fact.add(Order(number, "new"))
                 facts.append(fact)
             await connection.commit()
-            await writing._settle(writing._doubts[0])
-            assert len(writing._doubts) == 1
+            await writing._settle(writing.doubts[0])
+            assert len(writing.doubts) == 1
             facts[0].ended()
-            await until(lambda: not writing._doubts)
+            await until(lambda: not writing.doubts)
 
     run(main())
 
@@ -928,7 +929,7 @@ def test_a_writer_that_joins_later_is_saved_exactly_once_on_sqlite(deployment: D
                         connection.rollback()
                     seen(batch)
 
-                await until(lambda: "orders" in reader._reading.core.followed)
+                await until(lambda: "orders" in reader.reading.core.followed)
                 async with deployment.bus(writer="late") as writer:
                     # At once: the handler's connection blocks this loop, on which a fact's open transaction would wait.
                     ids = await writer.publish(orders, [Order(number, "late") for number in (1, 2, 3)])
@@ -1140,7 +1141,7 @@ def test_follow_ends_with_the_bus(deployment: Deployment) -> None:
                     pass
 
             task = asyncio.create_task(follow())
-            await until(lambda: len(reader._reading._handlers) == 2)
+            await until(lambda: len(reader.reading.subscribed) == 2)
         with pytest.raises(Closed):
             await task
         with pytest.raises(Closed):
@@ -1332,11 +1333,11 @@ def test_a_reader_that_writes_too_gets_what_its_dead_predecessor_committed(deplo
         first = deployment.bus(writer="w1", reader="w1", settings=attrs.evolve(QUICK, save_every=60.0))
         await first.open()
         first.subscribe(orders)(seen)
-        await until(lambda: "orders" in first._reading.core.followed)
+        await until(lambda: "orders" in first.reading.core.followed)
         await write(first, 1)
         await _crash(first)
-        first._reading._name = None
-        await first._reading.close(0)
+        first.reading.reader = ""
+        await first.reading.close(0)
         await first._store.close()
         async with deployment.bus(writer="w1", reader="w1") as second:
             second.subscribe(orders)(seen)
@@ -1545,8 +1546,8 @@ def test_a_flood_of_bad_lines_fills_no_log(deployment: Deployment, caplog: pytes
         async with deployment.bus() as bus:
             caplog.clear()
             for number in range(5, 1000):
-                bus._message(deployment.name, b"POSITION s w %d 4" % number)
-            bus._message(deployment.name, b"POSITION s")
+                bus.receiver.receive(deployment.name, b"POSITION s w %d 4" % number)
+            bus.receiver.receive(deployment.name, b"POSITION s")
             assert bus.statistics()["reader"]["parse_errors"] == 996
 
     run(main())

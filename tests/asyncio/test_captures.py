@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio
 
 import busrep
-from busrep.core.commands import UserIp
+from busrep.core.application_commands import UserIp
 from busrep.core.framing import parse_frame
 from tests import DATA
 

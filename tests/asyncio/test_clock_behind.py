@@ -13,7 +13,7 @@ import pytest
 import busrep
 from busrep import sync
 from busrep.core.delivery import Reset
-from busrep.core.reader import Followed
+from busrep.core.received import Followed
 from busrep.settings import Settings
 from tests.core.test_reader import Driver, announce, position, rdata
 from tests.shop import QUICK, typing
@@ -80,7 +80,7 @@ def ahead(seconds: float) -> Any:
     """The clock that incarnations are taken from."""
     shifted = mock.Mock(wraps=time)
     shifted.time = lambda: time.time() + seconds
-    return mock.patch.multiple("busrep.asyncio.bus", time=shifted)
+    return mock.patch.multiple("busrep.runtime.own_name", time=shifted)
 
 
 @pytest.mark.servers
@@ -136,7 +136,7 @@ def test_a_writer_goes_on_above_a_predecessor_that_it_hears(redis_url: str, bus_
                 await first.open()
             await first.publish(typing, [["ann"]])
             await until(lambda: seen == [["ann"]])
-            first._named_at -= 3600.0  # it has started long ago
+            first.own_name.watch.since -= 3600.0  # it has started long ago
             if runtime == "asyncio":
                 async with busrep.connect(redis_url, writer="w", **options) as second:
                     await until(lambda: second.statistics()["writer"]["incarnation"] > (time.time() + 1800) * 1000)

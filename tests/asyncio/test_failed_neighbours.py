@@ -13,7 +13,6 @@ import pytest
 import busrep.sync
 from busrep import Stream
 from busrep.errors import Unavailable
-from busrep.stores.blocking import BlockingStore
 from busrep.streams import Registry
 from busrep.testing.pair import MemoryDeployment
 from tests.asyncio.bus_conformance import until
@@ -90,11 +89,12 @@ def test_a_fact_of_threads_whose_neighbour_gets_no_id_is_published(
         reader.subscribe(alone)(lambda batch: handled.extend(row.number for row in batch.rows))
         until(lambda: reader.statistics()["link"]["reading"]["connected"], 60)
         reader.wait_for(alone, "w", bus.publish(alone, [Order(1, "new")])[0])
-        reserve = type(store).reserve
+        kind: Any = type(store.wrapped)
+        reserve = kind.reserve
 
-        def late(store: BlockingStore, stream: str, count: int) -> Sequence[int]:
+        async def late(store: Any, stream: str, count: int) -> Sequence[int]:
             if threading.current_thread() is not neighbour:
-                return list(reserve(store, stream, count))
+                return list(await reserve(store, stream, count))
             asked.set()
             go.wait(60)
             raise CUT
@@ -107,7 +107,7 @@ def test_a_fact_of_threads_whose_neighbour_gets_no_id_is_published(
                 refused.append(error)
 
         neighbour = threading.Thread(target=write)
-        monkeypatch.setattr(type(store), "reserve", late)
+        monkeypatch.setattr(kind, "reserve", late)
         neighbour.start()
         assert asked.wait(60)
         (last,) = bus.publish(alone, [Order(2, "new")])

@@ -22,7 +22,7 @@ import redis.asyncio
 
 import busrep.sync
 from busrep import Batch, Bus
-from busrep.core.commands import RemoteServerUp
+from busrep.core.application_commands import RemoteServerUp
 from busrep.errors import BusrepError, Closed, CommitUnknown, HandlerFailed, Unavailable, WriterFenced
 from busrep.runtime.tasks import stop
 from busrep.stores import open_store
@@ -51,14 +51,14 @@ def either(request: pytest.FixtureRequest, redis_url: str, bus_name: str) -> Dep
 
 async def crash(bus: Bus) -> None:
     """As kill -9 does, of a bus in this process: nothing more is published, saved or released."""
-    bus._reading._name = None
+    bus.reading.reader = ""
     if bus._writing is not None:
         bus._writing.core.fenced()
-        bus._writing._claimed = None
-    tasks = [*bus._background, *bus._tasks, *bus._reading._tasks, *bus._reading._workers.values()]
+        bus._writing.store = bus._writing.claim = None
+    tasks = [*bus._background, *bus._tasks, *bus.reading.tasks, *bus.reading.workers.values()]
     await stop(tasks, 5.0)
     assert all(task.done() for task in tasks)
-    await bus._reading.close(0.01)
+    await bus.reading.close(0.01)
     await bus._link.close()
     for store in bus._stores:
         await store.close()
@@ -187,7 +187,7 @@ def test_own_facts_do_not_hide_those_a_predecessor_left(deployment: Deployment) 
             await gate.wait()
 
         last = await write(bus, 3)
-        await until(lambda: bus._reading._workers)
+        await until(lambda: bus.reading.workers)
         await until(lambda: bus.statistics()["writer"]["streams"]["orders"]["sent"] >= last)
         assert bus.positions()["orders"]["w1"] == 0
         await asyncio.sleep(4 * QUICK.save_every)
@@ -210,7 +210,7 @@ def test_a_link_lost_while_a_predecessor_s_rows_are_fetched_does_not_end_that(de
         async with deployment.bus(writer="w1", streams=[orders]) as first:
             await write(first, 1, 2)
         async with deployment.bus(writer="w1", reader="r") as second:
-            gate = Gate(second._reading._store, "fetch")
+            gate = Gate(second.reading.store, "fetch")
             second.subscribe(orders)(seen)
             await gate.at.wait()
             before = second.statistics()["link"]["reconnects"]
@@ -232,10 +232,10 @@ async def heard_once(deployment: Deployment, method: str) -> None:
     seen = Seen()
     async with deployment.bus(settings=patient, streams=[orders]) as reader:
         reader.subscribe(orders)(seen)
-        await until(lambda: "orders" in reader._reading.core.followed)
-        core, store = reader._reading.core, reader._reading._store
+        await until(lambda: "orders" in reader.reading.core.followed)
+        core, store = reader.reading.core, reader.reading.store
         asked = Gate(store, "known", after=True)
-        reader._reading.beat(all_known=True)
+        reader.reading.beat(all_known=True)
         await asked.at.wait()
         given, failed = getattr(store, method), asyncio.Event()
 
@@ -250,7 +250,7 @@ async def heard_once(deployment: Deployment, method: str) -> None:
             settings=patient,
         ) as writer:  # fmt: skip
             (token,) = await asyncio.to_thread(writer.publish, orders, [Order(1, "new")])
-            await until(lambda: any(end == token for end, _ in core._unconfirmed.values()))
+            await until(lambda: any(end == token for end, _ in core.admission._unconfirmed.values()))
             if method != "known":
                 setattr(store, method, fails_once)
             asked.go_on.set()
@@ -413,7 +413,7 @@ def test_a_handler_may_close_the_bus(deployment: Deployment) -> None:
             assert (await saved(deployment, "r"))["orders", "w1"] == last
             left = [task.get_name() for task in asyncio.all_tasks()]
             assert not reader._link.connected
-            assert sum(name.startswith("busrep-subscriber") for name in left) == 1  # the writer's
+            assert left.count("busrep-link") == 1  # the writer's
 
     run(main(), timeout=15)
 
@@ -431,7 +431,7 @@ def test_a_slow_handler_does_not_starve_the_other_streams(deployment: Deployment
 
             reader.subscribe(payments)(seen)
             last = (await writer.publish(orders, [Order(n, "x" * 50) for n in range(1_000)]))[-1]
-            await until(lambda: reader._reading.core.queue_bytes > 5_000)
+            await until(lambda: reader.reading.core.intake.queue_bytes > 5_000)
             ids = await writer.publish(payments, [Order(n, "x" * 50) for n in range(1_000)])
             await reader.wait_for(payments, "w1", ids[-1])
             assert seen.numbers == list(range(1_000))
@@ -661,13 +661,13 @@ def test_a_stopped_writer_with_rows_waiting_makes_no_tasks(deployment: Deploymen
             deployment.bus(writer="w2") as w2,
             deployment.bus(settings=IMPATIENT) as reader,
         ):
-            core, work = reader._reading.core, reader._reading._work
+            core, work = reader.reading.core, reader.reading.handlers._work
 
             def counted(key: Any) -> Any:
                 made.extend([key] if key == ("orders", "w1") else [])
                 return work(key)
 
-            reader._reading._work = counted  # type: ignore[method-assign]
+            reader.reading.handlers._work = counted  # type: ignore[method-assign]
 
             @reader.subscribe(orders)
             async def handle(batch: Batch[Order]) -> None:
@@ -682,13 +682,13 @@ def test_a_stopped_writer_with_rows_waiting_makes_no_tasks(deployment: Deploymen
             await write(w1, 2)
             await until(lambda: ("orders", "w1") in core.ready)
             go_on.set()
-            await until(lambda: reader._reading.stopped)
+            await until(lambda: reader.reading.stopped)
             await reader.wait_for(orders, "w2", await write(w2, 3))
             await turns()
             assert len(made) == 1
 
             core.rebase(core.epoch or "", {})  # a notice waits as well: for resume()
-            reader._reading.pump()
+            reader.reading.pump()
             await turns()
             assert len(made) == 1
             assert ("orders", "w1", 0) not in resets
@@ -708,14 +708,14 @@ def test_without_a_pause_between_saves_nothing_goes_round_idle(deployment: Deplo
             deployment.bus(reader="r", settings=at_once) as reader,
         ):
             batches: list[Batch[Order]] = []
-            reading = reader._reading
-            save = reading._try_save
+            reading = reader.reading
+            save = reading.saver.try_save
 
             async def counted(keys: Any, **options: Any) -> None:
                 saves.append(keys)
                 await save(keys, **options)
 
-            reading._try_save = counted  # type: ignore[method-assign]
+            reading.saver.try_save = counted  # type: ignore[method-assign]
             reader.subscribe(orders)(batches.append)
             for number in range(5):
                 await reader.wait_for(orders, "w1", await write(w1, number))
@@ -769,7 +769,7 @@ def test_a_dead_writer_that_cannot_be_finished_does_not_keep_the_others_from_bei
 def test_command_handlers_that_are_too_slow_are_bounded(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("busrep.asyncio.bus.COMMAND_CALLS", 5)
+    monkeypatch.setattr("busrep.asyncio.receiver.COMMAND_CALLS", 5)
 
     async def main() -> None:
         gate = asyncio.Event()

@@ -13,9 +13,8 @@ import psycopg
 import pytest
 
 import busrep
-from busrep.core.commands import RemoteServerUp
+from busrep.core.application_commands import RemoteServerUp
 from busrep.core.delivery import DeliveryQueue, RawBatch
-from busrep.core.ids import IdGenerator
 from busrep.core.writer import Writer
 from busrep.errors import HandlerFailed
 from busrep.stores import open_store
@@ -110,13 +109,6 @@ def test_9_3_rows_of_a_writer_prove_no_position_to_a_reader(sqlite_url: str) -> 
         assert [(one.writer, one.position) for one in known] == [("w1", 0)]
 
     asyncio.run(main())
-
-
-def test_9_7_a_writer_new_in_the_registry_counts_in_that_read() -> None:
-    ids = IdGenerator("s", None, start={"w": 7}, highest=7)
-    ids.announced("w", 9)
-    ids.registry_read(ids.noted(), {"w": 7, "v": 7})  # v, not heard yet, may hold 8 open
-    assert ids.persisted_upto == 7
 
 
 def test_4_positions_move_only_when_redis_has_confirmed() -> None:
@@ -247,7 +239,7 @@ def test_4_a_batch_does_not_come_again_once_the_next_was_asked_for() -> None:
             (last,) = await writer.publish(orders, [Order(1)])
             assert (await anext(batches)).position == last
             await writer.publish(payments, [Order(2)])
-            await until(lambda: reader._reading.stopped)
+            await until(lambda: reader.reading.stopped)
             with pytest.raises(HandlerFailed):
                 await anext(batches)
             assert reader.positions()["orders"]["w1"] == last
@@ -281,10 +273,10 @@ def test_9_12_a_batch_given_up_while_it_is_registered_is_not_handed_to_the_next_
         shop = await in_memory()
         async with shop.bus(reader="r") as reader:
             gate = Gate(
-                reader._reading._reader_store, "register_reader", when=lambda _, at, *__: ("orders", "") not in at
+                reader.reading.reader_store, "register_reader", when=lambda _, at, *__: ("orders", "") not in at
             )
             left = asyncio.ensure_future(anext(reader.follow(orders)))
-            await until(lambda: "orders" in reader._reading.core.followed)
+            await until(lambda: "orders" in reader.reading.core.followed)
             async with shop.bus(writer="w1") as writer:
                 await writer.publish(orders, [Order(1)])
                 await gate.at.wait()
@@ -312,7 +304,9 @@ def test_9_12_a_batch_given_up_between_two_tries_is_not_tried_again() -> None:
             @reader.subscribe(orders)
             def handle(batch: Any) -> None:
                 if next(fails, False):
-                    reader._reading.core.move_to("orders", "w1", 0)  # as when the saved position is another one
+                    reader.reading.core.progress["orders", "w1"].go_on_from(
+                        0
+                    )  # as when the saved position is another one
                     raise OSError("once")
                 got.extend(row.number for row in batch.rows)
 
@@ -347,7 +341,7 @@ def test_9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one() -> 
             async def handle(_: Any) -> None:
                 await go_on.wait()
 
-            reading = bus._reading
+            reading = bus.reading
             await until(lambda: "orders" in reading.core.followed)
             await bus.publish(orders, [Order(1), Order(2)])
             await until(lambda: bus.positions()["orders"]["w1"] == 2)
@@ -356,7 +350,7 @@ def test_9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one() -> 
             reading.pump()
             await until(lambda: reading.core.epoch == epoch)
             assert bus.positions()["orders"]["w1"] == 0
-            await reading._save([key], busy=True)
+            await reading.saver.save([key], busy=True)
             saved = await store.load_reader("r")
             assert (saved.epoch, saved.positions[key]) == (epoch, 0)
             go_on.set()
@@ -371,7 +365,7 @@ def test_9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody() ->
         by_one = attrs.evolve(QUICK, page_rows=1)
         async with shop.bus(writer="w1") as writer, shop.bus(reader="r", settings=by_one) as slower:
             last = (await writer.publish(orders, [Order(1), Order(2), Order(3)]))[-1]
-            gate = Gate(slower._reading._store, "fetch", when=lambda question: question.after > 0)
+            gate = Gate(slower.reading.store, "fetch", when=lambda question: question.after > 0)
             slower.subscribe(orders)(lambda batch: got.extend(row.number for row in batch.rows))
             await gate.at.wait()
             await until(lambda: slower.positions()["orders"]["w1"] == 1)  # has begun to handle
@@ -396,7 +390,7 @@ def test_9_7_a_registry_that_lags_bounds_the_linear_position_by_its_own_position
             reader.subscribe(orders)(lambda _: None)
             (first,) = await w1.publish(orders, [Order(1)])
             await reader.wait_for(orders, "w1", first)
-            replica = reader._reading._store
+            replica = reader.reading.store
             assert replica is not None
             while (known := await replica.known())[0].position < first:  # until the writer's beat has proven it
                 await asyncio.sleep(0.01)
@@ -431,17 +425,19 @@ def test_4_a_batch_of_a_log_that_is_gone_is_not_handed_to_a_loop() -> None:
 
             async def loop() -> None:
                 async for batch in reader.follow(orders, payments):
-                    got.append((batch.stream.name, reader._reading.core.epoch))
+                    got.append((batch.stream.name, reader.reading.core.epoch))
                     at_work.set()
                     await go_on.wait()
 
             following = asyncio.create_task(loop())
             await at_work.wait()
-            await until(lambda: len(reader._reading._offered) == 2)  # the other one's batch waits for the loop
-            before = reader._reading.core.epoch
-            reader._reading.core.doubt(await store.restored())
-            reader._reading.pump()
-            await until(lambda: reader._reading.core.epoch != before)
+            await until(
+                lambda: sum(one.offered for one in reader.reading.loops) == 2
+            )  # the other one's batch waits for the loop
+            before = reader.reading.core.epoch
+            reader.reading.core.doubt(await store.restored())
+            reader.reading.pump()
+            await until(lambda: reader.reading.core.epoch != before)
             go_on.set()
             await until(lambda: len(got) == 3)
             following.cancel()
@@ -460,7 +456,7 @@ def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() 
         shop, key, failing = await in_memory(), ("orders", "w1"), asyncio.Event()
         store = open_store(shop.store, Registry([orders]))
         async with shop.bus(writer="w1", settings=CALM) as writer, shop.bus(reader="r", settings=CALM) as reader:
-            reading = reader._reading
+            reading = reader.reading
             got: list[tuple[str | None, list[int]]] = []
 
             @reader.subscribe(orders)
@@ -470,11 +466,11 @@ def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() 
                     failing.set()
                     # As a restore to before it was registered leaves it.
                     memory.world.ask("DELETE FROM busrep_readers WHERE reader = 'r'")
-                    batch._tried = True  # it saved, and what became of that is to be looked at
+                    batch.handling.tried = True  # it saved, and what became of that is to be looked at
                     raise ConnectionError
 
             before = (await store.load_reader("r")).epoch or await store.epoch()
-            memory: Any = reading._reader_store
+            memory: Any = reading.reader_store
             await reader.wait_for(orders, "w1", (await writer.publish(orders, [Order(1)]))[-1])
             gate = Gate(memory, "register_reader")
             await writer.publish(orders, [Order(2)])
@@ -491,7 +487,7 @@ def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() 
             await asyncio.sleep(0.2)  # whatever can happen before it has registered does
             gate.go_on.set()
             await changing
-            await until(lambda: key not in reading._workers)
+            await until(lambda: key not in reading.workers)
             state = await store.load_reader("r")
             assert (state.epoch, state.positions.get(key, 0)) == (new, 0)
             assert [tokens for _, tokens in got] == [[1], [2]]
@@ -506,13 +502,13 @@ def test_9_12_where_a_batch_of_the_log_before_began_is_not_registered_in_the_new
         shop, key = await in_memory(), ("orders", "w1")
         store = open_store(shop.store, Registry([orders]))
         async with shop.bus(reader="r", settings=CALM) as reader:
-            reading = reader._reading
+            reading = reader.reading
             reader.subscribe(orders)(lambda _: None)
             await until(lambda: "orders" in reading.core.followed)
             async with shop.bus(writer="w1", settings=CALM) as writer:
-                await reading._saving.acquire()  # something is being saved just now
+                await reading.saving.acquire()  # something is being saved just now
                 await writer.publish(orders, [Order(1)])
-                await until(lambda: key in reading._workers)
+                await until(lambda: key in reading.workers)
                 await asyncio.sleep(0)
                 taken = reading.core.progress[key].queue.handling
                 assert taken is not None
@@ -520,10 +516,10 @@ def test_9_12_where_a_batch_of_the_log_before_began_is_not_registered_in_the_new
                 new = await store.restored()
                 await store.reset_reader("r", {("orders", ""): 0}, new)
                 reading.core.rebase(new, {})
-                reading._saved = {}
+                reading.saved.at = {}
                 object.__setattr__(taken, "after", 5)  # it went on from there
-                reading._saving.release()
-                await until(lambda: not reading._saving.locked() and key not in reading._workers)
+                reading.saving.release()
+                await until(lambda: not reading.saving.locked() and key not in reading.workers)
             assert (await store.load_reader("r")).positions.get(key, 0) == 0
 
     asyncio.run(asyncio.wait_for(main(), 20))

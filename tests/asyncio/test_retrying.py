@@ -280,7 +280,7 @@ def test_a_reader_that_is_not_registered_says_what_it_does_not_get(
                 handler = Flaky()
                 async with deployment.bus(reader="r", start=start) as reader:
                     reader.subscribe(orders)(handler)
-                    await reader._reading.followed(orders)
+                    await reader.reading.followed(orders)
                     last = (await w1.publish(orders, [Order(99, "new")]))[-1]
                     await reader.wait_for(orders, "w1", last)
                 return handler.rows
@@ -381,9 +381,9 @@ def test_close_cancels_a_handler_that_makes_another_error_of_it(where: str, capl
                     await started.wait()
                 else:
                     reader.on_missed(orders)(handle)
-                    task = asyncio.create_task(reader._reading._notify(Missed("orders", "w1", 0, 1)))
+                    task = asyncio.create_task(reader.reading.handlers._notify(Missed("orders", "w1", 0, 1)))
                     await started.wait()
-                    reader._reading._closed = True  # as close() does first
+                    reader.reading.closed = True  # as close() does first
                     task.cancel()
                     with pytest.raises(asyncio.CancelledError):
                         await task
@@ -485,7 +485,7 @@ def test_a_worker_that_somebody_cancels_ends_and_another_goes_on(where: str, cap
             await w1.publish(orders, [Order(1, "new")])
             await until(lambda: flaky.calls)
             flaky.error = None
-            workers = list(reader._reading._workers.values())
+            workers = reader.reading.workers.values()
             if where != "between":
                 [worker], before = workers, flaky.calls
                 worker.cancel()

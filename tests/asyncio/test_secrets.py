@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-import attrs
 import pytest
 from click.testing import CliRunner
 
@@ -24,9 +23,9 @@ from busrep.spark import secrets
 from busrep.spark.archive_store import Root
 from busrep.spark.options import read_options
 from busrep.spark.sink_options import read_options as read_sink_options
+from busrep.spark.staging_store import open_staging_store
 from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store
-from busrep.stores.blocking_staging import open_staging_store
 from busrep.streams import Registry
 from busrep.sync import connect as sync_connect
 from busrep.urls import has_secret, hide_secrets, parse_url, shown_url
@@ -324,6 +323,5 @@ def test_the_last_guard_of_the_command_line() -> None:
 def test_objects_that_hold_a_password_do_not_show_it() -> None:
     from busrep.cli.serve import ServePlan
 
-    values = {field.name: None for field in attrs.fields(ServePlan)}
-    plan = ServePlan(**{**values, "redis": "redis://:Zq7@db", "store": "postgresql://me:Kw9@db/x", "secret": "Zq7"})
+    plan = ServePlan(redis_url="redis://:Zq7@db", store_url="postgresql://me:Kw9@db/x", secret="Zq7")
     assert not leaks(repr(plan))

@@ -12,8 +12,7 @@ import pytest
 from busrep.errors import StatementRefused, Unavailable
 from busrep.settings import Settings
 from busrep.stores import open_store
-from busrep.stores.blocking import complete
-from busrep.stores.plans import Control, Plan, Sql
+from busrep.stores.plans import Control, Plan, Sql, complete
 from busrep.stores.postgres.blocking import BlockingPostgresStore
 from busrep.streams import Registry
 from tests.shop import STREAMS, Order, orders

@@ -18,7 +18,9 @@ import redis.asyncio
 import busrep
 from busrep.asyncio.silent import SilentWriters
 from busrep.core.commands import Name
-from busrep.core.reader import Followed, Reader, State
+from busrep.core.reader import Reader
+from busrep.core.received import Followed
+from busrep.core.states import State
 from busrep.errors import PositionsAheadOfTable, StatementRefused
 from busrep.settings import Settings
 from busrep.stores import open_store
@@ -34,10 +36,15 @@ __all__ = ["deployment", "on_postgres"]  # fixtures
 OTHER = "f" * 32
 
 
+def go_back(key: Any, error: Any) -> None:
+    """What `SilentWriters` is given; nothing here lies above the sequence."""
+    raise AssertionError((key, error))
+
+
 def registered(**claims: int) -> Driver:
     """A reader of stream s; its registry has these writers."""
     made = Driver(at=dict.fromkeys(claims, 0))
-    made.reader.registered({("s", writer): claim for writer, claim in claims.items()})
+    made.reader.admission.registered({("s", writer): claim for writer, claim in claims.items()})
     return made
 
 
@@ -95,16 +102,16 @@ def test_9_18_the_registry_is_doubted_for_who_names_itself_in_this_log() -> None
     d = registered(w=7)
     d.send(position("nobody", 9, 9)).send(b"NAME nobody 3", position("nobody", 9, 9))
     d.send(*announce("nobody", 3, position("nobody", 9, 9), epoch=OTHER))
-    assert not d.reader.registry_doubted
+    assert not d.reader.admission.registry_doubted
     d.send(*announce("new", 3, position("new", 0, 4))).send(b"NAME new 3", position("new", 4, 4), rdata("new", 9))
-    assert d.reader.registry_doubted
-    d.reader.registered({("s", "w"): 7})
-    assert d.reader.joined() == {}
-    assert d.reader.registry_doubted  # the answer may be older than the lines
+    assert d.reader.admission.registry_doubted
+    d.reader.admission.registered({("s", "w"): 7})
+    assert d.reader.admission.joined() == {}
+    assert d.reader.admission.registry_doubted  # the answer may be older than the lines
     d.send(b"NAME new 3", position("new", 9, 9), rdata("new", 12))
     d.send(*announce("new", 9, position("new", 0, 400)))  # another incarnation's word
-    d.reader.registered({("s", "w"): 7, ("s", "new"): 3})
-    assert d.reader.joined() == {("s", "new", 3): 12}
+    d.reader.admission.registered({("s", "w"): 7, ("s", "new"): 3})
+    assert d.reader.admission.joined() == {("s", "new", 3): 12}
     d.send(b"NAME new 3", position("new", 0, 0), rdata("new", 1))
     assert d.tokens("new") == [1]
 
@@ -112,7 +119,7 @@ def test_9_18_the_registry_is_doubted_for_who_names_itself_in_this_log() -> None
 def test_9_18_a_sequence_that_cannot_be_read_keeps_no_dead_writer_s_rows_back() -> None:
     """A right that is missing on it, say: whoever is looked after needs no sequence."""
     core = Reader([Followed("s")], epoch=EPOCH)
-    core.registered({("s", "dead"): 3})
+    core.admission.registered({("s", "dead"): 3})
     core.start_at("s", "dead", 5)
     finished = []
 
@@ -136,6 +143,7 @@ def test_9_18_a_sequence_that_cannot_be_read_keeps_no_dead_writer_s_rows_back() 
     class Process:
         def __init__(self) -> None:
             self.core, self.stopped, self.tasks = core, {}, []  # type: ignore[var-annotated]
+            self.settings, self.store = Settings(), Store()
 
         def pump(self) -> None: ...
         def ask_for_positions(self) -> None: ...
@@ -146,36 +154,35 @@ def test_9_18_a_sequence_that_cannot_be_read_keeps_no_dead_writer_s_rows_back() 
     async def main() -> None:
         process: Any = Process()
         core.receive(b"\n".join(announce("new", 3, position("new", 0, 9))), 0.0)
-        assert core.registry_doubted
-        await SilentWriters(process, Settings(), Store()).look(None, all_known=True)  # type: ignore[arg-type]
+        assert core.admission.registry_doubted
+        await SilentWriters(process, go_back).look(None, all_known=True)
         await asyncio.gather(*process.tasks)
 
     asyncio.run(main())
     assert core.progress["s", "dead"].target == 9
     assert finished == [("dead", 3)]
-    assert core.registry_doubted  # and the sequence will be asked for again
+    assert core.admission.registry_doubted  # and the sequence will be asked for again
 
 
 def test_9_18_a_log_that_changes_while_the_sequence_is_read_makes_void_what_was_heard() -> None:
     core = Reader([Followed("s")], epoch=EPOCH)
-    core.registered({})
+    core.admission.registered({})
     core.receive(b"\n".join(announce("w", 3, position("w", 0, 9))), 0.0)
-    core.registered({("s", "w"): 3})
+    core.admission.registered({("s", "w"): 3})
 
     class Store:
         async def sequence(self, _stream: str) -> int:
             core.rebase(OTHER, {("s", "w"): 0})
             return 100
 
-    process: Any = types.SimpleNamespace(core=core, ask_for_positions=lambda: None)
-    silent = SilentWriters(process, Settings(), Store())  # type: ignore[arg-type]
-    asyncio.run(silent._confirm(core.joined()))
+    process: Any = types.SimpleNamespace(core=core, ask_for_positions=lambda: None, settings=Settings(), store=Store())
+    asyncio.run(SilentWriters(process, go_back)._confirm(core.admission.joined()))
     assert core.progress["s", "w"].target == 0
 
 
 def test_9_18_a_declared_foreign_writer_is_believed() -> None:
     d = Driver(stream=Followed("s", foreign_writers=True))
-    d.reader.registered({("s", "native"): 7})
+    d.reader.admission.registered({("s", "native"): 7})
     d.table.write("foreign", 1, 2)
     d.send(position("foreign", 2, 2)).send(rdata("foreign", 3))
     d.send(b"NAME foreign 9").send(rdata("foreign", 4))  # which is no reason to believe it less
@@ -190,7 +197,7 @@ def test_9_19_of_a_registered_writer_the_incarnation_of_its_claim_alone_counts(h
     d.send(*announce("w", 7, position("w", 0, 0)))
     d.send(*announce("w", heard, position("w", 0, 400))).send(b"NAME w %d" % heard, position("w", 0, 400))
     assert d.at("w") == 0
-    assert d.reader.registry_doubted is (heard == 9)
+    assert d.reader.admission.registry_doubted is (heard == 9)
     assert d.reader.silent(100.0) == ["w"]
     d.now = 100.0
     d.send(b"NAME w %d" % heard)
@@ -225,7 +232,7 @@ def test_9_18_a_writer_that_joins_is_followed_once_the_registry_lists_it(deploym
         got: list[Order] = []
         async with deployment.bus() as reader:
             reader.subscribe(orders)(lambda batch: got.extend(batch.rows))
-            await until(lambda: reader._reading.core.registry is not None)
+            await until(lambda: reader.reading.core.admission.registry is not None)
             for name in ("w0", "w1"):
                 async with deployment.bus(writer=name) as writer:
                     token = await write(writer, 3)
@@ -240,10 +247,10 @@ def test_9_18_a_writer_that_joins_is_followed_once_the_registry_lists_it(deploym
 def test_9_18_what_a_writer_said_that_joined_and_crashed_is_fetched_once_the_registry_lists_it() -> None:
     """It was heard, so it is not silent for a while, and its stored position is behind what it published."""
     reader = Driver(at={}).reader
-    reader.registered({})
+    reader.admission.registered({})
     for lines in (announce("w", 7, position("w", 0, 0)), [b"NAME w 7", position("w", 0, 0), rdata("w", 3)]):
         reader.receive(b"\n".join(lines), time.monotonic())
-    assert reader.registry_doubted
+    assert reader.admission.registry_doubted
     asked: list[str] = []
 
     class Table:
@@ -258,9 +265,10 @@ def test_9_18_what_a_writer_said_that_joined_and_crashed_is_fetched_once_the_reg
         async def epoch(self) -> str:
             return EPOCH
 
-    reading: Any = types.SimpleNamespace(core=reader, ask_for_positions=lambda: asked.append(""), pump=lambda: None)
-    table: Any = Table()
-    asyncio.run(SilentWriters(reading, QUICK, table).look(None, all_known=True))
+    reading: Any = types.SimpleNamespace(
+        core=reader, ask_for_positions=lambda: asked.append(""), pump=lambda: None, settings=QUICK, store=Table()
+    )
+    asyncio.run(SilentWriters(reading, go_back).look(None, all_known=True))
     assert [(one.writer, one.after, one.upto) for one in reader.fetches(math.inf)] == [("w", 0, 3)]
     assert asked
 
@@ -293,14 +301,14 @@ def test_9_19_a_higher_incarnation_on_the_wire_fences_nobody(
     async def main() -> None:
         async with deployment.bus(writer="w0") as writer:
             asked: list[float] = []
-            claimed = writer._writing.claimed
-            check = claimed.store.check_claim
+            store = writer._writing.store
+            check = store.check_claim
 
             async def counted(claim: Any) -> None:
                 asked.append(time.monotonic())
                 await check(claim)
 
-            claimed.store.check_claim = counted
+            store.check_claim = counted
             began = time.monotonic()
             for number in range(100):
                 await say(deployment, f"{opening}NAME w0 {2**53 + number}")
@@ -365,11 +373,11 @@ def test_9_17_a_reader_that_is_above_the_sequence_goes_back_to_what_is_saved(
             assert writer._writing is not None
             opening = f"SERVER x {writer._writing.epoch}\nNAME w0 {writer._writing.incarnation}\n"
             await say(deployed, opening + f"POSITION orders w0 0 {2**62}")
-            await until(lambda: reader._reading.positions_refused)
+            await until(lambda: reader.reading.saver.refused)
             token = await write(writer, 3)
             await until(lambda: seen == set(range(1, token + 1)), timeout=20)
             await reader.wait_for(orders, "w0", token)
-            assert not reader._reading.stopped
+            assert not reader.reading.stopped
         store = open_store(deployed.store, Registry(STREAMS))
         await store.open()
         assert (await store.load_reader("r")).positions["orders", "w0"] == token
@@ -390,7 +398,7 @@ def test_9_17_a_poisoned_saved_position_stops_the_reader_with_what_to_run(deploy
                 connection.execute("UPDATE busrep_readers SET position = ? WHERE writer = 'w0'", (2**63 - 1,))
             async with deployment.bus(reader="r") as reader:
                 reader.subscribe(orders)(lambda batch: None)
-                await until(lambda: ("orders", "w0") in reader._reading.stopped)
+                await until(lambda: ("orders", "w0") in reader.reading.stopped)
                 with pytest.raises(PositionsAheadOfTable, match="busrep db restored"):
                     await reader.wait_for(orders, "w0", await write(writer))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 from typing import Any
+from unittest import mock
 
 import attrs
 import pytest
 
-from busrep.asyncio.writing import WinningBack
 from busrep.errors import Closed, Unavailable, WriterFenced
+from busrep.runtime.own_name import win_back
+from busrep.stores.plans import complete
 from tests.shop import Order, orders, typing
 
 from .test_bus import QUICK, Deployment, deployment, on_postgres, run, until  # noqa: F401 - fixtures
@@ -157,16 +159,16 @@ def test_what_fails_when_its_callers_have_left_is_said_once(
             store.claim = refused
             await finish(writer)
             # As a beat that took too long, or a fact whose caller was cancelled.
-            tasks = [asyncio.create_task(writer._renew_writing(writer._writing)) for _ in range(callers)]
+            tasks = [asyncio.create_task(writer.own_name._renew(writer._writing)) for _ in range(callers)]
             await asked.wait()
             for task in tasks:
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
             assert {type(end) for end in ends} == {asyncio.CancelledError}
-            winning = writer._winning
+            winning = writer.own_name._winning
             go_on.set()
             await asyncio.wait([winning])
-            store.claim, writer._winning = given, None
+            store.claim, writer.own_name._winning = given, None
             del winning
             await asyncio.sleep(0)  # its callbacks
             gc.collect()
@@ -200,12 +202,25 @@ def test_a_caller_is_told_that_the_bus_was_closed_meanwhile(deployment: Deployme
     run(work())
 
 
-def test_what_is_claimed_after_a_claim_that_failed() -> None:
-    winning = WinningBack(7)
-    winning.failed(Unavailable("the store", "no answer"))  # it may be won: once more, at once
-    with pytest.raises(Unavailable):
-        winning.failed(Unavailable("the store", "no answer"))
-    winning.failed(WriterFenced("w", 9))  # won as 9, and finished
-    assert winning.again == 9
-    with pytest.raises(WriterFenced):
-        winning.failed(WriterFenced("w", 9))
+@pytest.mark.parametrize(
+    ("answers", "raised", "asked"),
+    [
+        ([Unavailable("the store", "no answer")] * 2, Unavailable, [7, 7]),  # it may be won: once more, at once
+        ([Unavailable("the store", "no answer"), WriterFenced("w", 9), WriterFenced("w", 9)], WriterFenced, [7, 7, 9]),
+        ([WriterFenced("w", 7)], WriterFenced, [7]),
+    ],
+)
+def test_what_is_claimed_after_a_claim_that_failed(
+    answers: list[Exception], raised: type[Exception], asked: list[int]
+) -> None:
+    former: Any = mock.Mock(incarnation=5, kept={})
+    former.name = "w"
+    begun: list[int] = []
+
+    async def begin(again: int) -> Any:
+        begun.append(again)
+        raise answers[len(begun) - 1]
+
+    with pytest.raises(raised):
+        complete(win_back(former, 7, begin))
+    assert begun == asked

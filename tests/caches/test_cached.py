@@ -454,7 +454,7 @@ def test_silence_ends_trust_within_the_bound(on_sqlite: World) -> None:
                         break
                     assert began - committed < 1.0
                     await asyncio.sleep(0.005)
-                assert reader._reading.core.counters.gaps_found == 0
+                assert reader.reading.core.counters.gaps_found == 0
 
     run(main())
 
@@ -611,7 +611,7 @@ def test_rows_that_were_pruned_clear_the_caches(on_sqlite: World) -> None:
                 await until(lambda: stream_of(reader)["clears"] >= 1)
                 await trusted(reader)
                 assert await item(2) == 1
-                assert reader._reading.stopped == {}
+                assert reader.reading.stopped == {}
 
     run(main())
 
@@ -649,7 +649,7 @@ def test_rows_that_nobody_can_read_clear_the_caches_and_stop_nothing(on_sqlite: 
             on_sqlite.value = 2
             await writer.publish(other, [["item", [1], 5]])
             await becomes(item, 2)
-            assert reader._reading.stopped == {}
+            assert reader.reading.stopped == {}
             assert stream_of(reader)["clears"] == 1
 
     run(main())

@@ -16,14 +16,14 @@ import pytest
 
 from busrep.caches.cache import Invalidation, invalidations
 from busrep.errors import CommitUnknown, ConfigError, NotAWriter, Unavailable, WriterFenced
-from busrep.stores.blocking import BlockingTransaction
+from busrep.runtime.session import WriterSession
 from busrep.sync import Bus, connect
-from busrep.sync.writing import Session
 from busrep.testing.links import FaultyLink
 from tests.asyncio.bus_conformance import Seen, until
 from tests.shop import QUICK, Order, opened_store, orders
 from tests.sync.test_races import in_thread
 from tests.sync.test_writing import Deployment, Interrupt, SoftLimit, silence, threads
+from tests.transactions import Method, patch_transactions
 
 pytestmark = pytest.mark.servers
 
@@ -270,7 +270,7 @@ def test_before_it_is_open_and_after_it_was_closed_every_call_goes_through(shop:
     bus = shop.bus(writer="w1", settings=LONG)
     item = cached(bus, items)
     assert items.loaded(lambda: [item(1), item(1)]) == 2
-    assert bus._state == "new"
+    assert bus.state == "new"
     with bus:
         assert {"busrep-read"} <= threads()
         until(lambda: not items.loaded(lambda: item(1)))
@@ -450,14 +450,14 @@ def test_hits_do_not_wait_for_the_loop_and_know_that_it_stands_still(shop: Cache
         item = cached(bus, items)
         trusted(bus)
         item(1)
-        assert bus._reading is not None
+        assert bus._parts.reading is not None
         stands = threading.Event()
 
         def block() -> None:
             stands.set()
             released.wait(10)
 
-        bus._reading._loop.call_soon_threadsafe(block)
+        bus._parts.reading.thread._loop.call_soon_threadsafe(block)
         assert stands.wait(10)
         try:
             began = time.monotonic()
@@ -599,12 +599,13 @@ def test_a_fact_that_is_held_back_ends_trust_elsewhere_and_not_here(shop: Cached
 def test_interrupted_after_its_commit_it_is_applied_before_the_cache_is_trusted(
     shop: Cached, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = BlockingTransaction.commit
+    def interrupted(commit: Method) -> Method:
+        async def replaced(transaction: Any) -> None:
+            await commit(transaction)
+            monkeypatch.undo()
+            raise Interrupt
 
-    def interrupted(transaction: BlockingTransaction) -> None:
-        commit(transaction)
-        monkeypatch.undo()
-        raise Interrupt
+        return replaced
 
     items = Items()
     with shop.bus(writer="w1", settings=LONG) as bus:
@@ -612,7 +613,7 @@ def test_interrupted_after_its_commit_it_is_applied_before_the_cache_is_trusted(
         trusted(bus)
         item(1)
         items.values[1] = 1
-        monkeypatch.setattr(BlockingTransaction, "commit", interrupted)
+        patch_transactions(monkeypatch, "commit", interrupted)
         with pytest.raises(Interrupt):
             item.invalidate(1)
         bus.settle()
@@ -625,25 +626,26 @@ def test_interrupted_in_the_middle_of_the_bookkeeping(
     shop: Cached, monkeypatch: pytest.MonkeyPatch, where: str, error: type[BaseException]
 ) -> None:
     """Then the session is torn, the name is won back, and what was committed is nowhere but in the table."""
-    items, stack = Items(), contextlib.ExitStack()
+    items = Items()
     with shop.bus(writer="w1", settings=LONG) as bus, psycopg.connect(shop.store) as connection:
         item = cached(bus, items)
         trusted(bus)
         item(1)
         items.values[1] = 1
-        assert bus._writing is not None
+        assert bus._parts.writing is not None
         if where == "decided":
             connection.execute("SELECT 1")
-            stack.enter_context(bus._writing._settling)  # no other thread asks first
+            (looking,) = (chore for chore in bus._parts.chores if chore.name == "busrep-look")
+            looking.stop()  # no other thread asks first
+            looking.join()
             with bus.write(caches, connection=connection) as fact:
                 item.invalidate_in(fact, 1)
             connection.commit()
-        steps = {"applied": "_on_invalidations", "booked": "note_end", "decided": "_on_invalidations"}
-        place: Any = Session if where == "booked" else bus._writing
+        steps = {"applied": "on_invalidations", "booked": "book", "decided": "on_invalidations"}
+        place: Any = WriterSession if where == "booked" else bus._parts.writing.shared.session
         monkeypatch.setattr(place, steps[where], _raising(monkeypatch, error, getattr(place, steps[where])))
         with pytest.raises(error):
             bus.settle() if where == "decided" else item.invalidate(1)
-        stack.close()
         bus.invalidate("nobody's", (1,))  # the name is won back at the latest now
         bus.settle()
         until(lambda: item(1) == 1)
@@ -706,7 +708,7 @@ def test_a_name_that_was_taken_unnoticed_proves_nothing(shop: Cached) -> None:
         item = cached(former, items)
         trusted(former)
         item(1)
-        looking = next(chore for chore in former._chores if chore.name == "busrep-look")
+        looking = next(chore for chore in former._parts.chores if chore.name == "busrep-look")
         looking.stop()
         looking.join()
         link.black_hole("from_server")
@@ -714,8 +716,8 @@ def test_a_name_that_was_taken_unnoticed_proves_nothing(shop: Cached) -> None:
             items.values[1] = 1
             successor.invalidate("item", (1,))
             until(lambda: item(1) == 1)
-            assert former._writing is not None
-            assert former._writing.lost is None
+            assert former._parts.writing is not None
+            assert former._parts.writing.shared.lost is None
             link.heal()
 
 
@@ -822,7 +824,7 @@ def test_a_bus_that_is_not_open_can_write_by_being_used(shop: Cached) -> None:
     item = cached(bus, items)
     with contextlib.closing(bus):
         item.invalidate(1)  # opens it
-        assert bus._state == "open"
+        assert bus.state == "open"
         until(lambda: not items.loaded(lambda: item(1)))
 
 

@@ -92,12 +92,11 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(PUBLISH + "what_has_no_form_in_json_is_found_before_anything_is_written[bad0]",),
     ),
     Mutant(
-        name="input-that-fails-has-no-end",
+        name="the-last-line-needs-a-newline",
         rule="4",
-        harm="'busrep publish' waits for ever when its input cannot be read, and says nothing.",
-        edits=(Edit("StandardInput._items", "            yield error\n", "            raise\n"),),
-        checks=(PUBLISH + "input_that_fails_ends_after_the_lines_before_it",),
-        hangs=True,
+        harm="'busrep publish' leaves out the last line of a file that does not end with a newline, and says nothing.",
+        edits=(Edit("publish.batches", "            lines = [rest]\n", "            lines = []\n"),),
+        checks=(PUBLISH + "lines_are_taken_as_they_come_and_counted",),
     ),
     Mutant(
         name="serve-takes-no-password-file",

@@ -9,7 +9,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from click.testing import CliRunner, Result
 
 import busrep.cli.bootstrap as command
 from busrep.cli.app import cli
-from busrep.cli.snapshot_file import SnapshotFile, note_path
 from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange
-from busrep.errors import ConfigError, Unavailable
+from busrep.errors import Unavailable
 from busrep.stores import open_store
 from busrep.streams import Registry, Stream
 from tests import ROOT
@@ -89,22 +89,23 @@ def error(*args: object) -> str:
 
 def cutting(monkeypatch: pytest.MonkeyPatch, number: int, keep: Callable[[bytes], bytes] = lambda piece: piece) -> None:
     """The source's connection is lost in part ``number``, behind its first piece; ``keep`` changes the pieces."""
-    opened = command.open_with_all_streams
+    opened = command.with_all_streams
 
-    async def opened_to_be_cut(*args: Any) -> Any:
-        store = await opened(*args)
-        load = store.load
+    @asynccontextmanager
+    async def opened_to_be_cut(*args: Any) -> AsyncIterator[Any]:
+        async with opened(*args) as store:
+            load = store.load
 
-        async def cut(agreement: Agreement, part: int) -> AsyncGenerator[bytes, None]:
-            async for piece in load(agreement, part):
-                yield keep(piece)
-                if part == number:
-                    raise Unavailable("the database", "the link was cut")
+            async def cut(agreement: Agreement, part: int) -> AsyncGenerator[bytes, None]:
+                async for piece in load(agreement, part):
+                    yield keep(piece)
+                    if part == number:
+                        raise Unavailable("the database", "the link was cut")
 
-        store.load = cut  # type: ignore[method-assign]
-        return store
+            store.load = cut  # type: ignore[method-assign]
+            yield store
 
-    monkeypatch.setattr(command, "open_with_all_streams", opened_to_be_cut)
+    monkeypatch.setattr(command, "with_all_streams", opened_to_be_cut)
 
 
 # -- loading ---------------------------------------------------------------------------------------------------------
@@ -118,8 +119,6 @@ def test_a_snapshot_is_what_the_table_holds(store_url: str, tmp_path: Path) -> N
     assert found["positions"] == {"w1": half, "w2": 2 * half}
     assert (found["rows"], found["parts"], found["bytes"]) == (2 * half, PARTS, len(lines()))
     assert found["sha256"] == hashlib.sha256(lines()).hexdigest()
-    note = json.loads(note_path(out).read_bytes())
-    assert note["agreement"]["positions"] == found["positions"]
     # The hash is of the rows, however they are cut, and kept nowhere.
     again = loaded("--store", store_url, "--stream", "orders")
     assert (again["sha256"], again["parts"], again["out"]) == (found["sha256"], 1, None)
@@ -157,47 +156,23 @@ def test_the_stream_that_a_module_declares(filled: str, tmp_path: Path, monkeypa
     assert found["stream"] == "orders"
 
 
-@pytest.mark.parametrize("number", [0, 3, PARTS - 1])
-def test_a_run_that_was_cut_off_is_gone_on_with(
+@pytest.mark.parametrize("number", [0, PARTS - 1])
+def test_a_run_that_was_cut_off_leaves_no_file(
     number: int, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "orders.txt"
+    out = tmp_path / "out" / "orders.txt"
+    out.parent.mkdir()
     options = ("--store", store_url, "--stream", "orders", "--out", out, "--part-rows", PART)
     with monkeypatch.context() as patched:
         cutting(patched, number)
         assert "the link was cut" in error(*options)
-    assert len(out.read_bytes().splitlines()) >= number * PART
-    asyncio.run(fill(store_url, 40))  # what is written meanwhile is none of it
+    assert list(out.parent.iterdir()) == []
     found = loaded(*options)
-    assert (found["resumed"], found["begun_anew"]) == (number, False)
-    assert out.read_bytes() == lines()
-    assert found["sha256"] == hashlib.sha256(lines()).hexdigest()
-
-
-def test_a_killed_run_is_gone_on_with(filled: str, tmp_path: Path) -> None:
-    """Killed between a part and the note about it, the moment at which they do not fit."""
-    out = tmp_path / "orders.txt"
-    arguments = ["bootstrap", "--store", filled, "--stream", "orders", "--out", str(out), "--part-rows", str(PART)]
-    code = f"""
-        import os, signal
-        import busrep.cli.snapshot_file as file
-        save = file.SnapshotFile._save
-        def kill(self):
-            if self.parts == 4:
-                self.file.flush()
-                os.kill(os.getpid(), signal.SIGKILL)
-            save(self)
-        file.SnapshotFile._save = kill
-        from busrep.cli.app import cli
-        cli({arguments!r})
-    """
-    script = "\n".join(line[8:] for line in code.splitlines())
-    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
-    assert done.returncode == -9
-    assert len(out.read_bytes().splitlines()) == 4 * PART
-    found = loaded(*arguments[1:])
-    assert found["resumed"] == 3
-    assert out.read_bytes() == lines()
+    assert (out.read_bytes(), found["parts"]) == (lines(), PARTS)
+    with monkeypatch.context() as patched:
+        cutting(patched, number)
+        assert "the link was cut" in error(*options, "--overwrite")
+    assert out.read_bytes() == lines(), "what was there stays until the new one is whole"
 
 
 def test_parquet_and_http_give_the_same_rows(filled: str, tmp_path: Path) -> None:
@@ -225,115 +200,32 @@ def test_parquet_and_http_give_the_same_rows(filled: str, tmp_path: Path) -> Non
     assert (found["sha256"], found["positions"]) == (expected, written["positions"])
 
 
-def test_a_snapshot_that_cannot_be_had_any_more_is_begun_anew(
-    filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "orders.txt"
-    options = ("--store", filled, "--stream", "orders", "--out", out, "--part-rows", PART)
-    with monkeypatch.context() as patched:
-        cutting(patched, 3)
-        error(*options)
-    assert CliRunner().invoke(cli, ["db", "restored", "--store", filled, "--yes"]).exit_code == 0
-    found = loaded(*options)
-    assert (found["resumed"], found["begun_anew"]) == (0, True)
-    assert out.read_bytes() == lines()
-
-
 def test_a_part_that_lacks_rows_is_refused(filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cutting(monkeypatch, -1, keep=lambda piece: piece.split(b"\n", 1)[1])
     out = tmp_path / "orders.txt"
     said = error("--store", filled, "--stream", "orders", "--out", out, "--part-rows", PART)
     assert f"{PART - 1} rows of part 0, which has {PART}" in said
-    assert json.loads(note_path(out).read_bytes())["parts"] == 0
+    assert not out.exists()
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
 
 
-AGREEMENT = Agreement("orders", "e" * 32, {"w1": 4}, {}, [PartRange(0, 2, 2), PartRange(2, 4, 2)])
-
-
-def written(path: Path, *parts: bytes) -> None:
-    file = SnapshotFile.open(path, "orders", overwrite=False)
-    file.begin(AGREEMENT)
-    for part in parts:
-        file.write(part)
-        file.part_ended(2)
-    file.close()
-
-
-def refused(path: Path, stream: str = "orders") -> str:
-    with pytest.raises(ConfigError) as raised:
-        SnapshotFile.open(path, stream, overwrite=False)
-    return str(raised.value)
-
-
-def test_what_somebody_else_wrote_is_not_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"mine")
-    assert "name another file" in refused(path)
-    assert path.read_bytes() == b"mine"
-
-
-@pytest.mark.parametrize("content", [b"1 w1 {}\n2 w1 []\n", b"", b"1 w1 []\n"])
-def test_a_file_that_was_changed_is_refused(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    written(path, b"1 w1 []\n2 w1 []\n")
-    path.write_bytes(content)
-    assert "somebody has changed it" in refused(path)
-    assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    "note",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b'{"version":1,"agreement":{}}',
-        orjson.dumps({"version": 1, "agreement": None, "parts": 0, "rows": 0, "bytes": 0, "sha256": ""}),
-    ],
-)
-def test_a_note_of_another_form_is_refused(note: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    written(path, b"1 w1 []\n2 w1 []\n")
-    note_path(path).write_bytes(note)
-    assert "remove it" in refused(path)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("version", 2), ("parts", 3), ("parts", -1), ("bytes", "1"), ("rows", True)]
-)
-def test_a_note_that_cannot_be_is_refused(field: str, value: object, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    written(path, b"1 w1 []\n2 w1 []\n")
-    note_path(path).write_bytes(orjson.dumps(json.loads(note_path(path).read_bytes()) | {field: value}))
-    assert "remove it" in refused(path)
-
-
-def test_a_whole_snapshot_and_one_of_another_stream_stay(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    written(path, b"1 w1 []\n2 w1 []\n")
-    assert "of stream 'orders'" in refused(path, "payments")
-    whole = tmp_path / "whole"
-    written(whole, b"1 w1 []\n2 w1 []\n", b"3 w1 []\n4 w1 []\n")
-    assert "whole snapshot already" in refused(whole)
-
-
-def test_only_one_process_writes_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    file = SnapshotFile.open(path, "orders", overwrite=False)
-    assert "another process is writing" in refused(path)
-    file.close()
-    SnapshotFile.open(path, "orders", overwrite=False).close()
-
-
-def test_overwrite_begins_anew_whatever_is_there(filled: str, tmp_path: Path) -> None:
+def test_what_is_there_is_replaced_only_on_demand(filled: str, tmp_path: Path) -> None:
     out = tmp_path / "orders.txt"
     out.write_bytes(b"mine, and longer than a snapshot\n" * 1_000)
-    note_path(out).write_bytes(b"nonsense")
-    loaded("--store", filled, "--stream", "orders", "--out", out, "--overwrite")
+    options = ("--store", filled, "--stream", "orders", "--out", out)
+    assert "name another file" in error(*options)
+    assert out.read_bytes().startswith(b"mine")
+    loaded(*options, "--overwrite")
     assert out.read_bytes() == lines()
+
+
+def test_what_is_no_plain_file_is_never_replaced(filled: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "a plain file" in error("--store", filled, "--stream", "orders", "--out", pipe, "--overwrite")
+    assert pipe.is_fifo()
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
@@ -413,8 +305,10 @@ def test_status_shows_what_readers_have_saved(store_url: str) -> None:
     assert "no reader" in busrep("--status", "--store", store_url, "--stream", "payments").stdout
 
 
-def test_percents_where_rows_or_parts_are_unknown() -> None:
+def test_percents_where_rows_or_parts_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     unknown = Agreement("orders", "e", {}, {}, [PartRange(0, 5), PartRange(5, 9)])
-    assert command.percent(BootstrapProgress("r", unknown, "loading", parts=1, rows=7)) == 50.0
-    assert command.percent(BootstrapProgress("r", Agreement("orders", "e", {}, {}, []), "online")) == 100.0
-    assert "7" in command._row(BootstrapProgress("r", unknown, "loading", parts=1, rows=7))
+    half = BootstrapProgress("r", unknown, "loading", parts=1, rows=7).asdict()
+    assert command.percent(half) == 50.0
+    assert command.percent(BootstrapProgress("r", Agreement("orders", "e", {}, {}, []), "online").asdict()) == 100.0
+    command.print_bootstraps([half | {"saved_ago": 0.0}])
+    assert " 7 " in capsys.readouterr().out

@@ -11,7 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from busrep.cli.app import cli
-from busrep.cli.options import DURATION, first_error, print_table
+from busrep.cli.options import DURATION
+from busrep.cli.output import print_table
+from busrep.cli.servers import first_error
 from busrep.errors import BusrepError, ConfigError
 from busrep.urls import shown_url
 

@@ -22,8 +22,8 @@ from click.testing import CliRunner, Result
 
 import busrep.spark.jobs
 from busrep.cli.app import cli
-from busrep.cli.pipeline import describe, job_command
-from busrep.cli.pipeline_screen import StageScreen
+from busrep.cli.pipeline import job_command
+from busrep.cli.pipeline_output import describe, stage_bars
 from busrep.errors import ConfigError
 from busrep.spark import job
 from busrep.spark.failures import is_sparks, quiet, reason
@@ -353,7 +353,7 @@ def test_ctrl_c_waits_for_a_call_into_java(
 
 
 def test_a_call_into_java_that_does_not_end_is_interrupted(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("busrep.cli.pipeline_signals.PATIENCE", 0.3)
+    monkeypatch.setattr("busrep.spark.interrupts.PATIENCE", 0.3)
     java: dict[str, Any] = {"__name__": "py4j.java_gateway"}
     exec("def call(send, wait):\n    send()\n    wait(10)", java)
     began = time.monotonic()
@@ -444,7 +444,7 @@ def test_a_report_that_cannot_be_written_is_printed_all_the_same(
         raise OSError(28, "No space left on device")
 
     runs.result = {"rows": 7}
-    monkeypatch.setattr("busrep.cli.pipeline_report.os.replace", full)
+    monkeypatch.setattr("busrep.private_files.os.replace", full)
     result = runs("--json", "--report", str(tmp_path / "r.json"))
     assert result.exit_code == 2
     assert json.loads(result.stdout)["rows"] == 7
@@ -608,7 +608,7 @@ def test_traces_of_sparks_are_not_logged(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_progress_goes_to_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with StageScreen("counting", quiet=False) as progress:
+    with stage_bars("counting", quiet=False) as progress:
         progress("reading", 1, 10)
     assert capsys.readouterr() == ("", "")
 
@@ -616,7 +616,7 @@ def test_progress_goes_to_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -
 def test_a_bar_for_each_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
-    with StageScreen("counting", quiet=False) as progress:
+    with stage_bars("counting", quiet=False) as progress:
         progress("reading [x]", 1, None)
         progress("reading [x]", 1_000, 2_000)
         progress("writing", 5, 5)

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from busrep.cli.publish import Published, RowForms, StandardInput, next_batch, parse_line
+from busrep.cli.publish import BATCH, Published, RowForms, batches, parse_line, read_facts
 from busrep.core.catchup import FetchUpdates
 from busrep.errors import ConfigError
-from busrep.shapes import Field, row_of, value_fits
+from busrep.row_types import Field, type_named
+from busrep.shapes import row_of
 from busrep.stores import open_store
 from busrep.stores.interface import StoredStream
 from busrep.streams import Registry, Stream
@@ -137,8 +138,8 @@ def test_what_no_reader_could_decode(value: Any, reason: str) -> None:
     ],
 )  # fmt: skip
 def test_values_of_types(kind: str, fits: Any, not_: Any) -> None:
-    assert value_fits(kind, fits)
-    assert value_fits(kind, not_) == (kind == "any")
+    assert type_named(kind).admits(fits)
+    assert type_named(kind).admits(not_) == (kind == "any")
 
 
 @pytest.mark.servers
@@ -259,30 +260,35 @@ def test_no_stream_takes_json_that_is_nested_too_deep(depth: int, fields: tuple[
         parse_line(7, b"[" * depth + b"]" * depth, "raw", forms)
 
 
-def test_input_that_fails_ends_after_the_lines_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that reads used to end without a word, and the command waited for ever."""
-    pieces: list[bytes | OSError] = [b"[1]\n[2]\n[3", OSError(5, "Input/output error")]
+class Pieces(io.BytesIO):
+    """Input that comes in pieces, and ends with an error."""
 
-    class Terminal(io.BytesIO):
-        def fileno(self) -> int:
-            return -1
+    def __init__(self, *pieces: bytes | OSError) -> None:
+        super().__init__()
+        self.pieces = list(pieces)
 
-    def read(_descriptor: int, _size: int) -> bytes:
-        piece = pieces.pop(0)
+    def read1(self, _size: int | None = -1) -> bytes:
+        piece = self.pieces.pop(0)
         if isinstance(piece, OSError):
             raise piece
         return piece
 
-    async def main() -> None:
-        lines, done, forms = StandardInput(Terminal()), Published(facts=2), RowForms({}, {})
-        found: list[Any] = []
-        with pytest.raises(ConfigError, match=r"cannot be read to its end: Input/output error \(facts published: 2\)"):
-            while True:
-                found += await asyncio.wait_for(next_batch(lines, "raw", forms, done), 60)
-        assert [line.rows for line in found] == [[[1]], [[2]]]
 
-    monkeypatch.setattr("busrep.cli.publish.os.read", read)
-    asyncio.run(main())
+def test_input_that_fails_ends_after_the_lines_before_it() -> None:
+    source = Pieces(b"[1]\n[2]\n[3", OSError(5, "Input/output error"))
+    found: list[Any] = []
+    with pytest.raises(ConfigError, match=r"cannot be read to its end: Input/output error \(facts published: 2\)"):
+        for facts in read_facts(source, "raw", RowForms({}, {}), Published(facts=2)):
+            found += facts
+    assert found == [("raw", [[1]]), ("raw", [[2]])]
+
+
+def test_lines_are_taken_as_they_come_and_counted() -> None:
+    many = b"[0]\n" * (BATCH + 1)
+    found = list(batches(Pieces(b"[1]\n\n[2", b"]\n[3]", b"\n", many, b"[4]", b"")))
+    assert [batch[0][0] for batch in found] == [1, 3, 4, 5, 5 + BATCH, 6 + BATCH]
+    assert [batch[0][1] for batch in found] == [b"[1]", b"[2]", b"[3]", b"[0]", b"[0]", b"[4]"]
+    assert [len(batch) for batch in found] == [1, 1, 1, BATCH, 1, 1]
 
 
 def test_without_standard_input() -> None:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from busrep.cli.app import cli
-from busrep.cli.db import make_store
+from busrep.cli.servers import make_store
 from busrep.errors import ConfigError
 from busrep.stores.declared import declared_in
 

@@ -21,9 +21,9 @@ from busrep.commands.acks import Acknowledgements, Retained
 from busrep.commands.locks import Locks
 from busrep.commands.presence import Presence
 from busrep.commands.remote_servers import RemoteServers
-from busrep.core.commands import RemoteServerUp, UserIp
-from busrep.testing.children import Parent
+from busrep.core.application_commands import RemoteServerUp, UserIp
 from tests import ROOT
+from tests.support.children import Parent
 
 sending = busrep.Stream[Any]("sending", resettable=True)
 

@@ -15,8 +15,8 @@ import busrep
 from busrep import ConfigError, PositionTooOld, Unavailable
 from busrep.commands import acks as module
 from busrep.commands.acks import Acknowledgements, Retained
+from busrep.core.application_commands import FederationAck
 from busrep.core.catchup import FetchUpdates
-from busrep.core.commands import FederationAck
 from busrep.errors import NotAWriter, UnknownStream
 from busrep.testing import MemoryRedis
 from tests.commands.commands_child import Child, sending
@@ -121,7 +121,7 @@ async def test_it_is_sent_again_after_a_reconnect_and_when_asked(asked: bool) ->
         await asyncio.sleep(1)
         server.lose = None
         if asked:
-            writer._ask_for_positions()
+            writer._publisher.ask_for_positions()
         else:
             server.lose = b"REPLICATE"  # of its own accord
             server.cut()
@@ -303,7 +303,7 @@ async def test_a_handler_that_acknowledges_while_the_bus_closes_has_not_failed(
             asyncio.get_running_loop().call_later(0.1, go_on.set)
         assert calls == [1]
         assert acks.token == 1
-        assert bus._reading.handler_failures == 0
+        assert bus.reading.handler_failures == 0
     assert "trying again" not in caplog.text
 
 

@@ -16,7 +16,7 @@ import redis.asyncio as aioredis
 
 import busrep
 from busrep import ConfigError, LockReleased, Unavailable, UserSync
-from busrep.asyncio import bus as bus_module
+from busrep.asyncio import publisher as publisher_module
 from busrep.commands.presence import (
     DEVICE_BYTES,
     MOST_WAITING,
@@ -26,7 +26,9 @@ from busrep.commands.presence import (
     Presence,
     PresenceChange,
 )
-from busrep.core.commands import NAME_BYTES, ClearUserSync, Replicate
+from busrep.core.application_commands import ClearUserSync
+from busrep.core.commands import Replicate
+from busrep.core.fields import NAME_BYTES
 from busrep.errors import Closed
 from busrep.testing import MemoryRedis, virtual
 from busrep.testing.pair import QUICK
@@ -281,7 +283,7 @@ async def test_all_is_told_again_after_a_reconnect_and_to_a_newcomer() -> None:
         await asyncio.sleep(5)
         assert who(there) == {"@a": ["p1"]}
         newcomer = Presence(three, "p3")
-        three._ask_for_positions()  # as a bus does when it connects
+        three._publisher.ask_for_positions()  # as a bus does when it connects
         await asyncio.sleep(5)
         assert who(newcomer) == {"@a": ["p1"]}
 
@@ -362,7 +364,7 @@ async def test_commands_that_wait_are_bounded_by_their_bytes(monkeypatch: pytest
     server = Lossy()
     async with bus_of(server) as bus:
         line = LockReleased("p1", "room", "x" * 1_000)
-        monkeypatch.setattr(bus_module, "COMMAND_QUEUE_BYTES", 3 * len(line.format()))
+        monkeypatch.setattr(publisher_module, "COMMAND_QUEUE_BYTES", 3 * len(line.format()))
         for _ in range(3):  # what has been published counts no more
             for _ in range(3):
                 await bus.send(line)

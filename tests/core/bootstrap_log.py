@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import attrs
 
-from busrep.core.bootstrap import Apply, BootstrapState, unfinished
+from busrep.core.bootstrap_states import BootstrapState, unfinished
+from busrep.core.bootstrap_work import Apply
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.delivery import RawBatch
 from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part, encode_rows
@@ -145,8 +146,8 @@ class Saved:
 
     def apply(self, work: Apply) -> int:
         saved = self.bootstrap
-        if saved is None or saved.id != work.id or saved.parts != work.parts or not self.loading:
-            raise ReaderMoved("r", "s", "", work.parts)
+        if saved is None or saved.id != work.id or saved.parts != work.number or not self.loading:
+            raise ReaderMoved("r", "s", "", work.number)
         if work.first:
             self.target, self.base = {}, work.agreement.floors
         rows = work.part

@@ -12,7 +12,8 @@ import contextlib
 import random
 from collections.abc import Sequence
 
-from busrep.core.bootstrap import Apply, BootstrapState
+from busrep.core.bootstrap_states import BootstrapState
+from busrep.core.bootstrap_work import Apply
 from busrep.core.delivery import RawBatch
 from busrep.core.snapshots import PartRows
 from busrep.core.writer import Writer
@@ -252,7 +253,7 @@ class World:
         process, reader = self.process, self.process.reader
         over = process.bootstrap.state in (None, BootstrapState.ONLINE) and not process.works and not process.pages
         there = all(reader.delivered("s", writer) == position for writer, position in self.log.proven.items())
-        return over and there and reader.epoch == self.log.epoch == self.saved.epoch and not reader.buffer_bytes
+        return over and there and reader.epoch == self.log.epoch == self.saved.epoch and not reader.intake.buffer_bytes
 
     def compare(self) -> None:
         """What was applied and handled is the table."""

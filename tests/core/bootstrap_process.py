@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 
-from busrep.core.bootstrap import Agree, Apply, Begin, Bootstrap, BootstrapState, Drain, Leave, Load, Work
-from busrep.core.catchup import FetchUpdates
+from busrep.core.bootstrap import Bootstrap
+from busrep.core.bootstrap_states import BootstrapState
+from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
+from busrep.core.catchup import FetchUpdates, Key
 from busrep.core.delivery import RawBatch
-from busrep.core.reader import Followed, Key, Reader
+from busrep.core.reader import Reader
+from busrep.core.received import Followed
 from busrep.core.snapshots import PartRows
 from busrep.errors import PositionTooOld, ReaderMoved, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.settings import Settings
@@ -85,12 +88,12 @@ class Process:
 
     def check(self) -> None:
         reader, settings, bootstrap = self.reader, self.settings, self.bootstrap
-        held = {key: sum(size for _, _, size in one.held) for key, one in reader.progress.items()}
-        assert held == {key: one.held_size for key, one in reader.progress.items()}
-        assert reader.buffer_bytes == sum(held[key] for key, one in reader.progress.items() if one.buffered)
-        assert reader.buffer_bytes_peak <= settings.full_sync_buffer_limit, "the buffer is bounded"
+        held = {key: sum(size for _, _, size in one.held.lines) for key, one in reader.progress.items()}
+        assert held == {key: one.held.size for key, one in reader.progress.items()}
+        assert reader.intake.buffer_bytes == sum(held[key] for key, one in reader.progress.items() if one.held.buffered)
+        assert reader.intake.buffer_bytes_peak <= settings.full_sync_buffer_limit, "the buffer is bounded"
         loads = {work.number for work in bootstrap.under_way if isinstance(work, Load)}
-        ahead = bootstrap._ahead
+        ahead = bootstrap.parts.ahead
         assert not loads & ahead.keys(), "nothing is loaded twice"
         assert len(loads | ahead.keys()) <= settings.snapshot_connections, "what is loaded ahead is bounded"
         assert sum(isinstance(work, Apply) for work in bootstrap.under_way) <= 1, "one part at a time"
@@ -135,7 +138,7 @@ class Process:
         else:
             self.look_at_saved(now)
             if in_hand and not self.reader.bootstrapping:
-                self.reader.move_to(*key, self.saved.positions.get(key[1], 0))
+                self.reader.progress[key].go_on_from(self.saved.positions.get(key[1], 0))
         self.pump(now)
 
     def look_at_saved(self, now: float) -> None:

@@ -40,8 +40,8 @@ WRITING = "sync/test_writing.py::test_"
 
 # An emptied queue is still among those to be taken from.
 EMPTIED_STAYS_READY = Edit(
-    "Reader._empty",
-    "        if not progress.queue:\n            self.ready.pop((progress.stream.name, progress.writer), None)\n",
+    "ReceivedRows._empty",
+    "        if not self.queue:\n            self._intake.ready.pop(self.key, None)\n",
     "",
 )
 
@@ -62,26 +62,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
-        name="an-exception-completes-after-commit-was-sent",
-        rule="9.1",
-        harm="As with a lost answer, for whoever uses the ID generator directly.",
-        edits=(
-            Edit("IdGenerator._leave_block", "        elif error is None or not ids.in_doubt:\n", "        else:\n"),
-        ),
-        checks=(
-            IDS + "an_exception_after_commit_was_sent_leaves_the_fact_open[rule 9.1]",
-            IDS + "a_cancellation_after_commit_was_sent_leaves_the_fact_open[rule 9.1]",
-        ),
-    ),
-    Mutant(
         name="follows-past-its-own-open-facts",
         rule="9.2",
         harm="A heartbeat announces the highest ID known while an own fact below it is open: it is skipped.",
         edits=(
             Edit(
-                "IdGenerator",
-                "        return self.open_floor\n\n    def follow(",
-                "        return self._highest\n\n    def follow(",
+                "WriterSession.noted",
+                "        noted = {name: self.generators[name].open_floor for name in self._durable}\n",
+                "        noted = {name: self.generators[name].highest for name in self._durable}\n",
             ),
             Edit("IdGenerator.follow", "self._move(min(noted, self.open_floor))", "self._move(noted)"),
         ),
@@ -97,11 +85,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "IdGenerator.open_floor",
-                "        return (self._keys[0] - 1) // 2 if self._keys else self._highest\n",
-                """\
-        opened = [key for key, barrier in zip(self._keys, self._barriers, strict=True) if barrier.ticket is not None]
-        return (opened[0] - 1) // 2 if opened else self._highest
-""",
+                "        known = next(iter(self._tickets)).known if self._tickets else self.highest\n",
+                "        known = self.highest\n",
             ),
         ),
         checks=(IDS + "case[G14]",),
@@ -124,9 +109,9 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "IdGenerator.give_up",
-                "            self._raise_peak(at, barrier.peak)\n",
+                "            self._settle()\n",
                 "            on_moved, self._on_moved = self._on_moved, None\n"
-                "            self._raise_peak(at, barrier.peak)\n"
+                "            self._settle()\n"
                 "            self._on_moved = on_moved\n",
             ),
         ),
@@ -140,11 +125,8 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.2",
         harm="A fact refused by the fence counts as empty: the position moves over rows of the successor.",
         edits=(
-            Edit(
-                "IdGenerator._leave_block",
-                "            self.fenced(error)\n        elif error is None",
-                "            self.complete_many(ids)\n            self.fenced(error)\n        elif error is None",
-            ),
+            Edit("IdGenerator._finish", "        if self._fenced is not None:\n            return\n", ""),
+            Edit("IdGenerator._move", "position > self.position and self._fenced is None", "position > self.position"),
         ),
         checks=(IDS + "writer_fenced_completes_nothing_and_ends_everything[rule 9.2]",),
     ),
@@ -168,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="no-chain-check",
         rule="9.6",
         harm="A message lost on a live link is lost for good as soon as the next one arrives (case R4).",
-        edits=(Edit("Reader._position", "        if prev <= progress.position:\n", "        if True:\n"),),
+        edits=(Edit("Following._position", "        if prev <= self.position:\n", "        if True:\n"),),
         checks=(
             SIMULATOR,
             READER + "case[R4]",
@@ -179,7 +161,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="frames-without-a-head",
         rule="9.6",
         harm="As upstream: RDATA carries no predecessor, so nobody can see that a message before it was lost.",
-        edits=(Edit("_Chain.take", '                    lines.append(b"%b%d %d" % (self.line, at, at))\n', ""),),
+        edits=(Edit("Chain.take", '                    lines.append(b"%b%d %d" % (self.line, at, at))\n', ""),),
         checks=(
             SIMULATOR,
             WRITER + "rules[rule 9.6 the head is where the previous frame ended]",
@@ -191,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Of several messages in flight a lost one shows nowhere: the next one's head lies before it.",
         edits=(
             Edit(
-                "_Chain.take",
+                "Chain.take",
                 "draft.lines, self.ready, self.composed, 0, False\n",
                 "draft.lines, self.ready, self.sent, 0, False\n",
             ),
@@ -207,7 +189,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="In a message with two streams the loss of the second one's rows before it shows nowhere.",
         edits=(
             Edit(
-                "_Chain.take",
+                "Chain.take",
                 "                if not headed:\n                    draft",
                 "                if not headed and not lines:\n                    draft",
             ),
@@ -223,13 +205,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a PUBLISH without an answer its rows are not sent again: those kept in memory only are lost.",
         edits=(
             Edit(
-                "Writer.publish_failed",
-                '        self._in_flight = 0\n        self._counts["publish_failures"] += 1\n',
-                """\
-        self._in_flight = 0
-        self._unconfirmed.clear()
-        self._counts["publish_failures"] += 1
-""",
+                "OutgoingFrames.failed",
+                "        self.restart()\n",
+                "        self.restart()\n        self.unconfirmed.clear()\n",
             ),
         ),
         checks=(
@@ -255,7 +233,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="sent-moves-when-composed",
         rule="4",
         harm="positions(), and what a reader of its own stream saves, claim rows that Redis does not have yet.",
-        edits=(Edit("_Chain._end", "        self.composed = end\n", "        self.composed = self.sent = end\n"),),
+        edits=(Edit("Chain._end", "        self.composed = end\n", "        self.composed = self.sent = end\n"),),
         checks=(MUTANTS_GAPS + "4_positions_move_only_when_redis_has_confirmed",),
     ),
     Mutant(
@@ -264,7 +242,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows dropped from a full queue are stepped over with 'prev new': readers believe that there are none.",
         edits=(
             Edit(
-                "_Chain._end",
+                "Chain._end",
                 """\
         if stepped_over:
             draft.lines.append(b"%b%d %d" % (self.line, end, end))
@@ -288,17 +266,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The announced position steps over transactions that are still open: their rows are skipped.",
         edits=(
             Edit(
-                "IdGenerator._raise_peak",
-                "            below.peak = max(below.peak, peak)\n        else:\n            self._move(",
-                "            below.peak = max(below.peak, peak)\n        if peak:\n            self._move(",
-            ),
-            Edit(
-                "IdGenerator._finish",
-                "            barrier.peak = max(barrier.peak, high)\n",
-                """\
-            barrier.peak = max(barrier.peak, high)
-            self._move(high)
-""",
+                "IdGenerator._settle",
+                "largest_upto(self.open_floor)",
+                "largest_upto(self.highest)",
             ),
         ),
         checks=(
@@ -312,27 +282,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The loss of the last message before a pause is found late, and of rows kept in memory only never.",
         edits=(
             Edit(
-                "Writer.tick",
-                "        self._begin_announcement(now)\n        self._schedule_beat(now)\n        for chain",
-                "        self._schedule_beat(now)\n        for chain",
+                "Announcements.tick",
+                "        if beat or now >= self.next_answer:\n",
+                "        if now >= self.next_answer:\n",
             ),
         ),
         checks=(WRITER + "rules[rule 9.6 a heartbeat is x x, never ahead of the rows that wait]",),
-    ),
-    Mutant(
-        name="a-writer-new-in-the-registry-counts-in-the-next-read",
-        rule="9.7",
-        harm="persisted_upto passes what a writer has open that registered just before the registry was read.",
-        edits=(
-            Edit(
-                "IdGenerator.registry_read",
-                "(max(noted.positions.get(writer, 0), position) for writer, position in writers.items()),\n",
-                "(\n                max(noted.positions[writer], position)\n"
-                "                for writer, position in writers.items()\n"
-                "                if writer in noted.positions\n            ),\n",
-            ),
-        ),
-        checks=(MUTANTS_GAPS + "9_7_a_writer_new_in_the_registry_counts_in_that_read",),
     ),
     Mutant(
         name="the-highest-id-from-the-sequence",
@@ -353,7 +308,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A catch-up of more than a page, or from a source that lags, skips all that the page did not bring.",
         edits=(
             Edit(
-                "Reader.receive_page",
+                "Following.page",
                 "list(page.payloads), page.upto, fetched=True)\n",
                 "list(page.payloads), asked.upto, fetched=True)\n",
             ),
@@ -370,7 +325,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A fact too large for a message is announced as no rows: nobody fetches it.",
         edits=(
             Edit(
-                "_Chain.take",
+                "Chain.take",
                 "                stepped_over, headed = True, False\n",
                 "                headed = False\n",
             ),
@@ -414,10 +369,10 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a writer's restart readers keep what its former life said, and drop what it says now.",
         edits=(
             Edit(
-                "Reader._present_life",
+                "Admission._present_life",
                 """\
             if known is not None or progress.position:
-                self._reset(progress, 0)
+                progress.reset(0)
 """,
                 "",
             ),
@@ -433,10 +388,10 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A late message of a writer's former life resets its stream: readers forget what is true.",
         edits=(
             Edit(
-                "Reader._present_life",
+                "Admission._present_life",
                 """\
         if known is not None and incarnation < known and not self._outlived(progress, known, incarnation, now):
-            self.counters.old_incarnations += 1
+            counters.old_incarnations += 1
             return False
 """,
                 "",
@@ -450,7 +405,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A message that Redis delivers twice makes readers forget everything that is kept in memory.",
         edits=(
             Edit(
-                "Reader._step_back",
+                "Following._step_back",
                 "        if stream.resettable and foreign:\n",
                 "        if stream.resettable:\n",
             ),
@@ -466,9 +421,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A repeated message sends readers of a table's stream back: every row comes a second time.",
         edits=(
             Edit(
-                "Reader._step_back",
+                "Following._step_back",
                 "        if stream.resettable and foreign:\n",
-                "        if progress.incarnation is None and not (native and progress.stream.resettable):\n",
+                "        if self.incarnation is None and not (native and self.stream.resettable):\n",
             ),
         ),
         checks=(
@@ -482,11 +437,11 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A handler told to forget gets the old rows once more afterwards.",
         edits=(
             Edit(
-                "Reader._reset",
-                "        self._move_to(progress, position)\n        progress.target = progress.later = 0\n",
-                "        self._forget(progress)\n"
-                "        progress.position = progress.queue.delivered = position\n"
-                "        progress.target = progress.later = 0\n",
+                "Following.reset",
+                "        self.restart(position)\n        self.target = self.later = 0\n",
+                "        self._forget()\n"
+                "        self.position = self.queue.delivered = position\n"
+                "        self.target = self.later = 0\n",
             ),
         ),
         checks=(
@@ -500,10 +455,10 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The position of the old life is saved, and waited for, as one of the new: rows below it are skipped.",
         edits=(
             Edit(
-                "Reader._reset",
-                "        self._move_to(progress, position)\n        progress.target = progress.later = 0\n",
-                "        self._forget(progress)\n        self._empty(progress)\n"
-                "        progress.position = position\n        progress.target = progress.later = 0\n",
+                "Following.reset",
+                "        self.restart(position)\n        self.target = self.later = 0\n",
+                "        self._forget()\n        self._empty()\n"
+                "        self.position = position\n        self.target = self.later = 0\n",
             ),
         ),
         checks=(
@@ -554,7 +509,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lines-are-dropped-while-catching-up",
         rule="9.13",
         harm="Rows that arrive during a catch-up are lost, and it ends as live all the same.",
-        edits=(Edit("Reader._hold", "        progress.held.append((item, incarnation, cost))\n", ""),),
+        edits=(Edit("Following._hold", "        self.held.append(item, incarnation)\n", ""),),
         checks=(READER + "rule_9_13_lines_are_held_in_order_while_catching_up_and_follow_the_same_rules",),
     ),
     Mutant(
@@ -563,12 +518,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Held rows pass without the heads between them: a message lost during a catch-up is lost for good.",
         edits=(
             Edit(
-                "Reader._hold",
-                "        progress.held.append((item, incarnation, cost))\n",
+                "Following._hold",
+                "        self.held.append(item, incarnation)\n",
                 """\
         if isinstance(item, Position):
             return
-        progress.held.append((item, incarnation, cost))
+        self.held.append(item, incarnation)
 """,
             ),
         ),
@@ -583,8 +538,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Lines dropped for want of room are forgotten: what follows them passes for the next row.",
         edits=(
             Edit(
-                "Reader._release",
-                "        if overflowed:  # what came after the held lines is unknown\n",
+                "Following.release",
+                "        if rest.overflowed:  # what came after the held lines is unknown\n",
                 "        if False:\n",
             ),
         ),
@@ -596,9 +551,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The end of a fact is kept whose beginning was dropped for want of room: half of it is delivered.",
         edits=(
             Edit(
-                "Reader._hold",
-                "        if progress.overflowed or full:\n",
-                "        if full:\n",
+                "HeldLines.overflows",
+                "        return self.overflowed\n",
+                "        return full\n",
             ),
         ),
         checks=(RULES + "9_13_after_an_overflow_all_lines_are_dropped_also_small_ones",),
@@ -609,8 +564,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows heard during a catch-up that the table began pass for live ones, whatever was lost before them.",
         edits=(
             Edit(
-                "Reader._hold",
-                "        if isinstance(item, Rows) and not (progress.heard or progress.held):\n",
+                "Following._hold",
+                "        if isinstance(item, Rows) and not (self.heard or self.held):\n",
                 "        if False:\n",
             ),
         ),
@@ -622,10 +577,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What was held of one link is joined to what comes over the next: rows between them are lost.",
         edits=(
             Edit(
-                "Reader.disconnected",
-                "        for progress in self.progress.values():\n            self._lose(progress)\n",
-                "        for progress in self.progress.values():\n"
-                "            if progress.state is not State.BOOTSTRAPPING:\n                self._lose(progress)\n",
+                "FollowedWriters.disconnected",
+                "            progress.lose()\n",
+                "            if progress.state is not State.BOOTSTRAPPING:\n                progress.lose()\n",
             ),
         ),
         checks=(READER + "a_lost_link_costs_what_is_held_and_not_the_state",),
@@ -634,7 +588,13 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-writer-first-heard-during-a-bootstrap-is-live",
         rule="9.13",
         harm="Rows of a writer that registered while the snapshot loads are handled before it, and wiped out by it.",
-        edits=(Edit("Reader._add", "        if stream.name in self._bootstrapping:  #", "        if False:  #"),),
+        edits=(
+            Edit(
+                "FollowedWriters._add",
+                "        if stream.name in self.intake.bootstrapping:  #",
+                "        if False:  #",
+            ),
+        ),
         checks=(READER + "rule_9_13_while_a_snapshot_loads_all_lines_are_held_and_follow_it_in_order",),
     ),
     Mutant(
@@ -643,10 +603,10 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows between the snapshot and the last line heard while it was loading are skipped.",
         edits=(
             Edit(
-                "Reader.bootstrapped",
-                "            progress.position = progress.queue.delivered = positions.get(progress.writer, 0)\n",
-                "            heard = max(positions.get(progress.writer, 0), progress.later, _end_of_held(progress))\n"
-                "            progress.position = progress.queue.delivered = heard\n",
+                "Progress.bootstrapped",
+                "        self.position = self.queue.delivered = self.began = position\n",
+                "        heard = max(position, self.later, self.held.end)\n"
+                "        self.position = self.queue.delivered = self.began = heard\n",
             ),
         ),
         checks=(READER + "rule_9_13_while_a_snapshot_loads_all_lines_are_held_and_follow_it_in_order",),
@@ -657,9 +617,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Its line is behind what is known, and counts as heard all the same: what was dropped is skipped.",
         edits=(
             Edit(
-                "Reader._position",
-                "            self._step_back(progress, new)\n            return\n",
-                "            progress.heard = True\n            self._step_back(progress, new)\n            return\n",
+                "Following._position",
+                "            self._step_back(new)\n            return\n",
+                "            self.heard = True\n            self._step_back(new)\n            return\n",
             ),
         ),
         checks=(
@@ -673,9 +633,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A held line counts before it is looked at: once caught up, rows that came before it are skipped.",
         edits=(
             Edit(
-                "Reader._hold",
+                "Following._hold",
                 "        # Unknown what came before these rows: once caught up they would pass for live ones.\n",
-                "        progress.heard = progress.heard or isinstance(item, Position)\n",
+                "        self.heard = self.heard or isinstance(item, Position)\n",
             ),
         ),
         checks=(
@@ -688,7 +648,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Held lines wait for room in the receive queue, later ones do not: the waiting rows are skipped as known.",
         edits=(
             Edit(
-                "Progress.holding",
+                "Following.holding",
                 "        return self.state is State.BOOTSTRAPPING or self.catching_up or bool(self.held)\n",
                 "        return self.state is State.BOOTSTRAPPING or self.catching_up\n",
             ),
@@ -701,9 +661,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What was held for hours is pushed into the receive queue at once: what has no room is fetched once more.",
         edits=(
             Edit(
-                "Reader._release",
-                " and not progress.catching_up and (self.queue_bytes <= limit or not progress.queue.size):\n",
-                " and not progress.catching_up:\n",
+                "Following.release",
+                " and not self.catching_up and (intake.queue_bytes <= limit or not self.queue.size):\n",
+                " and not self.catching_up:\n",
             ),
         ),
         checks=(READER + "held_lines_wait_for_room_and_later_ones_behind_them",),
@@ -714,9 +674,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Held lines wait until slow handlers of other writers have made room, with nothing of their own in it.",
         edits=(
             Edit(
-                "Reader._release",
-                " and not progress.catching_up and (self.queue_bytes <= limit or not progress.queue.size):\n",
-                " and not progress.catching_up and self.queue_bytes <= limit:\n",
+                "Following.release",
+                " and not self.catching_up and (intake.queue_bytes <= limit or not self.queue.size):\n",
+                " and not self.catching_up and intake.queue_bytes <= limit:\n",
             ),
         ),
         checks=(READER + "held_lines_do_not_wait_for_a_queue_that_is_full_of_others",),
@@ -727,9 +687,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Held lines of a thousand writers take a thousand times the memory that full_sync_buffer_limit allows.",
         edits=(
             Edit(
-                "Reader._hold",
-                "            full = self.buffer_bytes + cost > self.settings.full_sync_buffer_limit\n",
-                "            full = progress.held_size + cost > self.settings.full_sync_buffer_limit\n",
+                "HeldLines.overflows",
+                "            full = self.intake.buffer_bytes + size",
+                "            full = self.size + size",
             ),
         ),
         checks=(READER + "the_buffer_of_all_streams_together_is_bounded_and_what_has_no_room_is_fetched",),
@@ -740,9 +700,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What was held counts for ever: from some bootstrap on nothing is held any more, and all is fetched.",
         edits=(
             Edit(
-                "Reader._hold_size",
-                "            self.buffer_bytes += size - progress.held_size\n",
-                "            self.buffer_bytes += max(0, size - progress.held_size)\n",
+                "HeldLines._resize",
+                "            self.intake.buffered(size - self.size)\n",
+                "            self.intake.buffered(max(0, size - self.size))\n",
             ),
         ),
         checks=(READER + "a_lost_link_costs_what_is_held_and_not_the_state",),
@@ -753,8 +713,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows that had no room are fetched only when their writer is heard again, which may be never.",
         edits=(
             Edit(
-                "Reader._hold",
-                "            progress.later = max(progress.later, _end(item))\n            return\n",
+                "Following._hold",
+                "            self.later = max(self.later, end_of(item))\n            return\n",
                 "            return\n",
             ),
         ),
@@ -766,9 +726,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows held when the link broke during a bootstrap come only when their writer is heard again.",
         edits=(
             Edit(
-                "Reader._forget",
-                "        progress.later = max(progress.later, _end_of_held(progress)) if waits else 0\n",
-                "        progress.later = progress.later if waits else 0\n",
+                "Following._forget",
+                "        self.later = max(self.later, self.held.end) if waits else 0\n",
+                "        self.later = self.later if waits else 0\n",
             ),
         ),
         checks=(READER + "a_lost_link_costs_what_is_held_and_not_the_state",),
@@ -779,8 +739,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Positions learned while lines were held are forgotten: a dead writer's last rows never come.",
         edits=(
             Edit(
-                "Reader._release",
-                "        if later > progress.position:\n            self._gap(progress, later)\n\n",
+                "Following.release",
+                "        if later > self.position:\n            self._gap(later)\n\n",
                 "\n",
             ),
         ),
@@ -792,9 +752,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Held lines are fetched once more, and live ones are taken in ahead of them.",
         edits=(
             Edit(
-                "Reader.learned",
-                "        elif progress.holding:  # what is held may bring it\n",
-                "        elif progress.state is State.BOOTSTRAPPING:  # what is held may bring it\n",
+                "Progress.learned",
+                "        elif self.holding:  # what is held may bring it\n",
+                "        elif self.state is State.BOOTSTRAPPING:  # what is held may bring it\n",
             ),
         ),
         checks=(READER + "held_lines_wait_for_room_and_later_ones_behind_them",),
@@ -805,9 +765,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows taken in before the snapshot are handled while it loads, and wiped out by its first part.",
         edits=(
             Edit(
-                "Reader._begin_bootstrap",
-                "        self._move_to(progress, progress.queue.delivered)\n",
-                "        self._forget(progress)\n",
+                "Progress.begin_bootstrap",
+                "        self.restart(self.queue.delivered)\n",
+                "        self._forget()\n",
             ),
         ),
         checks=(READER + "a_bootstrap_drops_what_was_taken_in_and_not_handled",),
@@ -818,8 +778,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows between a snapshot and what was handled before it come only when their writer is heard again.",
         edits=(
             Edit(
-                "Reader._begin_bootstrap",
-                "        progress.later = _due(progress)\n",
+                "Progress.begin_bootstrap",
+                "        self.later = self.due\n",
                 "",
             ),
         ),
@@ -834,11 +794,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A page asked for before reports rows as missed that the snapshot brings.",
         edits=(
             Edit(
-                "Reader.skip",
-                "        if progress.state is State.BOOTSTRAPPING:\n"
-                "            return\n"
-                "        self._abandon(progress)\n",
-                "        self._abandon(progress)\n",
+                "Progress.skip",
+                "        if self.state is State.BOOTSTRAPPING:\n            return\n        self.abandon()\n",
+                "        self.abandon()\n",
             ),
         ),
         checks=(READER + "rows_that_are_pruned_while_a_snapshot_loads_are_not_missed",),
@@ -849,8 +807,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What an application was told has stopped goes on, and fills the receive queue, for nobody handles it.",
         edits=(
             Edit(
-                "Reader.stop",
-                "            progress.stops = True\n            return\n",
+                "Progress.stop",
+                "            self.stops = True\n            return\n",
                 "            return\n",
             ),
         ),
@@ -862,9 +820,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After an epoch change a bootstrap waits for positions of the log before: it is never online.",
         edits=(
             Edit(
-                "Reader._reset",
-                "        progress.target = progress.later = 0\n        self._draining",
-                "        progress.target = 0\n        self._draining",
+                "Following.reset",
+                "        self.target = self.later = 0\n        self._intake.draining",
+                "        self.target = 0\n        self._intake.draining",
             ),
         ),
         checks=(READER + "another_log_while_a_snapshot_loads_voids_what_is_held",),
@@ -875,8 +833,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Who bootstraps because its rows were pruned never finds out that the log is another one.",
         edits=(
             Edit(
-                "Reader._check_epoch",
-                "                at = _due(progress) if progress.state is State.BOOTSTRAPPING else progress.position\n",
+                "LogIdentity.question",
+                "                at = progress.due if progress.state is State.BOOTSTRAPPING else progress.position\n",
                 "                at = progress.position\n",
             ),
         ),
@@ -888,7 +846,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A bootstrap says that it is over while rows that were held when the link broke are still missing.",
         edits=(
             Edit(
-                "Reader.drained",
+                "FollowedWriters.drained",
                 "            done = not progress.holding and progress.queue.delivered >= due\n",
                 "            done = not progress.holding\n",
             ),
@@ -901,7 +859,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A bootstrap says that it is over while its rows are still being caught up with.",
         edits=(
             Edit(
-                "Reader.drained",
+                "FollowedWriters.drained",
                 "            done = not progress.holding and progress.queue.delivered >= due\n",
                 "            done = progress.queue.delivered >= due\n",
             ),
@@ -925,7 +883,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-paced-bootstrap-does-not-rest",
         rule="3",
         harm="snapshot_rate is ignored: a bootstrap takes the processors that the writers' commits need.",
-        edits=(Edit("Bootstrap._plan", "if now >= self._rests_until else []", "if now >= 0 else []"),),
+        edits=(Edit("Bootstrap._plan", "due = now >= self.parts.rest_until", "due = True"),),
         checks=(BOOTSTRAP_CORE + "a_bootstrap_of_a_rate_rests_behind_each_part_for_the_rest_of_its_time",),
     ),
     Mutant(
@@ -934,9 +892,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A handler that lags loses what does not fit in memory, and nothing says so.",
         edits=(
             Edit(
-                "Reader._rows",
-                "            self._gap(progress, tokens[-1])  # fetched when there is room\n            return\n",
-                "            progress.position = tokens[-1]\n            return\n",
+                "Following._rows",
+                "            self._gap(lacking)  # fetched when there is room\n",
+                "            self.position = lacking\n",
             ),
         ),
         checks=(
@@ -949,7 +907,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-held-batch-survives-a-position",
         rule="9.14",
         harm="Rows of a fact that a catch-up has brought whole are delivered once more, as part of the next fact.",
-        edits=(Edit("Reader._position", "        self._close_batch(progress)  # rule 9.14\n", ""),),
+        edits=(Edit("Following._position", "        self._close_batch()\n", ""),),
         checks=(READER + "rule_9_14_a_position_clears_a_held_batch",),
     ),
     Mutant(
@@ -958,28 +916,28 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One writer's rows are delivered as another's, or dropped with another's duplicate.",
         edits=(
             Edit(
-                "Reader._add",
-                "        self.progress[stream.name, writer] = progress\n",
+                "FollowedWriters._add",
+                "        self.progress[progress.key] = progress\n",
                 """\
-        self.progress[stream.name, writer] = progress
+        self.progress[progress.key] = progress
         progress.open = next(other.open for key, other in self.progress.items() if key[0] == stream.name)
 """,
             ),
             Edit(
-                "Reader._close_batch",
+                "ReceivedRows._close_batch",
                 """\
-            self.counters.rows_dropped += len(progress.open)
-            progress.open, progress.open_size = [], 0
+            self._drop(len(self.open))
+            self.open, self.open_size = [], 0
 """,
-                "            self.counters.rows_dropped += len(progress.open)\n            progress.open.clear()\n",
+                "            self._drop(len(self.open))\n            self.open.clear()\n",
             ),
             Edit(
-                "Reader._rows",
+                "ReceivedRows._take_rows",
                 """\
-            payloads = progress.open + payloads
-            progress.open, progress.open_size = [], 0
+            payloads = self.open + payloads
+            self.open, self.open_size = [], 0
 """,
-                "            payloads = progress.open + payloads\n            progress.open.clear()\n",
+                "            payloads = self.open + payloads\n            self.open.clear()\n",
             ),
         ),
         checks=(
@@ -994,12 +952,14 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The POSITION of one writer connects all: what another wrote before its own POSITION is lost.",
         edits=(
             Edit(
-                "Reader._rows",
-                "        if progress.state is not State.LIVE:\n            self.counters.rows_dropped",
+                "Reader.receive_frame",
+                "                    progress.line(item, incarnation)\n",
                 """\
-        alike = [one.state for key, one in self.progress.items() if key[0] == progress.stream.name]
-        if State.LIVE not in alike:
-            self.counters.rows_dropped""",
+                    alike = [one.state for one in self._all_of(item.stream)]
+                    if isinstance(item, Rows) and State.LIVE in alike and not progress.holding:
+                        progress.state = State.LIVE
+                    progress.line(item, incarnation)
+""",
             ),
         ),
         checks=(READER + "case[R9]",),
@@ -1010,9 +970,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The first row after a reconnect is taken for the next one: all that was missed meanwhile is lost.",
         edits=(
             Edit(
-                "Reader._rows",
-                "        if progress.state is not State.LIVE:\n            self.counters.rows_dropped",
-                "        if progress.state is State.STOPPED:\n            self.counters.rows_dropped",
+                "Following._rows",
+                "        if self.state is not State.LIVE:\n",
+                "        if self.state is State.STOPPED:\n",
             ),
         ),
         checks=(READER + "case[R1]",),
@@ -1021,7 +981,11 @@ MUTANTS: tuple[Mutant, ...] = (
         name="duplicates-are-delivered",
         rule="R2",
         harm="A message that arrives twice, or after a fetch that brought it, is handled twice.",
-        edits=(Edit("Reader._rows", "        if tokens[0] <= progress.position:\n", "        if False:\n"),),
+        edits=(
+            Edit(
+                "ReceivedRows._take_rows", "        if tokens and tokens[0] <= self.position:\n", "        if False:\n"
+            ),
+        ),
         checks=(
             SIMULATOR,
             READER + "case[R2]",
@@ -1034,9 +998,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A database that is away for longer than some retries costs every row of that gap.",
         edits=(
             Edit(
-                "Reader._retry_later",
-                "            self._move(progress, Event.KEEPS_FAILING)\n",
-                "            progress.position = progress.target\n            self._caught_up(progress)\n",
+                "Following._retry_later",
+                "            self._move(Event.KEEPS_FAILING)\n",
+                "            self.position = self.target\n            self._caught_up()\n",
             ),
         ),
         checks=(
@@ -1050,9 +1014,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One failed fetch, and that writer's stream is silent until the process restarts.",
         edits=(
             Edit(
-                "Reader.fetch_failed",
-                "        progress.asked, self._fetching, progress.error = None, self._fetching - 1, error\n",
-                "        progress.error = error\n",
+                "Following.failed",
+                "        self._answered()\n",
+                "",
             ),
         ),
         checks=(
@@ -1067,7 +1031,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Reader.receive_page",
-                "        if progress.asked is not asked and self._epoch_check is not asked:\n",
+                "        if progress.asked is not asked and not self._log.asked(asked):\n",
                 "        if False:\n",
             ),
         ),
@@ -1122,7 +1086,7 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             Edit(
                 "IdGenerator._check",
-                "            if in_use or first <= self._upto or self._complete.overlaps(first, last):\n",
+                "            if in_use or self._finished.overlaps(first, last) or self._heard.overlaps(first, last):\n",
                 "            if in_use:\n",
             ),
         ),
@@ -1138,11 +1102,11 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a restore from a backup readers mix rows of two logs, and skip what the new one has below them.",
         edits=(
             Edit(
-                "Reader._verify_epoch",
+                "LogIdentity.verify",
                 """\
-        if self.new_epoch is None:
-            self.counters.epoch_changes += 1
-        self.new_epoch = found
+        if self.new is None:
+            self._intake.counters.epoch_changes += 1
+        self.new = found
         return False
 """,
                 "        self.epoch = found\n        return True\n",
@@ -1159,9 +1123,10 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Refuted by a replica that lags, a restore is not noticed: rows of two logs are mixed.",
         edits=(
             Edit(
-                "Reader._verify_epoch",
-                "                self._epoch_retry_at = now + self.settings.retry_max\n                return False\n",
-                '                self._epoch_retry_at = float("inf")\n                return False\n',
+                "LogIdentity.verify",
+                "                self._retry_at = now + self._intake.settings.retry_max\n"
+                "                return False\n",
+                '                self._retry_at = float("inf")\n                return False\n',
             ),
         ),
         checks=(
@@ -1175,8 +1140,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer from before a restore announces over IDs that its successor gives out again: skipped.",
         edits=(
             Edit(
-                "Reader._current",
-                "        if not senders.is_trusted(writer, self.epoch):\n",
+                "Admission.counts",
+                "        if not self.senders.is_trusted(writer, self._log.epoch):\n",
                 "        if False:\n",
             ),
         ),
@@ -1192,14 +1157,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Who asks just after an answer was composed hears nothing, and stays deaf until the next heartbeat.",
         edits=(
             Edit(
-                "Writer._compose",
-                "            self._announce = False\n            self._to_announce.extend(self._rolls)\n",
-                "            self._to_announce.extend(self._rolls)\n        self._announce = False\n",
-            ),
-            Edit(
-                "Writer._compose",
-                "        if self._to_announce:\n            roll",
-                "        if self._to_announce:\n            self._announce = False\n            roll",
+                "Announcements.next",
+                "            self._asked = False\n            self._begun.extend(self._rolls)\n",
+                "            self._begun.extend(self._rolls)\n        self._asked = False\n",
             ),
         ),
         checks=(WRITER + "rules[rule 9 a REPLICATE after an answer was composed gets another]",),
@@ -1210,7 +1170,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="On a stream that follows nobody each write makes every process publish: a storm that grows with them.",
         edits=(
             Edit(
-                "_Chain.goal",
+                "Chain.goal",
                 "        if self.stream.follows or self.dropped > self.position:\n",
                 "        if self.position:\n",
             ),
@@ -1224,8 +1184,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             EMPTIED_STAYS_READY,
             Edit(
-                "Reading.pump",
-                " and key not in self.stopped and key not in self._cancelled:",
+                "Handlers.hand_out",
+                " and key not in self._context.stopped and key not in self._cancelled:",
                 " and key not in self._cancelled:",
             ),
         ),
@@ -1241,8 +1201,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Writer._bound",
-                "            self._queued_bytes -= largest.drop()\n            self._mark(largest)\n",
-                "            self._queued_bytes -= largest.drop()\n",
+                "            self.queued_bytes -= largest.drop()\n            self._mark(largest)\n",
+                "            self.queued_bytes -= largest.drop()\n",
             ),
         ),
         checks=(WRITER + "what_is_due_is_published_also_when_rows_are_dropped_behind_an_open_fact",),
@@ -1258,7 +1218,13 @@ MUTANTS: tuple[Mutant, ...] = (
         name="snapshots-of-other-rows-are-the-same",
         rule="6",
         harm="A reader that is half through a snapshot goes on with one of another key: rows of neither are whole.",
-        edits=(Edit("Agreement.same", "            and self.content == other.content\n", ""),),
+        edits=(
+            Edit(
+                "Agreement.same",
+                "self.digest == other.digest",
+                "self.digest == attrs.evolve(other, content=self.content).digest",
+            ),
+        ),
         checks=(SNAPSHOT + "snapshots_of_other_keys_are_not_the_same",),
     ),
     # -- the audit of what readers have handled -----------------------------------------------------------------
@@ -1279,7 +1245,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-reader-is-deaf-to-a-clock-that-is-behind",
         rule="9.24",
         harm="A stream without a table is never heard again when its writer restarts under a clock that is behind.",
-        edits=(Edit("Reader._outlived", "        if now - progress.lower_since < bound:\n", "        if True:\n"),),
+        edits=(Edit("Admission._outlived", "        if now - progress.lower_since < bound:\n", "        if True:\n"),),
         checks=(
             SIMULATOR,
             CLOCK_BEHIND + "lower_incarnations_alone_for_five_beats_are_a_reset",
@@ -1292,7 +1258,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Late lines of a former life reset the stream, though the later life is heard as well.",
         edits=(
             Edit(
-                "Reader._present_life",
+                "Admission._present_life",
                 "        progress.lower_since = None\n        if known != incarnation:\n",
                 "        if known != incarnation:\n",
             ),
@@ -1428,8 +1394,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A row that was never handled is counted as one that was.",
         edits=(
             Edit(
-                "Reader._below",
-                "        late = [] if progress.recent is None else progress.recent.late(tokens)\n",
+                "ReceivedRows._below",
+                "        late = [] if self._recent is None else self._recent.late(tokens)\n",
                 "        late: list[int] = []\n",
             ),
         ),
@@ -1451,8 +1417,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Nearly every report of lost rows is false, so that no one looks at them.",
         edits=(
             Edit(
-                "Reader._miss",
-                "        certain = progress.stream.durable or progress.native\n",
+                "ReceivedRows._miss",
+                "        certain = self.stream.durable or self.native\n",
                 "        certain = True\n",
             ),
         ),
@@ -1465,7 +1431,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lines-without-a-name-never-count-of-a-registered-writer",
         rule="9.18",
         harm="Readers hear nothing of a writer of single lines, and follow it through the table, seconds late.",
-        edits=(Edit("Reader._current", UNNAMED, "        if False:\n"),),
+        edits=(Edit("Admission.counts", UNNAMED, "        if False:\n"),),
         checks=(
             ONE_LINE + "unnamed_lines_of_a_registered_writer_count_where_foreign_writers_are_declared",
             ONE_LINE + "whoever_reads_first_lines_alone_gets_every_row[asyncio]",
@@ -1475,7 +1441,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lines-without-a-name-count-wherever-they-come",
         rule="9.16",
         harm="One forged line moves a native writer's position over rows.",
-        edits=(Edit("Reader._current", UNNAMED, "        if incarnation is None:\n"),),
+        edits=(Edit("Admission.counts", UNNAMED, "        if incarnation is None:\n"),),
         checks=(ONE_LINE + "unnamed_lines_of_a_registered_writer_count_where_foreign_writers_are_declared",),
     ),
     Mutant(
@@ -1541,9 +1507,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows of a foreign writer that were inserted past the sequence are stepped over by its next one.",
         edits=(
             Edit(
-                "Reader.receive_page",
-                "if progress.stream.durable and progress.native:\n                self.unproven",
-                "if progress.stream.durable:\n                self.unproven",
+                "Following.page",
+                "if self.stream.durable and self.native:\n                self._intake.unproven",
+                "if self.stream.durable:\n                self._intake.unproven",
             ),
         ),
         checks=(CORE_TRUST + "9_17_a_foreign_writer_is_waited_for",),
@@ -1552,7 +1518,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-line-behind-the-sequence-that-was-read-is-not-waited-for",
         rule="9.17",
         harm="What a line said while the sequence was read is given up until the next beat.",
-        edits=(Edit("Reader.nothing_above", "progress.target != asked or asked <= highest:", "asked <= highest:"),),
+        edits=(Edit("Progress.nothing_above", "self.target != asked or asked <= highest:", "asked <= highest:"),),
         checks=(CORE_TRUST + "9_17_what_lies_above_the_sequence_is_not_waited_for",),
     ),
     Mutant(
@@ -1563,10 +1529,10 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 "SenderTracker.is_trusted",
                 "            return writer not in self._senders\n",
-                "            return writer not in self._senders or epoch in self._senders[writer].announced.values()\n",
+                "            return writer not in self._senders or epoch in self._senders[writer].values()\n",
             ),
             Edit(
-                "Reader._current",
+                "Admission.counts",
                 "        if claim is None or incarnation == claim:\n",
                 "        if claim is None or incarnation in (None, claim):\n",
             ),
@@ -1582,8 +1548,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One stray POSITION makes readers of a stream without a table step over its rows.",
         edits=(
             Edit(
-                "Reader._present_life",
-                "            if self._senders.is_native(progress.writer) and not progress.stream.foreign_writers:\n",
+                "Admission._present_life",
+                "            if self.senders.is_native(progress.writer) and not progress.stream.foreign_writers:\n",
                 "            if False:\n",
             ),
         ),
@@ -1594,7 +1560,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.16",
         harm="A deployment with another database, under the same name by mistake, hides the writers of this one.",
         edits=(
-            Edit("Reader._present_life", "        if self._of_another_log(progress.writer):\n", "        if False:\n"),
+            Edit(
+                "Admission._present_life",
+                "        if self._log.is_another(self.senders.epoch_of(progress.writer)):\n",
+                "        if False:\n",
+            ),
         ),
         checks=(TRUST + "9_16_lines_of_another_deployment_are_ignored_also_of_a_stream_without_a_table",),
     ),
@@ -1604,7 +1574,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A line of a writer that does not exist is followed by readers, which wait for rows that never come.",
         edits=(
             Edit(
-                "Reader._registered",
+                "Admission.lists",
                 "        if stream.foreign_writers and incarnation is None:\n            return True\n",
                 "        return True\n",
             ),
@@ -1615,7 +1585,9 @@ MUTANTS: tuple[Mutant, ...] = (
         name="who-joins-waits-for-the-look-for-silent-writers",
         rule="9.18",
         harm="The first rows of a new writer come when the registry is read for other reasons, ten seconds later.",
-        edits=(Edit("Reader.registry_doubted", "        return bool(self._unconfirmed)\n", "        return False\n"),),
+        edits=(
+            Edit("Admission.registry_doubted", "        return bool(self._unconfirmed)\n", "        return False\n"),
+        ),
         checks=(
             TRUST + "9_18_the_registry_is_doubted_for_who_names_itself_in_this_log",
             TRUST + "9_18_a_writer_that_joins_is_followed_once_the_registry_lists_it",
@@ -1627,8 +1599,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows of a writer that joins while the registry is read wait for its next line, which may never come.",
         edits=(
             Edit(
-                "Reader.joined",
-                "            if answers + 1 < self.settings.silent_after_beats:\n",
+                "Admission.joined",
+                "            if answers + 1 < self._intake.settings.silent_after_beats:\n",
                 "            if said in found:\n",
             ),
         ),
@@ -1644,7 +1616,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Reader.rebase",
-                "        self._unconfirmed.clear()  # how far they said to be is of the log before\n",
+                "        self.admission.forget_unconfirmed()\n",
                 "",
             ),
         ),
@@ -1656,8 +1628,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One forged line makes every reader read the registry each beat until it is restarted.",
         edits=(
             Edit(
-                "Reader.joined",
-                "            if answers + 1 < self.settings.silent_after_beats:\n",
+                "Admission.joined",
+                "            if answers + 1 < self._intake.settings.silent_after_beats:\n",
                 "            if True:\n",
             ),
         ),
@@ -1669,7 +1641,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The database is away for a moment when a writer has joined: its rows wait for its next sign of life.",
         edits=(
             Edit(
-                "Reader.joined",
+                "Admission.joined",
                 "                found[said] = end\n",
                 "                found[said] = end\n                del self._unconfirmed[said]\n"
                 "                continue\n",
@@ -1686,7 +1658,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A copy of the deployment, on a copy of its database, is taken for the writers of this one.",
         edits=(
             Edit(
-                "Reader._current",
+                "Admission.counts",
                 "        if claim is None or incarnation == claim:\n",
                 "        if claim is None or (incarnation or 0) >= claim:\n",
             ),
@@ -1699,7 +1671,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that was replaced, and does not know it yet, goes on being heard beside its successor.",
         edits=(
             Edit(
-                "Reader._current",
+                "Admission.counts",
                 "        if claim is None or incarnation == claim:\n",
                 "        if claim is None or (incarnation or 0) <= claim:\n",
             ),
@@ -1712,7 +1684,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What a forged incarnation said of a writer is fetched once that joins: its open fact is stepped over.",
         edits=(
             Edit(
-                "Reader.joined",
+                "Admission.joined",
                 "            if self.registry.get(said[:2]) == said[2]:\n",
                 "            if said[:2] in self.registry:\n",
             ),
@@ -1732,7 +1704,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="16 MiB of rows of two bytes cost 14 times as much in memory.",
         edits=(
             Edit(
-                "_parse_run", "    most, pieces, end = room.rows_left, [], at", "    most, pieces, end = 2**40, [], at"
+                "_parse_run",
+                "    most, pieces, end = room.most_rows - room.rows, [], at",
+                "    most, pieces, end = 2**40, [], at",
             ),
         ),
         checks=(HOSTILE_MESSAGES + "rows_are_bounded",),
@@ -1808,14 +1782,15 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One line on the channel takes from a foreign writer what keeps its lost rows from being stepped over.",
         edits=(
             Edit(
-                "Reader._line",
-                "        progress.native = incarnation is not None\n",
-                "        progress.native = self._senders.is_native(progress.writer)\n",
+                "Reader.receive_frame",
+                "                    progress.line(item, incarnation)\n",
+                "                    named = 0 if senders.is_native(item.writer) else None\n"
+                "                    progress.line(item, named if incarnation is None else incarnation)\n",
             ),
             Edit(
                 "Reader._cut",
-                "            if progress.native or progress.state is State.STOPPED:\n",
-                "            if self._senders.is_native(progress.writer) or progress.state is State.STOPPED:\n",
+                "            if progress.native or ",
+                "            if self.admission.senders.is_native(progress.writer) or ",
             ),
         ),
         checks=(
@@ -1830,9 +1805,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After one stray line all rows of a foreign writer that restarts are dropped as duplicates, for good.",
         edits=(
             Edit(
-                "Reader._step_back",
-                "not native and (progress.incarnation is None or stream.foreign_writers)\n",
-                "not native and progress.incarnation is None\n",
+                "Following._step_back",
+                "not native and (self.incarnation is None or stream.foreign_writers)\n",
+                "not native and self.incarnation is None\n",
             ),
         ),
         checks=(CORE_TRUST + "a_stray_name_does_not_hide_that_a_foreign_writer_began_anew",),
@@ -1843,9 +1818,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After one stray line every page of a stream of the reference system is refused: stale for good.",
         edits=(
             Edit(
-                "Reader.receive_page",
-                "        lives = progress.stream.resettable and not progress.stream.foreign_writers\n",
-                "        lives = progress.stream.resettable\n",
+                "Following.page",
+                "        lives = self.stream.resettable and not self.stream.foreign_writers\n",
+                "        lives = self.stream.resettable\n",
             ),
         ),
         checks=(CORE_TRUST + "pages_of_a_foreign_writer_count_whatever_incarnation_was_said",),
@@ -1856,9 +1831,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows that a native writer repeats are logged as late ones that nobody gets.",
         edits=(
             Edit(
-                "Reader._take_in",
-                "        if progress.native:\n            progress.recent = None\n        elif tokens:\n",
-                "        if tokens and not progress.native:\n",
+                "ReceivedRows._take_in",
+                "        if self.native:\n            self._recent = None\n        elif tokens:\n",
+                "        if tokens and not self.native:\n",
             ),
         ),
         checks=(LATE_ROWS + "what_a_native_writer_repeats_is_not_late_though_it_was_first_heard_of_as_any",),
@@ -1889,9 +1864,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Streams behind the bound of a message are never announced: the loss of their last frame is never found.",
         edits=(
             Edit(
-                "Writer.add_stream",
-                "roll.room >= line_bytes and len(roll.chains) < self._settings.message_items - OPENING_ITEMS",
-                "roll.room >= line_bytes",
+                "Announcements.add",
+                "roll.room >= chain.line_bytes and len(roll.chains) < self._settings.message_items - OPENING_ITEMS",
+                "roll.room >= chain.line_bytes",
             ),
         ),
         checks=(HOSTILE_MESSAGES + "many_streams_are_announced_in_messages_that_pass",),
@@ -1900,7 +1875,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-frame-has-more-heads-than-readers-take",
         rule="9.20",
         harm="Frames of rows between facts too large are cut by every reader, which fetches what was sent.",
-        edits=(Edit("_Chain.take", "                    draft.heads_left -= 1\n", ""),),
+        edits=(Edit("Chain.take", "                    draft.heads_left -= 1\n", ""),),
         checks=(HOSTILE_MESSAGES + "facts_between_facts_too_large_make_frames_that_pass",),
     ),
     Mutant(
@@ -1935,14 +1910,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="each-replicate-is-answered",
         rule="2",
         harm="Each line REPLICATE costs the announcements of all writers, 30 times its bytes.",
-        edits=(Edit("Writer.replicate_received", "        if now >= self._answer_from:\n", "        if True:\n"),),
+        edits=(Edit("Announcements.request", "        if now >= self._answer_from:\n", "        if True:\n"),),
         checks=(REPLICATE_RATE + "a_flood_costs_ten_announcements_a_second",),
     ),
     Mutant(
         name="a-replicate-too-soon-is-forgotten",
         rule="2",
         harm="A reader that starts a moment after another waits for the next beat, or for ever where that is lost.",
-        edits=(Edit("Writer.replicate_received", "            self._asked = True\n", "            pass\n"),),
+        edits=(Edit("Announcements.request", "            self._waits = True\n", "            pass\n"),),
         checks=(REPLICATE_RATE + "the_ones_that_come_too_soon_get_one_answer_together_later",),
     ),
     Mutant(

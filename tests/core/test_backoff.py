@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from busrep.core.backoff import MOST_REASONS, LogLimiter, pause_after
+from busrep.core.backoff import MOST_REASONS, LogLimiter, Retry, pause_after
+from busrep.errors import SnapshotBusy
 from busrep.settings import Settings
 
 SETTINGS = Settings(retry_min=0.1, retry_max=5.0)
@@ -21,6 +22,22 @@ def test_pauses_double_up_to_the_longest(failures: int, pause: float) -> None:
 
 def test_no_bound_raises_the_longest_pause() -> None:
     assert pause_after(100, SETTINGS, 60.0, lambda: 1.0) == 5.0
+
+
+def test_what_fails_is_tried_again_later_and_later_until_it_succeeds() -> None:
+    retry, away = Retry(SETTINGS, lambda: 1.0), OSError("away")
+    for failures, pause in ((1, 0.1), (2, 0.2), (3, 0.4)):
+        retry.failed(away, 100.0)
+        assert (retry.failures, retry.error, retry.at) == (failures, away, pytest.approx(100.0 + pause))
+    retry.clear(7.0)
+    assert (retry.failures, retry.error, retry.at) == (0, None, 7.0)
+
+
+def test_a_source_that_is_busy_is_asked_again_at_any_time_and_that_is_no_failure() -> None:
+    for share, pause in ((0.0, 0.1), (0.5, 2.5), (1.0, 5.0)):
+        retry, busy = Retry(SETTINGS, lambda share=share: share), SnapshotBusy("the source", 4)  # type: ignore[misc]
+        retry.failed(busy, 100.0)
+        assert (retry.failures, retry.error, retry.at) == (0, busy, 100.0 + pause)
 
 
 def test_one_line_per_reason_and_period() -> None:

@@ -8,23 +8,16 @@ import attrs
 import orjson
 import pytest
 
-from busrep.core.bootstrap import (
-    LONGEST_PAUSE,
-    TRANSITIONS,
-    Agree,
-    Apply,
-    Begin,
-    Bootstrap,
-    BootstrapState,
-    Drain,
-    Leave,
-    Load,
-    Work,
-    unfinished,
-)
+from busrep.core.bootstrap import Bootstrap
+from busrep.core.bootstrap_states import TRANSITIONS, BootstrapState, unfinished
+from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
+from busrep.core.full_syncs import LONGEST_PAUSE
+from busrep.core.held import HeldLines
+from busrep.core.progress import Progress
 from busrep.core.reader import Reader
-from busrep.core.reader import State as ReaderState
+from busrep.core.received import Followed
 from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part
+from busrep.core.states import State as ReaderState
 from busrep.errors import ReaderMoved, RowError, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.settings import Settings
 
@@ -112,8 +105,8 @@ def test_all_states_in_their_order() -> None:
     first, second = d.work()
     (apply,) = d.load(first)
     assert isinstance(apply, Apply)
-    assert (apply.number, apply.part, apply.first, apply.last, apply.parts, apply.parts_after) == (
-        0, PART, True, False, 0, 1,
+    assert (apply.number, apply.part, apply.first, apply.last, apply.parts_after) == (
+        0, PART, True, False, 1,
     )  # fmt: skip
     assert d.load(second) == []  # one part is applied at a time, and no more than two are in memory
     assert len(d.core.under_way) == 1
@@ -136,7 +129,7 @@ def test_all_states_in_their_order() -> None:
     d.core.drained(d.now)
     assert d.work() == []
     assert d.states() == ["requested", "agreed", "loading", "draining", "online"]
-    assert (d.core.parts, d.core.rows, d.core.bytes, d.core.attempts) == (3, 6, 48, 1)
+    assert (d.core.parts.applied, d.core.parts.rows, d.core.parts.bytes, d.core.attempts) == (3, 6, 48, 1)
     d.core.drained(d.now)  # said once more, it means nothing
     d.core.gone("later", d.now)  # what is over cannot be lost
     d.core.failed(None, AWAY, d.now)
@@ -158,13 +151,13 @@ def test_every_state_is_left_and_those_before_draining_survive_a_failure_and_a_l
 def test_a_snapshot_without_parts_is_applied_once_so_that_the_target_is_emptied() -> None:
     d = Driver().begin(agreement(0))
     apply = d.one(Apply)
-    assert (apply.number, apply.part, apply.first, apply.last, apply.parts, apply.parts_after) == (
-        0, PartRows((), (), ()), True, True, 0, 0,
+    assert (apply.number, apply.part, apply.first, apply.last, apply.parts_after) == (
+        0, PartRows((), (), ()), True, True, 0,
     )  # fmt: skip
     assert len(d.left) == 1
     d.core.applied(apply, 0, d.now)
     assert d.core.state is BootstrapState.DRAINING
-    assert d.core.parts == 0
+    assert d.core.parts.applied == 0
 
 
 @pytest.mark.parametrize("connections", [1, 2, 5])
@@ -193,7 +186,7 @@ def test_one_under_way_is_not_asked_for_again_one_that_drains_or_is_over_is() ->
     drain = d.one(Drain)
     assert d.core.request("pruned meanwhile", 0.0)
     assert drain not in d.core.under_way
-    assert d.core.syncs(0.0) == 1
+    assert d.core.full_syncs.count(0.0) == 1
     d.agree(agreement(1, at=200))
     assert d.one(Begin).syncs == 2
     assert d.states() == ["requested", "agreed", "loading", "draining", "requested", "agreed"]
@@ -211,7 +204,7 @@ def test_a_source_that_fails_while_loading_is_asked_for_the_same_again(again: st
     more = d.work()
     d.core.failed(more[0], AWAY, d.now)
     assert d.core.state is BootstrapState.REQUESTED
-    assert d.core.error is AWAY
+    assert d.core.retry.error is AWAY
     assert d.work() == []
     assert d.left == [first]
     assert not d.core.under_way
@@ -228,10 +221,15 @@ def test_a_source_that_fails_while_loading_is_asked_for_the_same_again(again: st
     d.core.agreed(asked, second, d.now)
     assert d.core.agreement is second
     if again == "the same":
-        assert (d.core.state, d.core.parts, d.core.syncs(d.now)) == (BootstrapState.LOADING, 1, 1)
+        assert (d.core.state, d.core.parts.applied, d.core.full_syncs.count(d.now)) == (BootstrapState.LOADING, 1, 1)
         assert [work.number for work in d.work() if isinstance(work, Load)] == [1, 2]
     else:
-        assert (d.core.state, d.core.parts, d.core.rows, d.core.syncs(d.now)) == (BootstrapState.AGREED, 0, 0, 2)
+        assert (d.core.state, d.core.parts.applied, d.core.parts.rows, d.core.full_syncs.count(d.now)) == (
+            BootstrapState.AGREED,
+            0,
+            0,
+            2,
+        )
         assert d.one(Begin).agreement is second
     assert d.core.attempts == 2
 
@@ -252,7 +250,7 @@ def test_a_part_in_hand_when_the_source_fails_counts() -> None:
     d.core.failed(loads[1], AWAY, d.now)
     assert list(d.core.under_way) == [apply]
     d.core.applied(apply, 2, d.now)  # type: ignore[arg-type]
-    assert (d.core.state, d.core.parts) == (BootstrapState.REQUESTED, 1)
+    assert (d.core.state, d.core.parts.applied) == (BootstrapState.REQUESTED, 1)
     assert d.work() == []  # the source's pause goes on
     d.later().agree(agreement(2))
     loads = d.work()
@@ -288,7 +286,7 @@ def test_who_finds_the_source_busy_waits_a_random_time_and_not_longer_each_time(
     d = Driver(retry_min=0.5, retry_max=5.0)
     d.core.request("new", 0.0)
     for share, pause in ((1.0, 5.0), (0.5, 2.5), (0.0, 0.5), (1.0, 5.0)):
-        d.core._jitter = lambda share=share: share  # type: ignore[misc]
+        d.core.retry._jitter = lambda share=share: share  # type: ignore[misc]
         d.core.failed(d.one(Agree), SnapshotBusy("the source", 4), d.now)
         due = d.core.next_retry(d.now)
         assert due == d.now + pause
@@ -339,7 +337,7 @@ def test_a_part_that_cannot_be_applied_at_all_stops_it_until_resumed() -> None:
     assert d.later().work() == []
     assert len(d.left) == 1  # nothing is held open for it at the source
     assert d.core.next_retry(d.now) is None
-    assert d.core.stopped_by is d.core.error is error
+    assert d.core.stopped_by is d.core.retry.error is error
     d.core.stopped(apply, ValueError("late"))  # type: ignore[arg-type]
     assert d.core.stopped_by is error
     d.core.resume(d.now)
@@ -359,7 +357,7 @@ def test_a_snapshot_that_is_gone_begins_anew_from_the_first_part(how: str) -> No
     assert isinstance(apply, Apply)
     if how == "said":
         d.core.gone("another epoch", d.now)
-        assert d.core.error == "another epoch"
+        assert d.core.retry.error == "another epoch"
     elif how == "by a load":
         d.core.failed(loads[1], SnapshotGone("s", "pruned"), d.now)
     else:
@@ -371,7 +369,12 @@ def test_a_snapshot_that_is_gone_begins_anew_from_the_first_part(how: str) -> No
             assert isinstance(d.one(Drain), Drain)
         d.core.gone("another epoch", d.now)
         apply = last if how == "after the apply" else None  # type: ignore[assignment]
-    assert (d.core.state, d.core.parts, d.core.rows, d.core.agreement) == (BootstrapState.REQUESTED, 0, 0, None)
+    assert (d.core.state, d.core.parts.applied, d.core.parts.rows, d.core.agreement) == (
+        BootstrapState.REQUESTED,
+        0,
+        0,
+        None,
+    )
     asked = d.later().one(Agree)
     assert asked.again is None
     assert d.core.attempts == 2
@@ -380,7 +383,7 @@ def test_a_snapshot_that_is_gone_begins_anew_from_the_first_part(how: str) -> No
         assert d.work() == []  # a part of the former snapshot is still being applied
         assert list(d.core.under_way) == [apply]
         d.core.applied(apply, 2, d.now)
-        assert d.core.parts == 0
+        assert d.core.parts.applied == 0
     assert d.one(Begin).syncs == 2
 
 
@@ -418,14 +421,19 @@ def test_before_it_was_requested_nothing_is_lost() -> None:
 def test_a_restart_goes_on_with_the_next_part() -> None:
     d = Driver()
     d.core.restore(saved(agreement(3), 2, syncs=2, age=600.0), d.now)
-    assert (d.core.state, d.core.parts, d.core.rows, d.core.reason) == (BootstrapState.REQUESTED, 2, 4, "saved")
+    assert (d.core.state, d.core.parts.applied, d.core.parts.rows, d.core.reason) == (
+        BootstrapState.REQUESTED,
+        2,
+        4,
+        "saved",
+    )
     asked = d.one(Agree)
     assert asked.again == agreement(3)
     d.core.agreed(asked, agreement(3, id="2"), d.now)
     assert d.states() == ["requested", "agreed", "loading"]
     assert d.one(Load).number == 2
-    assert d.core.syncs(d.now) == 2
-    assert d.core.syncs(d.now + 3_001) == 0
+    assert d.core.full_syncs.count(d.now) == 2
+    assert d.core.full_syncs.count(d.now + 3_001) == 0
 
 
 def test_a_restart_with_smaller_parts_asks_for_them_while_nothing_is_applied() -> None:
@@ -486,7 +494,7 @@ def test_a_twin_that_was_faster_is_followed() -> None:
     (apply,) = d.load(loads[0], loads[1])
     d.core.failed(apply, ReaderMoved("r", "s", "", 0), d.now)
     d.core.restore(saved(agreement(6), 2), d.now)
-    assert (d.core.state, d.core.parts, d.core.rows) == (BootstrapState.LOADING, 2, 4)
+    assert (d.core.state, d.core.parts.applied, d.core.parts.rows) == (BootstrapState.LOADING, 2, 4)
     assert list(d.core.under_way) == [loads[2]]
     (apply,) = [work for work in d.load(loads[2]) if isinstance(work, Apply)]
     assert (apply.number, apply.rows) == (2, 4)
@@ -494,7 +502,7 @@ def test_a_twin_that_was_faster_is_followed() -> None:
     assert apply in d.core.under_way
     assert [work for work in d.work() if isinstance(work, Apply)] == []
     d.core.failed(apply, ReaderMoved("r", "s", "", 2), d.now)
-    assert d.core.parts == 4
+    assert d.core.parts.applied == 4
     d.core.restore(saved(agreement(6), 6, state=BootstrapState.DRAINING), d.now)
     assert isinstance(d.one(Drain), Drain)
 
@@ -514,10 +522,10 @@ def test_what_a_twin_began_is_adopted(mine: str) -> None:
         assert isinstance(d.one(Drain), Drain)
         d.core.drained(d.now)
     d.core.restore(saved(other := agreement(3, at=200), 1), d.now)
-    assert (d.core.state, d.core.parts, d.core.reason) == (BootstrapState.REQUESTED, 1, "saved")
+    assert (d.core.state, d.core.parts.applied, d.core.reason) == (BootstrapState.REQUESTED, 1, "saved")
     if mine == "loading":
         d.core.applied(apply, 2, d.now)  # type: ignore[arg-type]
-        assert d.core.parts == 1
+        assert d.core.parts.applied == 1
     asked = d.one(Agree)
     assert asked.again is other
     d.core.agreed(asked, other, d.now)
@@ -534,7 +542,7 @@ def test_the_same_agreement_begun_by_a_twin_is_not_begun_once_more() -> None:
     d.core.begun(begin, d.now)
     assert [work.number for work in d.work() if isinstance(work, Load)] == [1, 2]
     d.core.restore(saved(agreement(3), 0), d.now)  # the twin has begun it anew
-    assert (d.core.state, d.core.parts) == (BootstrapState.REQUESTED, 0)
+    assert (d.core.state, d.core.parts.applied) == (BootstrapState.REQUESTED, 0)
 
 
 def test_another_bootstrap_of_the_same_snapshot_is_adopted() -> None:
@@ -548,12 +556,12 @@ def test_another_bootstrap_of_the_same_snapshot_is_adopted() -> None:
     d.core.restore(saved(agreement(6), 1, id="one"), d.now)
     assert (d.core.state, d.core.id) == (BootstrapState.LOADING, "one")
     d.core.restore(saved(agreement(6), 1, id="other"), d.now)
-    assert (d.core.state, d.core.id, d.core.parts) == (BootstrapState.REQUESTED, "other", 1)
+    assert (d.core.state, d.core.id, d.core.parts.applied) == (BootstrapState.REQUESTED, "other", 1)
     d.agree(agreement(6))
     again = d.work()
     assert [work.number for work in again if isinstance(work, Load)] == [1, 2]
     d.core.applied(apply, 2, d.now)
-    assert d.core.parts == 1, "it was applied to what the other one has emptied"
+    assert d.core.parts.applied == 1, "it was applied to what the other one has emptied"
     apply = next(work for work in d.load(*again) if isinstance(work, Apply))
     assert (apply.number, apply.id) == (1, "other")
 
@@ -577,7 +585,7 @@ def test_too_many_full_syncs_raise_the_alarm_and_the_pauses() -> None:
     pauses = []
     for number in range(12):
         d.agree(agreement(at=100 + number))
-        assert d.core.alarm(d.now) is (d.core.syncs(d.now) > 3)
+        assert d.core.full_syncs.alarm(d.now) is (d.core.full_syncs.count(d.now) > 3)
         d.core.gone("pruned", d.now)
         due = d.core.next_retry(d.now)
         assert due is not None
@@ -587,8 +595,8 @@ def test_too_many_full_syncs_raise_the_alarm_and_the_pauses() -> None:
     assert pauses[3:] == pytest.approx([10, 20, 40, 80, 160, *[LONGEST_PAUSE] * 4])
     assert d.core.statistics(d.now)["alarm"]
     d.later(3_600)
-    assert not d.core.alarm(d.now)
-    assert d.core.syncs(d.now) == 0
+    assert not d.core.full_syncs.alarm(d.now)
+    assert d.core.full_syncs.count(d.now) == 0
 
 
 def test_one_that_was_finished_too_often_is_begun_later_too() -> None:
@@ -607,14 +615,14 @@ def test_one_that_was_finished_too_often_is_begun_later_too() -> None:
 def test_the_time_left_follows_from_what_was_applied_since_loading_began(rows: int, eta: float) -> None:
     d = Driver()
     d.core.restore(saved(agreement(5, rows=rows), 1), d.now)
-    d.core.rows = rows if rows > 0 else 0  # as many as that
-    assert d.core.eta(d.now) is None
+    d.core.parts.rows = rows if rows > 0 else 0  # as many as that
+    assert d.core.statistics(d.now)["eta"] is None
     d.later(1_000).agree(agreement(5, rows=rows))
-    assert d.core.eta(d.now) is None
+    assert d.core.statistics(d.now)["eta"] is None
     (apply,) = [work for work in d.load(*d.work()) if isinstance(work, Apply)]
     d.later(10)
     d.core.applied(apply, 2, d.now)
-    assert d.core.eta(d.now) == eta
+    assert d.core.statistics(d.now)["eta"] == eta
     shown = d.core.statistics(d.now)
     assert shown["rows_total"] == (None if rows < 0 else 5 * rows)
     assert (shown["state"], shown["parts"], shown["parts_total"], shown["source"]) == ("loading", 2, 5, "here")
@@ -640,56 +648,67 @@ class HeldOutlivesTheLink(Reader):
     def disconnected(self) -> None:
         for progress in self.progress.values():
             if progress.state is not ReaderState.BOOTSTRAPPING:
-                self._lose(progress)
+                progress.lose()
 
 
 class LateWritersAreLive(Reader):
     """A writer first heard while the snapshot loads is followed at once."""
 
-    def _begin_bootstrap(self, progress: Any) -> None:
-        if progress.position or progress.queue.delivered or progress.state is not ReaderState.UNSYNCED:
-            super()._begin_bootstrap(progress)
+    def _add(self, stream: Followed, writer: str, position: int) -> Progress:
+        kept, self.intake.bootstrapping = self.intake.bootstrapping, {}
+        try:
+            return super()._add(stream, writer, position)
+        finally:
+            self.intake.bootstrapping = kept
 
-    def _end_bootstrap(self, progress: Any) -> None:
-        if progress.state is ReaderState.BOOTSTRAPPING:
-            super()._end_bootstrap(progress)
+    def _all_of(self, stream: str) -> list[Progress]:
+        begins = stream in self.intake.bootstrapping
+        return [one for one in super()._all_of(stream) if begins or one.state is ReaderState.BOOTSTRAPPING]
 
 
 class GoesOnWhereItHeard(Reader):
     """Positions are the larger of the snapshot's and of those heard."""
 
     def bootstrapped(self, stream: str, positions: Any) -> None:
-        heard = {one.writer: max([one.later, *[_end(item) for item, _, _ in one.held]]) for one in self._all_of(stream)}
+        heard = {one.writer: max(one.later, one.held.end) for one in self._all_of(stream)}
         writers = positions.keys() | heard.keys()
         super().bootstrapped(stream, {name: max(positions.get(name, 0), heard.get(name, 0)) for name in writers})
 
 
-def _end(item: Any) -> int:
-    return getattr(item, "new", 0) or max(getattr(item, "tokens", ()), default=0)
+class BoundedAlone(HeldLines):
+    """The lines of other writers do not count."""
+
+    def overflows(self, item: Any) -> bool:
+        kept, others = self.intake.settings, max(0, self.intake.buffer_bytes - self.size)
+        self.intake.settings = attrs.evolve(kept, full_sync_buffer_limit=kept.full_sync_buffer_limit + others)
+        try:
+            return super().overflows(item)
+        finally:
+            self.intake.settings = kept
 
 
 class NoBoundOverAll(Reader):
     """The bound holds for each writer alone."""
 
-    def _hold(self, progress: Any, item: Any, incarnation: int | None) -> None:
-        limit = self.settings.full_sync_buffer_limit + max(0, self.buffer_bytes - progress.held_size)
-        kept, self.settings = self.settings, attrs.evolve(self.settings, full_sync_buffer_limit=limit)
-        super()._hold(progress, item, incarnation)
-        self.settings = kept
+    def _add(self, stream: Followed, writer: str, position: int) -> Progress:
+        progress = super()._add(stream, writer, position)
+        progress.held = BoundedAlone(self.intake, buffered=progress.held.buffered)
+        return progress
 
 
 class LateAnswersCount(Bootstrap):
     """A part counts as loaded though its question was given up."""
 
-    def _answered(self, work: Work) -> bool:
-        return super()._answered(work) or isinstance(work, Load)
+    def loaded(self, work: Load, part: PartRows, now: float) -> None:
+        self._handed_out.add([work])
+        super().loaded(work, part, now)
 
 
 class NothingIsInHand(Bootstrap):
     """The next snapshot is begun while a part of the former one is being applied."""
 
     def _plan(self, now: float) -> list[Work]:
-        self._in_hand = None
+        self._handed_out.in_hand = None
         return super()._plan(now)
 
 

@@ -10,29 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from busrep.core.commands import (
-    INT64_MAX,
-    INT64_MIN,
+from busrep.core.application_commands import (
     CancelTask,
     ClearUserSync,
-    Command,
-    Error,
     FederationAck,
     LockReleased,
-    Name,
     NewActiveTask,
-    Ping,
-    Position,
-    Rdata,
     RemoteServerUp,
-    Replicate,
-    Server,
     UserIp,
     UserSync,
-    is_unknown,
-    json_bytes,
-    parse,
 )
+from busrep.core.commands import Command, Error, Name, Ping, Position, Rdata, Replicate, Server, is_unknown, parse
+from busrep.core.fields import INT64_MAX, INT64_MIN, json_bytes
 from busrep.errors import ConfigError, ParseError
 from tests import DATA
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from busrep.core.admission import MOST_UNCONFIRMED
 from busrep.core.catchup import UpdatesPage
 from busrep.core.commands import Name
 from busrep.core.delivery import Reset
 from busrep.core.framing import MOST_ERRORS, Rows, parse_message
 from busrep.core.ids import IdGenerator
-from busrep.core.reader import MOST_UNCONFIRMED, Followed, Reader, State
+from busrep.core.reader import Reader
+from busrep.core.received import Followed
+from busrep.core.states import State
 from busrep.core.writer import Writer
 from busrep.errors import ConfigError, RowError
 from busrep.settings import Settings
@@ -27,33 +30,33 @@ def announced(writer: str, incarnation: int, line: str, epoch: str = EPOCH) -> b
 def reader_of(stream: Followed, claims: dict[tuple[str, str], int] | None = None) -> Reader:
     reader = Reader([stream], epoch=EPOCH)
     if claims is not None:
-        reader.registered(claims)
+        reader.admission.registered(claims)
         for name, writer in claims:
             reader.start_at(name, writer, 5)
     return reader
 
 
 def joined(reader: Reader, claims: dict[tuple[str, str], int]) -> dict[tuple[str, str, int | None], int]:
-    reader.registered(claims)
-    return reader.joined()
+    reader.admission.registered(claims)
+    return reader.admission.joined()
 
 
 def test_9_18_a_line_of_a_writer_that_is_not_registered_moves_nothing_and_asks_for_the_registry() -> None:
     reader = reader_of(Followed("s"), {("s", "w1"): 7})
     reader.receive(b"POSITION s ghost 9 9", 0.0)
-    assert not reader.registry_doubted  # it does not say who it is: no reason to ask
+    assert not reader.admission.registry_doubted  # it does not say who it is: no reason to ask
     reader.receive(announced("w2", 3, "POSITION s w2 9 9"), 0.0)
     reader.receive(announced("w2", 3, "RDATA s w2 11 [1]"), 0.0)
-    assert reader.registry_doubted
+    assert reader.admission.registry_doubted
     assert ("s", "w2") not in reader.progress
     assert ("s", "ghost") not in reader.progress
     assert reader.counters.unregistered_lines == 3
     assert joined(reader, {("s", "w1"): 7, ("s", "w2"): 3}) == {("s", "w2", 3): 11}
-    assert reader.registry_doubted  # until that is asked for, which may fail
-    assert reader.joined() == {("s", "w2", 3): 11}
-    reader.confirmed(("s", "w2", 3))
-    assert not reader.registry_doubted
-    assert reader.joined() == {}
+    assert reader.admission.registry_doubted  # until that is asked for, which may fail
+    assert reader.admission.joined() == {("s", "w2", 3): 11}
+    reader.admission.confirmed(("s", "w2", 3))
+    assert not reader.admission.registry_doubted
+    assert reader.admission.joined() == {}
 
 
 def test_9_18_an_answer_of_the_registry_may_be_older_than_what_was_heard() -> None:
@@ -63,14 +66,14 @@ def test_9_18_an_answer_of_the_registry_may_be_older_than_what_was_heard() -> No
     reader.receive(announced("w2", 3, "POSITION s w2 0 9"), 0.0)
     for _ in range(beats - 1):
         assert joined(reader, {("s", "w1"): 7}) == {}
-        assert reader.registry_doubted
+        assert reader.admission.registry_doubted
     reader.receive(announced("w3", 4, "RDATA s w3 11 [1]"), 0.0)
     assert joined(reader, {("s", "w1"): 7, ("s", "w2"): 3}) == {("s", "w2", 3): 9}
     for _ in range(beats - 2):
         assert joined(reader, {("s", "w1"): 7}) == {}
-        assert reader.registry_doubted
+        assert reader.admission.registry_doubted
     assert joined(reader, {("s", "w1"): 7}) == {}
-    assert not reader.registry_doubted  # whoever said that is nobody
+    assert not reader.admission.registry_doubted  # whoever said that is nobody
     assert joined(reader, {("s", "w1"): 7, ("s", "w3"): 4}) == {}
 
 
@@ -79,9 +82,9 @@ def test_9_18_a_life_that_began_while_one_before_was_confirmed_is_asked_for() ->
     reader.receive(announced("w", 1, "POSITION s w 0 9"), 0.0)
     assert joined(reader, {("s", "w"): 1}) == {("s", "w", 1): 9}
     reader.receive(announced("w", 2, "POSITION s w 0 20"), 0.0)
-    reader.registered({("s", "w"): 2})
-    reader.confirmed(("s", "w", 1))
-    assert reader.joined() == {("s", "w", 2): 20}
+    reader.admission.registered({("s", "w"): 2})
+    reader.admission.confirmed(("s", "w", 1))
+    assert reader.admission.joined() == {("s", "w", 2): 20}
 
 
 def test_9_18_what_was_said_in_the_log_before_is_no_word_in_the_new_one() -> None:
@@ -156,7 +159,7 @@ def test_9_18_a_declared_foreign_writer_is_followed_without_name() -> None:
 
 def test_9_18_a_followed_writer_that_left_the_registry_is_not_believed() -> None:
     reader = reader_of(Followed("s"), {("s", "w1"): 7})
-    reader.registered({})
+    reader.admission.registered({})
     reader.receive(announced("w1", 7, "POSITION s w1 5 9"), 0.0)
     assert reader.progress["s", "w1"].position == 5
 
@@ -174,7 +177,7 @@ def test_9_16_and_9_19_only_the_claimed_incarnation_of_this_log_counts() -> None
     counters = reader.counters
     assert reader.progress["s", "w1"].position == 5
     assert (counters.unnamed_lines, counters.other_logs, counters.old_incarnations) == (1, 1, 2)
-    assert reader.registry_doubted  # of the higher one: the claim decides
+    assert reader.admission.registry_doubted  # of the higher one: the claim decides
     reader.receive(b"NAME w1 9\nPOSITION s w1 5 9", 0.0)
     assert (counters.other_logs, counters.old_incarnations) == (2, 2)  # it has not said of which log it is
     reader.receive(announced("w1", 7, "POSITION s w1 5 9"), 0.0)
@@ -217,8 +220,8 @@ def test_whether_an_incarnation_has_a_log() -> None:
     reader = reader_of(Followed("s"))
     reader.receive(b"NAME w1 6\nPOSITION s w1 0 0", 0.0)
     reader.receive(announced("w1", 7, "POSITION s w1 0 0"), 0.0)
-    assert [reader.has_log("w1", life) for life in (6, 7)] == [False, True]
-    assert not reader.has_log("w2", 7)
+    assert [reader.admission.senders.has_log("w1", life) for life in (6, 7)] == [False, True]
+    assert not reader.admission.senders.has_log("w2", 7)
 
 
 def test_a_fenced_writer_takes_no_leave() -> None:
@@ -283,7 +286,7 @@ def test_rows_behind_the_bound_of_a_message_are_dropped_whoever_sent_them() -> N
 
 
 def test_the_highest_id_that_was_reserved_here() -> None:
-    ids = IdGenerator("s", "w1", start={"w1": 5}, highest=9)
+    ids = IdGenerator("s", position=5, highest=9)
     assert ids.own_highest == 0
     ids.answer(ids.ask(now=0.0), [12])
     assert (ids.own_highest, ids.position) == (12, 5)
@@ -315,11 +318,11 @@ def test_9_17_what_lies_above_the_sequence_is_not_waited_for() -> None:
         (10**17, 10**17),
         (10**16, 5),
     ):  # it may come yet; the line came after the sequence was read
-        reader.nothing_above("s", "w1", asked_at, highest)
+        reader.progress["s", "w1"].nothing_above(asked_at, highest)
         assert progress.target == 10**17
     now = 100.0
     (asked,) = reader.fetches(now)
-    reader.nothing_above("s", "w1", 10**17, 6)
+    reader.progress["s", "w1"].nothing_above(10**17, 6)
     reader.receive_page(asked, UpdatesPage("s", "w1", 5, 6, [6], [b"[6]"], False, EPOCH), now)
     assert progress.state is State.LIVE
     assert progress.position == 6
@@ -332,7 +335,7 @@ def test_9_17_a_pair_that_waits_for_nothing_else_is_live_at_once() -> None:
     (asked,) = reader.fetches(0.0)
     reader.receive_page(asked, UpdatesPage("s", "w1", 5, 5, [], [], False, EPOCH), 0.0)
     reader.receive(announced("w1", 7, "POSITION s w1 5 5\nRDATA s w1 6 [6]"), 0.0)
-    reader.nothing_above("s", "w1", 9, 5)
+    reader.progress["s", "w1"].nothing_above(9, 5)
     assert reader.progress["s", "w1"].state is State.LIVE
     assert reader.progress["s", "w1"].position == 6, "what was held is passed on"
 
@@ -340,7 +343,7 @@ def test_9_17_a_pair_that_waits_for_nothing_else_is_live_at_once() -> None:
 @pytest.mark.parametrize("stray", [b"", b"NAME w1 1"], ids=["", "a stray NAME before"])
 def test_9_17_a_foreign_writer_is_waited_for(stray: bytes) -> None:
     reader = Reader([Followed("s", foreign_writers=True)], epoch=EPOCH)
-    reader.registered({})
+    reader.admission.registered({})
     reader.start_at("s", "w1", 5)
     reader.connected(0.0)
     reader.receive(stray, 0.0)

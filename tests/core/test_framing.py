@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from busrep.core.commands import INT64_MAX, Name, Ping, Position, Rdata, Server, parse
-from busrep.core.framing import (
-    MOST_ERRORS,
-    ROW_OVERHEAD,
-    RUN_OVERHEAD,
-    RUNS_AT_ONCE,
-    Frame,
-    Rows,
-    parse_frame,
-)
+from busrep.core.commands import Name, Ping, Position, Rdata, Server, parse
+from busrep.core.fields import INT64_MAX
+from busrep.core.framing import MOST_ERRORS, ROW_OVERHEAD, RUN_OVERHEAD, RUNS_AT_ONCE, Frame, Rows, parse_frame
 from busrep.errors import ParseError
 from tests import DATA
 

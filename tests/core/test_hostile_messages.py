@@ -9,8 +9,10 @@ import pytest
 from busrep.core.catchup import UpdatesPage
 from busrep.core.commands import Name, Ping, Position
 from busrep.core.delivery import Missed, RawBatch
-from busrep.core.framing import COMMAND_BYTES, ITEM_BYTES, MOST_ERRORS, Rows, parse_frame, parse_message
-from busrep.core.reader import Followed, Reader
+from busrep.core.framing import COMMAND_BYTES, MOST_ERRORS, Rows, parse_frame, parse_message
+from busrep.core.reader import Reader
+from busrep.core.received import Followed
+from busrep.core.row_lines import ITEM_BYTES
 from busrep.core.writer import Writer
 from busrep.settings import MESSAGE_ITEMS, MESSAGE_ROWS, Settings
 from busrep.streams import Stream
@@ -208,7 +210,7 @@ def test_a_cut_message_does_not_end_the_catch_up_of_who_is_not_heard() -> None:
     """Rows of a predecessor of the own name: nobody announces that one, so nobody would ask for them again."""
     reader = Reader([Followed("orders", foreign_writers=True)], own=["w"], epoch=EPOCH)
     reader.connected(0.0)
-    reader.registered({("orders", "w"): 7})
+    reader.admission.registered({("orders", "w"): 7})
     reader.start_at("orders", "w", 0)
     reader.learned("orders", "w", 5)
     (asked,) = reader.fetches(0.0)
@@ -220,7 +222,7 @@ def test_a_cut_message_does_not_end_the_catch_up_of_who_is_not_heard() -> None:
 @pytest.mark.parametrize("holding", ["a snapshot loads", "a gap is fetched"])
 def test_what_is_held_of_a_foreign_writer_is_not_joined_over_a_cut_message(holding: str) -> None:
     reader = small(foreign_writers=True)
-    reader.registered({})
+    reader.admission.registered({})
     reader.start_at("orders", "f", 0)
     if holding == "a snapshot loads":
         reader.bootstrap("orders")

@@ -12,7 +12,8 @@ import busrep
 from busrep import Stream
 from busrep.core.catchup import UpdatesPage
 from busrep.core.delivery import RECENT_TOKENS, Missed, RecentTokens
-from busrep.core.reader import Followed, Reader
+from busrep.core.reader import Reader
+from busrep.core.received import Followed
 from tests.asyncio.bootstraps import until
 from tests.http.test_reference import QUICK
 from tests.stores.store_conformance import sync
@@ -58,7 +59,7 @@ def test_what_was_reported_missed_is_not_late_as_well() -> None:
 
 def test_what_a_native_writer_repeats_is_not_late_though_it_was_first_heard_of_as_any() -> None:
     reader = Reader([Followed("s")], epoch="0" * 32)
-    reader.registered({("s", "w"): 7})
+    reader.admission.registered({("s", "w"): 7})
     reader.start_at("s", "w", 35)
     reader.learned("s", "w", 38)
     (asked,) = reader.fetches(0.0)

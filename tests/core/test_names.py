@@ -9,20 +9,16 @@ from collections.abc import Callable
 import pytest
 
 import busrep
-from busrep.core.commands import (
-    NAME_BYTES,
+from busrep.core.application_commands import (
     ClearUserSync,
     FederationAck,
-    Name,
     NewActiveTask,
-    Position,
-    Rdata,
     RemoteServerUp,
-    Server,
     UserIp,
     UserSync,
-    parse,
 )
+from busrep.core.commands import Name, Position, Rdata, Server, parse
+from busrep.core.fields import NAME_BYTES
 from busrep.core.framing import COMMAND_BYTES, parse_frame
 from busrep.errors import BusrepError, ConfigError, ParseError
 from busrep.streams import Stream
@@ -109,7 +105,7 @@ def test_the_command_line_refuses_a_bad_name() -> None:
 
 
 def test_a_command_that_no_reader_would_take_is_not_sent() -> None:
-    from busrep.asyncio.bus import format_command
+    from busrep.asyncio.publisher import format_command
 
     format_command(UserIp("u", "t" * (COMMAND_BYTES - 40), "i", "a", None, 1))
     with pytest.raises(ConfigError, match="65536 are taken by readers"):

@@ -12,7 +12,9 @@ import pytest
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.commands import Name, Replicate, Server
 from busrep.core.delivery import Missed, RawBatch, Reset
-from busrep.core.reader import TRANSITIONS, Event, Followed, Reader, State
+from busrep.core.reader import Reader
+from busrep.core.received import Followed
+from busrep.core.states import TRANSITIONS, Event, State
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from tests import ROOT
@@ -312,7 +314,7 @@ def decodes(d: Driver, message: bytes) -> None:
                 orjson.loads(row)
         except ValueError:
             assert not taken.fetched
-            reader.reject(taken)
+            reader.progress[taken.stream, taken.writer].reject(taken)
         else:
             d.log += [(*key, *pair) for pair in zip(taken.tokens, taken.payloads, strict=True)]
             reader.done(*key)
@@ -419,7 +421,7 @@ def test_rule_9_13_on_overflow_the_newest_are_dropped_and_it_stays_unconnected()
     d.send(position("w", 7, 7), rdata("w", 8))
     for token in range(9, 20):
         d.send(rdata("w", token))
-    assert d.reader.progress["s", "w"].held_size <= 600
+    assert d.reader.progress["s", "w"].held.size <= 600
     d.reader.receive_page(d.asked[0], d.table.page(d.asked[0]), d.now)
     d.answer = True
     d.run()
@@ -598,6 +600,14 @@ def test_the_announced_epoch_is_a_hint_and_a_page_decides() -> None:
     assert d.state("w") is State.LIVE
     d.send(*announce("w", 1, position("w", 5, 5), epoch=OTHER_EPOCH))
     assert len(d.asked) == 1  # refuted a moment ago, not asked again yet
+
+
+def test_a_runtime_that_found_another_log_says_so_and_nothing_more_is_fetched() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.reader.new_epoch = OTHER_EPOCH
+    d.table.write("w", 6, 7)
+    d.send(position("w", 7, 7))
+    assert (d.reader.new_epoch, d.tokens("w")) == (OTHER_EPOCH, [])
 
 
 def test_where_the_log_turned_out_to_be_the_old_one_all_that_was_asked_is_asked_again() -> None:
@@ -783,14 +793,14 @@ def test_a_pruned_range_is_skipped_only_when_told_so_and_reported() -> None:
     d.answer = False
     d.table.write("w", 9, 10)
     d.send(position("w", 10, 10))
-    d.reader.skip("s", "w", 8)
+    d.reader.progress["s", "w"].skip(8)
     d.answer = True
     d.run()
     assert d.notices == [Missed("s", "w", 5, 8)]
     assert d.tokens("w") == [9, 10]
-    d.reader.skip("s", "w", 10)
+    d.reader.progress["s", "w"].skip(10)
     d.reader.learned("s", "w", 20)
-    d.reader.skip("s", "w", 20)
+    d.reader.progress["s", "w"].skip(20)
     d.run()
     assert d.state("w") is State.LIVE
     assert d.at("w") == 20
@@ -803,8 +813,10 @@ def test_rows_that_do_not_decode_are_fetched_again() -> None:
     d.reader.receive(position("w", 6, 6) + b"\n" + rdata("w", 7), 0.0)
     taken = d.reader.take("s", "w")
     assert isinstance(taken, RawBatch)
-    d.reader.reject(taken)
-    d.reader.reject(taken)  # handled no more: a second time is nothing
+    assert d.reader.in_hand(("s", "w"), taken)
+    d.reader.progress["s", "w"].reject(taken)
+    assert not d.reader.in_hand(("s", "w"), taken)
+    d.reader.progress["s", "w"].reject(taken)  # handled no more: a second time is nothing
     d.run()
     assert d.tokens("w") == [6, 7]
     assert d.reader.counters.rejected == 1
@@ -819,7 +831,7 @@ def test_rows_that_do_not_decode_while_a_catch_up_runs() -> None:
     assert isinstance(taken, RawBatch)
     d.reader.receive(position("w", 8, 8), 0.0)
     d.reader.fetches(0.0)
-    d.reader.reject(taken)
+    d.reader.progress[taken.stream, taken.writer].reject(taken)
     d.answer = True
     d.run()
     assert d.tokens("w") == [6, 7, 8]
@@ -830,7 +842,7 @@ def test_rows_that_do_not_decode_and_have_no_source_are_reported_missed() -> Non
     d.reader.receive(b"NAME w 1\n" + position("w", 0, 0) + b"\n" + rdata("w", 1, b'["cut'), 0.0)
     taken = d.reader.take("s", "w")
     assert isinstance(taken, RawBatch)
-    d.reader.reject(taken)
+    d.reader.progress[taken.stream, taken.writer].reject(taken)
     assert d.reader.counters.missed == 1
     assert d.at("w") == 1
 
@@ -858,7 +870,7 @@ def test_a_stale_one_that_is_skipped_to_its_end_is_live() -> None:
     d.fail = 1
     d.send(position("w", 9, 9))
     assert d.state("w") is State.STALE
-    d.reader.skip("s", "w", 9)
+    d.reader.progress["s", "w"].skip(9)
     assert d.state("w") is State.LIVE
 
 
@@ -901,14 +913,14 @@ def test_a_queue_that_was_emptied_has_nothing_to_take(emptied: str) -> None:
     d.reader.receive(rdata("w", 7), d.now)
     assert list(d.reader.ready) == [("s", "w")]
     if emptied == "stopped":
-        d.reader.stop("s", "w")
+        d.reader.progress["s", "w"].stop()
     elif emptied == "moved":
-        d.reader.move_to("s", "w", 7)
+        d.reader.progress["s", "w"].go_on_from(7)
     else:
-        d.reader.reject(batch)
+        d.reader.progress[batch.stream, batch.writer].reject(batch)
     assert d.reader.ready == {}
     assert d.reader.take("s", "w") is None
-    assert d.reader.queue_bytes == 0
+    assert d.reader.intake.queue_bytes == 0
 
 
 @pytest.mark.parametrize("emptied", ["stopped", "moved", "reset again"])
@@ -919,10 +931,10 @@ def test_a_reset_that_nobody_was_told_of_outlives_what_empties_the_queue(emptied
     assert isinstance(d.reader.take("s", "w"), RawBatch)  # at work when the log changes
     d.reader.rebase(OTHER_EPOCH, {})
     if emptied == "stopped":
-        d.reader.stop("s", "w")
-        d.reader.resume("s", "w")
+        d.reader.progress["s", "w"].stop()
+        d.reader.progress["s", "w"].resume()
     elif emptied == "moved":
-        d.reader.move_to("s", "w", 3)
+        d.reader.progress["s", "w"].go_on_from(3)
     else:  # the last of several resets will do
         d.reader.rebase(EPOCH, {("s", "w"): 2})
     assert list(d.reader.ready) == [("s", "w")]
@@ -933,10 +945,10 @@ def test_a_reset_that_nobody_was_told_of_outlives_what_empties_the_queue(emptied
 
 def test_a_reset_that_came_while_its_stream_was_stopped_is_told_of_when_it_goes_on() -> None:
     d = Driver(at={"w": 5}, live=("w",))
-    d.reader.stop("s", "w")
+    d.reader.progress["s", "w"].stop()
     d.reader.rebase(OTHER_EPOCH, {})
     d.reader.ready.clear()  # as for whoever hands out nothing of what is stopped
-    d.reader.resume("s", "w")
+    d.reader.progress["s", "w"].resume()
     d.handle()
     assert d.notices == [Reset("s", "w", 0)]
 
@@ -946,7 +958,7 @@ def test_one_that_is_moved_goes_on_to_what_it_was_after() -> None:
     d.answer = False
     d.reader.learned("s", "w", 100)  # which nobody tells again, of the own name
     d.run()
-    d.reader.move_to("s", "w", 50)
+    d.reader.progress["s", "w"].go_on_from(50)
     d.run()
     assert [(asked.after, asked.upto) for asked in d.asked] == [(5, 100), (50, 100)]
 
@@ -992,14 +1004,14 @@ def test_a_full_receive_queue_drops_to_catch_up_and_loses_nothing() -> None:
         d.table.write("w", token)
         reader.receive(position("w", token - 1, token - 1) + b"\n" + rdata("w", token), 0.0)
         d.asked += reader.fetches(0.0)
-    assert reader.queue_bytes < 2_200
+    assert reader.intake.queue_bytes < 2_200
     assert d.asked == []  # no fetch while there is no room
     assert reader.counters.overflows >= 1
     d.run()
     d.send(position("w", 200, 200))
     assert d.tokens("w") == list(range(1, 201))
-    assert reader.queue_bytes == 0
-    assert reader.queue_bytes_peak < 2_200
+    assert reader.intake.queue_bytes == 0
+    assert reader.intake.queue_bytes_peak < 2_200
 
 
 def test_an_endless_batch_is_bounded() -> None:
@@ -1016,7 +1028,7 @@ def test_repeated_positions_are_held_once() -> None:
     d.send(position("w", 9, 9))
     for _ in range(1000):
         d.send(position("w", 9, 9))
-    assert len(d.reader.progress["s", "w"].held) == 1
+    assert len(d.reader.progress["s", "w"].held.lines) == 1
 
 
 def test_large_batches_are_cut_at_fact_boundaries_and_small_ones_joined() -> None:
@@ -1039,7 +1051,7 @@ def test_large_batches_are_cut_at_fact_boundaries_and_small_ones_joined() -> Non
         ([6] * 10, 5, 6),
         ([7], 6, 9),
     ]
-    assert reader.queue_bytes == 0
+    assert reader.intake.queue_bytes == 0
 
 
 def test_put_back_gives_the_same_rows_again_one_fact_at_a_time() -> None:
@@ -1057,6 +1069,32 @@ def test_put_back_gives_the_same_rows_again_one_fact_at_a_time() -> None:
     assert tokens == [[1], [2], [3]]
     d.reader.put_back("s", "w")  # nothing taken: nothing put back
     assert d.reader.take("s", "w") is None
+
+
+def test_a_batch_is_in_hand_until_it_is_done_or_void() -> None:
+    d = Driver(at={"w": 0}, live=("w",))
+    key = ("s", "w")
+    d.reader.receive(b"\n".join(rdata("w", token) for token in (1, 2)), 0.0)
+    first = d.reader.take(*key, 1)
+    assert isinstance(first, RawBatch)
+    assert d.reader.in_hand(key, first)
+    d.reader.done(*key)
+    assert not d.reader.in_hand(key, first)
+    second = d.reader.take(*key)
+    assert isinstance(second, RawBatch)
+    assert d.reader.in_hand(key, second)
+    d.reader.rebase(OTHER_EPOCH, {})
+    assert not d.reader.in_hand(key, second)  # of a log that is gone
+
+
+def test_a_runtime_that_read_the_log_says_that_it_is_another() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.reader.epoch = EPOCH
+    d.reader.new_epoch = OTHER_EPOCH
+    assert d.reader.new_epoch == OTHER_EPOCH
+    d.reader.rebase(OTHER_EPOCH, {("s", "w"): 3})
+    assert (d.reader.epoch, d.reader.new_epoch) == (OTHER_EPOCH, None)
+    assert d.reader.positions() == {"s": {"w": 3}}
 
 
 @pytest.mark.parametrize("lossy", ["each head shows a gap", "gaps and steps in turns", "the queue is full"])
@@ -1113,16 +1151,16 @@ def test_a_stopped_one_takes_in_nothing_until_it_is_resumed() -> None:
     d.table.write("w", 6, 7)
     d.reader.receive(position("w", 5, 5) + b"\n" + rdata("w", 6), 0.0)
     d.reader.take("s", "w")
-    d.reader.stop("s", "w")
+    d.reader.progress["s", "w"].stop()
     d.send(rdata("w", 7)).send(position("w", 7, 7)).send(rdata("v", 6))
     d.reader.learned("s", "w", 7)
     d.reader.connected(0.0)
-    d.reader.stop("s", "w")
+    d.reader.progress["s", "w"].stop()
     assert d.state("w") is State.STOPPED
     assert d.at("w") == 5
     assert d.tokens("v") == [6]
-    d.reader.resume("s", "w")
-    d.reader.resume("s", "w")
+    d.reader.progress["s", "w"].resume()
+    d.reader.progress["s", "w"].resume()
     d.send(position("w", 7, 7))
     assert d.tokens("w") == [6, 7]
 
@@ -1131,10 +1169,10 @@ def test_moving_to_a_saved_position_forth_and_back() -> None:
     d = Driver(at={"w": 5}, live=("w",))
     d.table.write("w", *range(6, 11))
     d.send(position("w", 5, 5), rdata("w", 6), rdata("w", 7))
-    d.reader.move_to("s", "w", 5)
+    d.reader.progress["s", "w"].go_on_from(5)
     d.run()
     assert d.tokens("w") == [6, 7, 6, 7]
-    d.reader.move_to("s", "w", 9)
+    d.reader.progress["s", "w"].go_on_from(9)
     d.run()
     d.send(position("w", 10, 10))
     assert d.tokens("w") == [6, 7, 6, 7, 10]
@@ -1275,7 +1313,7 @@ def test_a_bootstrap_drops_what_was_taken_in_and_not_handled() -> None:
     d.reader.bootstrap("s")
     d.reader.bootstrap("s")  # once is enough
     assert not d.reader.ready
-    assert d.reader.queue_bytes == 0
+    assert d.reader.intake.queue_bytes == 0
     assert d.reader.done("s", "w") == 5  # the handler was at work: what it did is void
     d.reader.bootstrapped("s", {"w": 6})
     d.run()
@@ -1301,14 +1339,14 @@ def test_writers_of_the_snapshot_that_nobody_heard_of_are_where_it_says() -> Non
 def test_a_lost_link_costs_what_is_held_and_not_the_state() -> None:
     d = bootstrapping()
     d.send(position("w", 5, 5), rdata("w", 6))
-    held = d.reader.buffer_bytes
-    assert 0 < held == d.reader.buffer_bytes_peak
+    held = d.reader.intake.buffer_bytes
+    assert 0 < held == d.reader.intake.buffer_bytes_peak
     d.reader.disconnected()
     assert d.state("w") is State.BOOTSTRAPPING
-    assert d.reader.buffer_bytes == 0
+    assert d.reader.intake.buffer_bytes == 0
     d.reader.connected(d.now)
     d.send(rdata("w", 9))  # unknown what came before it
-    assert d.reader.buffer_bytes == 0
+    assert d.reader.intake.buffer_bytes == 0
     d.reader.bootstrapped("s", {"w": 5})
     d.run()
     assert d.tokens("w") == [6]  # known to be due, though its writer may never be heard again
@@ -1330,8 +1368,8 @@ def test_the_buffer_of_all_streams_together_is_bounded_and_what_has_no_room_is_f
     for token in range(1, 21):
         for stream in ("s", "t"):
             d.send(position("w", token - 1, token - 1, stream), rdata("w", token, stream=stream))
-            assert reader.buffer_bytes <= limit
-    assert reader.buffer_bytes_peak > limit - 400
+            assert reader.intake.buffer_bytes <= limit
+    assert reader.intake.buffer_bytes_peak > limit - 400
     assert reader.counters.overflows == 2
     reader.bootstrapped("s", {"w": 0})
     d.run()
@@ -1342,7 +1380,7 @@ def test_the_buffer_of_all_streams_together_is_bounded_and_what_has_no_room_is_f
     reader.bootstrapped("t", {"w": 10})
     d.run()
     assert [token for stream, _, token, _ in d.log if stream == "t"] == list(range(11, 21))
-    assert reader.buffer_bytes == 0
+    assert reader.intake.buffer_bytes == 0
     assert {one.stream for one in d.asked} == {"s", "t"}
 
 
@@ -1361,8 +1399,8 @@ def test_held_lines_wait_for_room_and_later_ones_behind_them() -> None:
         d.send(position("w", token - 1, token - 1), rdata("w", token))
     d.reader.bootstrapped("s", {"w": 5})
     d.asked += d.reader.fetches(d.now)
-    assert d.reader.queue_bytes < 1_200
-    assert d.reader.buffer_bytes
+    assert d.reader.intake.queue_bytes < 1_200
+    assert d.reader.intake.buffer_bytes
     assert d.state("w") is State.LIVE
     d.table.write("w", 26, 27)
     d.reader.receive(position("w", 25, 25) + b"\n" + rdata("w", 26), d.now)
@@ -1374,7 +1412,7 @@ def test_held_lines_wait_for_room_and_later_ones_behind_them() -> None:
     assert d.tokens("w") == list(range(6, 28))
     assert [(one.after, one.upto) for one in d.asked] == [(26, 27)]
     assert d.reader.drained("s")
-    assert d.reader.buffer_bytes == 0
+    assert d.reader.intake.buffer_bytes == 0
 
 
 def test_held_lines_do_not_wait_for_a_queue_that_is_full_of_others() -> None:
@@ -1397,7 +1435,7 @@ def test_a_link_lost_while_draining_ends_in_catch_up() -> None:
     d.reader.bootstrapped("s", {"w": 5})
     d.asked += d.reader.fetches(d.now)
     d.reader.connected(d.now)
-    assert d.reader.buffer_bytes == 0
+    assert d.reader.intake.buffer_bytes == 0
     d.run()
     assert d.tokens("w") != list(range(6, 26))
     assert not d.reader.drained("s")  # lines were held, and are due
@@ -1410,10 +1448,10 @@ def test_a_link_lost_while_draining_ends_in_catch_up() -> None:
 def test_one_that_is_stopped_while_it_bootstraps_is_stopped_after_it(then: str) -> None:
     d = bootstrapping()
     d.send(position("w", 5, 5), rdata("w", 6))
-    d.reader.stop("s", "w")
+    d.reader.progress["s", "w"].stop()
     assert d.state("w") is State.BOOTSTRAPPING
     if then == "goes on":
-        d.reader.resume("s", "w")
+        d.reader.progress["s", "w"].resume()
         d.reader.bootstrapped("s", {"w": 5})
         d.run()
         assert d.tokens("w") == [6]
@@ -1422,7 +1460,7 @@ def test_one_that_is_stopped_while_it_bootstraps_is_stopped_after_it(then: str) 
     assert d.state("w") is State.STOPPED
     assert d.reader.drained("s")  # of those that are not stopped
     if then == "is over":
-        d.reader.resume("s", "w")
+        d.reader.progress["s", "w"].resume()
         d.run()
         assert d.tokens("w") == [6]
     else:
@@ -1435,7 +1473,7 @@ def test_one_that_is_stopped_while_it_bootstraps_is_stopped_after_it(then: str) 
 def test_rows_that_are_pruned_while_a_snapshot_loads_are_not_missed() -> None:
     d = bootstrapping()
     d.send(position("w", 7, 7), rdata("w", 8))
-    d.reader.skip("s", "w", 9)  # the answer to a page asked before
+    d.reader.progress["s", "w"].skip(9)  # the answer to a page asked before
     d.reader.learned("s", "w", 9)
     d.reader.bootstrapped("s", {"w": 5})
     d.run()
@@ -1453,7 +1491,7 @@ def test_another_log_while_a_snapshot_loads_voids_what_is_held() -> None:
     assert d.reader.new_epoch == OTHER_EPOCH
     d.reader.rebase(OTHER_EPOCH, {("s", "w"): 2})
     assert d.state("w") is State.BOOTSTRAPPING
-    assert d.reader.buffer_bytes == 0
+    assert d.reader.intake.buffer_bytes == 0
     d.run()
     assert d.notices == [Reset("s", "w", 2)]
     d.reader.bootstrapped("s", {"w": 3})
@@ -1519,9 +1557,9 @@ def diagram() -> str:
     return "\n".join(lines)
 
 
-def test_the_diagram_of_the_readme_is_drawn_from_the_table() -> None:
-    readme = (ROOT / "README.md").read_text()
-    found = re.search(r"```mermaid\n(.*?)\n```", readme, re.DOTALL)
+def test_the_diagram_of_the_docs_is_drawn_from_the_table() -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    found = re.search(r"```mermaid\n(.*?)\n```", page, re.DOTALL)
     assert found is not None
     assert found[1] == diagram()
 
@@ -1580,7 +1618,7 @@ def test_random_channels_lose_nothing(seed: int) -> None:
         expected = [("s", writer, *row) for row in d.table.rows.get(("s", writer), [])]
         assert [entry for entry in d.log if entry[1] == writer] == expected
         assert d.at(writer) == ends[writer]
-    assert d.reader.queue_bytes == 0
+    assert d.reader.intake.queue_bytes == 0
 
 
 # -- found by fault tests -------------------------------------------------------------------------------------
@@ -1638,7 +1676,7 @@ def test_whoever_is_catching_up_is_named_and_so_is_a_notice_that_waits() -> None
     assert not queue.noticed
     d.reader.receive(position("w", 8, 8), d.now)
     assert list(d.reader.catching_up) == [("s", "w")]
-    d.reader.skip("s", "w", 8)
+    d.reader.progress["s", "w"].skip(8)
     assert list(d.reader.catching_up) == []
     assert queue.noticed
     d.handle()
@@ -1663,7 +1701,7 @@ def test_a_full_queue_of_one_does_not_keep_another_from_its_rows() -> None:
     d.answer = False
     for token in range(1, 5):
         d.reader.receive(rdata("a", token), d.now)
-    assert d.reader.queue_bytes > 300
+    assert d.reader.intake.queue_bytes > 300
     d.table.write("b", 1, 2)
     d.reader.receive(position("a", 9, 9), d.now)
     d.reader.receive(position("b", 2, 2), d.now)
@@ -1674,10 +1712,10 @@ def test_resume_fetches_at_once_what_was_known_when_it_stopped() -> None:
     d = Driver(at={"w": 5}, live=("w",))
     d.table.write("w", 6, 7, 8)
     d.reader.receive(rdata("w", 6), d.now)
-    d.reader.stop("s", "w")
+    d.reader.progress["s", "w"].stop()
     d.reader.learned("s", "w", 8)
     assert d.run().tokens("w") == []
-    d.reader.resume("s", "w")
+    d.reader.progress["s", "w"].resume()
     assert d.run().tokens("w") == [6, 7, 8]
 
 

@@ -46,7 +46,7 @@ def test_the_first_after_a_pause_is_answered_at_once() -> None:
     for now in (0.1, 5.0, 5.1):
         asked.writer.replicate_received(now)
         assert asked.answers() == 1
-        assert asked.writer.next_answer == math.inf
+        assert asked.writer.announcements.next_answer == math.inf
 
 
 def test_the_ones_that_come_too_soon_get_one_answer_together_later() -> None:
@@ -54,13 +54,13 @@ def test_the_ones_that_come_too_soon_get_one_answer_together_later() -> None:
     for at in range(1, 10):
         asked.writer.replicate_received(at / 100)
         assert asked.answers() == 0
-    assert asked.writer.next_deadline() == asked.writer.next_answer == pytest.approx(0.1)
-    assert asked.writer.next_beat == pytest.approx(30.0)
+    assert asked.writer.announcements.next_deadline == asked.writer.announcements.next_answer == pytest.approx(0.1)
+    assert asked.writer.announcements.next_beat == pytest.approx(30.0)
     assert not asked.writer.tick(0.09)
     assert asked.answers() == 0
     assert not asked.writer.tick(0.1)  # no beat
     assert asked.answers() == 1
-    assert asked.writer.next_answer == math.inf
+    assert asked.writer.announcements.next_answer == math.inf
     asked.writer.replicate_received(0.15)
     assert asked.answers() == 0
     asked.writer.tick(0.2)
@@ -72,9 +72,9 @@ def test_a_beat_answers_as_well() -> None:
     asked.writer.replicate_received(0.01)
     assert asked.writer.tick(0.05)
     assert asked.answers() == 1
-    assert asked.writer.next_answer == math.inf
+    assert asked.writer.announcements.next_answer == math.inf
     asked.writer.replicate_received(0.06)
-    assert asked.writer.next_answer == pytest.approx(0.15)
+    assert asked.writer.announcements.next_answer == pytest.approx(0.15)
 
 
 def test_one_that_comes_after_an_answer_was_composed_gets_another() -> None:
@@ -92,10 +92,10 @@ def test_a_link_that_comes_back_answers_what_waited() -> None:
     asked = Asked()
     asked.writer.replicate_received(0.05)
     asked.writer.disconnected(0.06)
-    assert asked.writer.next_answer == math.inf
+    assert asked.writer.announcements.next_answer == math.inf
     asked.writer.connected(0.07)
     assert asked.answers() == 1
-    assert asked.writer.next_answer == math.inf
+    assert asked.writer.announcements.next_answer == math.inf
 
 
 def test_no_interval_answers_each() -> None:
@@ -115,7 +115,7 @@ def test_a_flood_costs_ten_announcements_a_second() -> None:
             await asyncio.sleep(1.0)
             before = writer.statistics()["writer"]["announcements"]
             for _ in range(1_000):  # a second's
-                reader._ask_for_positions()
+                reader._publisher.ask_for_positions()
                 await asyncio.sleep(0.001)
             sent = writer.statistics()["writer"]["announcements"] - before
             assert 9 <= sent <= 11
@@ -131,7 +131,7 @@ def test_one_that_waits_is_answered_though_nothing_else_happens() -> None:
             await asyncio.sleep(1.0)
             before = writer.statistics()["writer"]["announcements"]
             for _ in range(2):
-                writer._ask_for_positions()
+                writer._publisher.ask_for_positions()
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.2)
             assert writer.statistics()["writer"]["announcements"] == before + 2

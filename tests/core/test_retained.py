@@ -9,8 +9,10 @@ import pytest
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.framing import parse_frame
-from busrep.core.reader import Followed, Reader, State
+from busrep.core.reader import Reader
+from busrep.core.received import Followed
 from busrep.core.retained import FACT_BYTES, RetainedRows
+from busrep.core.states import State
 from busrep.core.writer import Writer
 from busrep.errors import ConfigError, PositionTooOld, UnknownStream
 from busrep.settings import Settings
@@ -332,7 +334,7 @@ def deliver(reader: Reader, link: Link) -> list[Any]:
                 page = link.rows.fetch(asked)
             except PositionTooOld as error:
                 reader.fetch_failed(asked, error, -100.0)
-                reader.skip("typing", "w", error.floor)
+                reader.progress["typing", "w"].skip(error.floor)
             else:
                 reader.receive_page(asked, page, 0.0)
         for key in list(reader.ready):
@@ -386,5 +388,5 @@ def test_a_restarted_writers_rows_are_fetched_from_its_own_life() -> None:
     new.send(reading)
     (notice,) = deliver(reading, old)
     assert notice.position == 0, "a reset, and no row: the former life proves nothing about this one"
-    reading.progress["typing", "w"].retry_at = 0.0
+    reading.progress["typing", "w"].retry.at = 0.0
     assert deliver(reading, new) == [1, 2, 3, 4]

@@ -380,6 +380,13 @@ def test_table_columns_are_the_fields_by_default() -> None:
     assert Stream("s", table=Table("t", columns=["x"])).table == Table("t", columns=("x",))
 
 
+def test_fields_are_those_of_the_row_class() -> None:
+    fields = Stream("s", Plain).fields
+    assert fields is not None
+    assert [one.name for one in fields] == ["a", "b", "c"]
+    assert Stream("s").fields is None
+
+
 def test_options() -> None:
     stream = Stream("s", Plain, channel="orders", follows=False, negative=True)
     assert (stream.name, stream.row_type, stream.channel) == ("s", Plain, "orders")

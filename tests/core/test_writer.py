@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 import pytest
 
-from busrep.core.writer import OutgoingFrame, Writer
+from busrep.core.outgoing import OutgoingFrame
+from busrep.core.writer import Writer
 from busrep.errors import ConfigError, UnknownStream
 from busrep.settings import Settings
 from busrep.streams import Stream
@@ -243,7 +244,7 @@ def _() -> None:
     assert bench.writer.queued_bytes == 0
     bench.writer.connected(5.0)
     bench.ask()
-    assert bench.writer.next_deadline() == math.inf
+    assert bench.writer.announcements.next_deadline == math.inf
     assert not bench.writer.tick(1e9)
     assert bench.lines() == []
     assert bench.writer.positions() == {"events": 11}
@@ -592,14 +593,14 @@ def test_an_announcement_is_cut_into_bounded_messages_and_begun_anew_after_a_rec
 def test_beats_are_jittered_and_stop_while_disconnected() -> None:
     numbers, settings = iter([0.0, 1.0]), Settings(heartbeat=10.0)
     writer = Writer("test", "w1", incarnation=7, epoch=EPOCH, settings=settings, jitter=numbers.__next__)
-    assert writer.next_deadline() == math.inf
+    assert writer.announcements.next_deadline == math.inf
     writer.connected(100.0)
-    assert writer.next_deadline() == pytest.approx(109.0)
+    assert writer.announcements.next_deadline == pytest.approx(109.0)
     assert not writer.tick(108.9)
     assert writer.tick(109.0)
-    assert writer.next_deadline() == pytest.approx(120.0)
+    assert writer.announcements.next_deadline == pytest.approx(120.0)
     writer.disconnected(115.0)
-    assert writer.next_deadline() == math.inf
+    assert writer.announcements.next_deadline == math.inf
     assert not writer.tick(120.0)
     assert writer.frames_to_publish() == []
 

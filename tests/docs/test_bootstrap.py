@@ -1,4 +1,4 @@
-"""docs/bootstrap.md: its programs run and print what stands below, and what it names is there, with those defaults."""
+"""docs/bootstrap.md: what it shows for PostgreSQL runs, and what it names is there."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import ast
 import asyncio
 import contextlib
 import inspect
-import io
 import json
 import re
-import shlex
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -20,31 +17,17 @@ import pytest
 
 import busrep
 from busrep.cli.app import cli
-from busrep.core.bootstrap import TRANSITIONS, BootstrapState
+from busrep.core.bootstrap_states import TRANSITIONS, BootstrapState
 from busrep.settings import Settings
 from busrep.snapshots.parquet_manifest import read_manifest
 from busrep.stores import open_store
 from busrep.streams import Registry
 from tests import ROOT
+from tests.docs.markdown import blocks_for
 
-TEXT = (ROOT / "docs" / "bootstrap.md").read_text()
-PROGRAMS = dict(re.findall(r"<!-- run: (\w+) -->\n```python\n(.*?)```", TEXT, re.DOTALL))
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
-
-
-@pytest.mark.servers
-def test_the_program_prints_what_stands_below_it(
-    redis_url: str, bus_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code = PROGRAMS["latest"].replace("redis://localhost:6379", redis_url).replace('"shop"', f'"{bus_name}"')
-    assert redis_url in code
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code, "docs/bootstrap.md", "exec"), {"__name__": "__main__"})
-    below = re.search(r"<!-- prints: latest -->\n```text\n(.*?)```", TEXT, re.DOTALL)
-    assert below is not None
-    assert printed.getvalue() == below[1]
+PAGE = ROOT / "docs" / "bootstrap.md"
+TEXT = PAGE.read_text()
+TESTED = blocks_for(PAGE, "docs/test_bootstrap.py")
 
 
 @attrs.frozen
@@ -73,8 +56,9 @@ def test_the_function_for_postgres_keeps_the_latest_of_each_key(
             bus = await stack.enter_async_context(
                 busrep.connect(redis_url, reader="search", settings=settings, **common)
             )
+            ((_, block),) = TESTED
             names = {"bus": bus, "db": db, "orders": orders}
-            compiled = compile(PROGRAMS["postgres"], "docs/bootstrap.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            compiled = compile(block.code, "docs/bootstrap.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             waiting = eval(compiled, names)
             if inspect.iscoroutine(waiting):
                 await waiting
@@ -106,16 +90,10 @@ def diagram() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_settings_named_have_these_defaults() -> None:
+def test_the_settings_named_exist() -> None:
     section = TEXT.partition("\n## Settings\n")[2].partition("\n## ")[0]
     found = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", section, re.MULTILINE))
-    assert len(found) == 8
-    assert found.pop("snapshot_rate") == "none"
-    assert Settings().snapshot_rate is None
-    for name, text in found.items():
-        number, _, unit = text.partition(" ")
-        factor = {"MiB": 2**20, "s": 1, "": 1}[unit]
-        assert getattr(Settings(), name) == float(number.replace(",", "")) * factor
+    assert len(found) == 8  # test_pages.py compares them
     named = set(re.findall(r"`([a-z]+_[a-z_]+)`", TEXT))
     for name in named & {"handler_retries", "bootstrap_lag", "full_sync_alarm", "snapshot_connections"}:
         assert hasattr(Settings(), name)
@@ -137,13 +115,6 @@ def test_the_manifest_of_the_docs_is_one() -> None:
     assert found is not None
     manifest = read_manifest(found[1].encode())
     assert manifest.agreement.positions == json.loads(found[1])["positions"]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_and_options_exist(command: str) -> None:
-    program, name, *words = shlex.split(command)
-    assert (program, name) == ("busrep", "bootstrap")
-    cli.commands[name].make_context(name, words)  # raises UsageError for an option that is not there
 
 
 def test_every_option_of_the_command_is_in_its_help() -> None:

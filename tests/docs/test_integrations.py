@@ -1,4 +1,4 @@
-"""docs/frameworks.md: what stands there runs, and the examples there are the files."""
+"""docs/frameworks.md and its guides: what stands there runs, and the examples there are the files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from busrep import Stream
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from tests import ROOT
+from tests.docs.markdown import blocks_for, files
 from tests.sync.test_writing import Wire
 
-TEXT = (ROOT / "docs" / "frameworks.md").read_text()
-FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", TEXT, re.S))
-RUN = re.findall(r"<!-- run: sqlalchemy -->\n```python\n(.*?)```", TEXT, re.S)
+GUIDES = ROOT / "docs" / "guides"
+FILES = files(ROOT / "docs" / "frameworks.md", GUIDES / "django.md", GUIDES / "fastapi.md", GUIDES / "celery.md")
+RUN = [block.code for _, block in blocks_for(GUIDES / "sqlalchemy.md", "docs/test_integrations.py")]
 
 
-def test_every_block_is_tested() -> None:
-    assert len(FILES) + len(RUN) == TEXT.count("```python")
+def test_the_files_are_there() -> None:
     assert set(FILES) == {
         "orders.py", "settings.py", "shop/facts.py", "shop/apps.py", "shop/views.py", "fastapi_orders.py",
         "celery_orders.py",

@@ -1,22 +1,8 @@
-"""The README does what it says: its Python runs, its commands and options exist, its settings have those defaults.
-
-How a block is marked, in HTML comments that a reader of the rendered page does not see::
-
-    <!-- file: NAME -->          the block is a file; programs among them run as processes
-    <!-- run: PREAMBLE          the block runs after the code of <!-- preamble: PREAMBLE ... -->, and after
-    more code -->               what stands here
-    <!-- check
-    code -->                     runs after the block before it, and asserts what it did
-
-Code may await at its top level. The README's addresses are replaced by those of the test's servers.
-"""
+"""README.md: its two commands, its programs, and the promises that other texts make about it."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import contextlib
-import inspect
 import os
 import re
 import shlex
@@ -25,70 +11,25 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import attrs
-import click
 import pytest
-import redis
 
 import busrep
-from busrep.cli.app import cli
-from busrep.options import BusOptions
-from busrep.settings import Settings
 from busrep.stores import open_store
 from busrep.streams import Registry
 from tests import ROOT
-
-README = (ROOT / "README.md").read_text()
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from tests.docs.markdown import PAGES, README, Servers, files, name_of, shell_lines
 
 DEMO = "python3 -m venv .venv && .venv/bin/pip install -e '.[demo]' && .venv/bin/busrep demo"
 TESTS = "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest -n 4 --dist loadfile"
 
-REDIS, SQLITE, POSTGRES = "redis://localhost:6379", "sqlite:///shop.db", "postgresql:///shop"
+SQLITE = "sqlite:///shop.db"
 
 
-@attrs.frozen
-class Block:
-    """A Python block of the README, and what the comments round it say."""
-
-    line: int
-    code: str
-    file: str | None = None
-    preamble: str | None = None
-    before: str = ""
-    check: str = ""
-
-
-def blocks() -> Iterator[Block]:
-    for found in FENCE.finditer(README):
-        if found[1] != "python":
-            continue
-        line = README.count("\n", 0, found.start()) + 1
-        mark = re.search(r"<!-- (file|run): (\S+)\n?(.*?)\s?-->\n\Z", README[: found.start()], re.DOTALL)
-        last = README.rfind("<!--", 0, found.start())
-        assert mark is not None, f"README line {line}: a Python block without a mark"
-        assert "-->\n```" in README[last : found.start() + 3], f"README line {line}: a Python block without a mark"
-        kind, name, before = re.match(r"<!-- (file|run): (\S+)\n?(.*?)\s?-->", README[last:], re.DOTALL).groups()  # type: ignore[union-attr]
-        check = re.match(r"\n<!-- check\n(.*?)-->", README[found.end() :], re.DOTALL)
-        if kind == "file":
-            yield Block(line, found[2], file=name)
-        else:
-            yield Block(line, found[2], preamble=name, before=before, check=check[1] if check else "")
-
-
-BLOCKS = list(blocks())
-FILES = {block.file: block.code for block in BLOCKS if block.file is not None}
-FRAGMENTS = [block for block in BLOCKS if block.preamble is not None]
-PREAMBLES = dict(re.findall(r"<!-- preamble: (\S+)\n(.*?)-->", README, re.DOTALL))
-SHELL = [line for found in FENCE.finditer(README) if found[1] == "sh" for line in found[2].splitlines() if line.strip()]
-
-
-def replaced(code: str, urls: dict[str, str]) -> str:
-    for ours, theirs in urls.items():
-        code = code.replace(ours, theirs)
-    return code
+FILES = files(README)
+TEXT = README.read_text()
+SHELL = shell_lines(README)
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture
@@ -102,37 +43,10 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("shop", None)
 
 
-async def execute(parts: list[str], namespace: dict[str, Any]) -> None:
-    async with asyncio.timeout(60), contextlib.AsyncExitStack() as stack:
-        namespace |= {"stack": stack, "contextlib": contextlib, "asyncio": asyncio}
-        for code in parts:
-            compiled = compile(code, "README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-            waiting = eval(compiled, namespace)
-            if inspect.iscoroutine(waiting):
-                await waiting
-
-
-@pytest.mark.servers
-@pytest.mark.parametrize("block", FRAGMENTS, ids=lambda block: f"line_{block.line}_{block.preamble}")
-def test_python_blocks_run_and_do_what_they_say(
-    block: Block, shop: Path, redis_url: str, bus_name: str, request: pytest.FixtureRequest
-) -> None:
-    assert block.preamble is not None
-    assert block.check, "a block must be checked, not only run"
-    code = [PREAMBLES[block.preamble], block.before, block.code, block.check]
-    urls = {REDIS: redis_url, 'name="shop"': f'name="{bus_name}"', '"name": "shop"': f'"name": "{bus_name}"'}
-    urls["port=8823"] = "port=0"
-    if any(POSTGRES in part for part in code):
-        urls[POSTGRES] = request.getfixturevalue("postgres_url")
-    (shop / "shop.py").write_text(FILES["shop.py"])
-    asyncio.run(execute([replaced(part, urls) for part in code], {"__name__": "readme"}))
-
-
 @pytest.mark.servers
 def test_the_writer_and_the_reader_run_as_processes(shop: Path, redis_url: str, bus_name: str) -> None:
-    urls = {REDIS: redis_url, 'name="shop"': f'name="{bus_name}"'}
     for name, code in FILES.items():
-        (shop / name).write_text(replaced(code, urls))
+        (shop / name).write_text(Servers(redis_url, bus_name).replaced(code))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def run(*command: str) -> None:
@@ -143,7 +57,7 @@ def test_the_writer_and_the_reader_run_as_processes(shop: Path, redis_url: str, 
 
     (init,) = [line for line in SHELL if line.startswith("busrep db init") and SQLITE in line]
     run("-m", "busrep.cli", *shlex.split(init)[1:])
-    said = re.search(r"The reader prints `(.*?)`", README)
+    said = re.search(r"The reader prints `(.*?)`", TEXT)
     assert said is not None
     token = 0
     for _ in range(2):  # stopped and started again, it goes on where it was
@@ -178,123 +92,68 @@ def wait_until_saved(shop: Path, token: int) -> None:
     asyncio.run(work())
 
 
-@pytest.mark.servers
-def test_the_rights_named_are_enough(shop: Path, redis_url: str, bus_name: str) -> None:
-    rights = re.search(r"needs\s+`([^`]*)`\s+and\s+the\s+channels\s+`(\S+)`\s+and\s+`(\S+)`", README)
-    assert rights is not None
-    rules = [*rights[1].split(), *(channel.replace("shop", bus_name) for channel in rights.groups()[1:])]
-    stream = busrep.Stream("numbers")
-
-    async def work() -> None:
-        # The name of the bus serves as the user's: nobody else has it.
-        url = redis_url.replace("redis://", f"redis://{bus_name}:secret@")
-        common: dict[str, Any] = {"name": bus_name, "streams": [stream], "store": f"memory://{bus_name}"}
-        await open_store(common["store"], Registry([stream])).init()
-        async with busrep.connect(url, writer="w", **common) as bus, busrep.connect(url, **common) as reading:
-            reading.subscribe(stream)(lambda batch: None)
-            reading.on(busrep.UserSync)(lambda command: None)
-            (token,) = await bus.publish(stream, [1])
-            await reading.wait_for(stream, "w", token)
-
-    with redis.Redis.from_url(redis_url) as admin:
-        admin.acl_setuser(bus_name, enabled=True, reset=True, passwords=["+secret"])
-        admin.execute_command("ACL", "SETUSER", bus_name, "-@all", *rules)
-        try:
-            asyncio.run(work())
-        finally:
-            admin.acl_deluser(bus_name)
-
-
 @pytest.mark.parametrize("name", ["writer.py", "reader.py"])
 def test_the_programs_have_about_ten_lines(name: str) -> None:
     assert len([line for line in FILES[name].splitlines() if line.strip()]) <= 11
 
 
-def test_the_two_commands_stand_there_and_their_extras_exist() -> None:
-    assert SHELL[:2] == [DEMO, TESTS]
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for named in re.findall(r"\.\[(\w+)\]", README):
-        assert named in extras
-    sentence = re.search(r"The rest are extras: (.*?)\.\n", README, re.DOTALL)
-    assert sentence is not None
-    assert set(re.findall(r"`(\w+)`\s+\(", sentence[1])) == extras.keys() - {"demo", "test"}
+def test_the_two_commands_stand_there() -> None:
+    assert SHELL[:3] == ["pip install busrep", DEMO, TESTS]
+    assert {DEMO, TESTS} <= set(shell_lines(ROOT / "docs" / "guides" / "install.md"))
 
 
-def busrep_commands() -> list[str]:
-    commands = []
-    for line in SHELL:
-        for part in re.split(r"\s(?:&&|\|)\s", line):
-            words = shlex.split(part)
-            if words and Path(words[0]).name == "busrep":
-                commands.append(shlex.join(words[1:]))
-    return commands
+def test_extras_are_listed() -> None:
+    extras = PROJECT["optional-dependencies"]
+    for page in PAGES:
+        for named in re.findall(r"(?:busrep|\.)\[([\w,]+)\]", page.read_text()):
+            assert set(named.split(",")) <= extras.keys(), name_of(page)
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "guides" / "install.md").read_text(), re.MULTILINE)
+    assert set(listed) == extras.keys()
 
 
-@pytest.mark.parametrize("command", busrep_commands())
-def test_commands_and_options_exist(command: str) -> None:
-    words: list[str] = shlex.split(command)
-    found: click.Command = cli
-    context = click.Context(cli, info_name="busrep")
-    while isinstance(found, click.Group):
-        name, inner, words = found.resolve_command(context, words)
-        assert inner is not None
-        found = inner
-        context = click.Context(found, parent=context, info_name=name)
-    found.make_context(context.info_name, words)  # raises UsageError for an option that is not there
+def test_it_is_a_front_door() -> None:
+    assert len(TEXT.splitlines()) <= 200
 
 
-def test_every_command_is_mentioned() -> None:
-    mentioned = {words.split()[0] for words in busrep_commands()}
-    assert mentioned == set(cli.commands)
+def test_it_has_what_error_messages_and_people_look_for() -> None:
+    headings = re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
+    # busrep/stores/server.py names the second one.
+    assert {"Limits", "Rights in PostgreSQL", "Measured", "Documentation"} <= set(headings)
+    assert re.search(r"\|.*rows/s.*\|", TEXT)
 
 
-def test_environment_variables_of_the_readme_are_read() -> None:
-    options = "".join((ROOT / "busrep" / path).read_text() for path in ("cli/options.py", "spark/secrets.py"))
-    for name in set(re.findall(r"`(BUSREP_\w+)`", README)):
-        assert f'"{name}"' in options
+def target(url: str) -> Path | None:
+    """The file in the tree that a URL of the project leads to."""
+    site, source = PROJECT["urls"]["Documentation"], f"{PROJECT['urls']['Source']}/blob/main/"
+    path, _, anchor = url.partition("#")
+    if path.startswith(source):
+        return ROOT / path.removeprefix(source)
+    if not path.startswith(site):
+        return None
+    name = path.removeprefix(site).removesuffix("/")
+    found = [ROOT / "docs" / one for one in (f"{name}.md", f"{name}/index.md", "index.md" if not name else "")]
+    page = next((one for one in found if one.is_file()), None)
+    if page is not None and anchor:
+        headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w]+", "-", heading.lower()).strip("-") for heading in headings}, url
+    return page
 
 
-def settings_rows() -> list[tuple[str, str]]:
-    section = README.partition("## Settings worth knowing")[2].partition("\n## ")[0]
-    return re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", section, re.MULTILINE)
+def test_links_are_absolute_and_lead_somewhere() -> None:
+    """They have to work on the package's page of a registry, too."""
+    links = re.findall(r"\]\(([^)\s]+)\)", TEXT)
+    assert len(links) > 25
+    for link in links:
+        found = target(link)
+        assert found is not None, link
+        assert found.is_file(), link
 
 
-@pytest.mark.parametrize(("name", "default"), settings_rows())
-def test_settings_have_the_defaults_named(name: str, default: str) -> None:
-    if default in ("False", "True"):
-        assert str(getattr(Settings(), name)) == default
-        return
-    units = {"": 1, "s": 1, "KiB": 2**10, "MiB": 2**20}
-    number, _, unit = default.replace(",", "").partition(" ")
-    assert getattr(Settings(), name) == float(number) * units[unit]
-
-
-def test_settings_are_in_the_table() -> None:
-    assert len(settings_rows()) > 10
-
-
-def test_files_named_in_the_readme_exist() -> None:
-    for path in set(re.findall(r"`((?:busrep|tests|docs)/[\w./-]+|compose\.yaml|LICENSE)`", README)):
-        assert (ROOT / path).exists(), path
-
-
-def test_names_of_the_api_in_the_text_exist() -> None:
-    """`bus.settle()` and `busrep.Table` in running text."""
-    for name in set(re.findall(r"`bus\.(\w+)", README)):
-        assert hasattr(busrep.Bus, name), name
-    for name in set(re.findall(r"\bbusrep\.([A-Z]\w+)", README)):
-        assert name in busrep.__all__, name
-    for name in ("start", "reader_store", "on_epoch_change", "on_poison", "undeclared"):
-        assert name in {field.name for field in attrs.fields(BusOptions)}
-        assert name in README
-
-
-def test_no_number_is_claimed_before_it_was_measured() -> None:
-    assert "<!-- benchmark:" in README or re.search(r"\|.*rows/s.*\|", README)
-
-
-def test_lines_are_not_too_long() -> None:
-    inside = False
-    for number, line in enumerate(README.splitlines(), 1):
-        inside = inside != line.startswith("```")
-        assert inside or len(line) <= 130 or line.startswith("|"), number
+def test_the_metadata_is_complete() -> None:
+    assert PROJECT["urls"].keys() == {"Homepage", "Documentation", "Source", "Changelog", "Issues"}
+    assert target(PROJECT["urls"]["Documentation"]) == ROOT / "docs" / "index.md"
+    assert target(PROJECT["urls"]["Changelog"]) == ROOT / "CHANGELOG.md"
+    assert len(PROJECT["keywords"]) >= 5
+    oldest = int(PROJECT["requires-python"].removeprefix(">=3."))
+    versions = [f"Programming Language :: Python :: 3.{minor}" for minor in range(oldest, 15)]
+    assert [one for one in PROJECT["classifiers"] if " :: 3." in one] == versions

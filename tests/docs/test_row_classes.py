@@ -1,4 +1,4 @@
-"""docs/row-classes.md: each class there fits, or does not, as it says."""
+"""docs/guides/row-classes.md: each class there fits, or does not, as it says."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.urls import shown_url
 from tests import ROOT
+from tests.docs.markdown import blocks_for
 
-TEXT = (ROOT / "docs" / "row-classes.md").read_text()
-BLOCKS = re.findall(r"<!-- (run: before|fits|does not fit: .*?) -->\n```python\n(.*?)```", TEXT, re.S)
-MESSAGE = re.search(r"<!-- message -->\n```text\n(.*?)\n```", TEXT, re.S)
+PAGE = ROOT / "docs" / "guides" / "row-classes.md"
+TEXT = PAGE.read_text()
+BLOCKS = [(key, block.code) for key, block in blocks_for(PAGE, "docs/test_row_classes.py")]
+MESSAGE = re.search(r"```text\n(the row class of stream .*?)\n```", TEXT, re.S)
 
 
 def declared(code: str) -> Registry:
     found: dict[str, Any] = {}
-    exec(compile(code, "docs/row-classes.md", "exec", dont_inherit=True), found)
+    exec(compile(code, "docs/guides/row-classes.md", "exec", dont_inherit=True), found)
     return Registry([found["orders"]])
 
 
-def test_every_block_is_tested() -> None:
-    assert len(BLOCKS) == TEXT.count("```python") == 3
-    assert "docs/row-classes.md" in (ROOT / "README.md").read_text()
+def test_what_is_tested() -> None:
+    assert [key.partition(":")[0] for key, _ in BLOCKS] == ["before", "fits", "does not fit"]
 
 
 @pytest.mark.servers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from busrep import Stream
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from tests import ROOT
+from tests.docs.markdown import blocks_for
 
-TEXT = (ROOT / "docs" / "threads.md").read_text()
-RUN = re.findall(r"<!-- run -->\n```python\n(.*?)```", TEXT, re.S)
-OTHERS = [block for block in re.findall(r"```python\n(.*?)```", TEXT, re.S) if block not in RUN]
+RUN = [block.code for _, block in blocks_for(ROOT / "docs" / "threads.md", "docs/test_sync.py")]
 
 
 @pytest.mark.servers
@@ -30,6 +28,7 @@ def test_the_examples_run(
     with psycopg.connect(postgres_url) as connection:
         connection.execute("CREATE TABLE stock (number int, state text)")
         connection.execute("INSERT INTO stock VALUES (1, 'new')")
+    assert len(RUN) == 4
     names: dict[str, Any] = {"__name__": "example"}
     for block in RUN:
         block = block.replace('"redis://localhost:6379"', repr(redis_url))
@@ -49,8 +48,3 @@ def test_the_examples_run(
         assert number == 1
         with pytest.raises(RuntimeError, match="3 processes"):
             names["slot"](tmp_path, 3)
-
-
-@pytest.mark.parametrize("block", OTHERS)
-def test_the_others_are_python(block: str) -> None:
-    assert compile(block, "docs/threads.md", "exec")

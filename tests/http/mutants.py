@@ -6,6 +6,7 @@ from tests.mutant import Edit, Mutant
 
 PAGES = "http/test_pages.py::test_"
 REFERENCE = "http/test_reference.py::test_"
+SNAPSHOTS = "http/test_snapshots.py::test_"
 STRANGERS = "http/test_strangers.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -140,6 +141,38 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(STRANGERS + "places_are_given_back",),
+    ),
+    Mutant(
+        name="a-part-of-another-snapshot-is-sent",
+        rule="9",
+        harm="Rows were pruned, or the log was replaced: a reader is given parts of two snapshots for one.",
+        edits=(
+            Edit("Snapshots._load", "                if not held.same(agreement):\n", "                if False:\n"),
+        ),
+        checks=(SNAPSHOTS + "a_reader_goes_on_with_a_server_that_was_restarted",),
+    ),
+    Mutant(
+        name="a-load-ends-with-the-request-that-began-it",
+        rule="9",
+        harm="A part that takes longer than one request is begun again and again, and never comes.",
+        edits=(Edit("result_of", "        return await asyncio.shield(task)\n", "        return await task\n"),),
+        checks=(
+            SNAPSHOTS + "a_reader_that_hangs_up_leaves_the_work_to_the_others",
+            SNAPSHOTS + "a_slow_agreement_outlives_the_requests_that_wait_for_it",
+        ),
+    ),
+    Mutant(
+        name="parts-of-snapshots-fill-the-memory",
+        rule="9",
+        harm="Clients that take their parts slowly, each another one, make a server run out of memory.",
+        edits=(
+            Edit(
+                "Snapshots._check_memory",
+                "        if self._bytes() > self.limits.memory:\n            raise Refused(",
+                "        if False:\n            raise Refused(",
+            ),
+        ),
+        checks=(SNAPSHOTS + "parts_in_memory_are_bounded_together",),
     ),
     Mutant(
         name="a-state-over-http-names-anything",

@@ -30,8 +30,7 @@ from starlette.types import Receive, Scope, Send
 import busrep
 from busrep import Batch, Settings, Stream
 from busrep.asyncio import ReferenceSource
-from busrep.cli import serve as serve_command
-from busrep.errors import ConfigError, PositionsAheadOfTable, PositionTooOld
+from busrep.errors import ConfigError, PositionsAheadOfTable, PositionTooOld, Unavailable
 from busrep.http.serve import ServeLimits, Serving, serve
 from busrep.http.server import CatchUpLimits, catch_up_app
 from busrep.http.source import HttpSource
@@ -372,8 +371,8 @@ async def test_a_restore_that_nobody_declared_is_noticed_by_the_sequence(deploym
             async with deployment.bus(deployment.url, start="now") as reader:
                 reader.subscribe(orders)(Seen())
                 await reader.wait_for(orders, "w1", 2, timeout=10)
-                reader._reading.core.move_to("orders", "w1", 40)  # as if 40 rows were gone
-                reader._reading.core.stepped_back["orders", "w1"] = None
+                reader.reading.core.progress["orders", "w1"].go_on_from(40)  # as if 40 rows were gone
+                reader.reading.core.stepped_back["orders", "w1"] = None
                 with pytest.raises(PositionsAheadOfTable):
                     await reader.wait_for(orders, "w1", 41, timeout=10)
 
@@ -482,13 +481,16 @@ async def test_many_readers_share_a_small_server(deployment: Deployment) -> None
         expected = await wrote(writer, *[1] * 25)
         async with deployment.server(limits=limits), contextlib.AsyncExitStack() as stack:
             readers = []
-            for _ in range(5):
-                reader = await stack.enter_async_context(deployment.bus(deployment.url, start="earliest"))
+            while len(readers) < 5:
+                try:
+                    reader = await stack.enter_async_context(deployment.bus(deployment.url, start="earliest"))
+                except Unavailable:  # those that are open keep the server busy: this one comes back, too
+                    continue
                 seen = Seen()
                 reader.subscribe(orders)(seen)
                 readers.append((reader, seen))
             for reader, seen in readers:
-                await reader.wait_for(orders, "w1", expected[-1][0], timeout=20)
+                await reader.wait_for(orders, "w1", expected[-1][0], timeout=60)
                 assert seen.of("w1") == expected
 
 
@@ -533,7 +535,7 @@ async def test_a_writer_of_the_reference_system_is_followed(redis_url: str, bus_
         async with busrep.connect(redis_url, start="earliest", **given) as reader:
             seen: list[Any] = []
             reader.subscribe(events)(lambda batch: seen.extend(zip(batch.tokens, batch.rows, strict=True)))
-            await until(lambda: reader._link.connected and "events" in reader._reading.core.followed)
+            await until(lambda: reader._link.connected and "events" in reader.reading.core.followed)
             await client.publish(bus_name, b"POSITION events master 4 4")
             await reader.wait_for(events, "master", 4, timeout=10)
             assert seen == rows[:5]
@@ -712,8 +714,8 @@ async def test_answers_that_are_cut_anywhere_and_connections_that_hang(compress:
                 await reader.wait_for(orders, "w1", expected[-1][0], timeout=20)
                 assert seen.of("w1") == expected
                 assert link.counts["cut_after"] >= 10
-                assert source._transport is not None
-                pool: Any = source._transport._pool
+                assert source.client.transport is not None
+                pool: Any = source.client.transport._pool
                 await until(lambda: all(one.is_idle() for one in pool.connections) and not pool._requests)
 
 
@@ -918,25 +920,6 @@ async def test_a_reader_that_dies_with_the_server_goes_on_where_it_was(deploymen
                     reader.subscribe(orders)(seen)
                     await reader.wait_for(orders, "w1", expected[-1][0], timeout=15)
             assert seen.of("w1") == expected
-
-
-@sync
-async def test_a_server_that_fails_ends_the_command(
-    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def failing(_self: Any, counter: int) -> bool:
-        if counter:
-            raise OSError("out of luck")
-        return False
-
-    (tmp_path / "secret").write_text("s3cret")
-    monkeypatch.setattr("uvicorn.Server.on_tick", failing)
-    plan = serve_command.ServePlan(
-        name=None, tcp=None, http=serve_command.Address("127.0.0.1", 0), redis=None, store=deployment.database,
-        declared=None, secret="s3cret", cert=None, key=None, client_ca=None, reference=False, heartbeat=0.1,
-    )  # fmt: skip
-    with pytest.raises(OSError, match="out of luck"):
-        await serve_command._serve(plan, None, True)
 
 
 # -- the page about it ----------------------------------------------------------------------------------------

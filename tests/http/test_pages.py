@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.core.commands import INT64_MAX, INT64_MIN, json_bytes
+from busrep.core.fields import INT64_MAX, INT64_MIN, json_bytes
 from busrep.http import pages as http_pages
 from busrep.http.pages import CatchUpState, bounded, read_page, read_state, write_page, write_state
 from busrep.stores.interface import KnownWriter

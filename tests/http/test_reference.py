@@ -20,7 +20,6 @@ from busrep.errors import ConfigError, Unavailable
 from busrep.http.pages import read_reference_page
 from busrep.http.serve import serve
 from busrep.http.server import catch_up_app
-from busrep.http.source import HttpSource
 from busrep.options import BusOptions
 from busrep.stores import open_store
 from busrep.stores.interface import AsyncStore
@@ -167,8 +166,6 @@ def test_the_log_is_the_same_as_long_as_its_name_is() -> None:
 
 
 def test_what_names_no_writer_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"pass busrep.asyncio.ReferenceSource\(\{writer: url"):
-        HttpSource("http://one.test:1", STREAMS, reference=True)
     for writers in ({}, "http://one.test:1"):
         with pytest.raises(ConfigError, match=r"\{writer: url, ...\}"):
             ReferenceSource(writers, STREAMS)  # type: ignore[arg-type]
@@ -392,7 +389,7 @@ async def followed(redis_url: str, name: str, **options: Any) -> AsyncIterator[t
         bus.on_reset(stream)(seen.reset)
         bus.subscribe(stream)(seen)
         link = bus.statistics
-        await until(lambda: link()["link"]["connected"] and "events" in bus._reading.core.followed)
+        await until(lambda: link()["link"]["connected"] and "events" in bus.reading.core.followed)
 
         async def say(*lines: str) -> None:
             await publish_all(client, name, list(lines))
@@ -431,7 +428,7 @@ async def test_a_durable_reader_that_began_now_goes_on_from_there(
     registered: list[dict[Key, int]] = []
 
     def watch(bus: busrep.Bus, _: Stream[Any]) -> None:
-        store = bus._reading._reader_store
+        store = bus.reading.reader_store
         register = store.register_reader
 
         async def noted(reader: str, positions: dict[Key, int], *rest: Any, **options: Any) -> None:
@@ -487,7 +484,7 @@ async def test_positions_of_a_resettable_stream_are_not_saved(redis_url: str, bu
         async with followed(redis_url, bus_name, **options) as (bus, seen, say):
             await say("POSITION events w1 10 10")
             await until(lambda: bus.positions() == {"events": {"w1": 10}})
-            await bus._reading.save()
+            await bus.reading.saver.save()
             assert seen.rows == rows_above({"w1": 0, "w2": 99}, 10)
             assert (await store.load_reader("r1")).positions == {}
     await store.close()

@@ -501,7 +501,7 @@ async def test_mounted_behind_somebody_s_middleware() -> None:
         async with connection(serving) as (_, writer):
             writer.write(head("/busrep" + STATE))
             await until(lambda: len(store.asked) == 1)
-        await until(lambda: app.state.catch_up.in_flight == 0)
+        await until(lambda: app.state.catch_up.gate.in_flight == 0)
         async with connection(serving) as (reader, writer):
             writer.write(head("/busrep" + STATE))
             await until(lambda: len(store.asked) == 2)
@@ -570,7 +570,7 @@ async def test_beyond_the_queue_requests_are_told_to_come_back() -> None:
     async with served(store, limits=CatchUpLimits(concurrency=2, queue=3, retry_after=7)) as (client, app):
         service = app.state.catch_up
         asking = [asyncio.create_task(client.get(UPDATES, params=question())) for _ in range(5)]
-        await until(lambda: service.waiting == 3)
+        await until(lambda: service.places.waiting == 3)
         assert (len(store.asked), service.statistics()["in_flight"]) == (2, 5)
         answer = await client.get(UPDATES, params=question())
         assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "busy", "7")
@@ -589,7 +589,7 @@ async def test_a_request_has_a_deadline_in_the_queue_and_at_the_store() -> None:
         answers = await asyncio.gather(*[client.get(UPDATES, params=question()) for _ in range(3)])
         assert [(one.status_code, one.json()["code"]) for one in answers] == [(503, "deadline")] * 3
         service = app.state.catch_up
-        assert (service.in_flight, service.waiting, service._places.locked()) == (0, 0, False)
+        assert (service.gate.in_flight, service.places.waiting, service.places.locked()) == (0, 0, False)
         assert store.hold is not None
         store.hold.set()
         assert (await client.get(UPDATES, params=question())).status_code == 200
@@ -601,11 +601,11 @@ async def test_a_cancelled_request_leaves_nothing_behind() -> None:
     async with served(store, limits=CatchUpLimits(concurrency=1)) as (client, app):
         service = app.state.catch_up
         asking = [asyncio.create_task(client.get(UPDATES, params=question())) for _ in range(3)]
-        await until(lambda: service.waiting == 2)
+        await until(lambda: service.places.waiting == 2)
         for one in reversed(asking):
             one.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-        assert (service.in_flight, service.waiting, service._places.locked()) == (0, 0, False)
+        assert (service.gate.in_flight, service.places.waiting, service.places.locked()) == (0, 0, False)
 
 
 # -- served by uvicorn ----------------------------------------------------------------------------------------
@@ -752,7 +752,7 @@ async def test_a_client_that_does_not_read_the_last_of_it_is_cut(more: list[str]
         reader._limit = 1024  # type: ignore[attr-defined]  # so that as good as nothing is read ahead
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await until(lambda: serving.connections == 1)
-        (served_,) = serving._server.server_state.connections
+        (served_,) = serving._state.connections
         served_.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         big = b'"%b"' % (b"x" * 200_000)
         store.page = UpdatesPage("orders", "w1", 0, 5, [5], [big], False, "e" * 32)
@@ -887,8 +887,8 @@ async def test_who_hangs_up_holds_no_place_and_nothing_of_the_store() -> None:
             async with connection(serving) as (_, writer):
                 writer.write(head(path))
                 await until(lambda at=before: len(store.asked) > at)  # type: ignore[misc]
-            await until(lambda: service.in_flight == 0)
-            assert not service._places.locked()
+            await until(lambda: service.gate.in_flight == 0)
+            assert not service.places.locked()
         assert service.statistics()["refused"] == {"gone": 2}
 
 
@@ -904,11 +904,11 @@ async def test_who_gave_up_while_waiting_costs_the_store_nothing() -> None:
         await until(lambda: len(store.asked) == 1)
         async with connection(serving) as (_, impatient):
             impatient.write(head(UPDATES + query))
-            await until(lambda: service.waiting == 1)
+            await until(lambda: service.places.waiting == 1)
         await until(lambda: serving.connections == 1)
         store.hold.set()
         assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
-        await until(lambda: service.in_flight == 0)
+        await until(lambda: service.gate.in_flight == 0)
         assert (len(store.asked), service.statistics()["refused"]) == (1, {"gone": 1})
 
 
@@ -964,20 +964,6 @@ async def test_what_keeps_it_from_starting_is_raised() -> None:
 
 
 @sync
-async def test_a_server_that_fails_says_so(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def failing(_self: Any, counter: int) -> bool:
-        if counter:
-            raise OSError("out of luck")
-        return False
-
-    monkeypatch.setattr("uvicorn.Server.on_tick", failing)
-    async with serve(Starlette()) as serving:
-        with pytest.raises(OSError, match="out of luck"):
-            await serving.wait()
-    assert "the HTTP server failed" in caplog.text
-
-
-@sync
 async def test_run_by_itself_it_has_a_lifespan_and_opens_nothing() -> None:
     sent: list[Any] = []
     messages = iter(["lifespan.startup", "lifespan.shutdown"])
@@ -992,7 +978,7 @@ async def test_run_by_itself_it_has_a_lifespan_and_opens_nothing() -> None:
     app = catch_up_app(store, STREAMS, secret=SECRET)  # type: ignore[arg-type]
     await app({"type": "lifespan", "app": app}, receive, send)
     assert (sent, store.asked) == (["lifespan.startup.complete", "lifespan.shutdown.complete"], [])
-    assert app.state.catch_up.requests == 0
+    assert app.state.catch_up.gate.requests == 0
 
 
 @sync

@@ -18,10 +18,10 @@ import busrep
 import busrep.sync
 from busrep import Settings
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.core.commands import json_bytes
+from busrep.core.fields import json_bytes
 from busrep.core.snapshots import SnapshotSource
 from busrep.errors import ConfigError, PositionTooOld, Unavailable, UnknownStream
-from busrep.http import source as http_source
+from busrep.http import client as http_client
 from busrep.http.pages import CatchUpState, write_page, write_state
 from busrep.http.serve import serve
 from busrep.http.server import CatchUpLimits, catch_up_app
@@ -222,7 +222,7 @@ async def test_and_not_for_ever() -> None:
     async with peer(status=503, body=b'{"error":"the store is away"}') as (source, answering):
         with pytest.raises(Unavailable, match="503 'the store is away'"):
             await source.fetch(ASKED)
-        assert answering.of_pages == http_source.TRIES
+        assert answering.of_pages == http_client.TRIES
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ async def test_retry_after_is_honoured_and_bounded(
 
     async with peer(status=503, failures=1, headers={"retry-after": retry_after}) as (source, _):
         with monkeypatch.context() as patch:
-            patch.setattr(http_source.asyncio, "sleep", noted)
+            patch.setattr(http_client.asyncio, "sleep", noted)
             await source.fetch(ASKED)
         ours = [pause for pause in pauses if pause not in (0, 0.1)]  # uvicorn's own ticks
         assert len(ours) == 1
@@ -334,7 +334,7 @@ async def test_an_answer_that_is_torn_is_asked_for_again(torn: bytes) -> None:
     async with raw_server(STATE, torn) as (url, asked), opened(url) as source:
         with pytest.raises(Unavailable, match="Error"):
             await source.fetch(ASKED)
-        assert len(asked) == 1 + http_source.TRIES
+        assert len(asked) == 1 + http_client.TRIES
 
 
 @sync
@@ -370,16 +370,16 @@ async def test_a_question_may_be_cancelled_at_any_moment(kept: bool) -> None:
             if not kept:
                 await source.close()
                 await source.open()
-                assert source._transport is not None
-                await source._transport._pool.aclose()  # so that this question has to make a connection
+                assert source.client.transport is not None
+                await source.client.transport._pool.aclose()  # so that this question has to make a connection
             asking = asyncio.create_task(source.fetch(ASKED))
             for _ in range(steps):
                 await asyncio.sleep(0)
             asking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asking
-            assert source._transport is not None
-            pool: Any = source._transport._pool
+            assert source.client.transport is not None
+            pool: Any = source.client.transport._pool
             assert [one for one in pool.connections if not one.is_idle() and not one.is_closed()] == [], steps
             assert pool._requests == [], steps
 
@@ -512,7 +512,7 @@ async def test_what_a_status_means(status: int, body: bytes, kind: type[Exceptio
     async with peer(status=status, body=body, headers=headers) as (source, answering):
         with pytest.raises(kind, match=reason) as caught:
             await source.fetch(ASKED)
-        assert answering.of_pages == (http_source.TRIES if status == 408 else 1)
+        assert answering.of_pages == (http_client.TRIES if status == 408 else 1)
         assert SECRET not in str(caught.value)
         assert "hush" not in str(caught.value)
 
@@ -599,6 +599,8 @@ def test_a_bus_that_would_write_there_is_refused_at_once() -> None:
         ("http://ho st", None, None),
         ("http://[::1", None, None),
         ("http://host:0", None, None),
+        ("http://host:65536", None, None),
+        ("http://host,host", None, None),
         ("ftp://:hush@host", None, None),
     ],
 )
@@ -610,7 +612,7 @@ def test_urls(url: str, shown: str | None, authorization: str | None) -> None:
         return
     source = HttpSource(url, [orders])
     assert source.url == shown
-    assert source._headers.get("authorization") == authorization
+    assert source.client.headers.get("authorization") == authorization
     assert repr(source) == f"HttpSource({shown!r})"
 
 
@@ -728,7 +730,7 @@ def test_no_header_is_sent_twice() -> None:
     source = HttpSource(
         "http://host", [orders], headers={"Accept-Encoding": "br", "Authorization": "Basic eA==", "X": ""}
     )
-    assert source._headers == {
+    assert source.client.headers == {
         "user-agent": "busrep", "accept-encoding": "identity", "authorization": "Basic eA==", "x": "",
     }  # fmt: skip
     with pytest.raises(ConfigError, match="one is enough"):

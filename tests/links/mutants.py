@@ -19,14 +19,14 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The answer passes before the subscription stands: nothing is taken in until somebody announces again.",
         edits=(
             Edit(
-                "RedisLink._subscribe_once",
+                "RedisLink._connect_once",
                 "                asked = confirmed = 0\n",
                 "                asked = confirmed = 0\n                self._on_up()\n",
             ),
             Edit(
-                "RedisLink._subscribe_once",
-                "            self._on_up()\n            if self._first",
-                "            if self._first",
+                "Link._stands",
+                "        self._on_up()\n",
+                "",
             ),
         ),
         checks=(MUTANTS_GAPS + "2_replicate_follows_the_confirmation_of_the_subscription",),
@@ -87,7 +87,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A client says positions of 10,000 streams and a PING, 200 kB: the server does nothing else for a second.",
         edits=(
             Edit(
-                "TcpServer._facts",
+                "Routes._facts",
                 "            elif stream and (suffix := wanted.get((command, stream[0]))) is not None:\n",
                 "            elif stream and (suffix := dict(wanted).get((command, stream[0]))) is not None:\n",
             ),
@@ -100,9 +100,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="16 MiB of short lines cost a relay 300 MB.",
         edits=(
             Edit(
-                "TcpServer._from_redis",
-                "        if _has_line_over(settings.line_bytes, data):\n",
-                '        if max(map(len, data.split(b"\\n"))) > settings.line_bytes:\n',
+                "Relay._heard",
+                "        elif _has_line_over(settings.line_bytes, data):\n",
+                '        elif max(map(len, data.split(b"\\n"))) > settings.line_bytes:\n',
             ),
             Edit(
                 "_has_line_over",
@@ -126,9 +126,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A driver swallows the cancellation: close() waits for ever, and the process holds on to its name.",
         edits=(
             Edit(
-                "RedisLink.close",
-                "            await stop([self._task], self._settings.shutdown_timeout)\n",
-                "            self._task.cancel()\n            await asyncio.wait([self._task])\n",
+                "Link.close",
+                "            await stop([task], self._settings.shutdown_timeout)\n",
+                "            task.cancel()\n            await asyncio.wait([task])\n",
             ),
         ),
         checks=(LINK_LIFE + "a_subscriber_that_swallows_a_cancellation_does_not_keep_a_bus_open",),

@@ -48,7 +48,7 @@ def test_a_stray_name_makes_nobody_reconnect(who: str) -> None:
                         assert reconnects(bus, other) == [0, 0]
                     return
                 await bus.send(Name("ghost", 5))
-                await until(lambda: "ghost" in bus._reading.core.last_heard)
+                await until(lambda: "ghost" in bus.reading.core.last_heard)
                 await silence(shop)
                 assert reconnects(bus) == [0]
 
@@ -61,9 +61,9 @@ def test_a_name_in_no_table_is_forgotten_when_it_is_silent() -> None:
         async with MemoryDeployment(orders) as shop, shop.bus() as bus:
             bus.subscribe(orders)(Seen())
             await bus.send(Name("ghost", 5))
-            await until(lambda: "ghost" in bus._reading.core.last_heard)
+            await until(lambda: "ghost" in bus.reading.core.last_heard)
             await silence(shop)
-            assert "ghost" not in bus._reading.core.last_heard
+            assert "ghost" not in bus.reading.core.last_heard
 
     simulated(main)
 
@@ -108,7 +108,7 @@ def test_a_lost_last_message_of_a_writer_that_closed_is_noticed() -> None:
             reader.subscribe(live)(seen := Seen())
             async with shop.bus(writer="w1") as writer:
                 await reader.wait_for(live, "w1", await write(writer, 1, stream=live))
-                take, lost = reader._reading.receive, []
+                take, lost = reader.reading.receive, []
 
                 def deaf(frame: Any, now: float) -> None:
                     if any(getattr(item, "tokens", None) for item in frame.items):
@@ -116,7 +116,7 @@ def test_a_lost_last_message_of_a_writer_that_closed_is_noticed() -> None:
                     else:
                         take(frame, now)
 
-                reader._reading.receive = deaf  # type: ignore[method-assign]
+                reader.reading.receive = deaf  # type: ignore[method-assign]
                 await write(writer, 2, stream=live)
             await until(lambda: missed)
             assert lost
@@ -143,13 +143,13 @@ def test_a_process_that_may_not_publish_keeps_its_link() -> None:
     # Then silence proves nothing: there may be nobody to hear.
     async def main() -> None:
         async with MemoryDeployment(orders) as shop, shop.bus() as bus:
-            bus._asked_at = 0.0
+            bus._watch.asked_at = 0.0
 
             async def refused(_messages: Any) -> None:
                 raise ConnectionError
 
             bus._link.publish = refused  # type: ignore[method-assign]
-            bus._heard_at = asyncio.get_running_loop().time()
+            bus._watch.heard_at = asyncio.get_running_loop().time()
             await silence(shop)
             assert reconnects(bus) == [0]
 

@@ -12,7 +12,8 @@ import redis as redis_py
 
 from busrep import Settings, Stream
 from busrep.core.framing import parse_frame
-from busrep.core.reader import Followed, Reader
+from busrep.core.reader import Reader
+from busrep.core.received import Followed
 from busrep.core.writer import Writer
 from busrep.errors import ConfigError
 from busrep.stores.blocking import open_blocking_store
@@ -111,7 +112,7 @@ def test_unnamed_lines_of_a_registered_writer_count_where_foreign_writers_are_de
 
     def counted(*messages: bytes, **options: Any) -> int:
         reader = Reader([Followed("s", **options)], epoch="0" * 32)
-        reader.registered({("s", "w1"): 7})
+        reader.admission.registered({("s", "w1"): 7})
         reader.start_at("s", "w1", 5)
         for message in messages:
             reader.receive(message, 0.0)

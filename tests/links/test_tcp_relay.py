@@ -16,8 +16,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from busrep import RemoteServerUp, Settings
 from busrep.core.framing import parse_message
 from busrep.errors import ConfigError, Unavailable
-from busrep.links import tcp_local
-from busrep.links.tcp_server import TcpServer, _has_line_over
+from busrep.links import link as links
+from busrep.links.tcp_relay import _has_line_over
+from busrep.links.tcp_routes import Routes
+from busrep.links.tcp_server import TcpServer
 from busrep.stores import open_store
 from busrep.stores.memory import store as memory
 from busrep.streams import Registry
@@ -145,7 +147,7 @@ async def test_a_message_of_more_lines_than_anybody_takes_is_shown_to_nobody_who
 @sync
 async def test_a_redis_that_takes_nothing_is_asked_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
     redis, pauses = Redis(monkeypatch), list[int]()
-    monkeypatch.setattr(tcp_local, "pause_after", lambda failures, *_: pauses.append(failures) or 0.001)
+    monkeypatch.setattr(links, "pause_after", lambda failures, *_: pauses.append(failures) or 0.001)
     async with (
         TcpServer("shop", port=0, redis=redis.client(), settings=QUICK) as server,
         bus(server, writer="w1") as member,
@@ -185,6 +187,20 @@ async def test_nobody_takes_part_while_redis_is_away(store: str, monkeypatch: py
 
 
 @sync
+async def test_a_server_whose_redis_was_away_can_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    redis = Redis(monkeypatch)
+    server = TcpServer("shop", port=0, redis=redis.client(), settings=QUICK)
+    redis.away = True
+    with pytest.raises(Unavailable):
+        await server.open()
+    redis.away = False
+    async with asyncio.timeout(20), server, Hand.of(server) as hand:
+        assert len(await hand.lines(2)) == 2
+    async with asyncio.timeout(20), server, bus(server) as member:
+        assert member.statistics()["link"]["connected"]
+
+
+@sync
 async def test_of_a_redis_that_cannot_keep_up_only_those_hear_who_say_too_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -201,7 +217,7 @@ async def test_of_a_redis_that_cannot_keep_up_only_those_hear_who_say_too_much(
         await until(lambda: reader.statistics()["reader"]["states"].get("typing") == {"w1": "live"})
         await quiet.lines(2)
         redis.goes_on.clear()
-        while not server.refused:
+        while not server.clients.refused:
             loud.type(b"USER_SYNC process-1 @a:b None start 1\n" * 20)
             await asyncio.sleep(0)
         assert (await loud.end()).endswith("ERROR Redis cannot keep up\n")
@@ -209,7 +225,7 @@ async def test_of_a_redis_that_cannot_keep_up_only_those_hear_who_say_too_much(
         for number in range(30):  # and who is in this process waits
             ids += await member.publish(typing, [[number, "x" * 1000]])
         assert server.statistics()["refused"] == {"Redis cannot keep up": 1}
-        assert server._outbox_bytes < 10_000 + 2 * settings.frame_bytes
+        assert server.relay.outbox_bytes < 10_000 + 2 * settings.frame_bytes
         quiet.type(b"PING 1\n")
         redis.goes_on.set()
         await until(lambda: got == list(range(30)))
@@ -222,16 +238,16 @@ async def test_what_clients_said_is_published_before_the_server_closes(monkeypat
     redis = Redis(monkeypatch)
     async with TcpServer("shop", port=0, redis=redis.client(), settings=QUICK) as server, Hand.of(server) as hand:
         await hand.lines(2)
-        waiting, relayed = asyncio.Event(), server.relayed
+        waiting, wait = asyncio.Event(), server.relay.idle.wait
 
-        async def wait() -> None:
+        async def wait_for_redis() -> Any:
             waiting.set()
-            await relayed()
+            return await wait()
 
-        monkeypatch.setattr(server, "relayed", wait)
+        monkeypatch.setattr(server.relay.idle, "wait", wait_for_redis)
         redis.goes_on.clear()
         hand.type(b"".join(b"REMOTE_SERVER_UP s%d\n" % number for number in range(1_000)))
-        await until(lambda: server._outbox)
+        await until(lambda: server.relay.outbox)
         closing = asyncio.create_task(server.close())
         assert (await hand.end()).endswith("ERROR server stopping\n")
         await waiting.wait()
@@ -249,7 +265,7 @@ async def test_a_server_that_cannot_publish_closes_all_the_same(monkeypatch: pyt
         await hand.lines(2)
         redis.goes_on.clear()
         hand.type(b"REMOTE_SERVER_UP s\n")
-        await until(lambda: server._outbox_bytes or not server._relayed.is_set())
+        await until(lambda: server.relay.outbox_bytes or not server.relay.idle.is_set())
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -264,13 +280,13 @@ async def test_a_bug_while_relaying_ends_no_relay(
         bus(url(server), store=store, writer="w1") as writer,
     ):
         reader.subscribe(orders)(lambda batch: got.extend(batch.rows))
-        publish = server._relay.publish
+        publish = server.relay.link.publish
 
         async def fail(messages: Any) -> None:
-            monkeypatch.setattr(server._relay, "publish", publish)
+            monkeypatch.setattr(server.relay.link, "publish", publish)
             raise ValueError("a bug")
 
-        monkeypatch.setattr(server._relay, "publish", fail)
+        monkeypatch.setattr(server.relay.link, "publish", fail)
         ids = await writer.publish(orders, [[1]])
         await reader.wait_for(orders, "w1", ids[-1], 10)
     assert got == [[1]]
@@ -292,7 +308,7 @@ async def test_a_relay_that_does_not_hear_what_it_publishes_connects_anew(monkey
         await until(lambda: writer.statistics()["link"]["connected"])
         # All is heard again: there is no second time.
         await writer.send(RemoteServerUp("elsewhere"))
-        await until(lambda: server._unheard is None)
+        await until(lambda: server.relay.unheard is None)
         assert server.statistics()["redis"]["reconnects"] == 1
 
 
@@ -314,12 +330,12 @@ async def test_rows_of_several_sub_channels_in_one_message_go_to_each(monkeypatc
 
 
 def test_a_message_of_many_streams_and_a_ping_is_taken_apart_in_one_go() -> None:
-    server = TcpServer("shop", port=0, streams=[typing, shouts], settings=Settings(message_items=100_000))
+    routes = Routes("shop", {"typing": "", "shouts": "loud"})
     lines = [b"NAME c 1", *[b"POSITION s%d c 0 0" % number for number in range(30_000)]]
     message = b"\n".join([*lines, b"PING 1", b"POSITION shouts c 0 0"])
-    frame = parse_message(message, server.settings)
+    frame = parse_message(message, Settings(message_items=100_000))
     begun = time.thread_time()
-    told = list(server._facts(message, frame))
+    told = list(routes.parts(message, frame))
     # Takes 0.06 s; 5 s and more where each line is held against each stream.
     assert time.thread_time() - begun < 1.5
     assert told == [("shop", b"\n".join(lines)), ("shop/loud", b"NAME c 1\nPOSITION shouts c 0 0")]

@@ -19,12 +19,13 @@ import pytest
 
 import busrep
 from busrep import Settings, Stream
-from busrep.core.commands import NAME_BYTES
-from busrep.links import tcp, tcp_connection, tcp_server
+from busrep.core.fields import NAME_BYTES
+from busrep.links import tcp, tcp_clients, tcp_connection
 from busrep.links.tcp_server import TcpServer
 from busrep.stores import open_store
 from busrep.streams import Registry
 from tests import ROOT
+from tests.docs.markdown import blocks_for
 from tests.stores.store_conformance import sync
 
 NETCAT = os.environ.get("BUSREP_NETCAT") or shutil.which("nc") or shutil.which("nc.openbsd")
@@ -57,7 +58,8 @@ SESSION = """
 """
 
 
-DOCS = (ROOT / "docs" / "tcp.md").read_text()
+PAGE = ROOT / "docs" / "guides" / "tcp.md"
+DOCS = PAGE.read_text()
 
 
 @contextlib.asynccontextmanager
@@ -136,9 +138,9 @@ def test_the_session_of_the_docs_is_this_one() -> None:
 
 
 def test_the_program_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"^<!-- run -->\n```python\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
+    ((_, block),) = blocks_for(PAGE, "links/test_tcp_session.py")
     names: dict[str, Any] = {}
-    exec("async def main():\n" + textwrap.indent(code, "    "), names)
+    exec("async def main():\n" + textwrap.indent(block.code, "    "), names)
     asyncio.run(names["main"]())
     assert capsys.readouterr().out == "0\n"
 
@@ -157,7 +159,7 @@ def test_the_numbers_of_the_docs_are_the_defaults() -> None:
     assert f"{tcp_connection.HELLO:g} s | `no secret`" in DOCS
     assert f"{tcp_connection.HELLO_BYTES:,} bytes | `bad AUTH`" in DOCS
     assert f"{NAME_BYTES:,} bytes | `bad instance`" in DOCS
-    assert f"{tcp_server.STRANGERS} | `too many strangers`" in DOCS
+    assert f"{tcp_clients.STRANGERS} | `too many strangers`" in DOCS
     assert f"1 to {tcp.SECRET_BYTES:,} bytes" in DOCS
     assert f"later up to {tcp.SLOWEST:g} s" in DOCS
 

@@ -729,4 +729,83 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(Edit("Root.create", "                create_file(self.path(name))\n", ""),),
         checks=(PRIVATE_FILES + "the_files_of_an_archive[umask-022]",),
     ),
+    # -- the sink of Spark ---------------------------------------------------------------------------------------------
+    Mutant(
+        name="staged-rows-are-not-counted",
+        rule="9.1",
+        harm="A crash of the server empties the staging table: the batch counts as written, without rows.",
+        edits=(
+            Edit(
+                "staging._commit",
+                "    if count != batch.rows:\n",
+                "    if False:\n",
+            ),
+        ),
+        checks=(SINK + "missing_rows_are_noticed[sqlite]",),
+    ),
+    Mutant(
+        name="staged-rows-of-any-attempt",
+        rule="4",
+        harm="A task that was killed or ran twice writes its rows beside those of the attempt that counts.",
+        edits=(
+            Edit(
+                "staged_rows._in_sqlite",
+                'query = ? AND attempt IN (SELECT value FROM json_each(?))"',
+                'query = ? AND ? IS NOT NULL"',
+            ),
+        ),
+        checks=(SINK + "attempts_that_nobody_names_leave_nothing[sqlite]",),
+    ),
+    Mutant(
+        name="a-gap-of-batches",
+        rule="9.2",
+        harm="The database was restored: the batches that it lost are passed over without a word.",
+        edits=(
+            Edit(
+                "is_done",
+                "    if batch.number > found.number + 1:\n",
+                "    if False:\n",
+            ),
+        ),
+        checks=(SINK + "numbers_that_mean_another_batch_are_refused[sqlite]",),
+    ),
+    Mutant(
+        name="a-database-of-no-batches",
+        rule="9.2",
+        harm="The database was restored to before the query, or is another one: what it wrote is missing there.",
+        edits=(
+            Edit(
+                "is_done",
+                "        if batch.number > batch.first:\n",
+                "        if False:\n",
+            ),
+        ),
+        checks=(SINK_AGAIN + "a_database_that_knows_nothing_of_the_batches_before[sqlite-named0]",),
+    ),
+    Mutant(
+        name="a-batch-is-its-number",
+        rule="4",
+        harm="The checkpoint is an older copy: what came since into the batch of that number is lost.",
+        edits=(
+            Edit(
+                "is_done",
+                "    if batch.number == found.number and batch.rows != found.rows:\n",
+                "    if False:\n",
+            ),
+        ),
+        checks=(SINK_AGAIN + "a_checkpoint_older_than_the_database[sqlite]",),
+    ),
+    Mutant(
+        name="the-next-batch-is-cleared",
+        rule="9.4",
+        harm="A driver that hangs behind its successor takes what that one has staged.",
+        edits=(
+            Edit(
+                "_clear",
+                'WHERE query = ? AND batch <= ?"',
+                'WHERE query = ? AND batch >= coalesce(?, 0)"',
+            ),
+        ),
+        checks=(SINK + "what_is_staged_for_the_next_batch_stays[sqlite]",),
+    ),
 )

@@ -17,9 +17,10 @@ import attrs
 from busrep import Settings
 from busrep.spark.replay_pace import Chunks, Fact, Pace, facts_of
 from busrep.spark.replay_target import Target, target_stream
-from busrep.stores.blocking import BlockingTransaction
+from busrep.stores.sqlite.base import SqliteTransaction
+from busrep.sync.publishing import Publishing
 from busrep.sync.writing import Fact as OpenFact
-from busrep.sync.writing import Writing
+from tests.transactions import TRANSACTIONS, surrounded
 
 EPOCH = "e" * 32
 QUICK = Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2, redis_timeout=2.0, shutdown_timeout=2.0)
@@ -66,25 +67,26 @@ def die(*args: Any, **more: Any) -> Any:
 def at_pass(owner: Any, name: str, passes: int, *, before: bool) -> None:
     real, seen = getattr(owner, name), iter(range(1, passes + 1))
 
-    def call(*args: Any, **more: Any) -> Any:
-        last = next(seen) == passes
-        if last and before:
+    def pass_by() -> None:
+        if next(seen) == passes:
             die()
-        found = real(*args, **more)
-        if last:
-            die()
-        return found
 
-    setattr(owner, name, call)
+    setattr(owner, name, surrounded(real, before=pass_by) if before else surrounded(real, after=pass_by))
+
+
+def at_commit(passes: int, *, before: bool) -> None:
+    for transaction in TRANSACTIONS:
+        if "commit" in vars(transaction) or not issubclass(transaction, SqliteTransaction):
+            at_pass(transaction, "commit", passes, before=before)
 
 
 STEPS = {
     "opened": lambda n: at_pass(Target, "open", 1, before=False),
     "a fact begun": lambda n: at_pass(OpenFact, "__enter__", n, before=False),
     "marked, not committed": lambda n: at_pass(OpenFact, "execute", n, before=False),
-    "before COMMIT": lambda n: at_pass(BlockingTransaction, "commit", n, before=True),
-    "committed": lambda n: at_pass(BlockingTransaction, "commit", n, before=False),
-    "published": lambda n: at_pass(Writing, "publish", n, before=False),
+    "before COMMIT": lambda n: at_commit(n, before=True),
+    "committed": lambda n: at_commit(n, before=False),
+    "published": lambda n: at_pass(Publishing, "publish", n, before=False),
     "written": lambda n: at_pass(Target, "write", n, before=False),
     "closed": lambda n: at_pass(Target, "close", 1, before=False),
 }

@@ -12,9 +12,8 @@ import sys
 from typing import Any
 
 from busrep.core.writer import Writer
-from busrep.spark import sink_commit
-from busrep.stores import staging
-from busrep.stores.blocking_staging import StagingStore
+from busrep.spark import sink_commit, staging
+from busrep.spark.staging_store import StagingStore
 from tests.pipeline.sinks import Query, texts
 
 

@@ -15,8 +15,8 @@ from busrep import Stream
 from busrep.core.catchup import FetchUpdates
 from busrep.spark import secrets, sink, sink_commit
 from busrep.spark.sink import Staged, StreamSink, Task
-from busrep.stores.blocking import BlockingStore, complete, open_blocking_store
-from busrep.stores.plans import Plan, Sql
+from busrep.stores.blocking import BlockingStore, open_blocking_store
+from busrep.stores.plans import Plan, Sql, complete
 from busrep.streams import Registry
 from tests.shop import QUICK
 

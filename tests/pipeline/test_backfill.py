@@ -17,7 +17,7 @@ import pytest
 
 import busrep
 from busrep.errors import ConfigError, RowError, Unavailable
-from busrep.spark import backfilling, job
+from busrep.spark import backfilling, job, staging
 from busrep.spark.archive_rows import SCHEMA
 from busrep.spark.archive_store import Root
 from busrep.spark.backfill_plan import (
@@ -35,9 +35,8 @@ from busrep.spark.backfill_tasks import Derived, Seen, Staging, derived_rows
 from busrep.spark.backfilling import Backfill
 from busrep.spark.jobs import backfill
 from busrep.spark.sink_options import SinkOptions
+from busrep.spark.staging_store import SqliteStage, StagingStore
 from busrep.stores.blocking import open_blocking_store
-from busrep.stores.blocking_staging import SqliteStage, StagingStore
-from busrep.stores.sqlite.dialect import SqliteDialect
 from busrep.streams import Registry
 
 
@@ -327,7 +326,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
 
 STEPS: dict[str, tuple[Any, str]] = {
     "plan": (Root, "put"), "stage": (Staging, "write"), "add": (SqliteStage, "add"), "staged": (Backfill, "staged"),
-    "claim": (StagingStore, "claim"), "commit": (StagingStore, "commit"), "insert": (SqliteDialect, "insert_staged"),
+    "claim": (StagingStore, "claim"), "commit": (StagingStore, "commit"), "insert": (staging, "insert_staged"),
     "prove": (StagingStore, "heartbeat"),
 }  # fmt: skip
 

@@ -30,10 +30,11 @@ from busrep.spark.databases import Question, literal
 from busrep.spark.reading import read
 from busrep.spark.table import Table, absolute
 from busrep.streams import Registry, Stream
-from busrep.testing.servers import PostgresServer, start_postgres, start_replica
+from busrep.testing.servers import PostgresServer, start_postgres
 from tests.asyncio.bus_conformance import until
 from tests.shop import opened_store
 from tests.spark.source_facts import NOON, STREAMS, Item, Log, items, opened_log, trade, trades
+from tests.support.servers import start_replica
 
 pytestmark = pytest.mark.servers
 

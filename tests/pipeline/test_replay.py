@@ -24,11 +24,12 @@ from busrep.errors import CommitUnknown, ConfigError, Unavailable, WriterFenced
 from busrep.spark import replay_target
 from busrep.spark.replay_pace import CHUNK_ROWS, Chunks, OutOfOrder, Pace, facts_of
 from busrep.spark.replay_target import Target, Verbatim, mark_name, target_stream
-from busrep.stores.blocking import BlockingTransaction, open_blocking_store
+from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
-from busrep.sync.writing import Writing
+from busrep.sync.publishing import Publishing
 from tests.pipeline.replay_child import EPOCH, QUICK, STEPS, Task, fact, replayed
 from tests.shop import Order
+from tests.transactions import Method, patch_transactions
 
 SECOND = 1_000_000
 STREAMS: list[busrep.Stream[Any]] = [busrep.Stream("orders"), busrep.Stream("payments")]
@@ -246,19 +247,22 @@ def newest(url: str, stream: str, writer: str) -> int:
 def test_a_commit_without_an_answer_is_looked_up(
     committed: bool, url: str, redis_url: str, bus_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, real = some_rows(), BlockingTransaction.commit
+    rows = some_rows()
     failing = iter([False, True, False, True])
 
-    def commit(self: BlockingTransaction) -> None:
-        fail = next(failing, False)
-        if fail and not committed:
-            self.rollback()
-        else:
-            real(self)
-        if fail:
-            raise CommitUnknown(None, OSError("the answer was lost"))
+    def sometimes(real: Method) -> Method:
+        async def commit(transaction: Any) -> None:
+            fail = next(failing, False)
+            if fail and not committed:
+                await transaction.rollback()
+            else:
+                await real(transaction)
+            if fail:
+                raise CommitUnknown(None, OSError("the answer was lost"))
 
-    monkeypatch.setattr(BlockingTransaction, "commit", commit)
+        return commit
+
+    patch_transactions(monkeypatch, "commit", sometimes)
     replayed(Task(rows, redis_url, bus_name, url))
     assert next(failing, None) is None
     assert in_table(url) == expected(rows)
@@ -350,7 +354,7 @@ def test_in_memory_nothing_is_lost_silently(
 
     away = target()
     monkeypatch.setattr(replay_target, "pause_after", lambda *args: 0.0)
-    monkeypatch.setattr(Writing, "publish", lambda self, now=False: False)
+    monkeypatch.setattr(Publishing, "publish", lambda self, now=False: False)
     with pytest.raises(Unavailable, match="nothing else keeps it"):
         away.write([fact("orders", "w1", 1, "[1]")])
     monkeypatch.undo()

@@ -12,8 +12,8 @@ import pytest
 import busrep
 from busrep import Settings
 from busrep.errors import ConfigError, StagedRowsGone, Unavailable, WriterFenced
+from busrep.spark.staging_store import StagingStore
 from busrep.stores.blocking import open_blocking_store
-from busrep.stores.blocking_staging import StagingStore
 from busrep.streams import Registry, Table
 from tests.shop import QUICK
 

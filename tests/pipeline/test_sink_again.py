@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from busrep.errors import ConfigError, SchemaError, Unavailable
-from busrep.stores.blocking_staging import StagingStore
+from busrep.spark.staging_store import StagingStore
 
 pytest.importorskip("pyspark")
 

@@ -17,8 +17,8 @@ import pytest
 
 import busrep
 from busrep.errors import StagedRowsGone, Unavailable
+from busrep.spark.staging_store import StagingStore
 from busrep.stores.blocking import open_blocking_store
-from busrep.stores.blocking_staging import StagingStore
 from busrep.streams import Registry
 from busrep.testing.servers import PostgresServer, start_postgres
 from tests.shop import QUICK

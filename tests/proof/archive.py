@@ -27,9 +27,9 @@ from typing import Any
 import attrs
 
 from busrep.errors import BusrepError, ConfigError
-from busrep.testing.load import Log
 from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, start_redis
 from tests.proof.archive_table import fill, writers
+from tests.support.load import Log
 
 # What tells the executors of one run from others, and what they are.
 MARK = "BUSREP_ARCHIVE_RUN"

@@ -12,7 +12,7 @@ from busrep.errors import MissingExtra
 from busrep.options import BusOptions
 from busrep.stores import open_store
 from busrep.streams import Registry, Stream
-from busrep.testing.load import Log, mixed
+from tests.support.load import Log, mixed
 
 NAME = "archive-test"
 EVENTS = Stream[Any]("events")

@@ -19,8 +19,8 @@ from typing import Any
 import attrs
 import orjson
 
-from busrep.testing.children import end_with_parent
 from tests.proof.sim.run import Outcome, Scenario, draw, shrink, simulate
+from tests.support.children import end_with_parent
 
 # Seeds that a worker process takes at a time.
 CHUNK = 20

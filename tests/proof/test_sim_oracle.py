@@ -46,7 +46,7 @@ class Run:
             for number, name in ((2, "r"), (3, "x"), (4, "l")):
                 record.handled.append(Handled(n + 0.9, name, number, E, KEY, [(n, row(n))]))
                 record.samples.append(Sample(n + 0.95, name, number, E, KEY, n, "position"))
-            record.upto.append(Upto(n + 0.6, E, "orders", n))
+            record.upto.append(Upto(n + 0.6, E, "orders", n, "r", 2))
 
     def handled(self, role: str, token: int) -> int:
         """The place of what this role noted of a fact."""
@@ -158,10 +158,6 @@ def waited(run: Run) -> None:
     run.record.samples.append(Sample(2.5, "l", 4, E, KEY, 2, "wait_for"))
 
 
-def upto(run: Run) -> None:
-    run.record.upto.append(Upto(2.5, E, "orders", 3))
-
-
 def linear(run: Run) -> None:
     run.record.upto.append(Upto(2.5, E, "orders", 3, "r", 2))
 
@@ -218,14 +214,12 @@ def presence_inverted(run: Run) -> None:
         (twice, "exactly once, in order"),
         (unsaved, "exactly once, in order"),
         (late_commit, "what is announced is complete"),
-        (late_commit, "below the persisted_upto all is complete"),
         (silent_span, "no row in a POSITION's span"),
         (thin_frame, "a frame carries every row of its span"),
         (other_bytes, "the same bytes everywhere"),
         (sent_early, "no row before its COMMIT"),
         (ahead, "position means handled"),
         (waited, "wait_for means handled"),
-        (upto, "below the persisted_upto all is complete"),
         (linear, "below the linear position all is complete"),
         (zombie, "one live incarnation per writer"),
         (noted, "settles"),

@@ -13,8 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from busrep.errors import Unavailable
 from busrep.links.redis import RedisLink
 from busrep.settings import Settings
-from busrep.testing.virtual import Process, run
 from tests.proof.sim.redis import RedisPath, SimConnection, SimRedis
+from tests.proof.sim.virtual import Process, run
 
 SETTINGS = Settings(heartbeat=1.0, redis_timeout=1.0, retry_min=0.05, retry_max=0.2, silent_after_beats=3)
 

@@ -35,13 +35,13 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
-from busrep.stores import bootstraps, claims, facts, open_store, readers
+from busrep.stores import bootstraps, claims, facts, fencing, open_store, readers
 from busrep.stores.backing import backing_of
 from busrep.stores.interface import Claim
 from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step
 from busrep.stores.postgres.dialect import PostgresDialect, sequence_name
 from busrep.streams import Registry, Stream
-from busrep.testing import virtual
+from tests.proof.sim import virtual
 from tests.proof.sim.database import Path, SimConnection, SimDatabase, SimError
 from tests.proof.sim.statements import known
 from tests.proof.sim.store import SimStore
@@ -129,9 +129,9 @@ class OnPostgres:
         return connection
 
     async def run(self, connection: Any, steps: tuple[Step, ...]) -> Answers:
-        from busrep.stores.postgres.store import execute_async
+        from busrep.stores.postgres.store import execute_steps
 
-        return await execute_async(connection, steps)
+        return await execute_steps(connection, steps)
 
     async def settled(self, connection: Any, task: asyncio.Task[Any]) -> None:
         async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as watch:
@@ -258,7 +258,7 @@ def begun_steps() -> tuple[Step, ...]:
     return tuple(one for one in steps if isinstance(one, Sql))
 
 
-FENCE = step(claims._fence(DIALECT, "w1", 1, 10), "UPDATE")
+FENCE = step(fencing._fence(DIALECT, "w1", 1, 10), "UPDATE")
 WIN = step(claims._win(DIALECT, "w9", [ORDERS], 10, 7), "INSERT INTO busrep_writers")
 WIN_BACK = step(claims._win(DIALECT, "w1", [ORDERS], 10, 7), "INSERT INTO busrep_writers")
 REGISTER = step(claims._win(DIALECT, "w9", [ORDERS], 10, 7), "INSERT INTO busrep_positions")
@@ -267,7 +267,7 @@ FINISH = Sql(
     "UPDATE busrep_positions SET position = ?, registered = FALSE, finished = ? WHERE stream = ? AND writer = ?",
     (9, 1, "orders", "w1"),
 )
-FINALS = step(claims._finals(DIALECT, {}, "w1", 1, 10), "SELECT 1 FROM busrep_writers")
+FINALS = step(fencing._finals(DIALECT, {}, "w1", 1, 10), "SELECT 1 FROM busrep_writers")
 REPEATABLE = Sql("BEGIN ISOLATION LEVEL REPEATABLE READ")
 KNOWN = Sql("SELECT stream, writer, position FROM busrep_positions WHERE registered")
 IDS = DIALECT.next_ids("orders", 2)
@@ -283,8 +283,8 @@ FLOOR = Sql(
     ("orders", "w1"),
 )
 READER = step(readers.register(DIALECT, "r2", {("orders", "w1"): 4}, "e" * 32), "INSERT")
-LOAD = step(readers.load("r"), "SELECT stream, writer")
-BEGUN = step(readers.load("r"), "SELECT stream, id")
+LOAD = step(readers.load(DIALECT, "r"), "SELECT stream, writer")
+BEGUN = step(readers.load(DIALECT, "r"), "SELECT stream, id")
 BOOTSTRAP = begun_steps()
 LOADED = Sql("UPDATE busrep_bootstraps SET state = ? WHERE reader = ?", ("draining", "r"))
 SLOW = DIALECT.lock_timeout(0.05)[0]
@@ -1022,7 +1022,7 @@ from unittest import mock
 from busrep import Settings
 from busrep.stores import planned, schema
 from busrep.streams import Registry, Stream
-from busrep.testing import virtual
+from tests.proof.sim import virtual
 from tests.proof.sim.database import Path, SimDatabase
 from tests.proof.sim.store import SimStore
 

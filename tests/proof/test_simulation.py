@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from busrep.asyncio.writing import WriterSession
-from busrep.core.reader import Reader
+from busrep.core.progress import Progress
+from busrep.runtime.session import WriterSession
 from busrep.stores.plans import Plan
 from tests import DATA, ROOT
 from tests.proof.sim.run import Scenario, draw, shrink, simulate
@@ -144,14 +144,12 @@ def test_a_scenario_is_itself_again_after_json() -> None:
 @pytest.mark.slow
 def test_a_bug_is_found_and_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chain check left out: POSITION is taken for granted, as if nothing could be lost on a live link."""
-    whole = Reader._position
+    whole = Progress._position
 
-    def trusting(self: Reader, progress: object, prev: int, new: int) -> None:
-        if progress.heard:  # type: ignore[attr-defined]
-            prev = min(prev, progress.position)  # type: ignore[attr-defined]
-        whole(self, progress, prev, new)  # type: ignore[arg-type]
+    def trusting(self: Progress, prev: int, new: int) -> None:
+        whole(self, min(prev, self.position) if self.heard else prev, new)
 
-    monkeypatch.setattr(Reader, "_position", trusting)
+    monkeypatch.setattr(Progress, "_position", trusting)
     for seed in range(200):
         outcome = simulate(seed)
         if outcome.violations:

@@ -25,12 +25,13 @@ import busrep.sync
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.streams import Stream
-from busrep.testing.servers import RedisServer, SentinelServer, start_redis, start_sentinel
+from busrep.testing.servers import RedisServer, start_redis
 from tests import ROOT
 from tests.proof.soak.faults import FAULTS
 from tests.proof.soak.ledger import Anew, Committed, Entry, Gone, Handled, Ledger, RolledBack, Started, read_ledger
 from tests.proof.soak.run import Options, Soak, draws
 from tests.proof.soak.verdict import Content, Key, Verdict, judge_effects, judge_reader, judge_writer
+from tests.support.servers import SentinelServer, start_sentinel
 
 # -- the judge ------------------------------------------------------------------------------------
 

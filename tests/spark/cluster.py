@@ -19,7 +19,7 @@ import pytest
 
 from busrep.spark.java import find_java
 from busrep.testing.processes import POLL, ServerProcess
-from busrep.testing.servers import _start_on_a_port
+from busrep.testing.servers import start_on_a_port
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -192,7 +192,7 @@ def started_cluster(workers: int = 2) -> Iterator[Cluster]:
                 environment=environment,
             )
             stack.callback(daemon.close)
-            _start_on_a_port(daemon, None)
+            start_on_a_port(daemon)
             return daemon
 
         daemon = start("master", "master.Master", "New state: ALIVE")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from busrep import Stream
-from busrep.cli.pipeline_signals import PATIENCE
+from busrep.spark.interrupts import PATIENCE
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from tests.proof.archive import DRIVER_KILLS, EXECUTOR_KILL, Options, run

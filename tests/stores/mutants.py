@@ -23,8 +23,6 @@ SECRETS = "asyncio/test_secrets.py::test_"
 SESSIONS_ENDED = "asyncio/test_sessions_ended.py::test_"
 SIMULATION = "proof/test_simulation.py::test_"
 SIM_STORE = "proof/test_sim_store.py::test_"
-SINK = "pipeline/test_sink.py::test_"
-SINK_AGAIN = "pipeline/test_sink_again.py::test_"
 SNAPSHOTS_POSTGRES = "stores/test_snapshots_postgres.py::test_"
 SNAPSHOTS_STORE_SQLITE = "stores/test_snapshots_store.py::TestSqlite::test_"
 STORES_POSTGRES = "stores/test_stores.py::TestPostgres::test_"
@@ -109,7 +107,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "heartbeat.body",
                 """\
         if not answers[0]:
-            raise WriterFenced(held.writer, held.incarnation)
+            raise WriterFenced(claim.writer, claim.incarnation)
         given =\
 """,
                 "        given =",
@@ -273,16 +271,16 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What the silent writer commits while the fence waits for it lies above its final position: lost.",
         edits=(
             Edit(
-                "claims.finish",
-                "    fenced = yield from _or_blocked(dialect, writer, in_transaction(_fence(",
+                "fencing.finish",
+                "    fenced = yield from or_blocked(dialect, writer, in_transaction(_fence(",
                 """\
     early: dict[str, int] = {}
     for stream, backing in backings.items():
         early[stream] = yield from _final_position(dialect, backing, stream, writer, 0)
-    fenced = yield from _or_blocked(dialect, writer, in_transaction(_fence(""",
+    fenced = yield from or_blocked(dialect, writer, in_transaction(_fence(""",
             ),
             Edit(
-                "claims.finish",
+                "fencing.finish",
                 "    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds))\n",
                 "    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds, early))\n",
             ),
@@ -313,12 +311,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer that was merely slow commits below the final position that was taken of it: lost.",
         edits=(
             Edit(
-                "_fence",
+                "fencing._fence",
                 '"UPDATE busrep_writers SET incarnation = incarnation + 1, finished = incarnation "\n',
                 '"UPDATE busrep_writers SET finished = incarnation "\n',
             ),
             Edit(
-                "_fence",
+                "fencing._fence",
                 "            (writer, incarnation + 1, incarnation, incarnation, incarnation - 1),\n",
                 "            (writer, incarnation, incarnation, incarnation, incarnation - 1),\n",
             ),
@@ -353,8 +351,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "PostgresStore._read",
-                "self._run(connection, plan, self.settings.fetch_timeout + wait)\n",
-                "self._run(connection, plan)\n",
+                "self.run_on(connection, plan, self.settings.fetch_timeout + wait)\n",
+                "self.run_on(connection, plan)\n",
             ),
         ),
         checks=(FAULTS + "a_save_without_an_answer_does_not_deafen_a_reader",),
@@ -365,7 +363,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A link at whose other end is nobody: the fact never comes into doubt, and its stream stands still.",
         edits=(
             Edit(
-                "ServerTransaction.commit",
+                "ServerTransaction._commit_in_time",
                 "timeout(self.store.settings.fetch_timeout):\n                await asyncio.shield(committing)",
                 "timeout(None):\n                await asyncio.shield(committing)",
             ),
@@ -379,8 +377,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "ServerTransaction.rollback",
-                "self._run(_rollback(), self.store.settings.fetch_timeout)",
-                "self._run(_rollback())",
+                "self._run(only(Control.ROLLBACK), self.store.settings.fetch_timeout)",
+                "self._run(only(Control.ROLLBACK))",
             ),
         ),
         checks=(FAULTS + "the_end_of_a_fact_without_an_answer_holds_up_no_other[ROLLBACK does not arrive]",),
@@ -814,7 +812,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Two readers finish a silent process one after the other: it cannot win its name back.",
         edits=(
             Edit(
-                "_fence",
+                "fencing._fence",
                 """\
             "WHERE writer = ? AND incarnation = ? AND coalesce(finished, -1) <> ?",
             (writer, incarnation, incarnation - 1),
@@ -826,20 +824,6 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             ),
         ),
         checks=(SYNC_STORES + "a_name_is_won_back_though_it_was_finished_by_two[sqlite]",),
-    ),
-    Mutant(
-        name="an-answered-commit-is-taken-back",
-        rule="9.1",
-        harm="A time limit strikes between COMMIT's answer and its booking: the fact is announced as none.",
-        edits=(
-            Edit(
-                "BlockingTransaction.commit",
-                "        except BusrepError:\n            self.in_doubt = False\n            raise\n",
-                "        except BusrepError:\n            self.in_doubt = False\n            raise\n"
-                "        self.in_doubt = False\n",
-            ),
-        ),
-        checks=(RACES + "a_fact_interrupted_after_its_commit_is_never_announced_as_none",),
     ),
     Mutant(
         name="an-interrupted-thread-keeps-its-turn",
@@ -860,7 +844,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="On SQLite an ID is reserved in what is left of a beat, and taken back with it: it is given out twice.",
         edits=(
             Edit(
-                "BlockingSqliteStore.writing",
+                "FileStore.writing",
                 """\
         with translating(self.path):
             if connection.in_transaction:  # of a thread that was interrupted in it
@@ -879,7 +863,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             Edit(
                 "begin.body",
                 ", Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
-                ")\n",
+                ",)\n",
             ),
         ),
         checks=(SNAPSHOTS_POSTGRES + "a_prune_that_began_before_the_bootstrap_ends_before_it",),
@@ -910,13 +894,6 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             ),
         ),
         checks=(SNAPSHOTS_POSTGRES + "a_save_that_comes_while_a_bootstrap_begins_is_refused[READ COMMITTED]",),
-    ),
-    Mutant(
-        name="a-joined-snapshot-is-young-again",
-        rule="9",
-        harm="Readers that come one after the other all load the oldest state, and the server can clean nothing up.",
-        edits=(Edit("PostgresSnapshots._share", "        if joined is not None:\n", "        if False:\n"),),
-        checks=(SNAPSHOTS_POSTGRES + "a_snapshot_is_joined_for_a_while_whoever_has_joined_it",),
     ),
     Mutant(
         name="a-bootstrap-begins-below-the-floor",
@@ -979,37 +956,17 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(SNAPSHOTS_POSTGRES + "a_replica_gives_what_it_has_proven",),
     ),
     Mutant(
-        name="another-s-snapshot-is-believed",
-        rule="9",
-        harm="A snapshot's name that is left over is of another by now: rows are missing in what is loaded from it.",
-        edits=(
-            Edit(
-                "PostgresSnapshots._shared",
-                "                if log.floors == agreement.floors and snapshots.still(agreement, log):\n",
-                "                if log is not None:\n",
-            ),
-        ),
-        checks=(SNAPSHOTS_POSTGRES + "a_name_that_the_server_has_used_again_is_not_believed",),
-    ),
-    Mutant(
         name="parts-of-other-states",
         rule="9",
-        harm="A part is loaded from the table as it is by then: what was pruned meanwhile is missing, and nobody told.",
+        harm="A part is read in a later state than it was checked in: what was pruned is missing, and nobody told.",
         edits=(
             Edit(
-                "PostgresSnapshots._loader",
-                "            await self._import(connection, held.name)\n",
-                '            await connection.execute(b"BEGIN")\n',
+                "PlannedSnapshots.checked",
+                "read_log(self.dialect, backing.stream, Control.SNAPSHOT)",
+                "read_log(self.dialect, backing.stream, Control.BEGIN)",
             ),
         ),
-        checks=(SNAPSHOTS_POSTGRES + "what_is_pruned_while_it_is_loaded_is_loaded_all_the_same",),
-    ),
-    Mutant(
-        name="a-copy-that-fails-is-a-short-part",
-        rule="9.10",
-        harm="The server ends a COPY in its middle: the rest of the part is never applied.",
-        edits=(Edit("copy._end", "    if failed is not None:\n        raise _problem(failed)\n", ""),),
-        checks=(SNAPSHOTS_POSTGRES + "a_failing_copy_is_no_short_part",),
+        checks=(SNAPSHOTS_POSTGRES + "a_part_is_of_the_state_in_which_it_was_checked",),
     ),
     Mutant(
         name="deleted-rows-are-not-the-newest",
@@ -1023,85 +980,6 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             ),
         ),
         checks=(STORES_SQLITE + "the_newest_rows_of_all_writers",),
-    ),
-    # -- the sink of Spark ---------------------------------------------------------------------------------------------
-    Mutant(
-        name="staged-rows-are-not-counted",
-        rule="9.1",
-        harm="A crash of the server empties the staging table: the batch counts as written, without rows.",
-        edits=(
-            Edit(
-                "staging._commit",
-                "    if count != batch.rows:\n",
-                "    if False:\n",
-            ),
-        ),
-        checks=(SINK + "missing_rows_are_noticed[sqlite]",),
-    ),
-    Mutant(
-        name="staged-rows-of-any-attempt",
-        rule="4",
-        harm="A task that was killed or ran twice writes its rows beside those of the attempt that counts.",
-        edits=(
-            Edit(
-                "SqliteDialect.insert_staged",
-                'query = ? AND attempt IN (SELECT value FROM json_each(?))"',
-                'query = ? AND ? IS NOT NULL"',
-            ),
-        ),
-        checks=(SINK + "attempts_that_nobody_names_leave_nothing[sqlite]",),
-    ),
-    Mutant(
-        name="a-gap-of-batches",
-        rule="9.2",
-        harm="The database was restored: the batches that it lost are passed over without a word.",
-        edits=(
-            Edit(
-                "is_done",
-                "    if batch.number > found.number + 1:\n",
-                "    if False:\n",
-            ),
-        ),
-        checks=(SINK + "numbers_that_mean_another_batch_are_refused[sqlite]",),
-    ),
-    Mutant(
-        name="a-database-of-no-batches",
-        rule="9.2",
-        harm="The database was restored to before the query, or is another one: what it wrote is missing there.",
-        edits=(
-            Edit(
-                "is_done",
-                "        if batch.number > batch.first:\n",
-                "        if False:\n",
-            ),
-        ),
-        checks=(SINK_AGAIN + "a_database_that_knows_nothing_of_the_batches_before[sqlite-named0]",),
-    ),
-    Mutant(
-        name="a-batch-is-its-number",
-        rule="4",
-        harm="The checkpoint is an older copy: what came since into the batch of that number is lost.",
-        edits=(
-            Edit(
-                "is_done",
-                "    if batch.number == found.number and batch.rows != found.rows:\n",
-                "    if False:\n",
-            ),
-        ),
-        checks=(SINK_AGAIN + "a_checkpoint_older_than_the_database[sqlite]",),
-    ),
-    Mutant(
-        name="the-next-batch-is-cleared",
-        rule="9.4",
-        harm="A driver that hangs behind its successor takes what that one has staged.",
-        edits=(
-            Edit(
-                "_clear",
-                'WHERE query = ? AND batch <= ?"',
-                'WHERE query = ? AND batch >= coalesce(?, 0)"',
-            ),
-        ),
-        checks=(SINK + "what_is_staged_for_the_next_batch_stays[sqlite]",),
     ),
     Mutant(
         name="a-session-that-the-server-ended-is-a-bug",
@@ -1237,7 +1115,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A second standby that lacks what the first one committed gives the IDs again that were left out there.",
         edits=(
             Edit(
-                "claims._failovers",
+                "failover._failovers",
                 "max(1, min(int(later, 16) - int(timeline, 16), FAILOVERS)) if system == same else 1",
                 "1",
             ),
@@ -1263,7 +1141,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="The second of two claims that a failover lost has the number of the name's next one: both hold it.",
         edits=(
             Edit(
-                "_leave_out_incarnations",
+                "leave_out_incarnations",
                 "max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND))",
                 "max(clock, int(highest))",
             ),
@@ -1291,7 +1169,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-restored-log-has-no-server-before-the-first-claim",
         rule="9.23",
         harm="A failover between 'db restored' and the first claim passes unnoticed: IDs are given again.",
-        edits=(Edit("restored.body", "{dialect.server or EMPTY} WHERE", "{EMPTY} WHERE"),),
+        edits=(Edit("restored.body", "{dialect.server or no_server} WHERE", "{no_server} WHERE"),),
         checks=(
             FAILOVER + "a_restore_that_is_declared_notes_the_server_anew",
             SIMULATION + "what_the_simulator_found_stays_mended[failed-over-before-the-first-claim]",
@@ -1312,14 +1190,14 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="claims-that-a-failover-lost-may-be-above-later-ones",
         rule="9.11",
         harm="After a failover a writer's incarnations are lower: readers are deaf to its streams in memory for beats.",
-        edits=(Edit("_leave_out_ids", "        yield from _leave_out_incarnations(dialect, clock)\n", ""),),
+        edits=(Edit("_leave_out_ids", "        yield from leave_out_incarnations(dialect, clock)\n", ""),),
         checks=(FAILOVER + "claims_behind_a_failover_are_above_those_that_it_lost",),
     ),
     Mutant(
         name="as-many-incarnations-are-left-out-whatever-was-lost",
         rule="9.11",
         harm="A failover loses the note of the one before: two claims get one number, readers are deaf to the second.",
-        edits=(Edit("_leave_out_incarnations", "int(seconds * PER_SECOND)", "0"),),
+        edits=(Edit("leave_out_incarnations", "int(seconds * PER_SECOND)", "0"),),
         checks=(
             FAILOVER + "incarnations_rise_whatever_is_taken_back",
             SIMULATION + "what_the_simulator_found_stays_mended[a-lost-incarnation-is-given-again]",
@@ -1329,7 +1207,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="claims-that-a-restore-lost-may-be-above-later-ones",
         rule="9.11",
         harm="The same behind a restore.",
-        edits=(Edit("restored.body", "        yield from _leave_out_incarnations(dialect, now)\n", ""),),
+        edits=(Edit("restored.body", "        yield from leave_out_incarnations(dialect, now)\n", ""),),
         checks=(
             STORES_SQLITE + "9_11_claims_behind_a_restore_are_above_those_that_it_lost",
             STORES_POSTGRES + "9_11_claims_behind_a_restore_are_above_those_that_it_lost",
@@ -1342,7 +1220,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "restored.body",
-                "            Sql(f\"UPDATE busrep_meta SET value = {dialect.server or EMPTY} WHERE key = 'server'\"),",
+                '            Sql(f"UPDATE busrep_meta SET value = {dialect.server or no_server} '
+                "WHERE key = 'server'\"),",
                 "",
             ),
         ),
@@ -1397,14 +1276,14 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-bootstrap-is-begun-asynchronously",
         rule="9.22",
         harm="After a crash a reader goes on from its old positions, over a target that was emptied for a snapshot.",
-        edits=(Edit("bootstraps.begin.body", 'Sql(f"SELECT {dialect.durable}"), ', ""),),
+        edits=(Edit("bootstraps.begin.body", "(*begin_durably(dialect), ", "(Control.BEGIN, "),),
         checks=(DURABLE_POSITIONS + "what_a_reader_began_outlives_a_crash[a bootstrap]",),
     ),
     Mutant(
         name="readers-are-registered-asynchronously",
         rule="9.22",
         harm="After a crash a reader that began with the newest rows begins anew: it misses those in between.",
-        edits=(Edit("readers._begin", ', Sql(f"SELECT {dialect.durable}"), *locks)', ", *locks)"),),
+        edits=(Edit("readers._begin", "(*begin_durably(dialect), *locks)", "(Control.BEGIN, *locks)"),),
         checks=(
             DURABLE_POSITIONS + "what_a_reader_began_outlives_a_crash[reading]",
             DURABLE_POSITIONS + "what_a_reader_began_outlives_a_crash[reading anew]",
@@ -1481,8 +1360,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
                 "self._idle() or (self._handed_out and await self._lock() != self.marker)",
                 "self._idle() or (self._callers and await self._lock() != self.marker)",
             ),
-            Edit("sqlite.store.SqliteTransaction.commit", "again=self._handed_out", "again=self._callers"),
-            Edit("BlockingSqliteTransaction.commit", "again=self._handed_out", "again=self._callers"),
+            Edit("base.SqliteTransaction.commit", "again=self._handed_out", "again=self._callers"),
         ),
         checks=(
             DRIVER_ERRORS + "a_transaction_that_is_ended_inside_the_block[postgres-asyncio-ours, and another]",
@@ -1572,7 +1450,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A ConfigError that says all is buried under two tracebacks of the driver.",
         edits=(
             Edit(
-                "run_sync",
+                "run_async",
                 "                problem = error\n            # Not while it is being handled here: it would be the "
                 "context of all that the plan raises by itself.\n            try:\n"
                 "                steps = plan.send(answers) if problem is None else plan.throw(problem)\n"
@@ -1694,7 +1572,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="An application that expects sqlite3.IntegrityError of its own statement does not catch it.",
         edits=(
             Edit(
-                "callers",
+                "files.callers",
                 "        raise (refused.reason if",
                 "        raise refused if True else (refused.reason if",
             ),
@@ -1718,12 +1596,12 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "SqliteStore._write",
-                "        self._role(0)\n        try:\n            await",
-                "        thread, connection = self._role(0)\n        try:\n            await",
+                "        self.check_open()\n",
+                "        connection = self.writing()\n",
             ),
             Edit(
                 "SqliteStore._write",
-                "            thread, connection = self._role(0)  # only now: it may have been closed meanwhile\n",
+                "            connection = self.writing()  # only now: it may have been closed meanwhile\n",
                 "",
             ),
         ),

@@ -19,7 +19,8 @@ import pytest
 from busrep.core.catchup import FetchUpdates
 from busrep.errors import BusrepError, CommitUnknown, ConfigError, StatementRefused, Unavailable, WriterFenced
 from busrep.stores import open_store
-from busrep.stores.blocking import open_blocking_store
+from busrep.stores.blocking import BlockingStore, open_blocking_store
+from busrep.stores.sqlite.base import Holder
 from busrep.streams import Registry
 from tests.asyncio.test_bus import Deployment, deployment, run
 from tests.shop import STREAMS
@@ -156,9 +157,9 @@ def test_an_error_of_the_application_s_at_commit_is_no_refusal(postgres_url: str
                 await done(transaction.begin())
                 await done(transaction.insert("orders", [(token, [["[1]"]], [b"[1]"])]))
                 await done(transaction.execute("NOTIFY shop"))
-                with pytest.raises((CommitUnknown, ValueError)) as caught:
+                # In threads a signal handler may raise in the same way: there the fact itself leaves that to the table.
+                with pytest.raises(ValueError if isinstance(store, BlockingStore) else CommitUnknown):
                     await done(transaction.commit())
-                assert isinstance(caught.value, CommitUnknown) or transaction.in_doubt
                 asked = [("orders", token)]
                 assert await done(store.outcome(claim, transaction.marker, asked)) == {asked[0]: [b"[1]"]}
 
@@ -250,12 +251,13 @@ def test_a_store_that_is_closed_while_a_write_waits(sqlite_url: str) -> None:
         store: Any = open_store(sqlite_url, Registry(STREAMS))
         await store.init()
         await store.open()
-        await store.acquire()
+        holder = Holder()
+        await store.turn.take(holder, 1)
         waiting = asyncio.ensure_future(store.reserve("orders", 1))
-        while not store.lock._waiters:
+        while not store.turn.lock._waiters:
             await asyncio.sleep(0)
         await store.close()
-        store.lock.release()
+        store.turn.leave(holder)
         with pytest.raises(Unavailable, match="not open"):
             await waiting
 

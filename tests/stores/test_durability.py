@@ -88,7 +88,8 @@ def test_no_fact_is_announced_that_a_crash_takes_back(
                         await connection.commit()
                         await writer.settle()
                 await reader.wait_for(orders, "w", last, timeout=30)
-            careless.restart("immediate")
+            careless.kill()
+            careless.start()
             with psycopg.connect(url) as connection:
                 rows = {row[0] for row in connection.execute("SELECT id FROM busrep_facts").fetchall()}
                 ahead = connection.execute("SELECT nextval('busrep_seq_orders')").fetchone()

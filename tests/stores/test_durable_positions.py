@@ -60,7 +60,8 @@ def test_no_position_is_saved_that_a_crash_takes_back(
                 last = await write(writer, number)
             await reader.wait_for(orders, "w", last, timeout=30)
             await until(lambda: saved(url) == last, timeout=30)
-            careless.restart("immediate")
+            careless.kill()
+            careless.start()
             assert saved(url) == last
             if how == "with the effects":
                 with psycopg.connect(url) as after:
@@ -99,5 +100,6 @@ def test_what_a_reader_began_outlives_a_crash(careless: PostgresServer, what: st
 
     url = asyncio.run(create(careless, f"began {what}".replace(" ", "_")))
     asyncio.run(begin(url))
-    careless.restart("immediate")
+    careless.kill()
+    careless.start()
     assert asyncio.run(found(url)) == ({key: 7}, what == "a bootstrap")

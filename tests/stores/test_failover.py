@@ -21,13 +21,14 @@ import pytest
 import busrep
 from busrep import sync
 from busrep.errors import CommitsLost, StatementRefused, Unavailable, WriterFenced
-from busrep.stores.claims import Home, _failovers
+from busrep.stores.failover import Home, _failovers
 from busrep.testing import virtual
 from busrep.testing.links import FaultyLink
 from busrep.testing.pair import MemoryDeployment
-from busrep.testing.servers import PostgresServer, start_postgres, start_replica
+from busrep.testing.servers import PostgresServer, start_postgres
 from tests.asyncio.test_bus import Deployment, run, until
 from tests.shop import QUICK, STREAMS, Order, opened_store, orders
+from tests.support.servers import start_replica
 
 from .test_durability import again, create, write
 
@@ -262,7 +263,7 @@ def test_an_idle_writer_s_position_outlives_a_failover(redis_url: str, bus_name:
                 await asyncio.to_thread(lambda: idle.subscribe(orders)(lambda batch: None))
 
             def session() -> Any:
-                return idle._writing if runtime == "asyncio" else idle._writing.session
+                return idle._writing if runtime == "asyncio" else idle._parts.writing.shared.session
 
             def position() -> int:
                 return int(session().core.positions()["orders"])

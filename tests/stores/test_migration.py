@@ -11,12 +11,12 @@ import pytest
 import busrep
 from busrep.core.snapshots import Agreement
 from busrep.errors import SchemaError
+from busrep.spark.staging import StagedBatch
+from busrep.spark.staging_store import StagingPlace, StagingStore, open_staging_store
 from busrep.stores import open_store, readers, schema
-from busrep.stores.blocking_staging import StagingPlace, StagingStore, open_staging_store
 from busrep.stores.plans import Plan, Sql
 from busrep.stores.postgres.dialect import PostgresDialect
 from busrep.stores.sqlite.dialect import SqliteDialect
-from busrep.stores.staging import StagedBatch
 from busrep.streams import Registry
 
 orders = busrep.Stream("orders")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -23,9 +24,9 @@ from busrep.stores.blocking import open_blocking_store
 from busrep.stores.plans import Control, Plan, Sql
 from busrep.stores.postgres.store import PostgresStore
 from busrep.streams import Registry, Stream
-from busrep.testing import servers
-from busrep.testing.servers import PostgresServer, start_postgres, start_replica
+from busrep.testing.servers import PostgresServer, start_postgres
 from tests.stores.store_conformance import page, read, row, sync, write
+from tests.support.servers import start_replica
 
 pytestmark = pytest.mark.servers
 
@@ -330,7 +331,7 @@ def test_without_pg_basebackup_it_says_so(
     servers_pair: tuple[PostgresServer, PostgresServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     primary, _ = servers_pair
-    monkeypatch.setattr(servers.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     left = set(primary.directory.parent.glob("busrep-replica-*"))
     with pytest.raises(ConfigError, match="no pg_basebackup"):
         start_replica(primary)

@@ -1,4 +1,4 @@
-"""The rights that the README grants suffice, and it grants none that nobody needs."""
+"""The rights that docs/guides/deploy.md grants suffice, and it grants none that nobody needs."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from psycopg import sql
 import busrep
 from busrep import Settings, Stream
 from busrep.errors import Unavailable
+from busrep.spark.staging import StagedBatch
+from busrep.spark.staging_store import StagingPlace, open_staging_store
 from busrep.stores import open_store
-from busrep.stores.blocking_staging import StagingPlace, open_staging_store
 from busrep.stores.interface import AsyncStore
-from busrep.stores.staging import StagedBatch
 from busrep.streams import Registry
 from tests import ROOT
 from tests.stores.store_conformance import read, sync, write
 
 pytestmark = pytest.mark.servers
 
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "deploy.md").read_text()
 SETTINGS = Settings(heartbeat=0.1, poison_after=0.0, retry_min=0.01, save_every=0.0, handler_retries=0)
 orders: Stream[list[object]] = Stream("orders")
 
 
 def granted() -> list[tuple[str, str, str]]:
     """(right, what on, role), one for each single right."""
-    block = re.search(r"```sql\n(GRANT .*?)```", README, re.DOTALL)
+    block = re.search(r"```sql\n(GRANT .*?)```", PAGE, re.DOTALL)
     assert block is not None
     found = []
     for line in re.findall(r"^GRANT .*$", block[1], re.MULTILINE):
@@ -84,7 +84,7 @@ GRANT, REVOKE = "GRANT {} ON {} TO {}", "REVOKE {} ON {} FROM {}"
 
 
 @sync
-async def test_buses_do_with_the_rights_of_the_readme(
+async def test_buses_do_with_the_rights_of_the_page(
     roles: dict[str, str], owner: Callable[[str, tuple[str, str, str]], None], redis_url: str, bus_name: str
 ) -> None:
     await open_store(roles["owner"], Registry([orders])).init()

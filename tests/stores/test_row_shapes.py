@@ -14,7 +14,8 @@ import busrep
 import busrep.sync
 from busrep import Stream
 from busrep.errors import RowClassMismatch, Unavailable
-from busrep.shapes import Field, dump, fields_of, includes, load, merged, type_text
+from busrep.row_types import Field, type_of
+from busrep.shapes import dump, includes, load, merged
 from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
@@ -56,7 +57,7 @@ def shop(*classes: Any) -> Registry:
     ],
 )  # fmt: skip
 def test_a_type_has_one_text(annotation: Any, text: str) -> None:
-    assert type_text(annotation) == text
+    assert type_of(annotation).text == text
 
 
 @pytest.mark.parametrize(
@@ -90,15 +91,15 @@ def test_fields_are_read_from_the_class_and_kept_as_text() -> None:
         note: str | None = None
         made: int = attrs.field(init=False, default=0)
 
-    fields = fields_of(Stream("orders", Row))
+    fields = Stream("orders", Row).fields
     assert fields == (Field("number", "int", False), Field("when", "any", False), Field("note", "null | str", True))
     assert load(dump(fields)) == fields
-    assert fields_of(Stream("orders")) is None
+    assert Stream("orders").fields is None
     assert load(None) is None
 
 
 def fields(made: Any) -> Any:
-    return fields_of(Stream("orders", made))
+    return Stream("orders", made).fields
 
 
 @REFUSED

@@ -40,17 +40,17 @@ def test_one_position_that_cannot_be_saved_holds_up_no_other(on_postgres: Any, *
         async with on_postgres.bus(writer="w1") as writer, on_postgres.bus(reader="billing", settings=rarely) as reader:
             reader.subscribe(orders)(Seen())
             await reader.wait_for(orders, "w1", await write(writer, 1))
-            reading = reader._reading
+            reading = reader.reading
             reading.core.start_at("orders", BAD, 0)
             reading.core.progress["orders", BAD].queue.delivered = 5
             if registered:
-                reading._saved["orders", BAD] = 0
+                reading.saved.at["orders", BAD] = 0
             last = await write(writer, 2, 3)
             await reader.wait_for(orders, "w1", last)
-            await reading.save()
+            await reading.saver.save()
             assert list(reader.statistics()["reader"]["unsavable"]) == [f"orders {BAD}"]
             await reader.wait_for(orders, "w1", last := await write(writer, 4))
-            await reading.save()
+            await reading.saver.save()
         async with opened(on_postgres) as store:
             assert (await store.load_reader("billing")).positions["orders", "w1"] == last
 

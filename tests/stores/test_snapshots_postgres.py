@@ -1,4 +1,4 @@
-"""Snapshots out of PostgreSQL: exported ones, shared, limited over all processes, and what happens when one dies."""
+"""Snapshots out of PostgreSQL: limited over all processes, read beside pruning, and what happens when one dies."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 
 from busrep.core.snapshots import Agreement
 from busrep.errors import PositionTooOld, ReaderMoved, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.settings import Settings
 from busrep.stores import open_store
-from busrep.stores.postgres.copy import copy_out
-from busrep.stores.postgres.snapshots import SLOTS, STREAMS, PostgresSnapshots, _number
+from busrep.stores.postgres.snapshots import SLOTS
 from busrep.stores.postgres.store import PostgresStore
 from tests import ROOT
 from tests.stores import test_replica
@@ -85,34 +85,28 @@ def waiting_for_locks(url: str) -> int:
     return int(found[0][0])
 
 
-def coordinator(store: PostgresStore, agreement: Agreement) -> int:
-    return store._snapshots._held[agreement.id].coordinator.info.backend_pid
-
-
 # --- somebody dies
 
 
 @sync
-async def test_the_coordinator_dies_while_parts_are_loaded(postgres_url: str) -> None:
-    """What is under way goes on to its end, the next part needs another agreement, which is the same."""
-    async with opened(postgres_url) as store:
+async def test_a_place_is_lost_while_parts_are_loaded(postgres_url: str) -> None:
+    """The server ends the connection that has it: others may have it, and the parts are loaded all the same."""
+    async with opened(postgres_url, snapshots=1) as store:
         await some_facts(store, *(4000,) * 8)
         agreement = await store.agree("orders", part_rows=16_000)
         expected = await whole(store, agreement)
-        await store.leave(agreement)
-        agreement = await store.agree("orders", part_rows=16_000)
         async with aclosing(store.load(agreement, 0)) as pieces:
             first = await anext(pieces)
-            ask(postgres_url, "SELECT pg_terminate_backend(%s)", coordinator(store, agreement))
+            ask(postgres_url, "SELECT pg_terminate_backend(%s)", *snapshots_held(postgres_url))
             await until(lambda: not snapshots_held(postgres_url))
-            with pytest.raises(Unavailable, match="held the snapshot was lost"):
-                await text_of(store, agreement, 1)
+            again = await store.agree("orders", part_rows=7, again=agreement)
             first += b"".join([piece async for piece in pieces])
-        await store.leave(agreement)
-        again = await store.agree("orders", part_rows=7, again=agreement)
         assert again.same(agreement)
         assert first + await text_of(store, again, 1) == expected
+        await store.leave(agreement)
+        assert len(snapshots_held(postgres_url)) == 1
         await store.leave(again)
+        await until(lambda: not snapshots_held(postgres_url))
 
 
 @sync
@@ -132,27 +126,12 @@ async def test_a_connection_that_is_cut_in_the_middle_of_a_part(postgres_url: st
                 await anext(pieces)
                 ask(
                     postgres_url,
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'COPY (SELECT id%'",
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'FETCH %'",
                 )
                 async for _ in pieces:
                     pass
-        tiles(agreement, await text_of(store, agreement, 0))  # on another connection, in the same snapshot
+        tiles(agreement, await text_of(store, agreement, 0))  # on another connection, of the same snapshot
         await store.leave(agreement)
-
-
-@sync
-async def test_a_failing_copy_is_no_short_part(postgres_url: str) -> None:
-    """Rows came already when it failed."""
-    async with opened(postgres_url) as store, await store.connect() as connection:
-        copy = b"COPY (SELECT 1 / (1000 - i) FROM generate_series(1, 2000) AS i) TO STDOUT"
-        with pytest.raises(psycopg.errors.DivisionByZero):
-            async with aclosing(copy_out(connection, copy)) as pieces:
-                async for _ in pieces:
-                    pass
-        with pytest.raises(psycopg.errors.UndefinedTable):
-            await anext(copy_out(connection, b"COPY nowhere TO STDOUT"))
-        async with aclosing(copy_out(connection, b"COPY (SELECT 1) TO STDOUT")) as pieces:
-            assert [piece async for piece in pieces] == [b"1\n"]  # neither of them has spoilt the connection
 
 
 @sync
@@ -201,9 +180,6 @@ async def test_the_limit_is_of_all_processes_and_a_killed_one_counts_no_more(pos
             tiles(agreement, await whole(store, agreement))
 
 
-# --- sharing
-
-
 async def more(store: PostgresStore) -> None:
     """Positions move."""
     claim = await store.claim("w9", ["orders"], timeout=1)
@@ -211,128 +187,11 @@ async def more(store: PostgresStore) -> None:
     await store.heartbeat(claim, {"orders": token})
 
 
-@sync
-async def test_readers_share_one_snapshot(postgres_url: str) -> None:
-    async with opened(postgres_url) as one, opened(postgres_url) as other:
-        await some_facts(one, *(2, 3) * 6)
-        first = await one.agree("orders", part_rows=4)
-        await more(one)
-        second = await other.agree("orders", part_rows=4)
-        assert second.same(first)
-        assert second.rows == first.rows
-        await one.leave(first)  # the other has it still, on connections of its own
-        await one.prune(keep=0)
-        assert await whole(other, second) == await whole(other, second) != b""
-        third = await one.agree("orders", part_rows=4)  # rows behind its end are pruned by now: no use sharing
-        assert not third.same(second)
-        await one.leave(third)
-        await other.leave(second)
+# --- rights
 
 
 @sync
-async def test_those_who_come_at_once_agree_once(postgres_url: str) -> None:
-    async with opened(postgres_url, snapshots=8) as store:
-        await some_facts(store, *(2, 3) * 6)
-        await more(store)
-        agreements = await asyncio.gather(*(store.agree("orders", part_rows=4) for _ in range(8)))
-        assert len({one.digest for one in agreements}) == 1
-        assert len({one.id for one in agreements}) == 8
-        texts = await asyncio.gather(*(whole(store, one) for one in agreements))
-        assert set(texts) == {await fetched(store, agreements[0])}
-        for one in agreements:
-            await store.leave(one)
-
-
-@sync
-async def test_a_snapshot_is_joined_for_a_while_whoever_has_joined_it(postgres_url: str) -> None:
-    """Else readers that come one after the other would all have the oldest state, and keep the server from cleaning."""
-    async with opened(postgres_url) as store:
-        await some_facts(store, *(2, 3) * 6)
-        first = await store.agree("orders", part_rows=4)
-        await more(store)
-        ask(postgres_url, "UPDATE busrep_snapshots SET exported_at = exported_at - interval '40 seconds'")
-        second = await store.agree("orders", part_rows=4)
-        await store.leave(first)  # it lasts as long as one of them needs it
-        third = await store.agree("orders", part_rows=4)
-        assert second.same(first)
-        assert third.same(first)
-        ask(postgres_url, "UPDATE busrep_snapshots SET exported_at = exported_at - interval '21 seconds'")
-        fourth = await store.agree("orders", part_rows=4)
-        assert "w9" in fourth.positions
-        assert await whole(store, third) == await fetched(store, first)
-        for one in (second, third, fourth):
-            await store.leave(one)
-
-
-async def _left(store: PostgresStore, url: str, agreement: Agreement) -> None:
-    await store.leave(agreement)
-    await until(lambda: not snapshots_held(url))
-
-
-async def _old(store: PostgresStore, url: str, agreement: Agreement) -> None:
-    ask(url, "UPDATE busrep_snapshots SET exported_at = now() - interval '61 seconds'")
-
-
-async def _restored(store: PostgresStore, url: str, agreement: Agreement) -> None:
-    await store.restored()
-
-
-async def _garbage(store: PostgresStore, url: str, agreement: Agreement) -> None:
-    ask(url, "UPDATE busrep_snapshots SET agreement = '{}'")
-
-
-async def _no_name(store: PostgresStore, url: str, agreement: Agreement) -> None:
-    ask(url, "UPDATE busrep_snapshots SET snapshot = 'it''s none'")
-
-
-@pytest.mark.parametrize("spoil", [_left, _old, _restored, _garbage, _no_name])
-@sync
-async def test_what_cannot_be_shared_is_not(postgres_url: str, spoil: Any) -> None:
-    async with opened(postgres_url) as one, opened(postgres_url) as other:
-        await some_facts(one, *(2, 3) * 3)
-        first = await one.agree("orders", part_rows=4)
-        await more(one)
-        await spoil(one, postgres_url, first)
-        second = await other.agree("orders", part_rows=4)
-        assert second.epoch == await one.epoch()
-        assert not second.same(first)
-        assert "w9" in second.positions
-        assert await whole(other, second) == await fetched(other, second)
-        await other.leave(second)
-
-
-@sync
-async def test_a_name_that_the_server_has_used_again_is_not_believed(postgres_url: str) -> None:
-    """The row says more than that snapshot shows: it is of another."""
-    async with opened(postgres_url) as one, opened(postgres_url) as other:
-        await some_facts(one, *(1,) * 4)
-        old = await one.agree("orders", part_rows=2)
-        await more(one)
-        ask(postgres_url, "DELETE FROM busrep_snapshots")
-        new = await one.agree("orders", part_rows=2)
-        held = one._snapshots._held[old.id].name
-        ask(postgres_url, "UPDATE busrep_snapshots SET snapshot = %s", held)
-        agreement = await other.agree("orders", part_rows=2)
-        assert agreement.same(new)  # agreed anew, in a snapshot that shows all of it
-        assert await whole(other, agreement) == await fetched(one, new)
-        for one_of, store in ((old, one), (new, one), (agreement, other)):
-            await store.leave(one_of)
-
-
-@sync
-async def test_a_slow_one_is_not_waited_for(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("busrep.stores.postgres.snapshots.SHARE_WAIT", 0.05)
-    async with opened(postgres_url) as store:
-        await some_facts(store, 1)
-        with psycopg.connect(postgres_url, autocommit=True) as slow:
-            slow.execute("SELECT pg_advisory_lock(%s::int, %s::int)", (STREAMS, _number("orders")))
-            agreement = await store.agree("orders", part_rows=2)
-        assert agreement.rows == 1
-        await store.leave(agreement)
-
-
-@sync
-async def test_a_user_who_may_only_read_does_without_sharing(postgres_url: str) -> None:
+async def test_a_user_who_may_only_read_has_a_snapshot(postgres_url: str) -> None:
     user = f"only_{postgres_url.rpartition('_')[2]}"
     async with opened(postgres_url) as store:
         await some_facts(store, 1, 2)
@@ -344,7 +203,6 @@ async def test_a_user_who_may_only_read_does_without_sharing(postgres_url: str) 
             await reading.open()
             agreement = await reading.agree("orders", part_rows=2)
             assert await whole(reading, agreement) == await fetched(store, agreement)
-            assert ask(postgres_url, "SELECT * FROM busrep_snapshots") == []
             await reading.leave(agreement)
             await reading.close()
         finally:
@@ -355,22 +213,29 @@ async def test_a_user_who_may_only_read_does_without_sharing(postgres_url: str) 
 
 
 @sync
-async def test_what_is_pruned_while_it_is_loaded_is_loaded_all_the_same(postgres_url: str) -> None:
+async def test_a_part_is_of_the_state_in_which_it_was_checked(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is pruned once it is under way is loaded all the same; what was pruned before is gone, and it is told."""
     async with opened(postgres_url) as store:
         await some_facts(store, *(3,) * 20)
         agreement = await store.agree("orders", part_rows=10)
         expected = await text_of(store, agreement, 0)
-        await store.prune(keep=0)
-        ask(postgres_url, "VACUUM busrep_facts")
-        text = await whole(store, agreement)
-        tiles(agreement, text)
-        assert text.startswith(expected)
-        await store.leave(agreement)
-        again = await store.agree("orders", part_rows=10, again=agreement)
-        assert again.same(agreement)  # nothing behind its end is missing
+        run_on = store.run_on
+
+        async def pruned_behind(connection: Any, plan: Any, within: float | None = None) -> Any:
+            found = await run_on(connection, plan, within)
+            if connection.info.transaction_status == TransactionStatus.INTRANS:
+                await store.prune(keep=0)
+                ask(postgres_url, "VACUUM busrep_facts")
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "run_on", pruned_behind)
+            assert await text_of(store, agreement, 0) == expected
+        assert (await store.agree("orders", part_rows=10, again=agreement)).same(agreement)
         with pytest.raises(SnapshotGone):
-            await text_of(store, again, 0)
-        await store.leave(again)
+            await text_of(store, agreement, 0)
 
 
 @sync
@@ -443,7 +308,6 @@ async def test_bootstraps_and_prunes_in_any_order_leave_no_gap(postgres_url: str
                         pytest.fail(f"what follows {position} of {writer} was pruned")
             gone += not done
             ask(postgres_url, "DELETE FROM busrep_readers")
-            ask(postgres_url, "DELETE FROM busrep_snapshots")
             await store.leave(agreement)
         assert begun + gone == 12
 
@@ -543,17 +407,17 @@ async def test_a_serializable_or_latin_1_default_changes_nothing(postgres_url: s
 async def test_closing_while_one_agrees_leaves_nothing(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(postgres_url) as store:
         await some_facts(store, 1)
-        sharing, go_on = asyncio.Event(), asyncio.Event()
-        share = PostgresSnapshots._share
+        agreed, go_on = asyncio.Event(), asyncio.Event()
 
-        async def slow(*args: Any) -> None:
-            sharing.set()
+        async def slow(connection: Any) -> None:
+            await lock_slot(connection)
+            agreed.set()
             await go_on.wait()
-            await share(*args)
 
-        monkeypatch.setattr(PostgresSnapshots, "_share", slow)
+        lock_slot = store.snapshots._lock_slot
+        monkeypatch.setattr(store.snapshots, "_lock_slot", slow)
         agreeing = asyncio.create_task(store.agree("orders", part_rows=2))
-        await sharing.wait()
+        await agreed.wait()
         await store.close()
         go_on.set()
         with pytest.raises(Unavailable, match="not open"):
@@ -567,7 +431,6 @@ async def test_a_replica_gives_what_it_has_proven(pair: test_replica.Pair) -> No
         claim = await primary.claim("w1", ["orders"], timeout=1)
         (first,) = await write(primary, claim, 3)
         await primary.heartbeat(claim, {"orders": first})
-        shared = await primary.agree("orders", part_rows=2)  # a name that means nothing there
         pair.catch_up()
         pair.pause()
         (second,) = await write(primary, claim, 1)
@@ -576,12 +439,6 @@ async def test_a_replica_gives_what_it_has_proven(pair: test_replica.Pair) -> No
         assert agreement.positions == {"w1": first}
         assert await whole(replica, agreement) == await fetched(primary, agreement)
         await replica.leave(agreement)
-        await primary.leave(shared)
-        ahead = await primary.agree("orders", part_rows=3)
-        await primary.leave(ahead)
-        if not ahead.same(shared):  # 60 s are over on a slow machine
-            assert ahead.positions == {"w1": second}
-        ask(pair.primary, "DELETE FROM busrep_snapshots")
         ahead = await primary.agree("orders", part_rows=2)
         assert ahead.positions == {"w1": second}
         with pytest.raises(Unavailable, match="lags"):

@@ -1,6 +1,6 @@
 """Stores as sources of snapshots and keepers of bootstraps: the suite over all three, and what only databases can do.
 
-What is PostgreSQL's own (exported snapshots, sharing, limits across processes) is in test_snapshots_postgres.py.
+What is PostgreSQL's own (limits across processes, what dies) is in test_snapshots_postgres.py.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class TestSqlite(SqlConformance):
         shown = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["db", "status", "--store", url])
         assert shown.exit_code == 0, shown.output
         line = next(line for line in shown.output.splitlines() if "loading" in line)
-        for word in ("orders", "1/3", "4", "below the floor"):
+        for word in ("orders", "1 of 3", "4 ALARM", "below the floor"):
             assert word in line
 
     @sync

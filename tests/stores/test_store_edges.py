@@ -13,7 +13,7 @@ import pytest
 from busrep.errors import ClaimBlocked, SchemaError, Unavailable, WriterFenced
 from busrep.stores import CommitUnknown, claims, facts, open_store
 from busrep.stores.planned import PlannedStore
-from busrep.stores.sqlite import store as sqlite
+from busrep.stores.sqlite import base as sqlite
 from busrep.streams import Registry, Stream, Table
 from tests.stores.store_conformance import read, row, sync, write
 

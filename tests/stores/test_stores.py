@@ -696,7 +696,8 @@ class TestPostgres(SqlConformance, BootstrapConformance):
         async with self.opened(url) as store:
             claim = await store.claim("w1", ["orders"], timeout=1)
             await write(store, claim, 1, 1, 1)
-            postgres_server.restart("immediate")
+            postgres_server.kill()
+            postgres_server.start()
             found = None
             while found is None:
                 try:
@@ -945,7 +946,7 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             claim = await store.claim("w1", ["orders"], timeout=1)
             transaction = store.transaction(claim)
             await transaction.begin()
-            postgres_server.restart("fast")
+            postgres_server.restart()
             with pytest.raises(psycopg.Error):
                 await transaction.execute("SELECT 1")
             await transaction.rollback()

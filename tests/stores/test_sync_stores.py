@@ -19,7 +19,8 @@ import pytest
 
 from busrep.errors import ConfigError, SchemaError, Unavailable, WriterFenced
 from busrep.stores import AsyncStore, CommitUnknown
-from busrep.stores.blocking import BlockingStore, complete, open_blocking_store
+from busrep.stores.blocking import BlockingStore, open_blocking_store
+from busrep.stores.plans import complete
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer
@@ -258,7 +259,7 @@ def test_postgres_connections_are_bounded_and_one_that_is_lost_counts_no_more(
 ) -> None:
     monkeypatch.setattr("busrep.stores.postgres.blocking.POOL_WAIT", SHORT)
     with opened(postgres_url) as store:
-        pool = store.wrapped.held
+        pool = store.wrapped.transactions
         taken = [pool.take() for _ in range(pool._most)]
         with pytest.raises(Unavailable, match="in use"):
             pool.take()

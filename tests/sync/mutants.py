@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from tests.mutant import Edit, Mutant
 
-CLOCK_BEHIND = "asyncio/test_clock_behind.py::test_"
 EFFECTS = "asyncio/test_effects.py::test_"
 GOODBYE = "asyncio/test_goodbye.py::test_"
 LINK_LIFE = "links/test_link_life.py::test_"
 ONE_LINE = "links/test_one_line.py::test_"
 RACES = "sync/test_races.py::test_"
 SOAK = "proof/test_soak.py::test_"
-SYNC_CACHED = "caches/test_sync_cached.py::test_"
 TYPING = "test_typing.py::test_"
 WRITING = "sync/test_writing.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="an-answered-commit-is-taken-back",
+        rule="9.1",
+        harm="A time limit strikes between COMMIT's answer and its booking: the fact is announced as none.",
+        edits=(
+            Edit(
+                "sync.writing.Fact._leaves_doubt",
+                "        return isinstance(error, CommitUnknown) or not isinstance(error, BusrepError)\n",
+                "        return isinstance(error, CommitUnknown)\n",
+            ),
+        ),
+        checks=(RACES + "a_fact_interrupted_after_its_commit_is_never_announced_as_none",),
+    ),
     Mutant(
         name="a-writer-that-does-not-listen-stays-with-an-old-master",
         rule="9",
@@ -28,19 +39,6 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(SOAK + "a_writer_in_threads_does_not_stay_with_an_old_master",),
-    ),
-    Mutant(
-        name="a-doubt-is-noted-twice",
-        rule="9.1",
-        harm="Interrupted while it is noted, a fact in doubt is completed twice: the next write raises for no reason.",
-        edits=(
-            Edit(
-                "sync.writing.Fact._doubt",
-                "        self._booked = True\n        note(doubt)\n",
-                "        note(doubt)\n        self._booked = True\n",
-            ),
-        ),
-        checks=(RACES + "a_doubt_that_is_interrupted_while_it_is_noted_is_one_doubt[False]",),
     ),
     Mutant(
         name="an-end-that-is-interrupted-before-it-begins-is-none",
@@ -68,8 +66,8 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 "ReadingBus._epoch_changed",
                 """\
-            if writing.lost is not None:  # now, before anything is saved in the new log
-                self._reading.disown()
+            if writing.shared.lost is not None:  # now, before anything is saved in the new log
+                self.reading.disown()
 """,
                 "",
             ),
@@ -82,14 +80,14 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that lost its name, and begins to read, takes all that its successor writes for its own: lost.",
         edits=(
             Edit(
-                "Bus._make_reading_bus",
-                "        beside = None if self._writing is None or self._writing.lost is not None else self.writer\n",
-                "        beside = self.writer\n",
+                "Parts._make_reading_bus",
+                "None if self.writing is None or self.writing.shared.lost is not None else self._options.writer",
+                "self._options.writer",
             ),
             Edit(
-                "Bus._begin_reading",
-                "        if writing is not None and writing.lost is not None:  # meanwhile\n"
-                "            reading.disown()\n",
+                "Parts.begin_reading",
+                "            if self.writing is not None and self.writing.shared.lost is not None:  # meanwhile\n"
+                "                reading.disown()\n",
                 "",
             ),
         ),
@@ -105,19 +103,12 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "ReadingBus.__init__",
-                "            self._reading.own_starts = writing.starts\n",
-                "            claim = writing.session.claim\n"
-                "            self._reading.own_starts = {} if claim is None else claim.starts\n",
+                "            self.reading.own.starts = writing.shared.starts\n",
+                "            claim = writing.shared.session.claim\n"
+                "            self.reading.own.starts = {} if claim is None else claim.starts\n",
             ),
         ),
         checks=(RACES + "facts_of_an_earlier_incarnation_are_own_facts",),
-    ),
-    Mutant(
-        name="rows-in-memory-go-down-with-their-incarnation",
-        rule="9.11",
-        harm="A fact of a stream in memory ends after its writer began anew: nobody gets it, and nobody is told.",
-        edits=(Edit("Fact._complete", "        if not taken:\n            self._tell_what_is_gone()\n", ""),),
-        checks=(RACES + "a_fact_in_memory_whose_incarnation_has_ended_says_that_it_was_not_published",),
     ),
     Mutant(
         name="a-bus-that-others-are-opening-is-closed",
@@ -125,12 +116,25 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Of several threads that write first, at the same time, all but one are told that the bus is closed.",
         edits=(
             Edit(
-                "sync.bus.Bus._check_open",
-                '        if self._state in ("new", "opening"):\n',
-                '        if self._state == "new":\n',
+                "Lifetime.ensure_open",
+                '        if self.state in ("new", "opening"):\n',
+                '        if self.state == "new":\n',
             ),
         ),
         checks=(WRITING + "threads_that_use_it_first_at_once_open_it_once",),
+    ),
+    Mutant(
+        name="settle-publishes-only-what-it-asked-after-itself",
+        rule="9.1",
+        harm="bus.settle() returns although a fact that another thread asked after is not published yet.",
+        edits=(
+            Edit(
+                "SharedWriter.settle",
+                "        self.publishing.publish()  # another thread",
+                "        # another thread",
+            ),
+        ),
+        checks=(WRITING + "settle_publishes_what_another_thread_asked_after",),
     ),
     Mutant(
         name="who-asks-after-facts-is-told-that-the-name-is-lost",
@@ -138,32 +142,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="bus.settle() says 'restart this process' where its name was only finished, and is won back by itself.",
         edits=(
             Edit(
-                "sync.writing.Writing.settle",
-                "            self.live()  # perhaps it was finished for its silence alone",
+                "SharedWriter.settle",
+                "            self.shared.live()  # perhaps it was finished for its silence alone",
                 "            raise  # perhaps it was finished for its silence alone",
             ),
         ),
         checks=(RACES + "who_asks_after_facts_is_told_that_the_name_is_lost_only_if_it_is[finished]",),
-    ),
-    Mutant(
-        name="own-invalidations-of-threads-wait-for-their-echo",
-        rule="6",
-        harm="The same in a process of threads.",
-        edits=(
-            Edit(
-                "Writing._apply",
-                "                if payloads:\n                    self._on_invalidations(one.stream.name, payloads)\n",
-                "                pass\n",
-            ),
-        ),
-        checks=(SYNC_CACHED + "the_ways_to_invalidate",),
-    ),
-    Mutant(
-        name="a-writer-in-threads-stops-for-its-predecessor-s-clock",
-        rule="9.24",
-        harm="The same, in threads.",
-        edits=(Edit("Writing.taken", "elif now <= self._named_until and not has_log:", "elif False:"),),
-        checks=(CLOCK_BEHIND + "a_writer_goes_on_above_a_predecessor_that_it_hears[threads]",),
     ),
     Mutant(
         name="a-fenced-writer-in-threads-has-handled-its-successor-s-facts",
@@ -171,8 +155,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="wait_for of a fenced process in threads returns for facts of its successor that it has not handled.",
         edits=(
             Edit(
-                "Writing.is_successors",
-                " or self._guarded(session, lambda: session.is_successors(stream, token))",
+                "SharedWriter.is_successors",
+                " or self.shared.ask(lambda session: session.is_successors(stream, token))",
                 "",
             ),
         ),
@@ -211,7 +195,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The reference system takes a frame for its first line, and hears no row of a writer in threads.",
         edits=(
             Edit(
-                "Writing._publish_all",
+                "Publishing._publish_frames",
                 "data) for frame in frames for data in frame.messages]",
                 "frame.data) for frame in frames]",
             ),
@@ -224,8 +208,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="As with asyncio: the loss of its last message is never noticed.",
         edits=(
             Edit(
-                "sync.writing.Writing.close",
-                "            self._guarded(self.session, self.session.core.farewell)\n",
+                "Publishing.farewell",
+                "            self._shared.ask(lambda session: session.core.farewell())\n",
                 "",
             ),
         ),
@@ -235,9 +219,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-writer-of-threads-that-closes-keeps-its-name",
         rule="9.21",
         harm="As with asyncio: it is found silent, with a warning, and linear positions wait for it.",
-        edits=(
-            Edit("sync.writing.Writing.close", "        self._try(self._leave)\n", "        self._try(self.beat)\n"),
-        ),
+        edits=(Edit("SharedWriter.close", "        attempt(self._leave)\n", "        attempt(self.beat)\n"),),
         checks=(
             GOODBYE + "nobody_warns_of_a_writer_that_closed[sqlite_url-threads-redis]",
             GOODBYE + "the_final_position_is_behind_what_others_were_given[sqlite_url-threads]",

@@ -135,7 +135,7 @@ def test_a_handler_may_close_the_bus(deployment: Deployment) -> None:
             reader.close()
 
         write(writer, 1)
-        until(lambda: reader._state == "closed")
+        until(lambda: reader.state == "closed")
     with pytest.raises(Closed):
         reader.positions()
 
@@ -153,7 +153,7 @@ def test_who_waits_is_told_when_the_bus_closes(deployment: Deployment) -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    until(lambda: reader._reading is not None and reader.statistics()["reader"]["waiting"] == 1)
+    until(lambda: reader._parts.reading is not None and reader.statistics()["reader"]["waiting"] == 1)
     reader.close()
     waiting.join()
     assert told == [Closed]

@@ -137,7 +137,7 @@ def test_an_open_bus_is_the_parent_s_alone(scenario: Scenario, how: str) -> None
         first = write(bus, 1)
 
         def sessions():
-            pool = bus._blocking.wrapped.asked
+            pool = bus._parts.store.wrapped.questions
             with pool._lock:
                 return {{one.info.backend_pid for one in [*pool._idle, *pool._out]}}
 
@@ -149,7 +149,7 @@ def test_an_open_bus_is_the_parent_s_alone(scenario: Scenario, how: str) -> None
                 refused(call, parent, os.getpid())
             bus.close()  # which does nothing
             del calls
-            bus._writing = bus._reading = bus._blocking = bus._publisher = None
+            bus._parts = bus._life = bus._caching = None
             gc.collect()
 
         if "{how}" == "os.fork":
@@ -332,7 +332,8 @@ def test_ctrl_c_ends_a_process_that_writes_and_reads(scenario: Scenario) -> None
                 _, complaints = process.communicate(timeout=30)
             finally:
                 process.kill()
-        assert complaints.splitlines()[-1] == "KeyboardInterrupt"
+        # Behind it Python may name a coroutine that the signal kept from its first step.
+        assert "KeyboardInterrupt" in complaints.splitlines()
         assert process.returncode == -signal.SIGINT
         tokens = scenario.tokens()
         last = tokens[-1]

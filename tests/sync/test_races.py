@@ -8,25 +8,29 @@ import sqlite3
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
 import psycopg
 import pytest
 
-from busrep.core.commands import RemoteServerUp
+from busrep.core.application_commands import RemoteServerUp
 from busrep.errors import Closed, CommitUnknown, ConfigError, Unavailable, WaitTimeout, WriterFenced
 from busrep.stores import claims
-from busrep.stores.blocking import BlockingTransaction
+from busrep.stores.interface import FactLog
+from busrep.stores.planned import PlannedStore, writes
 from busrep.stores.postgres.blocking import Pool
-from busrep.stores.sqlite.blocking import Turn
+from busrep.stores.sqlite.blocking import ThreadTurn
+from busrep.sync.loop_thread import LoopThread
 from busrep.sync.publisher import Publisher
-from busrep.sync.reading import Reading, ReadingBus
+from busrep.sync.reading_bus import ReadingBus
 from busrep.sync.writing import Fact
 from busrep.testing.links import FaultyLink
 from tests.asyncio.bus_conformance import Seen, until
 from tests.shop import QUICK, Order, orders, typing
 from tests.sync.test_writing import Deployment, Interrupt, Wire, deployment, on_sqlite, silence, threads, wire, write
+from tests.transactions import Method, patch_transactions
 
 __all__ = ["deployment", "on_sqlite", "wire"]  # fixtures
 
@@ -103,10 +107,10 @@ def test_a_fenced_writer_waits_for_what_its_successor_wrote(
     """It is fenced, and whether another process has its name is being asked."""
     go_on = threading.Event()
     with deployment.bus() as former:
-        writing: Any = former._writing
-        given, seen = writing._store.claim, Seen()
+        writing: Any = former._parts.writing
+        given, seen = writing.shared.store.claim, Seen()
         monkeypatch.setattr(
-            writing._store, "claim", lambda *args, **options: go_on.wait(60) and given(*args, **options)
+            writing.shared.store, "claim", lambda *args, **options: go_on.wait(60) and given(*args, **options)
         )
         try:
             former.subscribe(orders)(seen)
@@ -115,7 +119,7 @@ def test_a_fenced_writer_waits_for_what_its_successor_wrote(
                 theirs = write(successor, 2)
                 with contextlib.suppress(WriterFenced):
                     writing.beat()
-                assert writing.session.fenced is not None
+                assert writing.shared.session.fenced is not None
                 former.wait_for(orders, "w1", mine, timeout=20)
                 with pytest.raises(WaitTimeout):
                     former.wait_for(orders, "w1", theirs, timeout=0.5)
@@ -179,9 +183,9 @@ def test_a_lost_name_is_told_of_without_remembering_who_was_told(deployment: Dep
             with pytest.raises(WriterFenced) as caught:
                 write(bus, 1)
             lengths.add(len(traceback.extract_tb(caught.value.__traceback__)))
-        assert bus._writing is not None
-        assert bus._writing.lost is not None
-        assert len(traceback.extract_tb(bus._writing.lost.__traceback__)) <= max(lengths)
+        assert bus._parts.writing is not None
+        assert bus._parts.writing.shared.lost is not None
+        assert len(traceback.extract_tb(bus._parts.writing.shared.lost.__traceback__)) <= max(lengths)
         with pytest.raises(WriterFenced) as caught:
             write(bus, 1)
         assert len(traceback.extract_tb(caught.value.__traceback__)) in lengths
@@ -202,16 +206,17 @@ def stepped_over(wire: Wire, token: int) -> list[str]:
 def test_a_fact_interrupted_after_its_commit_is_never_announced_as_none(
     deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = BlockingTransaction.commit
+    def interrupted(commit: Method) -> Method:
+        async def replaced(transaction: Any) -> None:
+            await commit(transaction)
+            monkeypatch.undo()
+            raise Interrupt
 
-    def interrupted(transaction: BlockingTransaction) -> None:
-        commit(transaction)
-        monkeypatch.undo()
-        raise Interrupt
+        return replaced
 
     with deployment.bus() as bus:
         first = write(bus, 1)
-        monkeypatch.setattr(BlockingTransaction, "commit", interrupted)
+        patch_transactions(monkeypatch, "commit", interrupted)
         with pytest.raises(Interrupt):
             write(bus, 2)
         last = write(bus, 3)
@@ -233,23 +238,24 @@ class Interrupting(list[Any]):
 def test_a_doubt_that_is_interrupted_while_it_is_noted_is_one_doubt(
     deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch, beats: bool
 ) -> None:
-    def unanswered(transaction: BlockingTransaction) -> None:
-        commit(transaction)
-        transaction.in_doubt = True
-        monkeypatch.undo()
-        raise CommitUnknown(transaction.marker, OSError())
+    def unanswered(commit: Method) -> Method:
+        async def replaced(transaction: Any) -> None:
+            await commit(transaction)
+            monkeypatch.undo()
+            raise CommitUnknown(transaction.marker, OSError())
 
-    commit = BlockingTransaction.commit
+        return replaced
+
     calm = attrs.evolve(QUICK, heartbeat=30.0)
     with deployment.bus(beats=beats, settings=calm) as bus:
         first = write(bus, 1)
-        assert bus._writing is not None
-        session = bus._writing.session
-        monkeypatch.setattr(BlockingTransaction, "commit", unanswered)
-        session._doubts = Interrupting()
+        assert bus._parts.writing is not None
+        session = bus._parts.writing.shared.session
+        patch_transactions(monkeypatch, "commit", unanswered)
+        session.doubts = Interrupting()
         with pytest.raises(Interrupt):
             write(bus, 2)
-        assert len(session._doubts) == 1
+        assert len(session.doubts) == 1
         bus.settle()
         last = write(bus, 3)
         assert wire.tokens(last) == [first, first + 1, last]
@@ -266,16 +272,16 @@ def test_a_transaction_may_be_told_to_have_ended_in_the_middle_of_asking_after_i
         with bus.write(orders, connection=connection) as fact:
             fact.add(Order(2, "joined"))
         connection.commit()
-        outcome = bus._blocking.outcome
+        outcome = bus._parts.store.wrapped.outcome
 
-        def collecting(*args: Any) -> Any:
+        async def collecting(*args: Any) -> Any:
             monkeypatch.undo()
             if ended:
                 silence(deployment)
             fact.ended()
-            return outcome(*args)
+            return await outcome(*args)
 
-        monkeypatch.setattr(bus._blocking, "outcome", collecting)
+        monkeypatch.setattr(bus._parts.store.wrapped, "outcome", collecting)
         with contextlib.suppress(WriterFenced):
             bus.settle()
         last = write(bus, 3)
@@ -291,16 +297,16 @@ def test_on_sqlite_an_interrupted_thread_keeps_no_turn(
 ) -> None:
     """A function is interrupted before its first step, also one that is called to tidy up."""
     main = threading.get_ident()
-    leave = Turn.leave
+    leave = ThreadTurn.leave
 
-    def interrupted(turn: Turn, holder: Any) -> None:
+    def interrupted(turn: ThreadTurn, holder: Any) -> None:
         if threading.get_ident() == main:
             monkeypatch.undo()
             raise Interrupt
         leave(turn, holder)
 
     with on_sqlite.bus(beats=beats) as bus:
-        monkeypatch.setattr(Turn, "leave", interrupted)
+        monkeypatch.setattr(ThreadTurn, "leave", interrupted)
         with pytest.raises(Interrupt) as caught:
             write(bus, 1)
         assert write(bus, 2)
@@ -336,10 +342,8 @@ def test_a_greenlet_that_is_killed_in_the_middle_of_a_fact(deployment: Deploymen
 def test_on_sqlite_an_interrupted_thread_leaves_no_transaction(
     on_sqlite: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heartbeat = claims.heartbeat
-
     def interrupted(*args: Any) -> Any:
-        plan = heartbeat(*args)
+        plan = claims.heartbeat(*args)
         yield from ()
         answers = yield next(plan)  # BEGIN
         plan.send(answers)
@@ -348,10 +352,10 @@ def test_on_sqlite_an_interrupted_thread_leaves_no_transaction(
 
     with on_sqlite.bus(beats=False) as bus:
         write(bus, 1)
-        assert bus._writing is not None
-        monkeypatch.setattr(claims, "heartbeat", interrupted)
+        assert bus._parts.writing is not None
+        monkeypatch.setattr(PlannedStore, "heartbeat", writes(FactLog.heartbeat, interrupted))
         with pytest.raises(Interrupt):
-            bus._writing.beat()
+            bus._parts.writing.beat()
         assert write(bus, 2, 3) == 3
         assert list(on_sqlite.rows()) == [1, 2, 3]
 
@@ -368,8 +372,8 @@ def test_a_fact_whose_end_is_interrupted_before_it_begins_holds_nothing_up(
 
     place: Deployment = request.getfixturevalue(store)
     with Wire(place.redis, place.name) as wire, place.bus(beats=False) as bus:
-        assert bus._writing is not None
-        monkeypatch.setattr(type(bus._writing.ending), "add", interrupted)
+        assert bus._parts.writing is not None
+        monkeypatch.setattr(type(bus._parts.writing.ending), "add", interrupted)
         fact = bus.write(orders)
         with pytest.raises(Interrupt):
             with fact:
@@ -390,40 +394,42 @@ def test_a_fact_whose_end_is_interrupted_at_its_end_does_not_hold_up_the_bus(
 
     patient = attrs.evolve(QUICK, shutdown_timeout=60.0)
     with deployment.bus(settings=patient) as bus:
-        monkeypatch.setattr(type(bus._writing.ending), "discard", interrupted)  # type: ignore[union-attr]
+        monkeypatch.setattr(type(bus._parts.writing.ending), "discard", interrupted)  # type: ignore[union-attr]
         with pytest.raises(Interrupt):
             write(bus, 1)
         last = write(bus, 2)
         assert wire.tokens(last) == [1, last]
-        assert len(bus._writing.ending._facts) == 0  # type: ignore[union-attr]
+        assert len(bus._parts.writing.ending) == 0  # type: ignore[union-attr]
 
 
 def test_a_transaction_may_be_told_to_have_ended_while_another_is_rolled_back(
     deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session has ended, and a thread of busrep's that would make another needs what this one has."""
-    rollback = BlockingTransaction.rollback
 
-    def collecting(transaction: BlockingTransaction) -> None:
-        monkeypatch.undo()
-        assert bus._writing is not None
-        bus._writing.session.torn = True
-        joined.ended()
-        rollback(transaction)
+    def collecting(rollback: Method) -> Method:
+        async def replaced(transaction: Any) -> Any:
+            monkeypatch.undo()
+            assert bus._parts.writing is not None
+            bus._parts.writing.shared.session.torn = True
+            joined.ended()
+            return await rollback(transaction)
 
-    def interrupted(transaction: BlockingTransaction) -> None:
-        monkeypatch.setattr(BlockingTransaction, "commit", commit)
-        transaction.in_doubt = True
-        raise Interrupt
+        return replaced
 
-    commit = BlockingTransaction.commit
+    def interrupted(_commit: Method) -> Method:
+        async def replaced(_transaction: Any) -> None:
+            raise Interrupt
+
+        return replaced
+
     with deployment.bus(beats=False) as bus, psycopg.connect(deployment.store) as connection:
         connection.execute("SELECT 1")
         with bus.write(orders, connection=connection) as joined:
             joined.add(Order(1, "joined"))
         connection.commit()
-        monkeypatch.setattr(BlockingTransaction, "rollback", collecting)
-        monkeypatch.setattr(BlockingTransaction, "commit", interrupted)
+        patch_transactions(monkeypatch, "rollback", collecting)
+        patch_transactions(monkeypatch, "commit", interrupted)
         with pytest.raises(Interrupt):
             write(bus, 2)
         last = write(bus, 3)
@@ -496,8 +502,8 @@ def test_a_reading_half_that_is_interrupted_while_it_begins_ends(
 def test_a_call_that_comes_after_the_loop_s_last_turn_is_told_that_the_bus_is_closed(deployment: Deployment) -> None:
     with deployment.bus(writer=None) as reader:
         reader.subscribe(orders)
-        assert reader._reading is not None
-        loop = reader._reading._loop
+        assert reader._parts.reading is not None
+        loop = reader._parts.reading.thread._loop
         close, closing, go_on = loop.close, threading.Event(), threading.Event()
 
         def slow() -> None:
@@ -508,7 +514,7 @@ def test_a_call_that_comes_after_the_loop_s_last_turn_is_told_that_the_bus_is_cl
         loop.close = slow  # type: ignore[method-assign]
         ending, _ = in_thread(reader.close)
         assert closing.wait(10)
-        calling, told = in_thread(reader._reading.positions)
+        calling, told = in_thread(partial(reader._parts.reading.do, ReadingBus.positions))
         until(lambda: loop._ready)  # type: ignore[attr-defined]
         go_on.set()
         ending.join()
@@ -520,31 +526,31 @@ def test_a_call_that_comes_when_the_loop_was_closed_is_told_so_too(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing, go_on = threading.Event(), threading.Event()
-    refuse_all = Reading._refuse_all
+    refuse_all = LoopThread._refuse_all
 
-    def slow(reading: Reading) -> None:
+    def slow(thread: LoopThread) -> None:
         refusing.set()
         go_on.wait()
-        refuse_all(reading)
+        refuse_all(thread)
 
     with deployment.bus(writer=None) as reader:
         reader.subscribe(orders)
-        assert reader._reading is not None
-        monkeypatch.setattr(Reading, "_refuse_all", slow)
+        assert reader._parts.reading is not None
+        monkeypatch.setattr(LoopThread, "_refuse_all", slow)
         ending, _ = in_thread(reader.close)
         assert refusing.wait(10)
         with pytest.raises(Closed):
-            reader._reading.positions()
+            reader._parts.reading.do(ReadingBus.positions)
         go_on.set()
         ending.join()
         with pytest.raises(Closed):
-            reader._reading.positions()
+            reader._parts.reading.do(ReadingBus.positions)
 
 
 def test_the_loop_s_own_thread_cannot_wait_for_itself(deployment: Deployment) -> None:
     with deployment.bus(writer=None) as reader:
         reader.subscribe(orders)
-        assert reader._reading is not None
+        assert reader._parts.reading is not None
         told: list[BaseException] = []
 
         def from_the_loop() -> None:
@@ -553,7 +559,7 @@ def test_the_loop_s_own_thread_cannot_wait_for_itself(deployment: Deployment) ->
             except ConfigError as error:
                 told.append(error)
 
-        reader._reading._loop.call_soon_threadsafe(from_the_loop)
+        reader._parts.reading.thread._loop.call_soon_threadsafe(from_the_loop)
         until(lambda: told)
         assert "event loop" in str(told[0])
 
@@ -578,7 +584,7 @@ def test_who_sends_while_the_bus_closes_is_waited_for(
     sender, told = in_thread(lambda: bus.send(RemoteServerUp("a")))
     assert sending.wait(10)
     closer, _ = in_thread(bus.close)
-    until(lambda: bus._state != "open")
+    until(lambda: bus.state != "open")
     closer.join(0.3)
     go_on.set()
     sender.join()

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -19,8 +20,9 @@ import redis as redis_py
 
 import busrep.sync
 from busrep import Stream
+from busrep.core.application_commands import RemoteServerUp
 from busrep.core.catchup import FetchUpdates
-from busrep.core.commands import RemoteServerUp
+from busrep.core.writer import Writer
 from busrep.errors import (
     BusrepError,
     Closed,
@@ -34,13 +36,16 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.stores import claims, open_store
-from busrep.stores.blocking import BlockingStore, BlockingTransaction
+from busrep.stores.blocking import BlockingStore
+from busrep.stores.planned import PlannedStore
 from busrep.streams import Registry
 from busrep.sync import Bus, connect
+from busrep.sync.publisher import Publisher
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import start_redis
 from tests.asyncio.bus_conformance import until
 from tests.shop import QUICK, STREAMS, Order, opened_store, orders, payments, typing
+from tests.transactions import TRANSACTIONS, Method, patch_methods, surrounded
 
 pytestmark = pytest.mark.servers
 
@@ -366,22 +371,39 @@ def test_a_joined_transaction_is_seen_to_commit_without_being_told(deployment: D
         assert wire.tokens(joined) == [joined]
 
 
+def test_settle_publishes_what_another_thread_asked_after(
+    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of the bus's asks by itself. It may be between the answer and publishing when the caller asks too."""
+    with deployment.bus(beats=False) as bus, psycopg.connect(deployment.store) as connection:
+        connection.execute("SELECT 1")
+        joined = write(bus, 1, connection=connection)
+        connection.commit()
+        with monkeypatch.context() as held_up:
+            held_up.setattr(bus._parts.writing.publishing, "publish", lambda **_: False)
+            bus._parts.writing.settle()
+        assert not bus._parts.writing.shared.session.doubts
+        assert bus.positions()["orders"]["w1"] < joined
+        bus.settle()
+        assert bus.positions()["orders"]["w1"] == joined
+        assert wire.tokens(joined) == [joined]
+
+
 def test_a_transaction_that_has_ended_is_published_whole(deployment: Deployment, wire: Wire) -> None:
     """Also when one of its facts has been asked after alone, before the other was noted."""
-    with deployment.bus() as bus, psycopg.connect(deployment.store) as connection:
+    with deployment.bus(beats=False) as bus, psycopg.connect(deployment.store) as connection:  # no thread asks
         connection.execute("SELECT 1")
-        with bus._writing._settling:  # nobody else asks
-            facts = []
-            for number in (1, 2):
-                with bus.write(orders, connection=connection) as fact:
-                    fact.add(Order(number, "new"))
-                facts.append(fact)
-            connection.commit()
-            session = bus._writing.session
-            bus._writing._settle(session, session._doubts[0])
-            assert len(session._doubts) == 1
-            facts[0].ended()
-            assert bus.positions()["orders"]["w1"] == facts[1].id
+        facts = []
+        for number in (1, 2):
+            with bus.write(orders, connection=connection) as fact:
+                fact.add(Order(number, "new"))
+            facts.append(fact)
+        connection.commit()
+        session = bus._parts.writing.shared.session
+        bus._parts.writing.settle_one(session, session.doubts[0])
+        assert len(session.doubts) == 1
+        facts[0].ended()
+        assert bus.positions()["orders"]["w1"] == facts[1].id
         assert wire.tokens(facts[1].id) == [fact.id for fact in facts]
 
 
@@ -460,19 +482,20 @@ def test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s(
     """It gets its ID when a successor has the name, and a fact below; it fails before it can learn of that."""
     with deployment.bus(beats=False, settings=attrs.evolve(QUICK, heartbeat=30.0)) as bus:
         first = write(bus, 1)
-        reserve = BlockingStore.reserve
+        store: Any = bus._parts.store.wrapped  # type: ignore[union-attr]
+        reserve = store.reserve
 
-        def late(store: BlockingStore, stream: str, count: int) -> list[int]:
-            store.claim("w1", ["orders"], timeout=5.0)
-            reserve(store, stream, 1)  # the successor's
-            return reserve(store, stream, count)
+        async def late(stream: str, count: int) -> list[int]:
+            await store.claim("w1", ["orders"], timeout=5.0)
+            await reserve(stream, 1)  # the successor's
+            return await reserve(stream, count)
 
-        def cut(_transaction: Any) -> None:
+        async def cut(_transaction: Any) -> None:
             raise Unavailable("the database", OSError("cut"))
 
         with monkeypatch.context() as patch, pytest.raises(Unavailable):
-            patch.setattr(BlockingStore, "reserve", late)
-            patch.setattr(BlockingTransaction, "begin", cut)
+            patch.setattr(store, "reserve", late)
+            patch_methods(patch, TRANSACTIONS, "begin", lambda _: cut)
             write(bus, 2)
         assert bus.positions()["orders"]["w1"] == first
         with pytest.raises(WriterFenced):
@@ -655,15 +678,15 @@ def test_a_fact_that_has_its_ids_when_the_writer_is_finished_is_begun_anew(
 ) -> None:
     with deployment.bus(beats=False) as bus:
         first = write(bus, 1)
-        reserve = bus._blocking.reserve
+        reserve = bus._parts.store.wrapped.reserve
 
-        def late(stream: str, count: int) -> list[int]:
-            ids: list[int] = reserve(stream, count)
+        async def late(stream: str, count: int) -> list[int]:
+            ids: list[int] = await reserve(stream, count)
             monkeypatch.undo()
             silence(deployment)
             return ids
 
-        monkeypatch.setattr(bus._blocking, "reserve", late)
+        monkeypatch.setattr(bus._parts.store.wrapped, "reserve", late)
         last = write(bus, 2)
         assert last == first + 2  # the first ID is a hole
         assert wire.tokens(last) == [first, last]
@@ -676,7 +699,7 @@ def test_a_name_won_back_without_an_answer_is_this_process_s_still(
     with FaultyLink.in_thread(deployment.store) as link, deployment.bus(store=link.url, beats=False) as bus:
         first = write(bus, 1)
         silence(deployment)
-        claim, asked = bus._blocking.claim, []
+        claim, asked = bus._parts.store.wrapped.claim, []
 
         def unanswered(*args: Any, **options: Any) -> Any:
             asked.append(options["again"])
@@ -684,7 +707,7 @@ def test_a_name_won_back_without_an_answer_is_this_process_s_still(
                 link.cut_when(b"COMMIT", "from_server", after=False)
             return claim(*args, **options)
 
-        monkeypatch.setattr(bus._blocking, "claim", unanswered)
+        monkeypatch.setattr(bus._parts.store.wrapped, "claim", unanswered)
         if lost == 2:
             with pytest.raises(Unavailable):
                 write(bus, 2)
@@ -761,15 +784,15 @@ class SoftLimit(Exception):
     """As Celery's SoftTimeLimitExceeded."""
 
 
-PLACES = {
-    "reserve": "busrep.stores.blocking.BlockingStore.reserve",
-    "begin": "busrep.stores.blocking.BlockingTransaction.begin",
-    "commit": "busrep.stores.blocking.BlockingTransaction.commit",
-    "book": "busrep.core.writer.Writer.fact_completed",
-    "position": "busrep.core.writer.Writer.position_moved",
-    "compose": "busrep.core.writer.Writer.frames_to_publish",
-    "publish": "busrep.sync.publisher.Publisher.publish",
-    "confirm": "busrep.core.writer.Writer.published",
+PLACES: dict[str, tuple[tuple[type, ...], str]] = {
+    "reserve": ((PlannedStore,), "_reserve"),
+    "begin": (TRANSACTIONS, "begin"),
+    "commit": (TRANSACTIONS, "commit"),
+    "book": ((Writer,), "fact_completed"),
+    "position": ((Writer,), "position_moved"),
+    "compose": ((Writer,), "frames_to_publish"),
+    "publish": ((Publisher,), "publish"),
+    "confirm": ((Writer,), "published"),
 }
 
 
@@ -787,24 +810,20 @@ def test_an_exception_from_anywhere_loses_nothing_and_blocks_nothing(
     beats: bool,
 ) -> None:
     """As a signal handler raises it, between any two steps of a write."""
-    module, _, name = PLACES[place].rpartition(".")
-    module, _, owner = module.rpartition(".")
-    original = getattr(getattr(__import__(module, fromlist=[owner]), owner), name)
     armed = [threading.get_ident()]
 
-    def interrupted(*args: Any, **options: Any) -> Any:
-        if threading.get_ident() not in armed:
-            return original(*args, **options)
-        armed.clear()
-        if when == "before":
+    def interrupt() -> None:
+        if threading.get_ident() in armed:
+            armed.clear()
             raise kind("interrupted")
-        original(*args, **options)
-        raise kind("interrupted")
+
+    def interrupted(method: Method) -> Method:
+        return surrounded(method, before=interrupt) if when == "before" else surrounded(method, after=interrupt)
 
     # A slow heart: otherwise the thread of the beats may have published what this one is to be interrupted at.
     with deployment.bus(beats=beats, settings=attrs.evolve(QUICK, heartbeat=30.0)) as bus:
         first = write(bus, 1)
-        monkeypatch.setattr(PLACES[place], interrupted)
+        patch_methods(monkeypatch, *PLACES[place], interrupted)
         with pytest.raises(kind):
             write(bus, 2)
         monkeypatch.undo()
@@ -817,7 +836,7 @@ def test_an_exception_from_anywhere_loses_nothing_and_blocks_nothing(
         statistics = bus.statistics()
         assert statistics["writer"]["in_doubt"] == 0
         assert statistics["writer"]["streams"]["orders"]["held"] == 0
-        ids = bus._writing.session.generators["orders"]  # type: ignore[union-attr]
+        ids = bus._parts.writing.shared.session.generators["orders"]  # type: ignore[union-attr]
         assert (ids.open, ids.asked) == (0, 0)
     # What was committed is on the wire, or lies before a position that readers are told to fetch up to.
     rows = deployment.rows()
@@ -837,10 +856,10 @@ def test_an_interrupted_claim_does_not_lose_the_name(
     with deployment.bus(beats=False) as bus:
         write(bus, 1)
         silence(deployment)
-        claim, claimed, go_on = bus._blocking.claim, threading.Event(), threading.Event()
+        claim, claimed, go_on = bus._parts.store.wrapped.claim, threading.Event(), threading.Event()
 
-        def slow(*args: Any, **options: Any) -> Any:
-            found = claim(*args, **options)
+        async def slow(*args: Any, **options: Any) -> Any:
+            found = await claim(*args, **options)
             claimed.set()
             go_on.wait()
             return found
@@ -851,7 +870,7 @@ def test_an_interrupted_claim_does_not_lose_the_name(
 
         main = threading.main_thread().ident
         assert main is not None
-        monkeypatch.setattr(bus._blocking, "claim", slow)
+        monkeypatch.setattr(bus._parts.store.wrapped, "claim", slow)
         interrupting = threading.Thread(target=interrupt)
         interrupting.start()
         with pytest.raises(KeyboardInterrupt):
@@ -868,15 +887,11 @@ def test_a_fact_may_end_in_the_middle_of_anything(
     deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch, place: str, how: str
 ) -> None:
     """As when the garbage collector closes a generator, in whatever thread, with whatever lock held."""
-    module, _, name = PLACES[place].rpartition(".")
-    module, _, owner = module.rpartition(".")
-    original = getattr(getattr(__import__(module, fromlist=[owner]), owner), name)
     me = threading.get_ident()
 
-    def interrupting(*args: Any, **options: Any) -> Any:
+    def close_one() -> None:
         if threading.get_ident() == me and generators:
             generators.pop().close()
-        return original(*args, **options)
 
     with deployment.bus(settings=attrs.evolve(QUICK, heartbeat=30.0)) as bus:
 
@@ -891,7 +906,7 @@ def test_a_fact_may_end_in_the_middle_of_anything(
             first.add(Order(1, "new"))
             generators.append(writing())
             garbage = next(generators[0])
-            monkeypatch.setattr(PLACES[place], interrupting)
+            patch_methods(monkeypatch, *PLACES[place], partial(surrounded, before=close_one))
         second = write(bus, 3)
         monkeypatch.undo()
         bus.settle()
@@ -964,7 +979,7 @@ def test_a_fact_that_nobody_ends_is_found_out(deployment: Deployment, wire: Wire
         bus.settle()
         assert wire.tokens(last) == [last]
         assert lost not in deployment.rows()
-        bus._blocking.claim("w1", ["orders"], timeout=1)  # its transaction has ended
+        bus._parts.store.claim("w1", ["orders"], timeout=1)  # its transaction has ended
 
 
 def test_close_while_another_thread_commits(deployment: Deployment, wire: Wire) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import types
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from busrep.errors import ConfigError
 from busrep.testing.links import FaultyLink
-from busrep.testing.pipes import MOST_HELD, End
+from busrep.testing.pipes import MOST_HELD
 
 
 def run(work: Coroutine[Any, Any, None], timeout: float = 20.0) -> None:
@@ -147,7 +146,6 @@ def test_a_reset_of_one_side_is_passed_on() -> None:
             writer.transport.abort()
             await peer.until(lambda: peer.ended == ["ConnectionResetError"])
             assert peer.got == b"x\n"
-            assert link.open == 1 or link.open == 0  # the server's socket may be closing still
 
     run(main())
 
@@ -297,7 +295,7 @@ def test_abandon_leaves_one_side_open_and_deaf(closed: Any) -> None:
                 peer.writers[0].write(b"anybody?\n")
                 await asyncio.sleep(0.05)
                 assert peer.ended == []
-            assert (peer.got, link.open) == (b"x\n", 1)
+            assert peer.got == b"x\n"
             writer.close()
 
     run(main())
@@ -394,29 +392,6 @@ def test_heal_does_not_wait_for_the_delays_before() -> None:
             writer.close()
 
     run(main())
-
-
-def test_an_end_that_was_reset_before_the_loop_has_said_so_is_given_up() -> None:
-    class Reset:
-        aborted = False
-
-        def is_closing(self) -> bool:
-            return False
-
-        def can_write_eof(self) -> bool:
-            return True
-
-        def write_eof(self) -> None:
-            raise OSError(107, "Transport endpoint is not connected")
-
-        def abort(self) -> None:
-            self.aborted = True
-
-    end, transport = End.__new__(End), Reset()
-    end.transport, end.ended = transport, False  # type: ignore[assignment]
-    end.incoming = types.SimpleNamespace(source=types.SimpleNamespace(gone=False))  # type: ignore[assignment]
-    end.finish()
-    assert transport.aborted
 
 
 def test_in_a_thread_for_blocking_code() -> None:

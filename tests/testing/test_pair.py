@@ -7,11 +7,11 @@ from typing import Any
 
 import attrs
 import pytest
+from redis.exceptions import BusyLoadingError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 
 import busrep
-from busrep.errors import SchemaError
+from busrep.errors import SchemaError, Unavailable
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing import virtual
@@ -83,6 +83,25 @@ def test_a_cut_is_healed(run: Any) -> None:
     run(main())
 
 
+def test_a_redis_that_refuses_is_tried_until_it_serves(run: Any) -> None:
+    async def main() -> None:
+        async with MemoryDeployment(orders) as deployment:
+            deployment.redis.refuse = BusyLoadingError("Redis is loading the dataset in memory")
+            with pytest.raises(Unavailable, match="loading"):
+                await deployment.bus().open()
+            async with (
+                deployment.bus(writer="w1", require_redis=False) as writer,
+                deployment.bus(require_redis=False) as reader,
+            ):
+                await asyncio.sleep(0.2)
+                assert deployment.redis.published == []
+                deployment.redis.refuse = None
+                (last,) = await writer.publish(orders, [Order(1)])
+                await reader.wait_for(orders, "w1", last)
+
+    run(main())
+
+
 def test_hours_pass_at_once_on_the_virtual_clock() -> None:
     async def main() -> float:
         async with bus_pair(orders, settings=busrep.Settings()) as (writer, reader):
@@ -138,5 +157,11 @@ def test_the_redis_in_memory_answers_as_redis_does() -> None:
         with pytest.raises(RedisConnectionError, match="closed by server"):
             await reading
         assert server.published == [("a", b"x"), ("c", b"y"), ("a", b"z")]
+        server.refuse = BusyLoadingError("Redis is loading the dataset in memory")
+        await two.connect()
+        await two.send_command("PUBLISH", "a", b"w")
+        with pytest.raises(BusyLoadingError):
+            await two.read_response()
+        assert len(server.published) == 3
 
     asyncio.run(main())

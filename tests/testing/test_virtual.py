@@ -1,4 +1,4 @@
-"""The virtual clock, and the processes on it."""
+"""The virtual clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from busrep.testing.virtual import START, GoesRound, NothingLeft, Process, VirtualLoop, run
+from busrep.testing.virtual import START, GoesRound, NothingLeft, VirtualLoop, run
 
 
 def test_waiting_takes_no_time_and_keeps_its_order() -> None:
@@ -65,102 +65,6 @@ def test_what_is_given_to_a_thread_runs_on_the_loop() -> None:
     assert run(main()) == (threading.get_ident(), "done")
 
 
-async def _ticking(seen: list[tuple[str, float]], name: str) -> None:
-    loop = asyncio.get_running_loop()
-    try:
-        while True:
-            await asyncio.sleep(1)
-            seen.append((name, loop.time() - START))
-    finally:
-        seen.append((name, -1.0))
-
-
-def test_a_killed_process_runs_nothing_any_more() -> None:
-    seen: list[tuple[str, float]] = []
-
-    async def main() -> list[tuple[str, float]]:
-        process = Process("p")
-
-        async def inner() -> None:  # what a process starts is of the process
-            asyncio.get_running_loop().create_task(_ticking(seen, "inner"))
-            await _ticking(seen, "outer")
-
-        process.start(inner())
-        await asyncio.sleep(1.5)
-        process.kill()
-        await asyncio.sleep(10)
-        assert not process.alive
-        return list(seen)
-
-    assert sorted(run(main())) == [("inner", 1.0), ("outer", 1.0)]
-
-
-def test_a_paused_process_is_late_and_then_goes_on() -> None:
-    seen: list[tuple[str, float]] = []
-
-    async def main() -> list[tuple[str, float]]:
-        process, other = Process("p"), Process("q")
-        process.start(_ticking(seen, "p"))
-        other.start(_ticking(seen, "q"))
-        await asyncio.sleep(1.5)
-        process.pause()
-        assert process.paused
-        await asyncio.sleep(3)
-        process.resume()
-        await asyncio.sleep(1.2)
-        return [one for one in seen if one[0] == "p"]
-
-    assert run(main()) == [("p", 1.0), ("p", 4.5), ("p", 5.5)]
-
-
-def test_a_process_killed_while_paused_stays_dead() -> None:
-    seen: list[tuple[str, float]] = []
-
-    async def main() -> list[tuple[str, float]]:
-        process = Process("p")
-        process.start(_ticking(seen, "p"))
-        await asyncio.sleep(1.5)
-        process.pause()
-        await asyncio.sleep(2)
-        process.kill()
-        process.resume()
-        await asyncio.sleep(2)
-        return list(seen)
-
-    assert run(main()) == [("p", 1.0)]
-
-
-def test_a_call_as_a_process_schedules_for_it() -> None:
-    async def main() -> list[str]:
-        seen: list[str] = []
-        process = Process("p")
-        loop = asyncio.get_running_loop()
-        process.call(loop.call_later, 1.0, seen.append, "killed before")
-        loop.call_later(1.0, seen.append, "mine")
-        process.kill()
-        await asyncio.sleep(2)
-        return seen
-
-    assert run(main()) == ["mine"]
-
-
-def test_reaping_ends_what_was_killed() -> None:
-    loop, seen = VirtualLoop(), []
-
-    async def main() -> None:
-        process = Process("p")
-        process.start(_ticking(seen, "p"))
-        await asyncio.sleep(0)
-        process.kill()
-
-    loop.run_until_complete(main())
-    assert seen == []
-    loop.reap()
-    assert seen == [("p", -1.0)]
-    assert not asyncio.all_tasks(loop)
-    loop.close()
-
-
 def test_errors_of_tasks_reach_the_loop_s_handler() -> None:
     caught: list[Any] = []
 
@@ -176,3 +80,27 @@ def test_errors_of_tasks_reach_the_loop_s_handler() -> None:
 
     run(main())
     assert [str(error) for error in caught] == ["in a callback"]
+
+
+def test_tasks_that_are_left_end_with_the_run() -> None:
+    ended: list[str] = []
+
+    async def left() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("left")
+
+    async def main() -> None:
+        task = asyncio.get_running_loop().create_task(left())
+        await asyncio.sleep(0)
+        assert not task.done()
+
+    run(main())
+    assert ended == ["left"]
+
+
+def test_a_loop_of_one_s_own(virtual_loop: VirtualLoop) -> None:
+    for at in (1, 2):
+        virtual_loop.run_until_complete(asyncio.sleep(60))
+        assert virtual_loop.time() == START + at * 60

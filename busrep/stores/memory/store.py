@@ -18,16 +18,15 @@ from typing import Any, NoReturn
 
 import attrs
 
-from busrep.core.snapshots import Agreement
 from busrep.errors import ClaimBlocked, ConfigError
 from busrep.settings import Settings
-from busrep.stores import claims, facts, schema, snapshots
+from busrep.stores import claims, schema
 from busrep.stores.backing import generic_backing
-from busrep.stores.interface import Claim, EffectsTransaction, FactRows
-from busrep.stores.planned import PlannedStore
-from busrep.stores.plans import Control, Plan, Sql, T
+from busrep.stores.interface import Claim
+from busrep.stores.planned import NO_CLAIM, PlannedStore, PlannedTransaction
+from busrep.stores.plans import Control, Plan, T
 from busrep.stores.sqlite.dialect import SqliteDialect
-from busrep.stores.sqlite.files import executor, in_transaction, run
+from busrep.stores.sqlite.files import in_transaction, run
 from busrep.streams import Registry
 
 # Between two looks whether a writer's open transactions have ended: they may end in another thread, seconds.
@@ -43,7 +42,7 @@ def _connect() -> sqlite3.Connection:
 @attrs.define(eq=False)
 class World:
     """What stores of one name share, until the last of them is gone. ``open``: how many transactions hold each writer's
-    claim (9.4)."""
+    claim."""
 
     connection: sqlite3.Connection = attrs.field(factory=_connect)
     lock: threading.RLock = attrs.field(factory=threading.RLock)
@@ -81,40 +80,33 @@ def forget(name: str) -> None:
         _WORLDS.pop(name, None)
 
 
-class MemoryDialect(SqliteDialect):
-    """SQLite's, under another name."""
-
-    name = "memory"
-
-
 class MemoryStore(PlannedStore):
     """An `AsyncStore` in this process's memory."""
 
+    on_loop = False
+
     def __init__(self, name: str, streams: Registry, settings: Settings) -> None:
-        super().__init__(streams, settings, MemoryDialect(f"memory://{name}"))
+        super().__init__(streams, settings, SqliteDialect(f"memory://{name}", "memory"))
         # An application has no table here: all streams are in busrep's own.
         self.backings = {stream.name: generic_backing(stream) for stream in streams if not stream.resettable}
         self.name = name
         self.world = world_of(name)
-        self._held = snapshots.HeldSnapshots(f"memory {name}", f"memory store {name!r}", settings.snapshots)
 
     async def open(self) -> None:
-        """See `AsyncStore`."""
         await self._read(schema.check(self.dialect, self.backings.values()))
 
     async def close(self) -> None:
         """See `AsyncStore`; the contents stay as long as the process."""
-        self._held.leave_all()
+        await self.snapshots.leave_all()
 
     async def init(self, redefine: Collection[str] = ()) -> None:
-        """See `AsyncStore`."""
         await self._write(schema.init(self.dialect, self.backings.values(), redefine))
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan to its end; a transaction that it leaves open is rolled back."""
         with self.world.lock:
             try:
-                return run(plan, executor(self.world.connection, self.name), self.name)
+                return run(plan, self.world.connection, self.name)
             finally:
                 if in_transaction(self.world.connection):
                     self.world.connection.execute("ROLLBACK")
@@ -135,7 +127,7 @@ class MemoryStore(PlannedStore):
         await asyncio.sleep(LOOK)
 
     async def _without_transactions(self, writer: str, wait: float, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run what never waits once no transaction holds the writer's claim, as FOR SHARE does in a database (9.4)."""
+        """Run what never waits once no transaction holds the writer's claim, as FOR SHARE does in a database."""
         deadline = time.monotonic() + wait
         while True:
             with self.world.lock:
@@ -147,101 +139,63 @@ class MemoryStore(PlannedStore):
             await self._pause()
 
     async def claim(self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None) -> Claim:
-        """See `AsyncStore`."""
         work = partial(super().claim, writer, streams, timeout=timeout, again=again)
         return await self._without_transactions(writer, timeout, work)
 
     async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
-        """See `AsyncStore`."""
         work = partial(super().finish, writer, incarnation, timeout=timeout)
         return await self._without_transactions(writer, timeout, work)
 
-    async def reserve(self, stream: str, count: int) -> list[int]:
-        """See `AsyncStore`."""
-        self.backing(stream)
-        return await self._reserve(stream, count)
-
-    def effects(self) -> EffectsTransaction:
-        """See `AsyncStore`; there are no connections here."""
-        raise ConfigError(NO_CONNECTIONS)
-
     def transaction(self, claim: Claim, connection: Any = None) -> MemoryTransaction:
-        """See `AsyncStore`."""
-        if connection is not None:
+        """See `AsyncStore`; there are no connections here."""
+        if connection is not None or claim is NO_CLAIM:
             raise ConfigError(NO_CONNECTIONS)
         return MemoryTransaction(self, claim)
 
-    async def outcome(
-        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
-    ) -> dict[tuple[str, int], list[bytes]] | None:
-        """See `AsyncStore`."""
-        if isinstance(marker, MemoryTransaction) and marker.open:
-            return None
-        return await super().outcome(claim, marker, facts_)
 
-    # -- snapshots
-
-    async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
-        """See `SnapshotSource`."""
-        make = super().agree
-        return await self._held.agree(lambda: make(stream, part_rows=part_rows, again=again))
-
-    async def leave(self, agreement: Agreement) -> None:
-        """See `SnapshotSource`."""
-        self._held.leave(agreement)
-
-
-class MemoryTransaction:
+class MemoryTransaction(PlannedTransaction):
     """An `AsyncTransaction`: rows that become visible together."""
 
-    joined = False
-    connection = None
+    store: MemoryStore
 
     def __init__(self, store: MemoryStore, claim: Claim) -> None:
-        self.store, self.claim = store, claim
+        super().__init__(store, claim, None)
         self.open = False
-        self._rows: list[Sql] = []
 
     @property
-    def marker(self) -> object:
-        """This object: it knows whether it has ended."""
-        return self
+    def ended(self) -> bool:
+        return not self.open
 
-    def hand_out(self) -> None:
-        """See `AsyncTransaction`; there is none."""
+    async def still_open(self) -> bool:
+        return self.open
 
     async def begin(self) -> None:
-        """See `AsyncTransaction`."""
         with self.store.world.lock:
             self.store.run(claims.check_claim(self.store.dialect, self.claim))
             self.store.world.open[self.claim.writer] += 1
             self.open = True
-
-    async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
-        """See `AsyncTransaction`."""
-        self._rows += facts.insert(self.store.dialect, self.store.backing(stream), self.claim.writer, facts_)
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:  # noqa: ARG002
         """See `AsyncTransaction`; there is no connection here to run it on."""
         raise ConfigError("the memory store runs no SQL: use an SQLite or PostgreSQL store")
 
     async def commit(self) -> None:
-        """See `AsyncTransaction`."""
-
         def plan() -> Plan[None]:
             yield from claims.hold(self.store.dialect, self.claim, Control.BEGIN)
-            yield (*self._rows, Control.COMMIT)
+            yield (*self._pending, Control.COMMIT)
 
         with self.store.world.lock:
-            if self._rows:
+            if self._pending:
                 self.store.run(plan())
             await self.rollback()
 
     async def rollback(self) -> bool:
-        """See `AsyncTransaction`."""
         with self.store.world.lock:
-            self._rows = []
+            self._pending = []
             if self.open:
                 self.open = False
                 self.store.world.open[self.claim.writer] -= 1
         return True
+
+
+STORE = MemoryStore

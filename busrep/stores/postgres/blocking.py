@@ -13,11 +13,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from busrep.errors import BusrepError, CommitUnknown, ConfigError, Unavailable
+from busrep.errors import BusrepError, Unavailable
 from busrep.settings import Settings
 from busrep.stores import schema
-from busrep.stores.interface import Claim, EffectsTransaction
-from busrep.stores.plans import Control, Plan, T
+from busrep.stores.interface import Claim
+from busrep.stores.plans import Plan, T
 from busrep.stores.postgres.store import (
     POOL_WAIT,
     QUESTIONS,
@@ -26,7 +26,6 @@ from busrep.stores.postgres.store import (
     PostgresTransaction,
     on_connection,
 )
-from busrep.stores.transaction import ServerEffects
 from busrep.streams import Registry
 
 try:
@@ -140,24 +139,26 @@ def close(connection: Connection) -> None:
 class BlockingPostgresStore(PostgresStore):
     """An `AsyncStore` that runs in the calling thread: see blocking.py. It connects when first asked something."""
 
+    on_loop = False
+    callers = (psycopg.Connection,)
+
     def __init__(self, url: str, streams: Registry, settings: Settings) -> None:
         super().__init__(url, streams, settings)
-        self.held = Pool(self._dial, TRANSACTIONS, self.where)
-        self.asked = Pool(self._dial, max(QUESTIONS, settings.fetches + 1), self.where)
+        self.transactions = self.handlers = Pool(self.dial, TRANSACTIONS, self.where)
+        self.questions = Pool(self.dial, max(QUESTIONS, settings.fetches + 1), self.where)
         self._opened = False
 
-    def _dial(self) -> Connection:
+    def dial(self) -> Connection:
         try:
             return psycopg.Connection.connect(self.url, autocommit=True)
         except psycopg.Error as error:
             raise Unavailable(self.where, error) from error
 
     async def open(self) -> None:
-        """See `AsyncStore`."""
         if self._opened:
             return
-        self.held.open()
-        self.asked.open()
+        for pool in self._pools:
+            pool.open()
         try:
             await self._read(schema.check(self.dialect, self.backings.values()))
         except BaseException:
@@ -166,80 +167,39 @@ class BlockingPostgresStore(PostgresStore):
         self._opened = True
 
     async def close(self) -> None:
-        """See `AsyncStore`."""
         self._opened = False
-        self.held.close()
-        self.asked.close()
+        for pool in self._pools:
+            pool.close()
 
     async def _alone(self, plan: Plan[T]) -> T:
-        connection = self._dial()
+        connection = self.dial()
         try:
             return await on_connection(connection, plan)
         finally:
             close(connection)
 
-    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - it blocks
-        connection = self.asked.take()
-        try:
-            return await self._run(connection, plan)
-        finally:
-            self.asked.put(connection)
+    async def _take(self, pool: Any) -> Any:
+        return pool.take()
 
-    async def reserve(self, stream: str, count: int) -> list[int]:
-        """See `AsyncStore`."""
-        self.backing(stream)
-        return await self._reserve(stream, count)
+    def _give_back(self, pool: Any, connection: Any) -> None:
+        pool.put(connection)
 
     def renew(self) -> None:
         """Close the connections of both pools that are not in use."""
-        self.held.renew()
-        self.asked.renew()
-
-    async def _on(self, connection: Any, plan: Plan[T]) -> T:
-        return await on_connection(blocking(connection), plan)
-
-    def effects(self) -> EffectsTransaction:
-        """See `AsyncStore`."""
-        return BlockingPostgresEffects(self)
+        for pool in self._pools:
+            pool.renew()
 
     def transaction(self, claim: Claim, connection: Any = None) -> PostgresTransaction:
-        """See `AsyncStore`."""
-        return BlockingPostgresTransaction(self, claim, None if connection is None else blocking(connection))
-
-
-def blocking(connection: Any) -> Connection:
-    """The caller's connection; ConfigError when it is no blocking one of psycopg 3."""
-    if not isinstance(connection, psycopg.Connection):
-        raise ConfigError(f"a psycopg.Connection is needed, not {type(connection).__name__}")
-    return connection
+        return BlockingPostgresTransaction(self, claim, self.checked(connection))
 
 
 class BlockingPostgresTransaction(PostgresTransaction):
     """An `AsyncTransaction` on a connection of the store's pool, or the caller's."""
 
-    store: BlockingPostgresStore
+    failures = BusrepError  # what a signal handler raises tells nothing of COMMIT
 
-    async def _take(self) -> Connection:
-        return self.store.held.take()
-
-    async def _put(self, connection: Any) -> None:
-        self.store.held.put(connection)
-
-    async def commit(self) -> None:
-        """See `AsyncTransaction`."""
-        if self.joined:
-            await self._leave_to_caller()
-            return
-        await self._check_not_ended()
-        try:
-            await self._flush(Control.COMMIT)
-        except BusrepError as error:
-            if not self.store._closed(self._held):
-                raise  # the server refused, and said so: nothing was committed
-            await self.rollback()
-            raise CommitUnknown(self.marker, error) from error
-        await self._give_back()
+    async def _commit_in_time(self) -> None:
+        await self._commit_checked()  # keepalives end the wait for a server that is gone
 
 
-class BlockingPostgresEffects(ServerEffects, BlockingPostgresTransaction):
-    """An `EffectsTransaction` on a connection of the store's."""
+STORE = BlockingPostgresStore

@@ -9,55 +9,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
-from busrep.stores.backing import Backing, Span, columns_of, union
-from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, no_position_above
+from busrep.stores.backing import Backing, columns_of
+from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Dialect, no_position_above, row_columns
 from busrep.stores.plans import Plan, Sql
+from busrep.stores.tables import statements
 
-TABLES = (
-    "CREATE TABLE busrep_meta (key text PRIMARY KEY, value text NOT NULL)",
-    # Locked FOR SHARE by every write transaction: nothing that changes often may live here.
-    "CREATE TABLE busrep_writers (writer text PRIMARY KEY, incarnation bigint NOT NULL, claimed_at timestamptz, "
-    "finished bigint)",
-    # Updated every heartbeat: room on the page keeps these updates off the index.
-    "CREATE TABLE busrep_positions (stream text, writer text, position bigint NOT NULL, floor bigint NOT NULL, "
-    "registered boolean NOT NULL, seen_at timestamptz NOT NULL, finished bigint, PRIMARY KEY (stream, writer)) "
-    "WITH (fillfactor = 50)",
-    "CREATE TABLE busrep_streams (stream text PRIMARY KEY, backing text)",
-    "CREATE TABLE busrep_facts (stream text, writer text, id bigint, idx integer, row text NOT NULL, "
-    "committed_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (stream, writer, id, idx))",
-    "CREATE TABLE busrep_readers (reader text, stream text, writer text, position bigint NOT NULL, "
-    "epoch text NOT NULL, saved_at timestamptz NOT NULL, PRIMARY KEY (reader, stream, writer)) WITH (fillfactor = 50)",
-    "CREATE TABLE busrep_dead_letters (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, reader text NOT NULL, "
-    "stream text NOT NULL, writer text NOT NULL, tokens text NOT NULL, payloads text NOT NULL, error text NOT NULL, "
-    "dead_at timestamptz NOT NULL)",
-)
-
-TABLES_2 = (
-    "CREATE TABLE busrep_bootstraps (reader text, stream text, id text NOT NULL, agreement text NOT NULL, "
-    "digest text NOT NULL, state text NOT NULL, parts bigint NOT NULL, rows bigint NOT NULL, bytes bigint NOT NULL, "
-    "parts_total bigint NOT NULL, rows_total bigint NOT NULL, syncs bigint NOT NULL, reason text NOT NULL, "
-    "saved_at timestamptz NOT NULL, PRIMARY KEY (reader, stream)) WITH (fillfactor = 50)",
-    "CREATE TABLE busrep_snapshots (stream text, part_rows bigint, snapshot text NOT NULL, agreement text NOT NULL, "
-    "pid integer NOT NULL, exported_at timestamptz NOT NULL, PRIMARY KEY (stream, part_rows))",
-)
-
-TABLES_3 = (
-    # Unlogged: what a crash of the server takes is staged again, for its rows are counted before they become facts.
-    "CREATE UNLOGGED TABLE busrep_staged (query text, attempt text, seq bigint, batch bigint NOT NULL, "
-    'part integer NOT NULL, key text COLLATE "C" NOT NULL, rows text NOT NULL, '
-    "staged_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (query, attempt, seq))",
-    "CREATE TABLE busrep_sinks (query text PRIMARY KEY, checkpoint text NOT NULL, batch bigint NOT NULL, "
-    "run text NOT NULL, stream text NOT NULL, writer text NOT NULL, incarnation bigint NOT NULL, rows bigint NOT NULL, "
-    "first bigint NOT NULL, last bigint NOT NULL, once boolean NOT NULL, done_at timestamptz NOT NULL) "
-    "WITH (fillfactor = 50)",
-)
-
-TABLES_4 = (
-    "ALTER TABLE busrep_streams ADD COLUMN fields text",
-    "ALTER TABLE busrep_readers ADD COLUMN stopped text",
-)
+# See tables.py. Tables that are updated often have room on the page, which keeps these updates off the index.
+WORDS = {
+    "when": "timestamptz", "now": "now()", "number": "bigint GENERATED ALWAYS AS IDENTITY", "plain": "",
+    "hot": " WITH (fillfactor = 50)", "unlogged": "UNLOGGED ", "bytewise": 'COLLATE "C" ',
+}  # fmt: skip
 
 # Key of the advisory lock that keeps two processes from migrating at once: any constant, "busrep" in hex.
 INIT_LOCK = 0x627573726570
@@ -79,7 +40,7 @@ SERVER = (
 )
 
 
-class PostgresDialect:
+class PostgresDialect(Dialect):
     """A `Dialect`."""
 
     name: str = "postgresql"
@@ -106,11 +67,9 @@ class PostgresDialect:
         self.store = store
 
     def ddl(self, version: int) -> Sequence[Sql]:
-        """See `Dialect`."""
-        return [Sql(text) for text in {1: TABLES, 2: TABLES_2, 3: TABLES_3, 4: TABLES_4}[version]]
+        return statements(version, WORDS)
 
     def init_lock(self) -> Sequence[Sql]:
-        """See `Dialect`."""
         return [Sql(f"SELECT pg_advisory_xact_lock({INIT_LOCK})")]
 
     def version(self) -> Plan[int | None]:
@@ -125,15 +84,12 @@ class PostgresDialect:
         return int(answers[0][0][0]) if answers[0] else None
 
     def age(self, column: str) -> str:
-        """See `Dialect`."""
         return f"extract(epoch FROM clock_timestamp() - {column})::float8"
 
     def ago(self) -> str:
-        """See `Dialect`."""
         return "(clock_timestamp() - ? * interval '1 second')"
 
     def values(self, *columns: tuple[str, str]) -> str:
-        """See `Dialect`."""
         picked = ", ".join(f"(value->>{at})::{kind} AS {name}" for at, (name, kind) in enumerate(columns))
         return f"(SELECT {picked} FROM json_array_elements(?::json))"
 
@@ -170,7 +126,6 @@ class PostgresDialect:
         ]
 
     def columns(self, table: str) -> Sql:
-        """See `Dialect`."""
         return Sql(
             "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(?::text) AND attnum > 0 "
             "AND NOT attisdropped ORDER BY attnum",
@@ -178,11 +133,9 @@ class PostgresDialect:
         )
 
     def create_sequence(self, stream: str) -> Sql:
-        """See `Dialect`."""
         return Sql(f'CREATE SEQUENCE IF NOT EXISTS "{sequence_name(stream)}" CACHE 1 NO CYCLE')
 
     def next_ids(self, stream: str, count: int) -> Sql:
-        """See `Dialect`."""
         each = f" FROM generate_series(1, {count})" if count > 1 else ""
         # Durable: of IDs that no row holds the sequence alone tells that they were given. PostgreSQL writes that to its
         # log once in 32 values, in the transaction of whoever takes the first of them, which may still be open. COMMIT
@@ -194,11 +147,9 @@ class PostgresDialect:
         )
 
     def ids(self, answer: Sequence[tuple[Any, ...]], count: int) -> list[int]:
-        """See `Dialect`."""
         return [row[0] for row in answer]
 
     def sequence(self, stream: str) -> Sql:
-        """See `Dialect`."""
         name = sequence_name(stream)
         return Sql(
             "SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, p.seqcache, p.seqcycle, "
@@ -206,7 +157,6 @@ class PostgresDialect:
         )
 
     def sequence_name(self, stream: str) -> str:
-        """See `Dialect`."""
         return f'"{sequence_name(stream)}"'
 
     def raise_sequence(self, stream: str, least: int) -> Plan[None]:
@@ -247,9 +197,9 @@ class PostgresDialect:
             ]
         for payload in payloads:
             columns_of(backing, payload)  # their number; their types are the table's matter
-        return [Sql(self._insert_own(backing, source), (writer, *params))]
+        return [Sql(self.insert_own(backing, source), (writer, *params))]
 
-    def _insert_own(self, backing: Backing, source: str) -> str:
+    def insert_own(self, backing: Backing, source: str) -> str:
         """Rows f(id, idx, row) of an application's table; one parameter before those of ``source``: the writer."""
         sign = "-" if backing.negative else ""
         named = ", ".join(f"'{column.strip(chr(34))}', f.row::json->{at}" for at, column in enumerate(backing.columns))
@@ -260,66 +210,22 @@ class PostgresDialect:
             f"LATERAL json_populate_record(NULL::{backing.table}, json_build_object({named})) AS r"
         )
 
-    def insert_staged(
-        self, backing: Backing, writer: str, query: str, attempts: Sequence[str], ordered: bool
-    ) -> Plan[tuple[int, int, int]]:
-        """See `Dialect`. A row of the staging table holds many, one a line. The IDs are taken above the sort."""
-        numbered = (
-            f"(SELECT nextval('\"{sequence_name(backing.stream)}\"') AS id, 0 AS idx, o.row FROM (SELECT u.row "
-            "FROM busrep_staged s, unnest(string_to_array(s.rows, chr(10))) WITH ORDINALITY AS u(row, place) "
-            "WHERE s.query = ? AND s.attempt IN (SELECT json_array_elements_text(?::json)) "
-            f"ORDER BY {'s.key, ' if ordered else ''}s.part, s.seq, u.place) AS o) AS f"
-        )
-        if backing.own:
-            text, first = self._insert_own(backing, numbered), [writer]
-        else:
-            names = "stream, writer, id, idx, row"
-            text = f"INSERT INTO busrep_facts ({names}) SELECT ?, ?, f.id, f.idx, f.row FROM {numbered}"
-            first = [backing.stream, writer]
-        answers = yield Sql(
-            f"WITH new AS ({text} RETURNING {backing.token} AS token) "
-            "SELECT count(*), coalesce(min(token), 0), coalesce(max(token), 0) FROM new",
-            (*first, query, orjson.dumps(list(attempts)).decode()),
-        )
-        count, lowest, highest = answers[0][0]
-        return count, lowest, highest
-
-    def _columns(self, backing: Backing) -> str:
-        """The payload, and the place in the fact: made to JSON by the server for an application's table."""
-        row = f"json_build_array({', '.join(backing.columns)})::text" if backing.own else "row"
-        return f"{backing.token} AS token, {row} AS payload, {backing.index or '0'} AS place"
+    def picked(self, backing: Backing) -> Sequence[str]:
+        """See `Dialect`. Of an application's table the server makes the JSON."""
+        return [f"json_build_array({', '.join(backing.columns)})::text"] if backing.own else ["row"]
 
     def page(self, backing: Backing, writer: str, after: int, upto: int, limit: int) -> Sql:
-        """See `Dialect`."""
         where, params = backing.of_writer(writer)
         span, limits = backing.between(after, upto)
+        columns, names = row_columns(self, backing)
         return Sql(
-            f"SELECT token, payload FROM (SELECT {self._columns(backing)} FROM {backing.table} "
+            f"SELECT token, {names} FROM (SELECT {columns} FROM {backing.table} "
             f"WHERE {where} AND {span} ORDER BY {backing.by_token} FETCH FIRST {limit + 1} ROWS WITH TIES) AS p "
             "ORDER BY token, place",
             (*params, *limits),
         )
 
-    def rows(self, backing: Backing, writer: str, ids: Sequence[int]) -> Sql:
-        """See `Dialect`."""
-        where, params = backing.of_writer(writer)
-        sign = "-" if backing.negative else ""
-        return Sql(
-            f"SELECT token, payload FROM (SELECT {self._columns(backing)} FROM {backing.table} WHERE {where} "
-            f"AND {backing.id} IN (SELECT {sign}(value::text)::bigint FROM json_array_elements(?::json))) AS p "
-            "ORDER BY token, place",
-            (*params, orjson.dumps(list(ids)).decode()),
-        )
-
-    def part(self, backing: Backing, spans: Sequence[Span]) -> Sql | None:
-        """See `Dialect`. Each SELECT is in the order of its index: the server merges them, and sorts nothing."""
-        if not spans:
-            return None
-        text, params = union(backing, spans, f"{backing.writer} AS writer, {self._columns(backing)}")
-        return Sql(f"SELECT writer, token, payload FROM ({text}) AS p ORDER BY token, place", params)
-
     def payloads(self, backing: Backing, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
-        """See `Dialect`."""
         if not backing.own:
             return [row[1].encode() for row in rows]
         return [backing.payload(row[1]) for row in rows]
@@ -332,7 +238,7 @@ class PostgresDialect:
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         """See `Dialect`. Locked first, so that what was counted is what is updated. Durable: `wait_for` returned for
-        what is saved, and an exactly-once handler's effects are committed with it (9.22)."""
+        what is saved, and an exactly-once handler's effects are committed with it."""
         values = self.values(*MOVES)
         # Without a sequence of that name NULL; of one that gave nothing yet the function gives NULL, too.
         bound = no_position_above(

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import re
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from busrep.core.failures import LIMIT_STATES
-from busrep.core.snapshots import Agreement
 from busrep.errors import ConfigError, MissingExtra, Unavailable
 from busrep.settings import Settings
 from busrep.stores import schema
-from busrep.stores.interface import Claim, EffectsTransaction
+from busrep.stores.interface import Claim
+from busrep.stores.planned import NO_CLAIM
 from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, run_async
 from busrep.stores.postgres.dialect import PostgresDialect
 from busrep.stores.postgres.snapshots import PostgresSnapshots
-from busrep.stores.transaction import ServerEffects, ServerStore, ServerTransaction, by_state, final
+from busrep.stores.server import ServerStore, ServerTransaction, by_state, final
 from busrep.streams import Registry
 from busrep.urls import check_url, shown_url
 
@@ -94,41 +95,35 @@ def composed(steps: Sequence[Step]) -> tuple[bytes, list[Any] | None]:
     return "; ".join(texts).encode(), params or None
 
 
-async def execute_async(connection: psycopg.AsyncConnection[Any], steps: tuple[Step, ...]) -> Answers:
-    """Run steps in one round trip."""
+async def settled(answer: Any) -> Any:
+    """What a cursor's method gives: one of asyncio's has to be waited for."""
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+async def fetched(cursor: Any) -> list[tuple[Any, ...]]:
+    """The rows of a cursor of either kind; none of a statement that gives none."""
+    rows: list[tuple[Any, ...]] = await settled(cursor.fetchall()) if cursor.description is not None else []
+    return rows
+
+
+async def execute_steps(connection: AnyConnection, steps: tuple[Step, ...]) -> Answers:
+    """Run steps in one round trip; on a connection that is not asyncio's without waiting for an event loop."""
     if not steps:
         return []
-    cursor: psycopg.AsyncCursor[Any]
-    if len(steps) == 1 and isinstance(steps[0], Sql) and not steps[0].params:
+    cursor: Any
+    if not isinstance(connection, psycopg.AsyncConnection):
+        cursor = psycopg.ClientCursor(connection, row_factory=tuple_row)
+    elif len(steps) == 1 and isinstance(steps[0], Sql) and not steps[0].params:
         # A reservation: always the same text, which psycopg prepares after five times; a third less time.
         cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
     else:
         cursor = psycopg.AsyncClientCursor(connection, row_factory=tuple_row)
     answers: Answers = []
     try:
-        await cursor.execute(*composed(steps))
+        await settled(cursor.execute(*composed(steps)))
         for step in steps:
             if isinstance(step, Sql):
-                answers.append(await cursor.fetchall() if cursor.description is not None else [])
-            elif step is Control.COMMIT:
-                _committed(cursor.statusmessage)
-            cursor.nextset()
-    except DRIVER_ERRORS as error:
-        raise translated(error, closed=connection.closed) from error
-    return answers
-
-
-def execute_sync(connection: psycopg.Connection[Any], steps: tuple[Step, ...]) -> Answers:
-    """Run steps in one round trip, blocking."""
-    if not steps:
-        return []
-    cursor = psycopg.ClientCursor(connection, row_factory=tuple_row)
-    answers: Answers = []
-    try:
-        cursor.execute(*composed(steps))
-        for step in steps:
-            if isinstance(step, Sql):
-                answers.append(cursor.fetchall() if cursor.description is not None else [])
+                answers.append(await fetched(cursor))
             elif step is Control.COMMIT:
                 _committed(cursor.statusmessage)
             cursor.nextset()
@@ -151,10 +146,10 @@ async def on_connection(connection: AnyConnection, plan: Plan[T], within: float 
 
     async def execute(steps: tuple[Step, ...]) -> Answers:
         if not isinstance(connection, psycopg.AsyncConnection):
-            return execute_sync(connection, steps)
+            return await execute_steps(connection, steps)
         try:
             async with asyncio.timeout(within):
-                return await execute_async(connection, steps)
+                return await execute_steps(connection, steps)
         except TimeoutError as error:
             raise Unavailable("PostgreSQL", f"no answer within {within:g} s") from error
 
@@ -162,13 +157,6 @@ async def on_connection(connection: AnyConnection, plan: Plan[T], within: float 
         return await run_async(plan, execute)
     except Signal as signal:
         raise final(signal) from signal.cause
-
-
-def checked(connection: Any) -> AnyConnection:
-    """The caller's connection; ConfigError when it is none of psycopg 3."""
-    if not isinstance(connection, psycopg.AsyncConnection | psycopg.Connection):
-        raise ConfigError(f"a psycopg.Connection or psycopg.AsyncConnection is needed, not {type(connection).__name__}")
-    return connection
 
 
 def _parameters(url: str) -> dict[str, Any]:
@@ -187,6 +175,8 @@ class PostgresStore(ServerStore):
 
     serialization_failure = psycopg.errors.SerializationFailure
     unknown_marker = psycopg.errors.InvalidParameterValue
+    # The connections of the caller's that this store can work on.
+    callers: tuple[type[Any], ...] = (psycopg.Connection, psycopg.AsyncConnection)
 
     def __init__(self, url: str, streams: Registry, settings: Settings) -> None:
         super().__init__(streams, settings, PostgresDialect(shown_url(url)))
@@ -197,14 +187,14 @@ class PostgresStore(ServerStore):
             parts.setdefault(name, value)
         self.url = psycopg.conninfo.make_conninfo("", **parts)
         self.where = f"PostgreSQL at {parts.get('host', 'the default host')}:{parts.get('port', 5432)}"
-        self.transactions: ConnectionPool | None = None
-        self.questions: ConnectionPool | None = None
-        self.handlers: ConnectionPool | None = None
+        # Pools, while it is open: of psycopg_pool's here, of blocking.py's own there.
+        self.transactions: Any = None
+        self.questions: Any = None
+        self.handlers: Any = None
         self._background: set[asyncio.Future[Any]] = set()
-        self._snapshots = PostgresSnapshots(self)
+        self.snapshots = PostgresSnapshots(self)
 
     async def open(self) -> None:
-        """See `AsyncStore`."""
         if self.questions is not None:
             return
         # On a connection of its own first: a pool would only say that none came in time, not why.
@@ -218,8 +208,8 @@ class PostgresStore(ServerStore):
             await pool.open()
 
     @property
-    def _pools(self) -> list[ConnectionPool]:
-        return [pool for pool in (self.transactions, self.questions, self.handlers) if pool is not None]
+    def _pools(self) -> set[Any]:
+        return {self.transactions, self.questions, self.handlers} - {None}
 
     def _pool(self, name: str, most: int, least: int = 1) -> ConnectionPool:
         return AsyncConnectionPool(
@@ -245,8 +235,7 @@ class PostgresStore(ServerStore):
             raise Unavailable(self.where, error) from error
 
     async def close(self) -> None:
-        """See `AsyncStore`."""
-        await self._snapshots.leave_all()
+        await self.snapshots.leave_all()
         if self._background:
             _, left = await asyncio.wait(self._background, timeout=self.settings.shutdown_timeout)
             for work in left:
@@ -256,7 +245,6 @@ class PostgresStore(ServerStore):
         self.transactions = self.questions = self.handlers = None
 
     async def init(self, redefine: Collection[str] = ()) -> None:
-        """See `AsyncStore`."""
         await self._alone(schema.init(self.dialect, self.backings.values(), redefine))
 
     async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:
@@ -264,7 +252,7 @@ class PostgresStore(ServerStore):
         connection = await self._take(pool)
         try:
             # A server behind a proxy may say nothing for ever, on a link that stands. Who asks holds locks meanwhile.
-            return await self._run(connection, plan, self.settings.fetch_timeout + wait)
+            return await self.run_on(connection, plan, self.settings.fetch_timeout + wait)
         finally:
             self._give_back(pool, connection)
 
@@ -309,46 +297,25 @@ class PostgresStore(ServerStore):
     def _closed(self, connection: AnyConnection) -> bool:
         return connection.closed
 
-    def told(self, error: Exception) -> Exception:
-        """What a driver's error outside of a plan is to the caller."""
-        problem = translated(error)
-        return self.located(final(problem) if isinstance(problem, Signal) else problem)
-
     def renew(self) -> None:
         """Replace the connections of all pools, and ask none of them: one without an answer would keep the others."""
         for pool in self._pools:
             self.in_background(asyncio.ensure_future(pool.drain()))
 
     async def _on(self, connection: Any, plan: Plan[T]) -> T:
-        return await on_connection(checked(connection), plan)
-
-    def effects(self) -> EffectsTransaction:
-        """See `AsyncStore`."""
-        return PostgresEffects(self)
+        return await on_connection(self.checked(connection), plan)
 
     def transaction(self, claim: Claim, connection: Any = None) -> PostgresTransaction:
-        """See `AsyncStore`."""
-        return PostgresTransaction(self, claim, None if connection is None else checked(connection))
+        return PostgresTransaction(self, claim, self.checked(connection))
 
-    async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
-        """See `SnapshotSource`."""
-        self._check_open()
-        return await self._snapshots.agree(self.backing(stream), part_rows, again)
+    def checked(self, connection: Any) -> Any:
+        """The caller's connection, or None; ConfigError when it is none that this store can work on."""
+        if connection is not None and not isinstance(connection, self.callers):
+            names = " or ".join(f"psycopg.{one.__name__}" for one in self.callers)
+            raise ConfigError(f"a {names} is needed, not {type(connection).__name__}")
+        return connection
 
-    async def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
-        """See `SnapshotSource`."""
-        self._check_open()
-        async with contextlib.aclosing(
-            self._snapshots.load(self.backing(agreement.stream), agreement, number)
-        ) as pieces:
-            async for piece in pieces:
-                yield piece
-
-    async def leave(self, agreement: Agreement) -> None:
-        """See `SnapshotSource`."""
-        await self._snapshots.leave(agreement)
-
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self.questions is None:
             raise Unavailable(self.where, "the store is not open")
 
@@ -362,11 +329,15 @@ class PostgresTransaction(ServerTransaction):
     store: PostgresStore
     connection: AnyConnection | None
 
-    async def _take(self) -> AnyConnection:
-        return await self.store._take(self.store.transactions)
+    @property
+    def _pool(self) -> Any:
+        return self.store.handlers if self.claim is NO_CLAIM else self.store.transactions
 
-    async def _put(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        self.store._give_back(self.store.transactions, connection)
+    async def _take(self) -> AnyConnection:
+        return await self.store._take(self._pool)
+
+    async def _put(self, connection: Any) -> None:
+        self.store._give_back(self._pool, connection)
 
     def _idle(self) -> bool:
         status = self._held.info.transaction_status
@@ -377,14 +348,9 @@ class PostgresTransaction(ServerTransaction):
         return not self._held.autocommit
 
     async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        connection = self._held
-        if isinstance(connection, psycopg.AsyncConnection):
-            cursor = connection.cursor(row_factory=tuple_row)
-            await cursor.execute(sql.encode(), params or None)
-            return await cursor.fetchall() if cursor.description is not None else []
-        blocking = connection.cursor(row_factory=tuple_row)
-        blocking.execute(sql.encode(), params or None)
-        return blocking.fetchall() if blocking.description is not None else []
+        cursor: Any = self._held.cursor(row_factory=tuple_row)
+        await settled(cursor.execute(sql.encode(), params or None))
+        return await fetched(cursor)
 
     @property
     def _held(self) -> AnyConnection:
@@ -392,11 +358,4 @@ class PostgresTransaction(ServerTransaction):
         return self.connection
 
 
-class PostgresEffects(ServerEffects, PostgresTransaction):
-    """An `EffectsTransaction` on a connection of the store's."""
-
-    async def _take(self) -> AnyConnection:
-        return await self.store._take(self.store.handlers)
-
-    async def _put(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        self.store._give_back(self.store.handlers, connection)
+STORE = PostgresStore

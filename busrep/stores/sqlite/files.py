@@ -7,7 +7,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from busrep.private_files import create_file
 from busrep.stores import claims, schema
 from busrep.stores.dialect import Dialect
 from busrep.stores.interface import Claim
-from busrep.stores.plans import Answers, Control, Locked, NoSuchTable, Plan, Row, Signal, Sql, Step, T, run_sync
+from busrep.stores.plans import Answers, Control, Locked, NoSuchTable, Plan, Row, Signal, Sql, Step, T, only, run_sync
 
 # How long a write waits for another process's transaction, seconds; then Unavailable, and it may be tried again.
 BUSY = 30.0
@@ -27,8 +27,6 @@ CONTROLS = {
     Control.COMMIT: "COMMIT",
     Control.ROLLBACK: "ROLLBACK",
 }
-
-Execute = Callable[[tuple[Step, ...]], Answers]
 
 # What sqlite3 raises: of an integer beyond 64 bits, and of text that has no UTF-8, Python's own.
 DRIVER_ERRORS = (sqlite3.Error, OverflowError, UnicodeEncodeError)
@@ -75,20 +73,6 @@ def in_transaction(connection: sqlite3.Connection | None) -> bool:
     return False
 
 
-def executor(connection: sqlite3.Connection, path: str) -> Execute:
-    """Runs steps on a connection; must be called in the connection's thread."""
-
-    def execute(steps: tuple[Step, ...]) -> Answers:
-        try:
-            with contextlib.closing(connection.cursor()) as cursor:
-                cursor.row_factory = None  # plain tuples, also on the caller's connection
-                return _run_steps(cursor, steps)
-        except DRIVER_ERRORS as error:
-            raise translated(error, path) from error
-
-    return execute
-
-
 def _run_steps(cursor: sqlite3.Cursor, steps: tuple[Step, ...]) -> Answers:
     answers: Answers = []
     for step in steps:
@@ -112,8 +96,17 @@ def final(error: Signal, path: str) -> Exception:
     return StatementRefused(f"SQLite database {path}", error.cause)
 
 
-def run(plan: Plan[T], execute: Execute, path: str) -> T:
-    """`run_sync`, with the signals that are left turned into errors."""
+def run(plan: Plan[T], connection: sqlite3.Connection, path: str) -> T:
+    """Run a plan on a connection, in the connection's thread, and turn the signals that are left into errors."""
+
+    def execute(steps: tuple[Step, ...]) -> Answers:
+        try:
+            with contextlib.closing(connection.cursor()) as cursor:
+                cursor.row_factory = None  # plain tuples, also on the caller's connection
+                return _run_steps(cursor, steps)
+        except DRIVER_ERRORS as error:
+            raise translated(error, path) from error
+
     try:
         return run_sync(plan, execute)
     except Signal as signal:
@@ -140,7 +133,7 @@ class Mark:
     """
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
-        self._execute, self._path = executor(connection, path), path
+        self._connection, self._path = connection, path
         self._number = (random.getrandbits(62),)
         # Temporary: of this connection alone, in no file of the application's, and rolled back like any table.
         self._run(
@@ -162,11 +155,7 @@ class Mark:
         self._run(Sql("DELETE FROM temp.busrep_marks WHERE mark = ?", self._number))
 
     def _run(self, *steps: Sql) -> Answers:
-        def plan() -> Plan[Answers]:
-            answers = yield steps
-            return answers
-
-        return run(plan(), self._execute, self._path)
+        return run(only(*steps), self._connection, self._path)
 
 
 def last_steps(dialect: Dialect, held: Claim, pending: Sequence[Sql], *last: Control, again: bool) -> Plan[None]:
@@ -213,7 +202,7 @@ FULL = 2  # of PRAGMA synchronous: each commit is on the disk when it is answere
 
 
 def require_durable(connection: sqlite3.Connection, path: str) -> None:
-    """See to it that what is committed on the caller's connection survives a power cut (9.22).
+    """See to it that what is committed on the caller's connection survives a power cut.
 
     Sets PRAGMA synchronous on it; ConfigError in a transaction, where SQLite does not let it be set.
     """

@@ -7,57 +7,51 @@ questions nor its writes wait; in WAL mode a reader holds up no writer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from busrep.core.snapshots import Agreement
 from busrep.stores import snapshots
 from busrep.stores.backing import Backing
-from busrep.stores.dialect import Dialect
-from busrep.stores.plans import Control, Plan, Row
-from busrep.stores.sqlite.files import connect, executor, run, translating
+from busrep.stores.plans import Plan
+from busrep.stores.sqlite.files import connect, run, translating
+
+if TYPE_CHECKING:
+    from busrep.stores.sqlite.store import SqliteStore
 
 T = TypeVar("T")
 
 
-class SqliteSnapshots:
-    """Agreements of one store, and the loading of their parts. ``most``: snapshots at a time, of all this process's
-    stores on that file."""
+class SqliteSnapshots(snapshots.PlannedSnapshots):
+    """Agreements of one store, and the loading of their parts."""
 
-    def __init__(self, path: str, dialect: Dialect, most: int) -> None:
-        self.path, self.dialect = path, dialect
-        self.where = f"SQLite database {path}"
-        self.held = snapshots.HeldSnapshots(f"sqlite {Path(path).absolute()}", self.where, most)
+    def __init__(self, store: SqliteStore) -> None:
+        super().__init__(self._aside, store.dialect, f"SQLite database {store.path}", store.settings.snapshots)
+        self.store, self.path = store, store.path
 
-    async def agree(self, backing: Backing, part_rows: int, again: Agreement | None) -> Agreement:
-        """See `SnapshotSource`."""
+    async def _aside(self, plan: Plan[T]) -> T:
+        with _Thread(self.path) as thread:
+            found = await thread.run(lambda cursor: self._run(cursor, plan))
+        self.store.check_open()  # it may have been closed meanwhile
+        return found
 
-        async def make() -> Agreement:
-            with _Thread(self.path) as thread:
-                plan = snapshots.agree(self.dialect, backing, part_rows, again, self.where)
-                agreement, _ = await thread.run(lambda: thread.plan(snapshots.in_snapshot(plan)))
-                return agreement
-
-        return await self.held.agree(make)
+    def _run(self, cursor: sqlite3.Cursor, plan: Plan[T]) -> T:
+        return run(plan, cursor.connection, self.path)
 
     async def load(self, backing: Backing, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
         """See `SnapshotSource`. In pieces of so many rows: the part as a whole is never in memory."""
 
-        def begin() -> None:
-            def check() -> Plan[None]:
-                log = yield from snapshots.read_log(self.dialect, backing.stream, Control.SNAPSHOT)
-                snapshots.check_part(agreement, number, log)
+        def begin(cursor: sqlite3.Cursor) -> None:
+            self._run(cursor, self.checked(backing, agreement, number))
+            if asked := snapshots.spans(agreement, number):
+                question = snapshots.part_of(self.dialect, backing, asked)
+                cursor.execute(question.text, question.params)
 
-            thread.plan(check())
-            question = self.dialect.part(backing, snapshots.spans(agreement, number))
-            if question is not None:
-                thread.ask(question.text, question.params)
-
-        def piece() -> bytes:
-            return snapshots.text_of(self.dialect, backing, thread.rows(snapshots.PIECE_ROWS))
+        def piece(cursor: sqlite3.Cursor) -> bytes:
+            return snapshots.text_of(self.dialect, backing, cursor.fetchmany(snapshots.PIECE_ROWS))
 
         with _Thread(self.path) as thread:
             await thread.run(begin)
@@ -66,7 +60,7 @@ class SqliteSnapshots:
 
 
 class _Thread:
-    """A thread with a connection of its own; its methods but `run` are called there.
+    """A thread with a connection of its own.
 
     The connection is closed there too, after whatever still runs: also when the caller was cancelled meanwhile.
     """
@@ -74,47 +68,26 @@ class _Thread:
     def __init__(self, path: str) -> None:
         self.path = path
         self._thread = ThreadPoolExecutor(1, "busrep-sqlite-snapshot")
-        self._connection: sqlite3.Connection | None = None
+        self._opened = contextlib.ExitStack()
         self._cursor: sqlite3.Cursor | None = None
 
     def __enter__(self) -> _Thread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.submit(self._close)
+        self._thread.submit(self._opened.close)
         self._thread.shutdown(wait=False)
 
-    def _close(self) -> None:
-        if self._cursor is not None:
-            # A question that has not come to its end keeps its connection, and with it the state that it reads, as long
-            # as somebody keeps the cursor (an exception's frames do): no checkpoint gets past it, and the WAL grows.
-            self._cursor.close()
-        if self._connection is not None:
-            self._connection.close()
-
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[sqlite3.Cursor], T]) -> T:
         """Do it in the thread. Raises what it raises, the driver's errors as busrep's."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, self._translating, work))
 
-    def _translating(self, work: Callable[[], T]) -> T:
+    def _translating(self, work: Callable[[sqlite3.Cursor], T]) -> T:
         with translating(self.path):
-            if self._connection is None:
-                self._connection = connect(self.path, "rw")
-            return work()
-
-    @property
-    def _open(self) -> sqlite3.Connection:
-        assert self._connection is not None  # noqa: S101 - made before any work is done
-        return self._connection
-
-    def plan(self, plan: Plan[T]) -> T:
-        """Run a plan."""
-        return run(plan, executor(self._open, self.path), self.path)
-
-    def ask(self, text: str, params: Any) -> None:
-        """Begin a question, whose `rows` are taken by and by."""
-        self._cursor = self._open.execute(text, params)
-
-    def rows(self, most: int) -> list[Row]:
-        """The next rows, at most so many; none: that was all."""
-        return [] if self._cursor is None else self._cursor.fetchmany(most)
+            if self._cursor is None:
+                connection = self._opened.enter_context(contextlib.closing(connect(self.path, "rw")))
+                # A question that has not come to its end keeps its connection, and with it the state that it reads, as
+                # long as somebody keeps the cursor (an exception's frames do): no checkpoint gets past it, and the WAL
+                # grows. So it is closed as well.
+                self._cursor = self._opened.enter_context(contextlib.closing(connection.cursor()))
+            return work(self._cursor)

@@ -292,15 +292,16 @@ class Oracle:
             yield name, next(one for one in lives if role.kind != LIVE or one.number == self.last[name])
 
     def _upto(self) -> None:
-        """Linear positions and persisted_upto: nothing below them comes later (9.7, 9.8)."""
+        """Linear positions: nothing below them comes later (9.7)."""
         for one in self.record.upto:
             for (epoch, key), log in self.logs.items():
                 if epoch != one.epoch or key[0] != one.stream:
                     continue
                 late = [id for id in log.within(0, one.position) if log.facts[id][1] > one.at]
                 if late:
-                    what = "linear position" if one.role else "persisted_upto"
-                    self._breaks(f"below the {what} all is complete", f"{one.at:.3f} {key} {one.position}: {late}")
+                    self._breaks(
+                        "below the linear position all is complete", f"{one.at:.3f} {key} {one.position}: {late}"
+                    )
 
     # -- the stream in memory ---------------------------------------------------------------------------------
 

@@ -63,14 +63,14 @@ class Claimed:
 
 @attrs.frozen
 class Upto:
-    """That every fact of a stream up to ``position``, by whomever, has ended (``role``: and is handled there)."""
+    """The linear position of a stream in a process: every fact up to there, of all writers, is handled there."""
 
     at: float
     epoch: str
     stream: str
     position: int
-    role: str | None = None
-    life: int = 0
+    role: str
+    life: int
 
 
 @attrs.define

@@ -18,7 +18,7 @@ import redis.asyncio as aioredis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError
 
-from busrep.testing.virtual import Process
+from .virtual import Process
 
 # Servers are no part of a simulated process: what they do is done whether that is alive or not.
 OUTSIDE = contextvars.Context()

@@ -9,11 +9,12 @@ from collections.abc import Callable
 import attrs
 
 from busrep.settings import Settings
-from busrep.testing.virtual import GoesRound, NothingLeft, VirtualLoop
+from busrep.testing.virtual import GoesRound, NothingLeft
 
 from .oracle import Oracle
 from .record import Violation
 from .scenario import Event, Role, Scenario, draw
+from .virtual import SimulatedLoop
 from .world import Alarm, World, steered
 
 Trace = Callable[[float, str, str], None]
@@ -47,7 +48,7 @@ def simulate(scenario: Scenario | int, trace: Trace | None = None) -> Outcome:
 
 
 def _simulated(scenario: Scenario, trace: Trace | None) -> Outcome:
-    loop = VirtualLoop()
+    loop = SimulatedLoop()
     logger = logging.getLogger("busrep")
     level, propagate = logger.level, logger.propagate
     with steered(scenario.seed, loop):

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 from busrep.asyncio.bus import Bus
-from busrep.asyncio.reading import Batch
 from busrep.errors import BusrepError, CommitsLost
 from busrep.options import BusOptions
+from busrep.runtime.batch import Batch
 from busrep.stores.plans import Control, Sql
 from busrep.streams import Registry, Stream
-from busrep.testing.virtual import Process
 
 from .path import AFTER, SERVER, Path, Request, SimConnection
 from .record import Handled, Life, Reported
@@ -23,6 +22,7 @@ from .redis import RedisPath
 from .scenario import LIVE, MEMORY, REPLICA, STRICT, WRITER, Role
 from .store import SimStore
 from .tables import SimError
+from .virtual import Process
 
 if TYPE_CHECKING:
     from .world import World
@@ -139,13 +139,13 @@ class Service:
     @property
     def epoch(self) -> str:
         """Of the positions it holds."""
-        return "" if self.bus is None else self.bus._reading.core.epoch or ""
+        return "" if self.bus is None else self.bus.reading.core.epoch or ""
 
     @property
     def claimed_epoch(self) -> str:
         """Of the log that it writes to, "" for a mere reader."""
         writing = None if self.bus is None else self.bus._writing
-        return "" if writing is None or writing._claimed is None else writing._claimed.claim.epoch
+        return "" if writing is None or writing.epoch is None else writing.epoch
 
     def _make(self) -> Bus:
         world, role, options = self.world, self.role, self.role.options
@@ -193,7 +193,7 @@ class Service:
             if bus._writing is not None and isinstance(bus._writing.fenced, CommitsLost):
                 self.world.commits_lost(self, bus._writing.fenced)
             self.bus = None
-            self.world.gaps_closed += bus._reading.core.counters.gaps_found
+            self.world.gaps_closed += bus.reading.core.counters.gaps_found
             self.note("closed")
             if self.once:
                 return
@@ -235,12 +235,12 @@ class Service:
             else:
                 self.report((stream, writer), after, upto, "missed")
 
-        bus._reading.after_pump = lambda: self._see_start(bus)
+        bus.reading.after_pump = lambda: self._see_start(bus)
         with contextlib.suppress(BusrepError):
             for stream in (orders, payments):
-                await bus._reading.followed(stream)
+                await bus.reading.followed(stream)
                 life.epoch = self.epoch
-                for key, position in bus._reading._saved.items():
+                for key, position in bus.reading.saved.at.items():
                     if key[0] == stream.name:
                         life.starts[key] = position
 
@@ -249,7 +249,7 @@ class Service:
         until the first row is handled."""
         life = self.life
         if self.bus is bus and self.epoch == life.epoch:
-            for key, at in bus._reading._oldest.items():
+            for key, at in bus.reading.oldest.at.items():
                 life.starts[key] = max(life.starts.get(key, 0), at[0])
 
     def report(self, key: tuple[str, str], after: int, upto: int, why: str) -> None:

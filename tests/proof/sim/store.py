@@ -9,10 +9,10 @@ from typing import Any
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
 from busrep.stores import schema
-from busrep.stores.interface import Claim, EffectsTransaction
+from busrep.stores.interface import Claim
 from busrep.stores.plans import Answers, Plan, Signal, Step, T, run_async
 from busrep.stores.postgres.dialect import PostgresDialect
-from busrep.stores.transaction import ServerEffects, ServerStore, ServerTransaction, by_state, final
+from busrep.stores.server import ServerStore, ServerTransaction, by_state, final
 from busrep.streams import Registry
 from tests.proof.sim.path import Path, SimConnection
 from tests.proof.sim.tables import SimError, SimSerializationFailure, SimUnknownMarker
@@ -119,7 +119,7 @@ class SimStore(ServerStore):
             plan.close()
             raise
         try:
-            return await self._run(connection, plan)
+            return await self.run_on(connection, plan)
         finally:
             self.put(connection)
 
@@ -136,10 +136,6 @@ class SimStore(ServerStore):
 
     async def _on(self, connection: Any, plan: Plan[T]) -> T:
         return await on_connection(checked(connection), plan)
-
-    def effects(self) -> EffectsTransaction:
-        """See `AsyncStore`."""
-        return SimEffects(self)
 
     def transaction(self, claim: Claim, connection: Any = None) -> SimTransaction:
         """See `AsyncStore`."""
@@ -173,7 +169,3 @@ class SimTransaction(ServerTransaction):
         if isinstance(params, Mapping):
             raise ConfigError("the simulated database knows ? alone, no named parameters")
         return await self._held.execute(sql, params)
-
-
-class SimEffects(ServerEffects, SimTransaction):
-    """An `EffectsTransaction` on a connection of the store's."""

@@ -17,14 +17,13 @@ from unittest import mock
 
 import orjson
 
+from busrep.asyncio.beginning import NOT_REGISTERED
 from busrep.asyncio.bus import Bus
-from busrep.asyncio.starts import NOT_REGISTERED
 from busrep.core.commands import Position, Server
 from busrep.core.framing import Rows, parse_frame
 from busrep.errors import BusrepError, CommitsLost, HandlerFailed, PositionTooOld, Unavailable
 from busrep.settings import Settings
 from busrep.streams import Registry, Stream
-from busrep.testing.virtual import Process
 
 from .database import SimDatabase
 from .events import EVENTS, declare, keep_checkpoints
@@ -46,6 +45,7 @@ from .service import (  # fmt: skip
 )
 from .store import SimStore
 from .tables import DEFINITIONS, SimError
+from .virtual import Process
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ class World:
     @property
     def gaps(self) -> int:
         """Gaps that readers found, over all lives."""
-        return self.gaps_closed + sum(one.bus._reading.core.counters.gaps_found for one in self._running() if one.bus)
+        return self.gaps_closed + sum(one.bus.reading.core.counters.gaps_found for one in self._running() if one.bus)
 
     def unexpected(self, context: dict[str, Any]) -> None:
         """The loop's exception handler: a task or a callback of the library failed unseen."""
@@ -271,7 +271,7 @@ class World:
         """What a person does about a reader that has stopped and said so."""
         bus = service.bus
         assert bus is not None
-        for key, error in list(bus._reading.stopped.items()):
+        for key, error in list(bus.reading.stopped.items()):
             if isinstance(error, HandlerFailed) and is_outage(error.error):
                 self.record.breaks("an outage is not poison", f"{service.name}: {error}")
             if not isinstance(error, PositionTooOld):
@@ -287,7 +287,7 @@ class World:
             elif service.durable and error.floor > self.pruned_unseen.get((service.role.name, service.epoch, *key), 0):
                 self.record.breaks("pruning respects readers", f"{service.name}: {error}")
             else:
-                service.report(key, bus._reading.core.delivered(*key), 2**62, "too old")
+                service.report(key, bus.reading.core.delivered(*key), 2**62, "too old")
                 if service.role.options.get("loop"):  # it gets the error in place of all other rows: given up
                     service.kill(zombie=0.0, linger=0.0)
                     self.gone.add(service.role.name)
@@ -306,7 +306,7 @@ class World:
         found = set()
         for role, epoch, stream in self.unregistered - self.registered():
             bus = self.current[role].bus if role in self.current else None
-            if bus is not None and any(key[0] == stream for key in bus._reading._saved):
+            if bus is not None and any(key[0] == stream for key in bus.reading.saved.at):
                 found.add((role, epoch, stream))
         return found
 
@@ -367,7 +367,7 @@ class World:
         found += [f"{one.name} is not gone yet" for one in self.seconds if one.process.alive and not one.main.done()]
         for one in self._running():
             writing = None if one.bus is None else one.bus._writing
-            if writing is not None and writing.claimed is not None and one not in self.seconds:
+            if writing is not None and writing.claim is not None and one not in self.seconds:
                 held = self._incarnation(one.role.name)
                 if (writing.incarnation, self._server()) != (held, self.database.identity):
                     found.append(f"{one.name} holds no claim")
@@ -387,11 +387,11 @@ class World:
         return found
 
     def _behind_of(self, service: Service, bus: Bus) -> list[str]:
-        core, found = bus._reading.core, []
+        core, found = bus.reading.core, []
         if core.epoch != self.epoch() and any(one.stream.fetchable for one in core.progress.values()):
             return [f"{service.name} holds epoch {core.epoch}"]
-        if bus._reading.failure is not None:
-            return [f"{service.name} failed: {bus._reading.failure}"]
+        if bus.reading.failure is not None:
+            return [f"{service.name} failed: {bus.reading.failure}"]
         reported = {one.key for one in self.record.reported if one.life == service.number and one.upto == 2**62}
         for key, log in self.database.facts().items():
             if not log or key in reported:
@@ -436,7 +436,7 @@ class World:
             if service.role.name == name or service.bus is None or not service.reads or service in self.seconds:
                 continue
             for stream, token in last.items():
-                if (stream.name, name) in service.bus._reading.stopped:
+                if (stream.name, name) in service.bus.reading.stopped:
                     continue
                 wait = service.process.start(service.bus.wait_for(stream, name, token, 20))
                 await asyncio.wait([wait], timeout=30)
@@ -479,7 +479,7 @@ class World:
         bus, record, now = service.bus, self.record, self.now()
         if bus is None:
             return
-        core, epoch = bus._reading.core, service.epoch
+        core, epoch = bus.reading.core, service.epoch
         for stream, positions in bus.positions().items() if service.reads else ():
             for writer, position in positions.items():
                 if stream == presence.name or core.new_epoch is not None:
@@ -489,16 +489,11 @@ class World:
                 before = self.last_position.get((service.number, epoch, *key), 0)
                 # A restore puts them back, before its new epoch is noticed; a failover, to what was saved. The own one
                 # only until those facts of a predecessor are handled again whose effects the failover took back.
-                counts = bus._reading._own == writer and bus._reading.own_counts(stream)
+                counts = bus.reading.own.name == writer and bus.reading.own_counts(stream)
                 back = before if counts else self._put_back(service, epoch, key, before)
                 if position < min(before, back) and epoch == self.epoch() and epoch not in record.void:
                     record.breaks("positions never go back", f"{service.name}: {key} {before} -> {position}")
                 self.last_position[service.number, epoch, stream, writer] = position
-        writing = bus._writing
-        if writing is not None and writing.fenced is None:
-            for name, generator in writing.generators.items():
-                if name != presence.name:
-                    record.upto.append(Upto(now, service.claimed_epoch, name, generator.persisted_upto))
         self._memory(service, bus)
 
     def _put_back(self, service: Service, epoch: str, key: tuple[str, str], before: int) -> int:
@@ -507,14 +502,14 @@ class World:
         return self.put_back.get((service.role.name, epoch, *key), 0)
 
     def _memory(self, service: Service, bus: Bus) -> None:
-        settings, core = self.settings, bus._reading.core
+        settings, core = self.settings, bus.reading.core
         # A bound is looked at before a frame, or the pages that are under way, are taken in.
         slack = FACT_BYTES * (settings.fetches * settings.page_rows + settings.frame_rows)
-        if core.queue_bytes_peak > settings.receive_queue_bytes + slack:
-            self.record.breaks("memory is bounded", f"{service.name}: {core.queue_bytes_peak} bytes received")
+        if core.intake.queue_bytes_peak > settings.receive_queue_bytes + slack:
+            self.record.breaks("memory is bounded", f"{service.name}: {core.intake.queue_bytes_peak} bytes received")
         for key, progress in core.progress.items():
-            if progress.held_size > settings.held_bytes + slack:
-                self.record.breaks("memory is bounded", f"{service.name}: {progress.held_size} bytes held of {key}")
+            if progress.held.size > settings.held_bytes + slack:
+                self.record.breaks("memory is bounded", f"{service.name}: {progress.held.size} bytes held of {key}")
         if bus._writing is not None and bus._writing.core.queued_bytes > settings.publish_queue_bytes + slack:
             queued = bus._writing.core.queued_bytes
             self.record.breaks("memory is bounded", f"{service.name}: {queued} bytes to publish")
@@ -574,7 +569,7 @@ def steered(seed: int, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     tokens = mock.Mock(token_hex=lambda size: f"{dice.getrandbits(8 * size):0{2 * size}x}")
     try:
         with (
-            mock.patch("busrep.asyncio.bus.time", clock),
+            mock.patch("busrep.runtime.own_name.time", clock),
             mock.patch("busrep.stores.planned.time", clock),
             mock.patch("busrep.stores.schema.secrets", tokens),
         ):

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from busrep.errors import ClaimBlocked, HandlerFailed, Unavailable, WaitTimeout
-from busrep.testing.children import Parent, run_child
 from tests.proof.soak.children import report_for_ever
 from tests.proof.soak.handling import Reading
 from tests.proof.soak.ledger import Ledger
 from tests.proof.soak.load import Load
 from tests.proof.soak.runtime import Bus, runtime_of
 from tests.proof.soak.task import Task
+from tests.support.children import Parent, run_child
 
 # Seconds between two reports.
 REPORT_EVERY = 0.25

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from busrep.errors import WriterFenced
-from busrep.testing.children import ChildProcess, Parent
+from tests.support.children import ChildProcess, Parent
 
 
 @attrs.define(eq=False, kw_only=True)

@@ -10,8 +10,8 @@ from redis.asyncio.sentinel import Sentinel
 
 from busrep.errors import ConfigError, Unavailable
 from busrep.links.tcp_server import TcpServer
-from busrep.testing.children import Parent, run_child
 from tests.proof.soak.task import NAME, SETTINGS, STREAMS
+from tests.support.children import Parent, run_child
 
 REPORT_EVERY = 0.5
 

@@ -12,11 +12,11 @@ from typing import Any
 from busrep.asyncio import Fact
 from busrep.errors import BusrepError, Closed, CommitUnknown, WriterFenced
 from busrep.streams import Stream
-from busrep.testing.rows import TEXTS
 from tests.proof.soak.database import BUSINESS, psycopg
 from tests.proof.soak.ledger import Committed, Ledger, RolledBack
 from tests.proof.soak.runtime import Bus, Runtime
 from tests.proof.soak.task import ABORTED, BULK, FINAL, LEASE, Row, Task, digest
+from tests.support.rows import TEXTS
 
 # Facts open at a time: they complete in any order.
 LANES = 4

@@ -22,7 +22,7 @@ from busrep import asyncio as on_loop
 from busrep import sync
 from busrep.options import BusOptions
 from busrep.stores import open_store
-from busrep.stores.blocking import complete
+from busrep.stores.plans import complete
 from busrep.streams import Registry, Stream
 from tests.proof.soak.database import application_connection, blocking_connection
 from tests.proof.soak.task import NAME, SETTINGS, Task

@@ -22,20 +22,13 @@ from redis.retry import Retry
 from busrep.errors import ConfigError
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.children import FENCED, ChildProcess
 from busrep.testing.links import FaultyLink
-from busrep.testing.servers import (
-    PostgresServer,
-    RedisServer,
-    SentinelServer,
-    start_postgres,
-    start_redis,
-    start_replica,
-    start_sentinel,
-)
+from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, start_redis
 from tests.proof.soak.children import ChildSlot, came_true
 from tests.proof.soak.database import PREPARE, Database
 from tests.proof.soak.task import ROLES, STREAMS, Role, Task
+from tests.support.children import FENCED, ChildProcess
+from tests.support.servers import SentinelServer, start_replica, start_sentinel
 
 CHILD = "tests.proof.soak.child"
 # The rights that busrep's user has on Redis; Sentinel and the soak itself are somebody else.
@@ -151,7 +144,7 @@ class World:
             self.log(f"no replica: {error}")
 
     def rights(self) -> list[str]:
-        """What busrep's user may do: all that the README says it needs, and no more."""
+        """What busrep's user may do: all that docs/guides/deploy.md says it needs, and no more."""
         return ["on", f">{self.password}", "+subscribe", "+publish", "+ping", "&soak", "&soak/*"]
 
     async def _slot(self, role: Role, stack: AsyncExitStack) -> Slot:

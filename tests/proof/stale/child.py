@@ -16,9 +16,8 @@ from busrep.caches.cache import invalidations
 from busrep.errors import ClaimBlocked, Unavailable
 from busrep.options import BusOptions
 from busrep.stores import open_store
-from busrep.stores.blocking import complete
+from busrep.stores.plans import complete
 from busrep.streams import Registry
-from busrep.testing.children import Parent, run_child
 from tests.proof.soak.children import report_for_ever
 from tests.proof.stale.items import Items
 from tests.proof.stale.memory import Memory, Shape
@@ -43,6 +42,7 @@ from tests.proof.stale.task import (
     settings_of,
 )
 from tests.proof.stale.writes import Writes
+from tests.support.children import Parent, run_child
 
 # Seconds between two reports.
 REPORT_EVERY = 0.25

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 
 from busrep.testing.links import FaultyLink
-from busrep.testing.pipes import End, Ending, Faults, Pipe, PipedConnection
+from busrep.testing.pipes import Direction, Ending, Faults, Pipe
 
 CRLF = b"\r\n"
 # How a pushed message begins, in RESP2 and in RESP3.
@@ -42,8 +42,10 @@ def reply_end(data: bytes | bytearray, start: int = 0) -> int | None:
 class LossyPipe(Pipe):
     """What comes from the server, reply by reply, without the messages that are lost."""
 
-    def __init__(self, faults: Faults, connection: PipedConnection, loses: Callable[[], bool]) -> None:
-        super().__init__(faults, connection, "from_server")
+    def __init__(
+        self, loses: Callable[[], bool], faults: Faults, source: asyncio.StreamReader, target: asyncio.StreamWriter
+    ) -> None:
+        super().__init__(faults, "from_server", source, target)
         self._loses, self._rest = loses, bytearray()
 
     def take(self, what: bytes | Ending) -> None:
@@ -63,16 +65,6 @@ class LossyPipe(Pipe):
             super().take(bytes(passing))
 
 
-class LossyConnection(PipedConnection):
-    """A connection with such a pipe."""
-
-    def __init__(self, link: LossyLink, faults: Faults, target: tuple[str, int]) -> None:
-        super().__init__(faults, target, link._admit, link._forget)
-        there, back = Pipe(faults, self, "to_server"), LossyPipe(faults, self, link.loses)
-        self.pipes = (there, back)
-        self.client, self.server = End(self, there, back), End(self, back, there)
-
-
 class LossyLink(FaultyLink):
     """``lost`` is the part of the messages, from 0 to 1, that does not arrive; ``counts["messages_lost"]`` counts."""
 
@@ -87,5 +79,9 @@ class LossyLink(FaultyLink):
         self.counts["messages_lost"] += lost
         return lost
 
-    def _accept(self) -> asyncio.BaseProtocol:
-        return LossyConnection(self, self._faults, self._target).client
+    def _pipe(
+        self, faults: Faults, direction: Direction, source: asyncio.StreamReader, target: asyncio.StreamWriter
+    ) -> Pipe:
+        if direction == "to_server":
+            return super()._pipe(faults, direction, source, target)
+        return LossyPipe(self.loses, faults, source, target)

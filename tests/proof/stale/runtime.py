@@ -15,7 +15,7 @@ import attrs
 
 from busrep import sync
 from busrep.asyncio import Bus
-from busrep.stores.blocking import complete
+from busrep.stores.plans import complete
 from busrep.streams import Stream
 from tests.proof.stale import items
 

@@ -17,7 +17,6 @@ import attrs
 from busrep.caches.cache import invalidations
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.children import FENCED, ChildProcess
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, start_redis
 from tests.proof.soak.children import ChildSlot
@@ -26,6 +25,7 @@ from tests.proof.stale.items import ALL, PREPARE, connect
 from tests.proof.stale.lossy import LossyLink
 from tests.proof.stale.memory import Memory, Shape
 from tests.proof.stale.task import KEYS, LIFE_BLOCKS, Role, Task, bound_of
+from tests.support.children import FENCED, ChildProcess
 
 CHILD = "tests.proof.stale.child"
 # Part of the messages that every link loses always.

@@ -1,0 +1,290 @@
+"""Calls the handlers of a reading process: one worker task a (stream, writer), so that its batches come in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from busrep.core.catchup import Key
+from busrep.core.delivery import Missed, RawBatch, Reset
+from busrep.core.failures import Verdict
+from busrep.errors import BusrepError, HandlerFailed, PositionsAheadOfTable, ReaderMoved, RowError
+from busrep.streams import Stream
+
+from ..runtime.batch import Batch, BatchHandling, Handler
+from ..runtime.tasks import call, forget_cancellation, heed_cancellation
+from .context import ReaderContext
+from .follow_loops import DetachedError
+from .saving import BatchSaver, PositionSaver
+
+log = logging.getLogger("busrep.reader")
+
+
+class Handlers:
+    """The workers of one reading process. ``batches`` saves what handlers save, ``saver`` the rest."""
+
+    def __init__(self, context: ReaderContext, saver: PositionSaver, batches: BatchSaver) -> None:
+        self._context, self.core, self._saver, self._batches = context, context.core, saver, batches
+        self._retrying, self._handlers, self._workers = context.retrying, context.subscribed, context.workers
+        self._notice_handlers: list[tuple[type[Reset | Missed], str | None, Callable[..., Any]]] = []
+        self._cancelled: dict[Key, None] = {}  # whose worker was cancelled, not by close(): another one will go on
+        self.poison_rows = 0
+        self.rows_delivered = 0
+
+    def add(self, stream: str, handler: Handler[Any]) -> None:
+        """Call ``handler`` with the stream's batches from now on."""
+        handlers = self._handlers.setdefault(stream, [])
+        handlers.append(handler)
+        if len(handlers) == 1:
+            for key in [key for key in self._context.paused if key[0] == stream]:
+                del self._context.paused[key]
+                self.core.progress[key].resume()
+            self._context.ask_for_positions()
+
+    def remove(self, stream: str, handler: Handler[Any]) -> None:
+        """Stop calling ``handler``; without another one the stream's rows wait in the table."""
+        handlers = self._handlers[stream]
+        handlers.remove(handler)
+        if not handlers:
+            for key in [key for key in self.core.progress if key[0] == stream]:
+                self._pause(key)
+
+    def hand_out(self) -> None:
+        """Begin to hand out what is ready."""
+        for key in list(self.core.ready):
+            if not self._context.is_handed_out(key[0]):
+                self._pause(key)
+            elif key not in self._workers and key not in self._context.stopped and key not in self._cancelled:
+                task = asyncio.create_task(self._work(key), name=f"busrep-handle-{key[0]}-{key[1]}")
+                self._workers[key] = task
+
+    def is_worker(self, task: asyncio.Task[Any] | None, stream: str | None = None) -> bool:
+        """Whether a task is one that calls handlers, of that stream or any."""
+        return any(task is worker and stream in (None, key[0]) for key, worker in self._workers.items())
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters, JSON-able."""
+        return {
+            "rows_delivered": self.rows_delivered,
+            "handler_failures": self._context.handler_failures,
+            "poison_rows": self.poison_rows,
+            "retrying": self._retrying.statistics([*self._workers, *self._cancelled]),
+        }
+
+    def _pause(self, key: Key) -> None:
+        if key not in self._context.stopped:
+            self._context.paused[key] = None
+            self.core.progress[key].stop()
+        self.core.ready.pop(key, None)
+
+    def on_notice(self, kind: type[Reset | Missed], stream: str | None, handler: Callable[..., Any]) -> None:
+        """Call ``handler(stream, writer, position)`` when a stream, or any, began anew, or ``handler(stream, writer,
+        after, upto)`` when rows cannot be had any more."""
+        self._notice_handlers.append((kind, stream, handler))
+
+    def _goes_on(self, key: Key) -> bool:
+        ended = self._context.closed or key in self._context.stopped or key in self._cancelled
+        return not ended and self._context.is_handed_out(key[0])
+
+    async def _work(self, key: Key) -> None:
+        """Hand out what waits for one (stream, writer), in order, until nothing does."""
+        core = self.core
+        try:
+            while self._goes_on(key):
+                careful = core.delivered(*key) < self._context.bisecting.get(key, 0)
+                taken = core.take(*key, 1 if careful else None)
+                if taken is None:
+                    break
+                if isinstance(taken, RawBatch):
+                    if not await self._handle(key, taken):
+                        break
+                else:
+                    await self._notify(taken)
+                    core.done(*key)
+                self._context.wake(key)
+                await self._saver.save_if_due(key)
+                # A handler that never waits must not keep the link from being read.
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if not self._context.closed:
+                log.warning("what hands out rows of %s was cancelled, not by close(): it begins again", key)
+                self._cancelled[key] = None
+                if core.progress[key].queue.handling is not None:
+                    core.put_back(*key)
+            raise
+        except Exception as error:  # ours, not the handler's: loud, and not over and over
+            self._context.stop(key, HandlerFailed(*key, core.delivered(*key), error))
+            log.exception("handing out rows of %s failed", key)
+        finally:
+            del self._workers[key]
+            if key in self._cancelled:
+                seconds = self._retrying.seconds(key, self._context.settings.retry_min)
+                asyncio.get_running_loop().call_later(seconds, self._begin_again, key)
+            self._context.pump()
+
+    def _begin_again(self, key: Key) -> None:
+        del self._cancelled[key]
+        self._context.pump()
+
+    async def _notify(self, notice: Reset | Missed) -> None:
+        if isinstance(notice, Reset):
+            told: tuple[int, ...] = (notice.position,)
+            log.info("(%s, %s) was reset to %d", notice.stream, notice.writer, *told)
+        else:
+            what = "are gone" if notice.certain else "may have been missed"
+            told = (notice.after, notice.upto)
+            log.info("(%s, %s): rows in (%d, %d] %s", notice.stream, notice.writer, *told, what)
+        for kind, stream, handler in list(self._notice_handlers):
+            if not isinstance(notice, kind) or stream not in (None, notice.stream):
+                continue
+            try:
+                await call(handler, notice.stream, notice.writer, *told)
+                forget_cancellation()
+            except (Exception, asyncio.CancelledError) as error:
+                self._call_failed((notice.stream, notice.writer), error)
+                log.exception("the handler of a reset or of missed rows failed")
+
+    def _call_failed(self, key: Key, error: BaseException) -> None:
+        """Raise CancelledError if it is close() that cancelled this worker, whatever the handler made of it.
+
+        Somebody else may have: the handler, at a deadline of its own, or who cancels all tasks, as asyncio.run() does
+        at its end. It failed then, and another worker calls it again, for asyncio.run() waits until this one has ended.
+        """
+        if self._context.closed:
+            heed_cancellation(error)  # it lost its patience
+        if forget_cancellation():
+            self._cancelled[key] = None
+
+    async def _handle(self, key: Key, raw: RawBatch) -> bool:
+        """Call the handlers with a batch. False: nothing was handled, and this worker ends."""
+        core = self.core
+        stream = self._stream(raw.stream)
+        try:
+            rows = stream.decode(raw.payloads)
+        except RowError as error:
+            if not raw.fetched:
+                log.warning("rows that do not decode, fetched again: %s", error)
+                core.progress[raw.stream, raw.writer].reject(raw)
+                return False
+            return await self._failed(key, raw, error)
+        if not await self._batches.registered(key, raw):
+            return True
+        batches, log_read = self._batches, core.epoch
+        place = (stream, raw.writer, raw.after, raw.position, raw.tokens)
+        self._retrying.begin(key, raw.after)
+        reader = self._context.options.reader
+        batch = Batch(*place, rows, BatchHandling(raw), log_read, reader, batches.save_batch, batches.transaction)
+        ended = await self._call_until_handled(key, batch)
+        if ended is not None:
+            return ended
+        self._retrying.over(key)
+        self.rows_delivered += len(rows)
+        if batch.handling.saved:
+            if not core.in_hand(key, raw):  # stopped or reset meanwhile: the core forgot these rows, the table did not
+                return await batches.reload(key, raw, log_read)
+            self._context.saved.at[key] = raw.position
+        core.done(*key)
+        return True
+
+    async def _call_until_handled(self, key: Key, batch: Batch[Any]) -> bool | None:
+        """Call the handlers with a batch until they have handled it. Else what `_handle` returns."""
+        core, raw = self.core, batch.handling.raw
+        while True:
+            # While it was registered, or paused for: stopped, or of a log that is gone.
+            if not core.in_hand(key, raw):
+                return True
+            if self._context.closed or key in self._cancelled:
+                core.put_back(*key)
+                return False
+            self._context.oldest.handing_out(key)
+            try:
+                batch.handling = BatchHandling(raw)
+                await self._call_handlers(raw.stream, batch)
+            except DetachedError:
+                if not batch.handling.tried or not await self._batches.reload(key, raw, batch.epoch):
+                    core.put_back(*key)
+                return False
+            except (Exception, asyncio.CancelledError) as error:
+                self._call_failed(key, error)
+                ended = await self._handler_failed(key, batch, error)
+                if ended is not None:
+                    return ended
+            else:
+                return None
+
+    async def _handler_failed(self, key: Key, batch: Batch[Any], error: BaseException) -> bool | None:
+        """What becomes of a batch whose handler raised: None, it is called again, or what `_handle` returns."""
+        raw, saved = batch.handling.raw, self._context.saved.at
+        self._context.handler_failures += 1
+        facts = 2 if raw.tokens and raw.tokens[0] != raw.tokens[-1] else 1
+        patient = key[0] not in self._context.unsaved  # rows of these are better skipped, see _failed
+        cut_off = key in self._cancelled
+        verdict = self._retrying.failed(key, raw.after, error, facts=facts, patient=patient, cancelled=cut_off)
+        if (
+            isinstance(error, PositionsAheadOfTable)
+            # Of this very save. From a write to another stream, or log, it is an error like any other.
+            and (batch.handling.tried and (error.stream, error.position) == (key[0], raw.position))
+            and (self.core.in_hand(key, raw) and key in saved)
+        ):
+            self._saver.go_back(error, [(*key, saved[key], raw.position)])
+            return True
+        if batch.handling.tried or isinstance(error, ReaderMoved):
+            log.warning("handler of %s failed after it saved: %r", key, error)
+            if await self._batches.reload(key, raw, batch.epoch):
+                return True
+        if verdict in (Verdict.NARROW, Verdict.POISON):
+            return await self._failed(key, raw, error)
+        if not cut_off:
+            await self._retrying.pause(key)
+        return None
+
+    async def _call_handlers(self, stream: str, batch: Batch[Any]) -> None:
+        due = list(self._handlers.get(stream, ()))
+        while due:
+            handler = due.pop(0)
+            batch.handling.last = not due
+            if handler in self._handlers[stream]:  # a loop may have been left while another handler was at work
+                await call(handler, batch)
+                forget_cancellation()
+
+    def _stream(self, name: str) -> Stream[Any]:
+        # A stream that nobody declared has rows of any shape.
+        streams = self._context.options.streams
+        return streams[name] if name in streams else Stream(name, resettable=True)
+
+    async def _failed(self, key: Key, raw: RawBatch, error: BaseException) -> bool:
+        """The handler kept failing: find the fact that it fails on, then stop, or set that fact aside."""
+        core = self.core
+        if not self.core.in_hand(key, raw):  # void: stopped, or of a former life
+            return True
+        if raw.tokens and raw.tokens[0] != raw.tokens[-1]:
+            self._context.bisecting[key] = raw.position
+            core.put_back(*key)
+            return True
+        self.poison_rows += len(raw.tokens)
+        if key[0] in self._context.unsaved:  # without these rows caches are cleared: that is better than to be deaf
+            log.error("rows of %s at %d cannot be handled: skipped", key, raw.position, exc_info=error)
+            await self._notify(Missed(*key, raw.after, raw.position))
+            core.done(*key)
+            return True
+        failure = HandlerFailed(raw.stream, raw.writer, raw.position, error)
+        if self._context.options.on_poison == "dead_letter" and self._context.options.positions_store is not None:
+            log.error("%s: kept as a dead letter", failure, exc_info=error)
+            await self._keep_dead_letter(key, raw, f"{type(error).__name__}: {error}")
+            return True
+        log.error("%s: stopped", failure, exc_info=error)
+        self._context.stop(key, failure)
+        return False
+
+    async def _keep_dead_letter(self, key: Key, raw: RawBatch, error: str) -> None:
+        context = self._context
+        try:
+            await context.reader_store.dead_letter(context.reader, *key, raw.tokens, raw.payloads, error)
+        except BusrepError as trouble:
+            log.warning("the dead letter could not be kept yet: %s", trouble)
+            await self._retrying.sleep(context.settings.retry_max)
+            self.core.put_back(*key)
+        else:
+            self.core.done(*key)

@@ -1,0 +1,165 @@
+"""The name under which an asyncio process writes: claimed, kept, won back (rules 9.5, 9.19, 9.24)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from busrep.core.commands import Name, Server
+from busrep.errors import BusrepError, Closed, WriterFenced
+from busrep.options import BusOptions
+from busrep.stores.interface import FactLog, provides
+
+from ..runtime.own_name import Hint, NameWatch, claim_name, give_up_streams, win_back
+from ..runtime.tasks import heed_cancellation, log_failure, spawn
+from .reading import Reading
+from .writing import Writing
+
+log = logging.getLogger("busrep")
+
+
+class OwnName:
+    """The present `Writing` of a bus, in ``writing``: None for a process that does not write, and before `claim`.
+
+    ``wake()``: there may be something to publish. ``renewed(writing)``: the name was won back, and this
+    goes on. ``on_loss()``: another process has the name. ``tasks``: of the bus, which ends them.
+    """
+
+    def __init__(
+        self,
+        options: BusOptions,
+        reading: Reading,
+        tasks: dict[asyncio.Task[Any], None],
+        *,
+        wake: Callable[[], None],
+        renewed: Callable[[Writing], None],
+        on_loss: Callable[[], None],
+    ) -> None:
+        self.writing: Writing | None = None
+        self._options, self._settings, self._store = options, options.settings, options.store
+        self._reading, self._tasks = reading, tasks
+        self._wake, self._renewed, self._on_loss = wake, renewed, on_loss
+        self._winning: asyncio.Task[None] | None = None
+        self.watch = NameWatch(self._settings, since=0.0)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the name is another process's for good. A name that may be won back is followed as the own one."""
+        return self.writing is not None and self.writing.lost
+
+    async def claim(self, writer: str) -> Writing:
+        """Take the name, at the start. Raises what `AsyncStore.claim` raises."""
+        if provides(self._store, FactLog):
+            await give_up_streams(self._store, writer, self._options.durable, self._settings)
+        writing = self.writing = await self._begin(writer)
+        self.watch.since = asyncio.get_running_loop().time()
+        if writing.claim is not None:  # where the facts of this process begin, however often its name is won back
+            self._reading.own.starts = writing.claim.starts
+        return writing
+
+    async def _begin(self, writer: str, again: int | None = None, former: Writing | None = None) -> Writing:
+        """Claim the name, and make what writes under it. See `claim_name`."""
+        options = self._options
+        claim, incarnation = await claim_name(
+            self._store, writer, options.durable, self._settings, again=again, former=former
+        )
+        return Writing(
+            writer,
+            options.name,
+            options.streams,
+            self._settings,
+            store=self._store,
+            claim=claim,
+            incarnation=incarnation,
+            wake=self._wake,
+            renew=self._renew,
+            on_loss=self._on_loss,
+        )
+
+    # -- winning it back --------------------------------------------------------------------------------------
+
+    async def _renew(self, former: Writing) -> Writing:
+        """What goes on in place of one that was fenced, if that was for its silence alone.
+
+        Raises WriterFenced when another process has the name, ClaimBlocked, Unavailable, Closed.
+        """
+        if self.writing is former:
+            if self._winning is None or self._winning.done():
+                self._winning = asyncio.create_task(self._win_back(former), name="busrep-win-back")
+                self._tasks[self._winning] = None
+                self._winning.add_done_callback(lambda done: self._tasks.pop(done, None))
+            # Not given up with the caller: a claim that is committed and not noted would pass for another process's.
+            winning = self._winning
+            try:
+                await asyncio.shield(winning)
+            except asyncio.CancelledError as error:
+                winning.remove_done_callback(self._tell_not_won_back)  # once, however many leave
+                winning.add_done_callback(self._tell_not_won_back)
+                heed_cancellation(error)
+                raise Closed from None  # only close() ends it
+        assert self.writing is not None  # noqa: S101 (there was one)
+        if self.writing is former:
+            raise former.fenced or WriterFenced(former.name, former.incarnation)
+        return self.writing
+
+    def _tell_not_won_back(self, winning: asyncio.Task[None]) -> None:
+        """A done callback: who would be told has left, perhaps all of them. The next beat, or fact, tries again."""
+        if not winning.cancelled() and isinstance(error := winning.exception(), BusrepError):
+            log.warning("writer %s is not won back: %s", self._options.writer, error)
+        else:
+            log_failure(winning)
+
+    async def _win_back(self, former: Writing) -> None:
+        try:
+            session = await win_back(former, former.outdone, partial(self._begin, former.name, former=former))
+        except WriterFenced as error:
+            former.lose(error)
+            return
+        self.writing = session
+        self._renewed(session)
+
+    # -- what is heard of it ----------------------------------------------------------------------------------
+
+    def heard_name(self, command: Name, now: float) -> bool:
+        """A NAME came. Returns whether it is the own one, of the present incarnation."""
+        writing = self.writing
+        if writing is None or command.instance != writing.name or command.incarnation is None:
+            return False
+        has_log = writing.has_log(command.incarnation)
+        hint = self.watch.heard(writing, command.incarnation, now, has_log=has_log)
+        if hint is Hint.ASK:
+            self._ask(writing)
+        elif hint is Hint.OUTDONE:
+            writing.outdone = command.incarnation
+            writing.fence(WriterFenced(writing.name, writing.incarnation))
+        elif hint is Hint.LOST:
+            writing.lose(WriterFenced(writing.name, writing.incarnation))
+        return command.incarnation == writing.incarnation
+
+    def heard_server(self, command: Server, now: float) -> None:
+        """A SERVER came. An epoch that is not this one: either the database was restored, which takes the claim away,
+        or another deployment uses the channel."""
+        writing, epoch = self.writing, command.epoch
+        if writing is None or epoch is None or epoch == writing.epoch:
+            return
+        if writing.claim is None or self._reading.is_reported(epoch):
+            return
+        if self.watch.may_ask(writing, now) is Hint.ASK:
+            self._ask(writing, epoch)
+
+    def _ask(self, writing: Writing, epoch: str | None = None) -> None:
+        """Ask the database whether the claim stands."""
+        spawn(self._tasks, self._check_claim(writing, epoch), "busrep-claim")
+
+    async def _check_claim(self, writing: Writing, epoch: str | None) -> None:
+        try:
+            async with asyncio.timeout(self._settings.heartbeat):
+                stands = await writing.check_claim()
+        except (BusrepError, TimeoutError) as error:
+            log.warning("the claim of %s cannot be read yet: %s", writing.name, error)
+        else:
+            if stands and epoch is not None:
+                self._reading.report_deployment(epoch, writing.epoch)

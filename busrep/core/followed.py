@@ -1,0 +1,164 @@
+"""The (stream, writer)s that a reader follows: where each stands, what waits for its handlers, and snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import attrs
+
+from ..errors import ConfigError
+from .catchup import Key
+from .delivery import Missed, RawBatch, Reset
+from .intake import Intake
+from .progress import Progress
+from .received import Followed
+from .states import State
+
+
+class FollowedWriters:
+    """{(stream, writer): its progress}, of the ``streams`` that are followed. ``intake`` has the bytes that wait."""
+
+    def __init__(self, streams: Iterable[Followed], intake: Intake) -> None:
+        self.intake, self.settings, self.ready = intake, intake.settings, intake.ready
+        self.progress: dict[Key, Progress] = {}
+        self._streams = {stream.name: stream for stream in streams}
+
+    def disconnected(self) -> None:
+        """The link is gone, or what came over it cannot be trusted: nothing is live any more."""
+        for progress in self.progress.values():
+            progress.lose()
+
+    def _add(self, stream: Followed, writer: str, position: int) -> Progress:
+        progress = Progress(self.intake, stream, writer, position)
+        self.progress[progress.key] = progress
+        if stream.name in self.intake.bootstrapping:  # whatever is said of it now comes after the snapshot
+            progress.begin_bootstrap()
+        return progress
+
+    def follow(self, stream: Followed) -> None:
+        """Follow one more stream. Its lines are ignored until then."""
+        self._streams[stream.name] = stream
+
+    @property
+    def followed(self) -> Mapping[str, Followed]:
+        """The streams followed."""
+        return self._streams
+
+    def start_at(self, stream: str, writer: str, position: int, began: int | None = None) -> None:
+        """Positions known at the start: saved ones, or proven ones for a reader that starts from now. ``began``: where
+        all began that was handled up to a saved one; else there."""
+        self._add(self._streams[stream], writer, position).began = position if began is None else began
+
+    def learned(self, stream: str, writer: str, position: int) -> None:
+        """A proven position that was not heard on the wire: from the positions table, or of a finished writer."""
+        progress = self.progress.get((stream, writer)) or self._add(self._streams[stream], writer, 0)
+        progress.learned(position)
+
+    @property
+    def bootstrapping(self) -> Collection[str]:
+        """The streams of which a snapshot is being loaded. What is delivered there is what was so before it."""
+        return self.intake.bootstrapping.keys()
+
+    def bootstrap(self, stream: str) -> None:
+        """A snapshot of ``stream`` will be loaded: hold the lines of all its writers, and drop what waits unhandled.
+
+        One that is stopped is not any more: the snapshot comes in place of what stopped it. Raises ConfigError for a
+        stream without a table.
+        """
+        if not self._streams[stream].durable:
+            raise ConfigError(f"stream {stream!r} is not kept in a table: there is no snapshot of it")
+        if stream not in self.intake.bootstrapping:
+            self.intake.bootstrapping[stream] = None
+            for progress in self._all_of(stream):
+                progress.begin_bootstrap()
+
+    def bootstrapped(self, stream: str, positions: Mapping[str, int]) -> None:
+        """The snapshot at ``positions`` ({writer: position}; who is not in it is at 0) is applied: go on behind it.
+
+        What is held passes through the usual rules, the rest comes by catch-up.
+        """
+        for writer in positions:
+            if (stream, writer) not in self.progress:
+                self._add(self._streams[stream], writer, 0)
+        del self.intake.bootstrapping[stream]
+        for progress in self._all_of(stream):
+            progress.bootstrapped(positions.get(progress.writer, 0))
+
+    def drained(self, stream: str) -> bool:
+        """Whether a bootstrap is over: all that was known when its snapshot was applied is delivered, of every writer
+        that is not stopped, and nothing is held for it since. Ask after every input."""
+        draining = self.intake.draining
+        for key, due in list(draining.items()):
+            progress = self.progress[key]
+            done = not progress.holding and progress.queue.delivered >= due
+            if key[0] == stream and (done or progress.state is State.STOPPED):
+                del draining[key]
+        return stream not in self.intake.bootstrapping and not any(key[0] == stream for key in draining)
+
+    def _all_of(self, stream: str) -> list[Progress]:
+        return [progress for key, progress in self.progress.items() if key[0] == stream]
+
+    def take(self, stream: str, writer: str, most_rows: int | None = None) -> RawBatch | Reset | Missed | None:
+        """The next thing to handle of one (stream, writer); answer with ``done``, or ``reject``."""
+        key = (stream, writer)
+        taken = self.progress[key].queue.take(most_rows or self.settings.handler_batch_rows)
+        self.ready.pop(key, None)
+        return taken
+
+    def put_back(self, stream: str, writer: str) -> None:
+        """Undo the last ``take``: it could not be handled as a whole."""
+        self.progress[stream, writer].queue.put_back()
+        self.ready[stream, writer] = None
+
+    def in_hand(self, key: Key, batch: RawBatch) -> bool:
+        """Whether a batch is still to be handled: its writer has not stopped or begun anew, and its log is not gone."""
+        return self.progress[key].queue.handling is batch
+
+    def done(self, stream: str, writer: str) -> int:
+        """What was taken has been handled; return the position now delivered."""
+        progress = self.progress[stream, writer]
+        progress.done()
+        return progress.queue.delivered
+
+    def delivered(self, stream: str, writer: str) -> int:
+        """Every row of this writer up to here has been handled."""
+        progress = self.progress.get((stream, writer))
+        return 0 if progress is None else progress.queue.delivered
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """Delivered positions, {stream: {writer: position}}."""
+        found: dict[str, dict[str, int]] = {}
+        for (stream, writer), progress in sorted(self.progress.items()):
+            found.setdefault(stream, {})[writer] = progress.queue.delivered
+        return found
+
+    @property
+    def catching_up(self) -> Collection[Key]:
+        """The (stream, writer) of which a gap is being fetched."""
+        return self.intake.catching.keys()
+
+    def statistics(self) -> dict[str, object]:
+        """Counters and states, JSON-able."""
+        intake = self.intake
+        states: dict[str, dict[str, str]] = {}
+        for (stream, writer), progress in sorted(self.progress.items()):
+            states.setdefault(stream, {})[writer] = progress.state.value
+        # Why what is catching up got no page, for whoever wonders about a stale one.
+        trouble = {
+            " ".join(key): repr(error)
+            for key in intake.catching
+            if (error := self.progress[key].retry.error) is not None
+        }
+        needed: dict[str, list[str]] = {}
+        for stream, writer in sorted(intake.needed_catch_up):
+            needed.setdefault(stream, []).append(writer)
+        return {
+            **attrs.asdict(intake.counters),
+            "queue_bytes": intake.queue_bytes,
+            "queue_bytes_peak": intake.queue_bytes_peak,
+            "buffer_bytes": intake.buffer_bytes,
+            "buffer_bytes_peak": intake.buffer_bytes_peak,
+            "states": states,
+            "trouble": trouble,
+            "needed_catch_up": needed,
+        }

@@ -1,0 +1,129 @@
+"""The rows of one (stream, writer) between receipt and handling: what was taken in, in order, and no row twice."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import attrs
+
+from .catchup import Key
+from .delivery import DeliveryQueue, Missed, RecentTokens, Reset
+from .intake import Intake
+
+
+@attrs.frozen
+class Followed:
+    """How one stream is followed. ``fetchable``: a source exists that can answer for it. ``from_now``: a writer first
+    heard begins at the position that it tells, not at 0. ``foreign_writers``: it is declared to have writers that no
+    registry lists, and that never say an incarnation."""
+
+    name: str
+    resettable: bool = False
+    fetchable: bool = True
+    from_now: bool = False
+    foreign_writers: bool = False
+
+    @property
+    def durable(self) -> bool:
+        """Whether its positions are of a log, and can be saved."""
+        return self.fetchable and not self.resettable
+
+
+@attrs.define(eq=False)
+class ReceivedRows:
+    """Every row up to ``position`` has been taken in; those to be handled wait in ``queue``."""
+
+    _intake: Intake
+    stream: Followed
+    writer: str
+    position: int
+    key: Key = attrs.field(init=False)
+    queue: DeliveryQueue = attrs.field(init=False)
+    native: bool = False  # whether the last line that counted said an incarnation
+    open: list[bytes] = attrs.field(factory=list)  # `batch` rows whose number has not come yet
+    open_size: int = 0
+    _recent: RecentTokens | None = None  # of a foreign writer
+
+    def __attrs_post_init__(self) -> None:
+        self.key = self.stream.name, self.writer
+        self.queue = DeliveryQueue(*self.key, self.position)
+
+    def _drop(self, rows: int) -> None:
+        self._intake.counters.rows_dropped += rows
+
+    def _below(self, tokens: list[int]) -> None:
+        """Rows at or below the position: repeated ones, or late ones of a foreign writer, whose order nothing proves.
+        A late one is not delivered: its place has passed, and the position says that it was handled."""
+        late = [] if self._recent is None else self._recent.late(tokens)
+        self._intake.counters.late_rows += len(late)
+        self._intake.counters.duplicates_dropped += len(tokens) - len(late)
+        if late:
+            reason = "came late, below the position, and is not delivered: see late_rows in statistics()"
+            self._intake.report(f"RDATA {self.stream.name} {self.writer} {late[0]}", "row", reason)
+
+    def _take_rows(self, tokens: list[int], payloads: list[bytes]) -> int:
+        """Take in what is new of rows that follow. Gives their last token when there is no room, else 0."""
+        intake = self._intake
+        if self.open and tokens:
+            tokens = [tokens[0]] * len(self.open) + tokens
+            payloads = self.open + payloads
+            self.open, self.open_size = [], 0
+        if tokens and tokens[0] <= self.position:
+            fresh = bisect_right(tokens, self.position)
+            self._below(tokens[:fresh])
+            tokens, payloads = tokens[fresh:], payloads[fresh:]
+        if not tokens:
+            return 0
+        if intake.queue_bytes > intake.settings.receive_queue_bytes:
+            intake.counters.overflows += 1
+            self._drop(len(tokens))
+            return tokens[-1]
+        intake.counters.rows_received += len(tokens)
+        self._take_in(tokens, payloads, tokens[-1], fetched=False)
+        return 0
+
+    def _open_batch(self, rows: list[bytes]) -> bool:
+        """Keep rows of a batch until the last one comes. False: there is no room, they come by fetch, or not at all."""
+        self.open += rows
+        self.open_size += sum(map(len, rows)) + 100 * len(rows)
+        return self.open_size <= self._intake.settings.held_bytes
+
+    def _close_batch(self) -> None:
+        """Rule 9.14: any POSITION, and any disconnect, ends a batch whose last row has not come."""
+        if self.open:
+            self._drop(len(self.open))
+            self.open, self.open_size = [], 0
+
+    def _take_in(self, tokens: list[int], payloads: list[bytes], upto: int, *, fetched: bool) -> None:
+        if self.native:
+            self._recent = None
+        elif tokens:
+            if self._recent is None:
+                self._recent = RecentTokens(self.position)
+            self._recent.add(tokens)
+        self.position = upto
+        self._intake.queued(self.queue.put(tokens, payloads, upto, fetched=fetched))
+        if self.queue:
+            self._intake.ready[self.key] = None
+
+    def _miss(self, upto: int) -> None:
+        """The rows up to there are not to be had: the handler is told."""
+        self._intake.counters.missed += 1
+        certain = self.stream.durable or self.native
+        self._notice(Missed(self.stream.name, self.writer, self.position, upto, certain))
+        self.position, self._recent = upto, None
+
+    def _notice(self, notice: Reset | Missed) -> None:
+        self.queue.notice(notice)
+        self._intake.ready[self.key] = None
+
+    def _empty(self) -> None:
+        self._intake.queue_bytes -= self.queue.clear()
+        if not self.queue:
+            self._intake.ready.pop(self.key, None)
+
+    def done(self) -> None:
+        """What was taken from the queue has been handled."""
+        self._intake.queue_bytes -= self.queue.done()
+        if self.queue:
+            self._intake.ready[self.key] = None

@@ -1,0 +1,175 @@
+"""What is saved of a reader's positions, as far as this process knows, and what that means for its rows.
+
+Rules 9.12 and 9.17 of protocol.md. Pure: it is told what a store answered.
+
+The saved position decides, not what this process has handled: another process under the same reader name may have
+handled more, and a restore or a failover may have taken back what was saved, with the effects that were saved with it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import attrs
+
+from busrep.errors import PositionsAheadOfTable, PositionTooOld
+from busrep.stores.interface import ReaderState
+
+from .catchup import Key
+
+Change = tuple[str, str, int, int]
+"""Stream, writer, the position that is saved, and the one to save in its place."""
+
+
+class Reread(enum.Enum):
+    """What the saved position says of a batch whose handler may have saved it."""
+
+    VOID = enum.auto()  # the rows are of a log that is gone, or a snapshot came in their place
+    OTHER_LOG = enum.auto()  # another process has gone over to a new log, or is at it: wait for that
+    NOT_SAVED = enum.auto()  # the rows are to be handled again
+    HANDLED = enum.auto()
+    MOVED = enum.auto()  # go on at the saved position
+
+
+@attrs.frozen
+class Attempt:
+    """A batch whose handler may have saved its position: its bounds, and what else decides.
+
+    ``log_read``: the epoch that the rows are of; ``epoch``: that of the log now read; ``saved_epoch``: that of the
+    saved positions. ``void``: a bootstrap came in place of the rows. ``lost``: the saved position was gone, and
+    registered anew. ``in_hand``: the rows have not been given up meanwhile.
+    """
+
+    after: int
+    position: int
+    log_read: str | None
+    epoch: str | None
+    saved_epoch: str | None
+    void: bool
+    lost: bool
+    in_hand: bool
+
+
+class SavedPositions:
+    """{(stream, writer): saved position}."""
+
+    def __init__(self) -> None:
+        self.at: dict[Key, int] = {}
+        self.bootstraps: dict[str, str] = {}
+        """Which bootstrap of a stream its positions are of, by its id."""
+
+    def loaded(self, state: ReaderState, *streams: str) -> None:
+        """The positions of these streams are as saved, and of the bootstrap that is saved with them."""
+        self.bootstraps.update((name, state.bootstraps.get(name, "")) for name in streams)
+
+    def behind_snapshot(self, state: ReaderState, stream: str) -> dict[str, int]:
+        """What is saved of a stream behind a snapshot, {writer: position}, in place of all that was known of it."""
+        self.loaded(state, stream)
+        positions = {writer: at for (name, writer), at in state.positions.items() if name == stream}
+        self.replace_stream(stream, positions)
+        return positions
+
+    def is_news(self, state: ReaderState, stream: str) -> bool:
+        """Whether another process has begun a bootstrap of a stream, over by now or not."""
+        return stream in state.loading or state.bootstraps.get(stream, "") != self.bootstraps.get(stream, "")
+
+    def replace(self, positions: Mapping[Key, int]) -> None:
+        """Another log: all that was known is void."""
+        self.at = dict(positions)
+
+    def replace_stream(self, stream: str, positions: Mapping[str, int]) -> None:
+        """A snapshot: {writer: position} in place of all that was known of this stream."""
+        self.at = {key: at for key, at in self.at.items() if key[0] != stream}
+        self.at |= {(stream, writer): at for writer, at in positions.items()}
+
+    def change(self, key: Key, handled: int) -> Change | None:
+        """What to save when everything up to ``handled`` was. Never back: another process, or a handler whose COMMIT
+        was not answered, is further."""
+        saved = self.at[key]
+        return (*key, saved, handled) if saved < handled else None
+
+    def confirmed(self, changes: Iterable[Change]) -> None:
+        """Take in that these are saved."""
+        self.at.update({(stream, writer): new for stream, writer, _, new in changes})
+
+    def unmoved(self, changes: Iterable[Change], void: Iterable[str]) -> list[Change]:
+        """Those whose saved position is what it was: one that was moved must not keep back the others."""
+        return [one for one in changes if one[0] not in void and self.at.get(one[:2]) == one[2]]
+
+    def above_sequence(
+        self, error: PositionsAheadOfTable, changes: Sequence[Change]
+    ) -> tuple[list[tuple[Key, int]], list[Key]]:
+        """What becomes of positions that were refused: those that go back to what is saved, and those that stop, for
+        what is saved lies above the sequence, too."""
+        refused = [one for one in changes if one[0] == error.stream and one[3] > error.highest]
+        back = [((stream, writer), saved) for stream, writer, saved, _ in refused if saved <= error.highest]
+        return back, [(stream, writer) for stream, writer, saved, _ in refused if saved > error.highest]
+
+    def compare(
+        self, keys: Iterable[Key], before: Mapping[Key, int], found: Mapping[Key, int], began: Callable[[Key], int]
+    ) -> list[tuple[Key, int]]:
+        """Take in what was read of these: give those that have to go back, and where to.
+
+        Args:
+            keys: What is compared.
+            before: What was known when the read began: a handler may have saved since.
+            found: What was read.
+            began: Where a (stream, writer) began, for one that is not among ``found``.
+        """
+        back = []
+        for key in keys:
+            if self.at.get(key, 0) > before.get(key, 0):
+                continue  # its handler saved, perhaps after that was read
+            known = self.at.pop(key, None)
+            if key in found:
+                self.at[key] = found[key]
+            elif known is None:
+                continue
+            # No other process moves it back; a restore or a failover does, and what was handled since is undone.
+            if key not in found or found[key] < (known or 0):
+                back.append((key, found.get(key, began(key))))
+        return back
+
+    def reread(self, key: Key, saved: int | None, attempt: Attempt) -> Reread:
+        """What is saved decides, whatever became of the handler's transaction."""
+        # Rows of a log that is gone: what is saved in the new one is known.
+        if saved is None or attempt.epoch != attempt.log_read or attempt.void:
+            return Reread.VOID
+        if attempt.saved_epoch not in (None, attempt.log_read):
+            return Reread.OTHER_LOG
+        if saved == self.at.get(key) and saved <= attempt.after and not attempt.lost and attempt.in_hand:
+            return Reread.NOT_SAVED
+        self.at[key] = saved
+        return Reread.HANDLED if saved == attempt.position and attempt.in_hand else Reread.MOVED
+
+    def pruned(self, key: Key, saved: int, floor: int, handled: int) -> bool:
+        """Whether another process under this reader's name has handled what was pruned up to ``floor``: then it goes on
+        from there."""
+        if saved < floor or saved <= handled:
+            return False
+        self.at[key] = saved
+        return True
+
+
+class OldestRows:
+    """Where a reader without a name, for which pruning would wait, began at the oldest row there was.
+
+    ``at``: {(stream, writer): (its floor, the last row there was)}, until a row is handed out.
+    """
+
+    def __init__(self) -> None:
+        self.at: dict[Key, tuple[int, int]] = {}
+
+    def begins_later(self, error: PositionTooOld, delivered: int) -> bool:
+        """Whether the oldest row is another one by now, of those there were: then the reader begins at that."""
+        key = (error.stream, error.writer)
+        begun, last = self.at.get(key, (-1, -1))
+        if delivered != begun or error.floor > last:  # rows that were due to it are gone
+            return False
+        self.at[key] = (error.floor, last)
+        return True
+
+    def handing_out(self, key: Key) -> None:
+        """Rows of a (stream, writer) are handed out: from now on it does not begin later."""
+        self.at.pop(key, None)

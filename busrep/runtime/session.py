@@ -1,0 +1,441 @@
+"""What one incarnation of a writer knows of its facts. It waits for nothing and locks nothing.
+
+`WriterSession` holds the pure parts of a writer together: the frames to publish (`Writer`), one ID generator per
+stream, and the transactions in doubt. `busrep.runtime.fact` is the life of one fact in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from busrep.caches.cache import is_invalidations
+from busrep.caches.freshness import Commits
+from busrep.core.commands import Name, Position, Server
+from busrep.core.framing import Frame, Rows
+from busrep.core.ids import IdGenerator, Ticket
+from busrep.core.senders import SenderTracker
+from busrep.core.writer import Writer
+from busrep.errors import BusrepError, CommitsLost, ConfigError, NotAWriter, WriterFenced
+from busrep.settings import Settings
+from busrep.stores.interface import AsyncTransaction, Claim, FactLog, KnownWriter, Registered
+from busrep.streams import Registry, Stream
+
+log = logging.getLogger("busrep.writer")
+
+# After a failover facts of so many transactions of each stream are looked for. It loses those that were committed last;
+# of those that were answered last the one that was committed last is one, unless more connections were at COMMIT.
+COMMITS_CHECKED = 100
+
+
+class Keeper(Protocol):
+    """Who takes the facts that are completed: the writer core, and whoever keeps a resettable stream's in memory."""
+
+    def fact_completed(self, stream: str, token: int, payloads: Sequence[bytes]) -> None: ...  # noqa: D102
+    def rows_completed(self, stream: str, tokens: Sequence[int], payloads: Sequence[bytes]) -> None: ...  # noqa: D102
+    def position_moved(self, stream: str, position: int) -> None: ...  # noqa: D102
+
+
+@attrs.define(eq=False)
+class OpenFacts:
+    """The facts of one stream in one transaction: their IDs, and the rows of each.
+
+    ``each``: one row per ID, in order; else ``payloads`` holds the rows of an ID, and ``rows`` those of them that
+    busrep inserts. ``ticket``: the IDs come from a sequence that is rolled back with the transaction (SQLite, the
+    caller's); until it has ended the generator knows no more than that some were asked for. ``claimed``: a transaction
+    has held the claim since the IDs were reserved, or there is none to hold (9.2).
+    """
+
+    stream: Stream[Any]
+    ids: list[int]
+    rows: dict[int, list[Any]] = attrs.field(factory=dict)
+    payloads: dict[int, list[bytes]] = attrs.field(factory=dict)
+    each: tuple[Sequence[Any], list[bytes]] | None = None
+    ticket: Ticket | None = None
+    claimed: bool = True
+    first: int = attrs.field(init=False, default=attrs.Factory(lambda self: self.ids[0], takes_self=True))
+
+    def add(self, row: Any, *, insert: bool) -> None:
+        """Add a row to the (first) fact."""
+        payload, id = self.stream.encode(row), self.ids[0]
+        self.payloads.setdefault(id, []).append(payload)
+        if insert:
+            self.rows.setdefault(id, []).append(row)
+
+    def to_insert(self) -> list[tuple[int, Sequence[Any], Sequence[bytes]]]:
+        """The facts that busrep inserts: ID, rows, and the rows as payloads."""
+        if self.each is not None:
+            return [(id, (row,), (payload,)) for id, row, payload in zip(self.ids, *self.each, strict=True)]
+        return [(id, rows, self.payloads[id][: len(rows)]) for id, rows in self.rows.items()]
+
+    def written(self) -> Sequence[bytes]:
+        """The payloads of all rows."""
+        if self.each is not None:
+            return self.each[1]
+        return [payload for id in self.ids for payload in self.payloads.get(id, ())]
+
+    def forget(self) -> None:
+        """The transaction did not commit: the IDs are empty."""
+        self.each = None
+        self.payloads.clear()
+
+    def complete(self, core: Keeper) -> tuple[int, int]:
+        """Hand the facts to the writer core, or to who keeps them besides; give how many facts and rows they were."""
+        name = self.stream.name
+        if self.each is not None:
+            core.rows_completed(name, self.ids, self.each[1])
+            return len(self.ids), len(self.ids)
+        facts = rows = 0
+        for id in self.ids:
+            payloads = self.payloads.get(id, ())
+            core.fact_completed(name, id, payloads)
+            facts += bool(payloads)
+            rows += len(payloads)
+        return facts, rows
+
+
+@attrs.define(eq=False)
+class InDoubt:
+    """A transaction whose end is not known: the caller's own, or one whose COMMIT got no answer (rule 9.1).
+
+    ``transaction``: it may still be open, and then it holds a connection and locks; None once it was rolled back.
+    """
+
+    marker: object
+    opened: list[OpenFacts]
+    transaction: AsyncTransaction | None = None
+
+
+class WriterSession:
+    """What one incarnation of a writer knows of its facts: a ``Writer`` core, and one ID generator per stream.
+
+    ``store``, ``claim``: where the facts go, and the name won there; None for a writer whose streams are all kept in
+    memory. ``listens``: see `Writer`. ``clock``: the one that `stuck` is asked by. ``torn``: bookkeeping was
+    interrupted half-way, and the session is not to be used any more. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        server: str,
+        streams: Registry,
+        settings: Settings,
+        *,
+        store: FactLog | None,
+        claim: Claim | None,
+        incarnation: int,
+        listens: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.incarnation, self.store, self.claim = name, incarnation, store, claim
+        self.clock = clock
+        self.epoch = epoch = None if claim is None else claim.epoch
+        self.torn = False
+        self._settings = settings
+        # Of invalidations: since when facts may be committed that are not applied here.
+        self.commits = {stream.name: Commits() for stream in streams if is_invalidations(stream)}
+        # Called with what was committed to them, before whoever wrote it goes on: so a process reads its own writes.
+        self.on_invalidations: Callable[[str, Sequence[bytes]], None] | None = None
+        self.core = Writer(server, name, incarnation=incarnation, epoch=epoch, settings=settings, listens=listens)
+        self.generators: dict[str, IdGenerator] = {}
+        self._last: dict[str, int] = {}
+        for stream in streams:
+            start = highest = 0
+            if not stream.resettable:
+                if claim is None:  # connect() has refused streams with a table and no store
+                    raise ConfigError("pass store= to connect()")
+                start, highest = claim.starts[stream.name], claim.highest[stream.name]
+            self.generators[stream.name] = IdGenerator(
+                stream.name,
+                position=start,
+                highest=highest,
+                negative=stream.negative,
+                stuck_after=settings.stuck_after,
+                on_moved=functools.partial(self.position_moved, stream.name),
+            )
+            self.core.add_stream(stream, start)
+        self._name_on_wire = name.encode()
+        self._own_opening = b"NAME %b %d\n" % (name.encode(), incarnation)
+        self._senders = SenderTracker(settings.followed)
+        self._claims: Mapping[tuple[str, str], int] = {} if claim is None else claim.claims  # of the others
+        self._durable = {stream.name: stream for stream in streams if not stream.resettable}
+        self.doubts: list[InDoubt] = []
+        self._promised: list[OpenFacts] = []  # with IDs that are given back if their transaction is rolled back
+        self.kept: dict[str, Keeper] = {}  # of resettable streams whose rows outlive their publication
+        self.fenced: WriterFenced | None = None
+        # stream -> the own facts that are known to be in busrep's table: of the last transactions, one of each
+        self.committed: dict[str, deque[int]] = {}
+        self.facts = 0
+        self.rows = 0
+        self._connection: object = None  # the one that was published on last
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more may be done under this incarnation."""
+        return self.torn or self.fenced is not None
+
+    def transaction(self, connection: Any) -> AsyncTransaction:
+        """A transaction of the store's, on busrep's connection or the caller's. Raises ConfigError."""
+        store, claim = self.log
+        return store.transaction(claim, connection)
+
+    @property
+    def log(self) -> tuple[FactLog, Claim]:
+        """Where the facts go, and the name won there. Raises ConfigError for a writer of streams in memory alone."""
+        if self.store is None or self.claim is None:  # connect() has refused streams with a table and no store
+            raise ConfigError("pass store= to connect()")
+        return self.store, self.claim
+
+    def generator_of(self, stream: str) -> IdGenerator:
+        """The IDs of a stream that this process writes. Raises NotAWriter."""
+        if (generator := self.generators.get(stream)) is None:
+            raise NotAWriter(stream, self.name)
+        return generator
+
+    def reserved(self, opened: dict[str, OpenFacts], stream: Stream[Any], ticket: Ticket, ids: Sequence[int]) -> None:
+        """Open the IDs that the sequence gave for ``ticket``, as facts in ``opened``. Raises SequenceWentBack."""
+        self._given_again(stream.name, ids)
+        self.generators[stream.name].answer(ticket, ids)
+        opened[stream.name] = OpenFacts(stream, sorted(ids))
+
+    def reserved_in_memory(self, opened: dict[str, OpenFacts], stream: Stream[Any], ticket: Ticket) -> None:
+        """Open new IDs of a stream that has no table."""
+        last = self._last.get(stream.name, 0)
+        self._last[stream.name] = last + ticket.count
+        self.reserved(opened, stream, ticket, range(last + 1, last + ticket.count + 1))
+
+    def promised(self, opened: dict[str, OpenFacts], stream: Stream[Any], ticket: Ticket, ids: Sequence[int]) -> None:
+        """Note IDs that the sequence takes back if the transaction is rolled back: they are answered at its end."""
+        self._given_again(stream.name, ids)
+        opened[stream.name] = OpenFacts(stream, sorted(ids), ticket=ticket)
+        self._promised.append(opened[stream.name])
+
+    def _given_again(self, stream: str, ids: Sequence[int]) -> None:
+        """The sequence gave these: who was promised one of them before was rolled back."""
+        for one in [one for one in self._promised if one.stream.name == stream and not {*ids}.isdisjoint(one.ids)]:
+            one.forget()
+            self._redeem(one)
+
+    def _redeem(self, one: OpenFacts) -> None:
+        """The transaction that gave the IDs has ended: with rows they are its own, else they are nobody's yet."""
+        if one.ticket is None:
+            return
+        generator, ticket, one.ticket = self.generators[one.stream.name], one.ticket, None
+        self._promised.remove(one)
+        if one.each is None and not any(one.payloads.values()):
+            one.ids = []
+            generator.give_up(ticket)
+            return
+        try:
+            generator.answer(ticket, one.ids)
+        except BusrepError:
+            self.torn = True  # its rows are committed: whoever claims the name next finds them in the table
+            raise
+
+    def book(self, opened: Iterable[OpenFacts]) -> bool:
+        """Hand what a transaction left to the writer core; an ID without rows is completed all the same. False: the
+        session has ended, and nothing is published under it any more."""
+        opened = list(opened)
+        for one in opened:
+            if (commits := self.commits.get(one.stream.name)) is not None:
+                commits.ended(one)
+        if self.ended:
+            return False
+        for one in opened:
+            self._redeem(one)
+            self._note_committed(one)
+            facts, rows = one.complete(self.core)
+            self.facts += facts
+            self.rows += rows
+            if (kept := self.kept.get(one.stream.name)) is not None:
+                one.complete(kept)
+        for one in opened:
+            generator = self.generators[one.stream.name]
+            # The facts are queued: the position may move past them.
+            (generator.complete_many if one.claimed else generator.abandon)(one.ids)
+        return True
+
+    def position_moved(self, stream: str, position: int) -> None:
+        """The ID generator moved the own position, by whatever event: what is complete up to there is published."""
+        if (kept := self.kept.get(stream)) is not None:
+            kept.position_moved(stream, position)
+        self.core.position_moved(stream, position)
+
+    def resolve(self, doubt: InDoubt) -> None:
+        """Book what `decide` found: the facts are in doubt no more."""
+        self.doubts.remove(doubt)
+        self.book(doubt.opened)
+
+    def commit_sent(self, opened: Iterable[OpenFacts]) -> None:
+        """COMMIT goes out now, or is the caller's to send from now on."""
+        for one in opened:
+            if (commits := self.commits.get(one.stream.name)) is not None:
+                commits.sent(one, time.monotonic())
+
+    def still_open(self, doubts: Iterable[InDoubt], asked: float) -> None:
+        """The table said so, in answer to a question asked then (`time.monotonic`)."""
+        for doubt in doubts:
+            for one in doubt.opened:
+                if (commits := self.commits.get(one.stream.name)) is not None:
+                    commits.still_open(one, asked)
+
+    def apply_invalidations(self, opened: Iterable[OpenFacts]) -> None:
+        """Apply the invalidations among these facts in this process. It comes before `book`: interrupted, the facts are
+        in doubt, and it is done again."""
+        if self.on_invalidations is None:
+            return
+        for one in opened:
+            if one.stream.name in self.commits and (payloads := one.written()):
+                self.on_invalidations(one.stream.name, payloads)
+
+    def _note_committed(self, one: OpenFacts) -> None:
+        """These facts are committed; looked for after a failover (`check_committed`)."""
+        name = one.stream.name
+        if self.fenced is None and name in self._durable and one.stream.table is None:
+            ids = one.ids if one.each is not None else [id for id, payloads in one.payloads.items() if payloads]
+            if ids:
+                self.committed.setdefault(name, deque(maxlen=COMMITS_CHECKED)).append(max(ids))
+
+    def noted_commits(self) -> list[tuple[str, int]]:
+        """What `check_committed` is to be told of."""
+        return [(stream, id) for stream, ids in self.committed.items() for id in ids]
+
+    def check_committed(self, found: Collection[tuple[str, int]] | None, known: Iterable[KnownWriter]) -> None:
+        """Whether what was committed last is still there, of which this was ``found``. ``known`` was read after that:
+        rows may have been deleted. Raises CommitsLost."""
+        floors = {one.stream: one.floor for one in known if one.writer == self.name}
+        for stream, id in self.noted_commits():
+            if id > floors.get(stream, 0) and (stream, id) not in (found or ()):
+                raise CommitsLost(self.name, self.incarnation, stream, id)
+
+    def applied_as_of(self, stream: str) -> float:
+        """As of when this process has applied all that it committed to a stream of invalidations (`time.monotonic`)."""
+        return self.commits[stream].as_of(time.monotonic())
+
+    def in_doubt_of(self, doubt: InDoubt) -> list[tuple[str, int]]:
+        """The facts that the table has to tell of."""
+        return [(one.stream.name, id) for one in doubt.opened if one.stream.name in self._durable for id in one.ids]
+
+    def ended_with(self, doubt: InDoubt) -> list[InDoubt]:
+        """What is in doubt of a transaction that has ended: all at once, so that the next ones have nothing left to
+        ask. The others also when this one has been asked after meanwhile, perhaps before they were noted."""
+        same = [one for one in self.doubts if one.marker == doubt.marker]
+        return same if doubt.marker is not None or doubt in same else []
+
+    def frames_to_publish(self, connection: object, now: float) -> list[Any]:
+        """The frames to publish next, on this connection. On a new one they begin with the own positions: other
+        processes cannot see that this one came back."""
+        if connection != self._connection:
+            self.core.connected(now)
+            self._connection = connection
+        return self.core.frames_to_publish()
+
+    def published(self, frames: Iterable[Any]) -> None:
+        """Redis has taken these frames."""
+        for frame in frames:
+            self.core.published(frame)
+
+    def written(self, stream: str) -> tuple[int, bool] | None:
+        """Up to where all facts of a stream are finished, and whether others are under way; None if it is not written
+        here."""
+        generator = self.generators.get(stream)
+        return None if generator is None else (generator.position, bool(generator.open or generator.asked))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a fact is open, or in doubt."""
+        return bool(self.doubts) or any(one.open or one.asked for one in self.generators.values())
+
+    def decide(self, doubt: InDoubt, found: Mapping[tuple[str, int], list[bytes]]) -> None:
+        """The transaction has ended and left what was ``found``: that, and nothing else, is what the facts were."""
+        durable = [one for one in doubt.opened if one.stream.name in self._durable]
+        for one in durable:
+            one.each = None
+            one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
+        if not any(one.payloads for one in durable):
+            for one in doubt.opened:
+                one.forget()
+
+    def noted(self) -> tuple[dict[str, int], dict[str, int]]:
+        """How far the own positions may follow, noted before the claim is read, and the own positions to store."""
+        noted = {name: self.generators[name].open_floor for name in self._durable}
+        positions = {name: self.generators[name].position for name in self._durable}
+        return noted, positions
+
+    def registry_read(self, noted: Mapping[str, int], registry: Registered) -> None:
+        """The claim stands, and this is the registry: follow the others as far as was noted before."""
+        self._claims = registry.claims
+        for name, stream in self._durable.items():
+            generator = self.generators[name]
+            generator.announced(max(registry[name].values(), default=0))
+            if stream.follows:  # never above the sequence: what was announced may be forged (9.17)
+                generator.follow(min(noted[name], registry.sequences[name]))
+
+    def is_echo(self, data: bytes) -> bool:
+        """Whether a message is a frame of rows that this process sent: all its lines are its own, none matters here.
+
+        Announcements are not meant: they are looked at, for they may be another process's under the same name. Lines
+        that are messages by themselves say no more of their sender than the writer's name: all of them are meant.
+        """
+        if self._settings.one_line_messages:
+            command, _, rest = data.partition(b" ")
+            return command in (b"RDATA", b"POSITION") and rest.split(b" ", 2)[1:2] == [self._name_on_wire]
+        return data.startswith(self._own_opening)
+
+    def is_successors(self, stream: str, token: int) -> bool:
+        """Whether a fact under the own name is none of this process's, which is fenced: it may be a successor's."""
+        if self.fenced is None:
+            return False
+        generator = self.generators.get(stream)
+        return generator is None or token > max(generator.position, generator.own_highest)
+
+    def has_log(self, incarnation: int) -> bool:
+        """Whether a process with the own name has announced an epoch under this incarnation."""
+        return self._senders.has_log(self.name, incarnation)
+
+    def heard(self, frame: Frame) -> None:
+        """Other writers' rows and positions move what is known of the shared sequences: those of registered writers, in
+        the incarnation that has the claim (9.18, 9.19)."""
+        epoch = self.epoch
+        senders = self._senders
+        senders.begin()
+        for item in frame.items:
+            if isinstance(item, Server | Name):
+                senders.observe(item)
+            elif isinstance(item, Rows | Position) and item.writer != self.name and item.stream in self._durable:
+                claim = self._claims.get((item.stream, item.writer), -1)
+                if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):
+                    continue
+                if isinstance(item, Rows):
+                    self.generators[item.stream].rows_seen(item.tokens)
+                else:
+                    self.generators[item.stream].announced(item.new)
+
+    def fence(self, error: WriterFenced) -> None:
+        """Another process has the name: nothing more is written or published under it."""
+        if self.fenced is None:
+            log.error("%s", error)
+            self.fenced = error
+            self.core.fenced()
+            for generator in self.generators.values():
+                generator.fenced(error)
+
+    def stuck(self, now: float) -> list[dict[str, Any]]:
+        """Facts open for longer than ``stuck_after``, JSON-able."""
+        return [attrs.asdict(fact) for generator in self.generators.values() for fact in generator.stuck(now)]
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters, JSON-able."""
+        return {
+            **self.core.statistics(),
+            "facts": self.facts,
+            "rows": self.rows,
+            "in_doubt": len(self.doubts),
+            "incarnation": self.incarnation,
+        }

@@ -1,0 +1,46 @@
+"""docs/pipeline.md: what needs no Spark."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import SimpleNamespace
+
+import attrs
+
+import busrep
+from tests.docs.blocks.writing import on_sqlite
+from tests.docs.markdown import Scope
+
+
+async def report(at: Scope) -> AsyncGenerator[None, None]:
+    await on_sqlite(at)
+    at.Order, handled = at.OrderChanged, []
+    web, at.bus = at.bus, await at.open(streams=[at.orders], store="sqlite:///shop.db", reader="search")
+
+    async def put_into_index(batch: busrep.Batch) -> None:
+        handled.extend(batch.rows)
+
+    at.put_into_index = put_into_index
+    # The report of the page is in a folder that is not there.
+    at.busrep = SimpleNamespace(Batch=busrep.Batch, ReaderReport=lambda path: busrep.ReaderReport("handled.jsonl"))
+    yield
+    (token,) = await web.publish(at.orders, [at.OrderChanged(7, "paid")])
+    await at.bus.wait_for(at.orders, "web-1", token)
+    at.report.close()
+    assert handled == [at.OrderChanged(7, "paid")]
+    assert '"web-1"' in await asyncio.to_thread(Path("handled.jsonl").read_text)
+
+
+@attrs.frozen
+class Invoice:
+    number: int
+    token: int
+
+
+async def derive(at: Scope) -> AsyncGenerator[None, None]:
+    at.Invoice = Invoice
+    yield
+    assert list(at.invoices(SimpleNamespace(number=7, status="paid"), "orders", "web-1", 55)) == [Invoice(7, 55)]
+    assert list(at.invoices(SimpleNamespace(number=7, status="new"), "orders", "web-1", 56)) == []

@@ -1,0 +1,55 @@
+"""docs/errors: each error has a page, which names its fields and what to do."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+import busrep.errors
+from busrep.errors import BusrepError
+from tests import ROOT
+from tests.docs.markdown import section
+
+FOLDER = ROOT / "docs" / "errors"
+ERRORS = [
+    error
+    for error in vars(busrep.errors).values()
+    if isinstance(error, type) and issubclass(error, BusrepError) and error is not BusrepError
+]
+# Arguments that only make the message.
+UNSTORED = {"command"}
+
+
+def test_no_page_is_left_over() -> None:
+    pages = {path.stem for path in FOLDER.glob("*.md")} - {"index"}
+    assert pages == {error.__name__ for error in ERRORS}
+    assert len(pages) > 20
+
+
+def fields_of(error: type) -> set[str]:
+    return set(inspect.signature(error.__init__).parameters) - {"self", "args", "kwargs"} - UNSTORED
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_an_error_has_a_page_that_says_what_to_do(error: type[BusrepError]) -> None:
+    page = FOLDER / f"{error.__name__}.md"
+    text = page.read_text()
+    assert text.startswith(f"# {error.__name__}\n")
+    for heading in ("## When it is raised", "## What it means for the rows", "## What to do"):
+        assert section(page, heading).strip()
+    parent = error.__mro__[1]
+    table = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    assert fields_of(error) <= table <= fields_of(error) | fields_of(parent)
+    assert parent is BusrepError or f"({parent.__name__}.md)" in text
+
+
+def test_the_list_has_all_of_them_and_draws_the_tree() -> None:
+    text = (FOLDER / "index.md").read_text()
+    assert set(re.findall(r"\]\((\w+)\.md\)", text)) == {error.__name__ for error in ERRORS}
+    drawn = re.search(r"```text\n(.*?)```", text, re.DOTALL)
+    assert drawn is not None
+    names = re.findall(r"^(.*?)(\w+)$", drawn[1], re.MULTILINE)
+    told = re.findall(r"^    ([│├└─ ]*)([A-Z]\w+)(?: |$)", busrep.errors.__doc__ or "", re.MULTILINE)
+    assert names == told

@@ -1,0 +1,429 @@
+"""Known bugs: runtime/. See tests/mutants.py."""
+
+from __future__ import annotations
+
+from tests.mutant import SIMULATOR, Edit, Mutant
+
+BUS = "asyncio/test_bus.py::test_"
+CACHED = "caches/test_cached.py::test_"
+ENDED_INSIDE = "asyncio/test_ended_inside.py::test_"
+FACT_AFTER_BLOCK = "asyncio/test_fact_after_block.py::test_"
+FAILED_NEIGHBOURS = "asyncio/test_failed_neighbours.py::test_"
+FAILOVER = "stores/test_failover.py::test_"
+GOODBYE = "asyncio/test_goodbye.py::test_"
+ONE_LINE = "links/test_one_line.py::test_"
+RACES = "sync/test_races.py::test_"
+RULES = "test_rules.py::test_"
+STRAY_LINES = "asyncio/test_stray_lines.py::test_"
+SYNC_CACHED = "caches/test_sync_cached.py::test_"
+TRUST = "asyncio/test_trust.py::test_"
+WINNING_BACK = "asyncio/test_winning_back.py::test_"
+WRITING = "sync/test_writing.py::test_"
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="unknown-commit-completes-the-fact",
+        rule="9.1",
+        harm="COMMIT lands after the position has stepped over its ID: rows that no reader ever fetches.",
+        edits=(
+            Edit(
+                "FactBase._commit",
+                "                if sent and self._leaves_doubt(error):\n",
+                "                if False:\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            RULES + "9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides",
+        ),
+    ),
+    Mutant(
+        name="unknown-commit-publishes-what-memory-holds",
+        rule="9.1",
+        harm="A transaction that was rolled back after all is published: readers see rows that do not exist.",
+        edits=(
+            Edit(
+                "WriterSession.decide",
+                """\
+            one.each = None
+            one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
+        if not any(one.payloads for one in durable):
+""",
+                """\
+            pass
+        if not durable:
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            RULES + "9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides[aborted]",
+        ),
+    ),
+    Mutant(
+        name="joined-transaction-rolls-back-with-its-block",
+        rule="9.1",
+        harm="The caller catches the error and commits all the same: rows under an ID that is complete already.",
+        edits=(
+            Edit(
+                "FactBase._roll_back",
+                "            if not known or (transaction.joined and transaction.marker is not None):\n",
+                "            if not known:\n",
+            ),
+        ),
+        checks=(RULES + "9_1_a_joined_transaction_may_commit_though_the_fact_s_block_failed",),
+    ),
+    Mutant(
+        name="follows-to-what-is-known-after-the-claim-was-read",
+        rule="9.2",
+        harm="A writer that lost its name meanwhile announces past a fact that its successor holds open.",
+        edits=(
+            Edit(
+                "WriterSession.registry_read",
+                "                generator.follow(min(noted[name], registry.sequences[name]))\n",
+                "                generator.follow(min(generator.open_floor, registry.sequences[name]))\n",
+            ),
+        ),
+        checks=(RULES + "9_2_what_is_heard_during_a_beat_counts_in_the_next",),
+    ),
+    Mutant(
+        name="a-fenced-writer-goes-on-publishing",
+        rule="9.2",
+        harm="Two processes chain frames under one name: readers take one's positions for the other's.",
+        edits=(Edit("WriterSession.fence", "            self.core.fenced()\n", ""),),
+        checks=(RULES + "9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing",),
+    ),
+    Mutant(
+        name="progress-of-others-is-announced-at-once",
+        rule="9.2",
+        harm="Each row heard makes every writer announce, without a look at its claim: skipped rows, and a storm.",
+        edits=(
+            Edit(
+                "WriterSession.heard",
+                "                self.generators[item.stream].announced(item.new)\n",
+                """\
+                generator = self.generators[item.stream]
+                generator.announced(item.new)
+                generator.follow(generator.open_floor)
+                self.core.position_moved(item.stream, generator.position)
+""",
+            ),
+        ),
+        checks=(RULES + "9_2_a_beat_that_finds_the_claim_gone_ends_all_publishing",),
+    ),
+    Mutant(
+        name="a-beat-stores-the-highest-id",
+        rule="9.3",
+        harm="The positions table claims what is still open: readers that start now, or follow it, skip those rows.",
+        edits=(
+            Edit(
+                "WriterSession.noted",
+                "        positions = {name: self.generators[name].position for name in self._durable}\n",
+                "        positions = {name: self.generators[name].highest for name in self._durable}\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            RULES + "9_3_a_beat_stores_nothing_above_an_open_fact",
+        ),
+    ),
+    Mutant(
+        name="position-moves-before-the-fact-is-handed-over",
+        rule="9.6",
+        harm="The position moves past a fact of two streams that is not queued yet: announced as empty, and lost.",
+        edits=(
+            Edit(
+                "WriterSession.book",
+                "        for one in opened:\n            self._redeem(one)\n",
+                """\
+        if len(opened) > 1:
+            for one in opened:
+                self.generators[one.stream.name].complete_many(one.ids)
+        for one in opened:
+            self._redeem(one)
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            RULES + "9_6_facts_are_handed_over_before_the_position_moves_past_them",
+        ),
+    ),
+    Mutant(
+        name="published-although-an-earlier-fact-is-open",
+        rule="4",
+        harm="When the slower transaction commits its rows lie below what readers have: dropped as duplicates.",
+        edits=(
+            Edit(
+                "WriterSession.book",
+                "            (generator.complete_many if one.claimed else generator.abandon)(one.ids)\n",
+                """\
+            (generator.complete_many if one.claimed else generator.abandon)(one.ids)
+            self.core.position_moved(one.stream.name, one.ids[-1])
+""",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            BUS + "concurrent_facts_are_published_in_the_order_of_their_ids",
+        ),
+    ),
+    Mutant(
+        name="a-rollback-leaves-its-id-open",
+        rule="4",
+        harm="One failed business transaction holds back all later facts of this process for ever.",
+        edits=(
+            Edit(
+                "FactBase._roll_back",
+                "        self._complete(session)\n",
+                "        self._booked = True\n",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            BUS + "a_rolled_back_fact_is_never_seen_and_holds_nothing_up",
+        ),
+    ),
+    Mutant(
+        name="a-rollback-is-published",
+        rule="4",
+        harm="Readers see orders whose transaction was rolled back.",
+        edits=(
+            Edit(
+                "FactBase._roll_back",
+                "        for opened in self._opened.values():\n            opened.forget()\n",
+                "",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            BUS + "a_rolled_back_fact_is_never_seen_and_holds_nothing_up",
+        ),
+    ),
+    Mutant(
+        name="every-message-of-the-own-name-is-an-echo",
+        rule="9.11",
+        harm="A process does not hear that its name was taken over, and its local handlers miss the successor's rows.",
+        edits=(
+            Edit(
+                "WriterSession.__init__",
+                '        self._own_opening = b"NAME %b %d\\n" % (name.encode(), incarnation)\n',
+                '        self._own_opening = b"NAME %b" % name.encode()\n',
+            ),
+        ),
+        checks=(RULES + "9_11_frames_of_the_own_name_by_another_incarnation_are_no_echoes",),
+    ),
+    Mutant(
+        name="writers-of-another-log-are-believed",
+        rule="9.16",
+        harm="A writer takes IDs of a log that is gone for given out in this one: it announces, and refuses, by them.",
+        edits=(
+            Edit(
+                "WriterSession.heard",
+                "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):\n",
+                "if senders.incarnation_of(item.writer) != claim:\n",
+            ),
+        ),
+        checks=(RULES + "9_16_a_writer_learns_nothing_from_one_of_another_log",),
+    ),
+    Mutant(
+        name="a-win-back-without-an-answer-waits-for-the-next-fact",
+        rule="9.4",
+        harm="Until then readers may finish what was won, and nothing tells any more whose it was: the name is lost.",
+        edits=(
+            Edit(
+                "win_back",
+                "            if tried:\n                raise\n",
+                "            raise\n",
+            ),
+        ),
+        checks=(WRITING + "a_name_won_back_without_an_answer_is_this_process_s_still[once]",),
+    ),
+    Mutant(
+        name="a-name-finished-while-it-is-won-back-is-lost",
+        rule="9.4",
+        harm="A process that was stopped between winning its name back and noting so takes it for another's.",
+        edits=(
+            Edit(
+                "win_back",
+                "            if error.incarnation <= again:\n",
+                "            if True:\n",
+            ),
+        ),
+        checks=(WRITING + "a_name_that_was_finished_while_it_was_won_back_is_won_back_again",),
+    ),
+    Mutant(
+        name="a-commit-without-an-answer-is-trusted",
+        rule="9.1",
+        harm="It may have landed: the process that wrote it returns the old value until the table has told.",
+        edits=(
+            Edit(
+                "WriterSession.commit_sent",
+                "                commits.sent(one, time.monotonic())\n",
+                "                pass\n",
+            ),
+        ),
+        checks=(CACHED + "a_commit_without_an_answer_ends_trust_until_it_is_known",),
+    ),
+    Mutant(
+        name="own-invalidations-wait-for-their-echo",
+        rule="6",
+        harm="A process does not read its own writes: own lines are ignored, so the old value stays for ever.",
+        edits=(
+            Edit(
+                "WriterSession.apply_invalidations",
+                "        if self.on_invalidations is None:\n            return\n",
+                "        return\n",
+            ),
+        ),
+        checks=(
+            CACHED + "own_invalidations_are_applied_before_the_fact_returns",
+            SYNC_CACHED + "the_ways_to_invalidate",
+        ),
+    ),
+    Mutant(
+        name="a-fact-in-memory-of-a-fenced-incarnation-is-lost-silently",
+        rule="9.11",
+        harm="A row of a stream without a table is written while the name is won back, and is published by nobody.",
+        edits=(Edit("FactBase._complete", "        if not taken:\n            self._tell_what_is_gone()\n", ""),),
+        checks=(
+            WINNING_BACK + "a_fact_in_memory_that_was_open_meanwhile_says_that_it_is_not_published",
+            RACES + "a_fact_in_memory_whose_incarnation_has_ended_says_that_it_was_not_published",
+        ),
+    ),
+    Mutant(
+        name="lost-commits-are-not-looked-for",
+        rule="9.23",
+        harm="A failover loses facts that were committed and announced, and nothing says so.",
+        edits=(
+            Edit(
+                "WriterSession.check_committed",
+                "if id > floors.get(stream, 0) and (stream, id) not in (found or ()):",
+                "if False:",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            FAILOVER + "a_failover_that_loses_commits_skips_no_row",
+        ),
+    ),
+    Mutant(
+        name="the-highest-fact-is-looked-for-not-the-last",
+        rule="9.23",
+        harm="A fact that was committed after one of a higher ID is lost in a failover, and nothing says so.",
+        edits=(
+            Edit(
+                "WriterSession._note_committed",
+                "deque(maxlen=COMMITS_CHECKED)).append(max(ids))",
+                "deque([0], 1)).append(max(ids + list(self.committed[name])))",
+            ),
+        ),
+        checks=(
+            SIMULATOR,
+            FAILOVER + "a_lost_fact_is_missed_though_a_higher_one_is_there[asyncio]",
+        ),
+    ),
+    Mutant(
+        name="nobody-asks-after-a-failed-block-without-beats",
+        rule="9.1",
+        harm="Without beats one failed block holds up what is committed behind it until the next fact.",
+        edits=(Edit("SharedWriter.in_doubt", "and not self.shared.beats:", "and False:"),),
+        checks=(FAILED_NEIGHBOURS + "a_fact_of_threads_whose_neighbour_fails_inside_its_block_is_published",),
+    ),
+    Mutant(
+        name="what-the-block-committed-is-forgotten-when-it-began-again",
+        rule="9.1",
+        harm="A block sends COMMIT and BEGIN, and fails: its committed rows are announced as none.",
+        edits=(
+            Edit(
+                "ServerTransaction.execute",
+                "        self._handed_out = True\n        await self._flush()\n",
+                "        await self._flush()\n",
+            ),
+            Edit("base.SqliteTransaction.execute", "        self._handed_out = True\n", ""),
+        ),
+        checks=(ENDED_INSIDE + "what_a_statement_committed_inside_is_published_though_the_block_fails",),
+    ),
+    Mutant(
+        name="what-was-committed-inside-a-block-that-fails-is-forgotten",
+        rule="9.1",
+        harm="Code in a block commits rows, and then raises: the fact is announced as empty, and its rows are lost.",
+        edits=(
+            Edit(
+                "FactBase._roll_back",
+                "            if not known or (transaction.joined",
+                "            if (transaction.joined",
+            ),
+        ),
+        checks=(
+            ENDED_INSIDE
+            + "what_the_caller_committed_inside_is_published_though_the_block_fails[postgres_url-asyncio-raises]",
+            ENDED_INSIDE
+            + "what_the_caller_committed_inside_is_published_though_the_block_fails[postgres_url-threads-raises]",
+            ENDED_INSIDE
+            + "what_a_statement_committed_inside_is_published_though_the_block_fails[sqlite_url-asyncio-0]",
+        ),
+    ),
+    Mutant(
+        name="an-ended-fact-takes-rows",
+        rule="4",
+        harm="A row that is added after the block is accepted, and lost.",
+        edits=(
+            Edit("FactBase._check_in_block", "if self._state is FactState.ENDED:", "if False:"),
+            Edit("FactBase._check_in_block", "if self._state is not FactState.OPEN:", "if not self._opened:"),
+        ),
+        checks=(
+            FACT_AFTER_BLOCK + "asyncio[sqlite_url]",
+            FACT_AFTER_BLOCK + "threads[sqlite_url]",
+        ),
+    ),
+    Mutant(
+        name="echoes-without-a-name-are-no-echoes",
+        rule="2",
+        harm="A writer of single lines takes its link for dead every few beats, and makes it anew.",
+        edits=(Edit("WriterSession.is_echo", "        if self._settings.one_line_messages:\n", "        if False:\n"),),
+        checks=(ONE_LINE + "such_a_writer_hears_itself_and_keeps_its_link",),
+    ),
+    Mutant(
+        name="a-writer-follows-whoever-speaks",
+        rule="9.18",
+        harm="One line of a writer that does not exist: idle writers follow it, and all writes of the stream fail.",
+        edits=(
+            Edit(
+                "WriterSession.heard",
+                "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):\n",
+                "if claim is None or epoch is None:\n",
+            ),
+        ),
+        checks=(
+            TRUST + "9_18_a_writer_follows_registered_writers_alone",
+            STRAY_LINES + "what_a_stranger_says_harms_nobody[sqlite-redis-asyncio-a writer that does not exist]",
+        ),
+    ),
+    Mutant(
+        name="a-writer-leaves-while-a-fact-is-in-doubt",
+        rule="9.21",
+        harm="close() waits for the lock of a transaction that its own caller has to end, and gives up.",
+        edits=(
+            Edit("WriterSession.unfinished", "        return bool(self.doubts) or any(", "        return any("),
+            Edit("WriterSession.unfinished", "one.open or one.asked for one in", "False for one in"),
+        ),
+        checks=(
+            GOODBYE + "a_writer_with_a_fact_in_doubt_is_not_finished_by_itself[asyncio]",
+            GOODBYE + "a_writer_with_a_fact_in_doubt_is_not_finished_by_itself[threads]",
+        ),
+    ),
+    Mutant(
+        name="a-doubt-is-noted-twice",
+        rule="9.1",
+        harm="Interrupted while it is noted, a fact in doubt is completed twice: the next write raises for no reason.",
+        edits=(
+            Edit(
+                "FactBase._doubt",
+                "        self._booked = True\n        note(doubt)\n",
+                "        note(doubt)\n        self._booked = True\n",
+            ),
+        ),
+        checks=(RACES + "a_doubt_that_is_interrupted_while_it_is_noted_is_one_doubt[False]",),
+    ),
+)

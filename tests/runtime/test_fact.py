@@ -1,0 +1,279 @@
+"""The life of a fact: wherever it fails, it is booked, or in doubt until the table has told. No loop, no thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from busrep.errors import BusrepError, CommitUnknown, NotAWriter, SequenceWentBack, Unavailable, WriterFenced
+from busrep.runtime.fact import FactBase, FactState, ReenteredError, settle
+from busrep.runtime.session import InDoubt, WriterSession
+from busrep.settings import Settings
+from busrep.stores.interface import Claim
+from busrep.stores.plans import complete
+from busrep.streams import Registry
+from tests.shop import Order, orders, typing
+
+CLAIM = Claim("w", 1, "e" * 32, starts={"orders": 0}, known={"orders": {}}, highest={"orders": 0})
+AWAY, FENCED = Unavailable("the database", OSError("away")), WriterFenced("w", 1)
+UNKNOWN = CommitUnknown("mark", OSError("no answer"))
+
+
+class Log:
+    """A store that gives IDs, and a transaction whose steps fail as the test says."""
+
+    reserves = False
+
+    def __init__(self, fails: dict[str, BaseException], *, known: bool = True, joined: bool = False) -> None:
+        self.fails, self.known, self.joined = fails, known, joined
+        self.marker: object = None
+        self.connection = None
+        self.last = 0
+        self.steps: list[str] = []
+        self.found: dict[tuple[str, int], list[bytes]] | None = {}
+
+    def step(self, name: str) -> None:
+        self.steps.append(name)
+        if error := self.fails.pop(name, None):
+            raise error
+
+    async def reserve(self, stream: str, count: int) -> list[int]:
+        self.step("reserve")
+        self.last += count
+        return list(range(self.last - count + 1, self.last + 1))
+
+    def transaction(self, claim: Claim, connection: Any) -> Log:
+        self.step("transaction")
+        return self
+
+    async def begin(self) -> None:
+        self.step("begin")
+        self.marker = "mark"
+
+    async def insert(self, stream: str, facts: Sequence[Any]) -> None:
+        self.step("insert")
+
+    async def commit(self) -> None:
+        self.step("commit")
+
+    async def rollback(self) -> bool:
+        self.step("rollback")
+        return self.known
+
+    async def outcome(self, claim: Claim, marker: object, facts: Any) -> dict[tuple[str, int], list[bytes]] | None:
+        self.step("outcome")
+        return self.found
+
+
+class Life(FactBase[Order]):
+    """A fact that notes what it asks of its runtime."""
+
+    def __init__(self, session: WriterSession, *, interrupts: bool = True) -> None:
+        super().__init__((orders,), None, 1)
+        self.session, self.interrupts = session, interrupts
+        self.told: list[str] = []
+        self.reentered = False
+
+    def run(self) -> None:
+        """Its life, as `bus.write()` does it."""
+        self._begin_once()
+        complete(self._begin(self.session))
+        self._state = FactState.OPEN
+        self.add(Order(1, "new"))
+        self._state = FactState.ENDED
+        complete(self._end(self.session, None))
+
+    def _guarded(self, session: WriterSession, step: Callable[[], object]) -> None:
+        if self.reentered:
+            raise ReenteredError
+        step()
+
+    def _leaves_doubt(self, error: BaseException) -> bool:
+        return super()._leaves_doubt(error) or (self.interrupts and not isinstance(error, BusrepError))
+
+    def _fence(self, session: WriterSession, error: WriterFenced) -> None:
+        session.fence(error)
+
+    def _publish(self) -> None:
+        self.told.append("published")
+
+    def _doubted(self, doubt: InDoubt) -> None:
+        self.told.append("in doubt")
+
+
+def session_on(log: Log) -> WriterSession:
+    store: Any = log
+    streams = Registry([orders, typing])
+    session = WriterSession("w", "shop", streams, Settings(), store=store, claim=CLAIM, incarnation=1)
+    session.core.connected(0.0)
+    return session
+
+
+def published(session: WriterSession) -> list[str]:
+    lines: list[str] = []
+    while frames := session.core.frames_to_publish():
+        for frame in frames:
+            lines += [line for line in frame.data.decode().split("\n") if line.startswith("RDATA orders")]
+            session.core.published(frame)
+    return lines
+
+
+def test_a_fact_is_booked_and_published() -> None:
+    log = Log({})
+    session = session_on(log)
+    fact = Life(session)
+    fact.run()
+    assert log.steps == ["transaction", "reserve", "begin", "insert", "commit"]
+    assert fact.told == ["published"]
+    assert (session.generators["orders"].position, session.generators["orders"].open) == (1, 0)
+    assert (session.facts, session.rows, session.doubts) == (1, 1, [])
+    assert len(published(session)) == 1
+
+
+BOOKED, IN_DOUBT, NOTHING = "booked", "in doubt", "nothing"
+
+FAULTS = [
+    # where it fails, how, whether the rollback knows what was committed, joined, what the fact is then
+    ("transaction", AWAY, True, False, BOOKED),
+    ("reserve", AWAY, True, False, NOTHING),
+    ("reserve", KeyboardInterrupt(), True, False, NOTHING),
+    ("begin", AWAY, True, False, BOOKED),
+    ("begin", KeyboardInterrupt(), True, False, BOOKED),
+    ("insert", AWAY, True, False, BOOKED),
+    ("insert", KeyboardInterrupt(), True, False, BOOKED),
+    ("insert", AWAY, False, False, IN_DOUBT),
+    ("insert", AWAY, True, True, IN_DOUBT),
+    ("commit", AWAY, True, False, BOOKED),
+    ("commit", AWAY, False, False, IN_DOUBT),
+    ("commit", UNKNOWN, True, False, IN_DOUBT),
+    ("commit", KeyboardInterrupt(), True, False, IN_DOUBT),
+    ("commit", ValueError("of a notice handler of the application's"), True, False, IN_DOUBT),
+]
+
+
+@pytest.mark.parametrize(("where", "error", "known", "joined", "then"), FAULTS)
+def test_9_1_wherever_it_fails_it_is_booked_or_in_doubt(
+    where: str, error: BaseException, known: bool, joined: bool, then: str
+) -> None:
+    log = Log({where: error}, known=known, joined=joined)
+    session = session_on(log)
+    fact = Life(session)
+    with pytest.raises(type(error)):
+        fact.run()
+    ids = session.generators["orders"]
+    assert ids.asked == 0
+    if then == IN_DOUBT:
+        assert (fact.told, len(session.doubts), ids.open, ids.position) == (["in doubt"], 1, 1, 0)
+        assert session.doubts[0].opened[0].written(), "the rows are known as long as the table may have them"
+    else:
+        assert (session.doubts, ids.open) == ([], 0)
+        # Where it did not begin nobody has looked at the claim since the ID was given (9.2).
+        assert ids.position == (1 if where in ("insert", "commit") else 0)
+    assert published(session) == []
+    assert session.facts == 0
+
+
+def test_without_interrupts_what_is_no_doubt_of_busrep_s_is_a_refusal() -> None:
+    log = Log({"commit": ValueError("a deferred constraint")})
+    session = session_on(log)
+    with pytest.raises(ValueError, match="constraint"):
+        Life(session, interrupts=False).run()
+    assert log.steps[-1] == "rollback"
+    assert (session.doubts, session.generators["orders"].position) == ([], 1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), AWAY])
+def test_9_1_a_rollback_that_is_interrupted_leaves_a_doubt(error: BaseException) -> None:
+    log = Log({"insert": AWAY, "rollback": error})
+    session = session_on(log)
+    fact = Life(session)
+    with pytest.raises(type(error)):
+        fact.run()
+    assert (fact.told, len(session.doubts), session.generators["orders"].open) == (["in doubt"], 1, 1)
+
+
+def test_9_1_a_fact_that_ends_in_the_middle_of_bookkeeping_is_in_doubt() -> None:
+    session = session_on(Log({}))
+    fact = Life(session)
+    commit = fact._commit
+
+    async def committed_by_the_garbage_collector(session: WriterSession) -> None:
+        fact.reentered = True
+        await commit(session)
+
+    fact._commit = committed_by_the_garbage_collector  # type: ignore[method-assign]
+    fact.run()
+    assert (fact.told, len(session.doubts), published(session)) == (["in doubt"], 1, [])
+
+
+def test_a_joined_fact_waits_for_its_caller() -> None:
+    session = session_on(Log({}, joined=True))
+    fact = Life(session)
+    fact.run()
+    assert (fact.told, len(session.doubts), session.generators["orders"].position) == (["in doubt"], 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "position", "rows"),
+    [(None, 0, 0), ({}, 1, 0), ({("orders", 1): [b'[1,"new"]']}, 1, 1)],
+    ids=["open", "aborted", "landed"],
+)
+def test_9_1_the_table_decides(found: Any, position: int, rows: int) -> None:
+    log = Log({"commit": UNKNOWN})
+    session = session_on(log)
+    with pytest.raises(CommitUnknown):
+        Life(session).run()
+    log.found = found
+    ended = complete(settle(session, list(session.doubts), lambda step: step()))
+    assert ended == (found is not None)
+    assert session.generators["orders"].position == position
+    assert len(published(session)) == session.rows == rows
+    assert bool(session.doubts) == (found is None)
+
+
+def test_9_1_what_is_interrupted_while_the_outcome_is_booked_is_asked_after_again() -> None:
+    """Its invalidations are applied first: whatever raises there, the fact stays in doubt."""
+    log = Log({"commit": UNKNOWN})
+    session = session_on(log)
+    with pytest.raises(CommitUnknown):
+        Life(session).run()
+    log.found = {("orders", 1): [b'[1,"new"]']}
+    steps = iter([None, KeyboardInterrupt()])
+
+    def interrupted(step: Callable[[], object]) -> None:
+        if error := next(steps, None):
+            raise error
+        step()
+
+    with pytest.raises(KeyboardInterrupt):
+        complete(settle(session, list(session.doubts), interrupted))
+    assert len(session.doubts) == 1
+    assert complete(settle(session, list(session.doubts), interrupted))
+    assert (session.doubts, len(published(session))) == ([], 1)
+
+
+def test_9_2_a_fenced_begin_fences_the_session_and_completes_nothing() -> None:
+    session = session_on(Log({"begin": FENCED}))
+    with pytest.raises(WriterFenced):
+        Life(session).run()
+    assert session.ended
+    assert (session.generators["orders"].position, session.doubts) == (0, [])
+
+
+def test_9_15_ids_that_were_given_before_are_not_used() -> None:
+    log = Log({})
+    session = session_on(log)
+    Life(session).run()
+    log.last = 0
+    with pytest.raises(SequenceWentBack):
+        Life(session).run()
+    assert (session.generators["orders"].asked, session.generators["orders"].open) == (0, 0)
+
+
+def test_a_stream_that_is_not_written_here() -> None:
+    session = session_on(Log({}))
+    del session.generators["orders"]
+    with pytest.raises(NotAWriter):
+        Life(session).run()

@@ -1,0 +1,1 @@
+"""What several of busrep's own tests and fault tests use, and its users do not."""
