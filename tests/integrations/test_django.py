@@ -27,6 +27,7 @@ from busrep import Settings
 from busrep.errors import ConfigError, StatementRefused
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
+from busrep.sync.writing import SharedWriter
 from tests import ROOT
 from tests.integrations.test_sqlalchemy import savepoints
 from tests.sync.test_writing import STREAMS, Deployment, Order, Wire, orders, payments
@@ -53,7 +54,7 @@ from busrep.integrations.django import write
 pytestmark = pytest.mark.servers
 
 HERE = ROOT
-# Nobody looks by himself in the time of a test: what is published, COMMIT itself has caused.
+# No heartbeat in the time of a test. The bus still asks after facts in doubt, every 10 ms at first.
 SLOW_LOOK = Settings(heartbeat=60.0, redis_timeout=2.0, shutdown_timeout=2.0)
 
 
@@ -310,8 +311,18 @@ def test_a_connection_that_is_closed_inside_a_transaction(shop: Deployment, wire
     assert sales() == [3]
 
 
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until it is set, no thread asks after facts in doubt: it may do so between COMMIT and the first hook."""
+    allowed, look = threading.Event(), SharedWriter.look
+    monkeypatch.setattr(SharedWriter, "look", lambda self: look(self) if allowed.is_set() else 0.01)
+    return allowed
+
+
 @pytest.mark.parametrize("robust", [True, False])
-def test_hooks_run_in_order_and_one_that_fails_loses_nothing(shop: Deployment, wire: Wire, robust: bool) -> None:
+def test_hooks_run_in_order_and_one_that_fails_loses_nothing(
+    looks: threading.Event, shop: Deployment, wire: Wire, robust: bool
+) -> None:
     seen: list[Any] = []
 
     def fail() -> None:
@@ -326,6 +337,7 @@ def test_hooks_run_in_order_and_one_that_fails_loses_nothing(shop: Deployment, w
     assert seen[0] == 0
     if connection.vendor == "postgresql":
         assert seen[1] == second, "published with all of the transaction by the first of its hooks"
+    looks.set()
     with contextlib.suppress(KeyError), transaction.atomic():
         transaction.on_commit(fail, robust=robust)
         third = sell(3)

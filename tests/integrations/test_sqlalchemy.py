@@ -36,7 +36,7 @@ __all__ = ["deployment", "on_sqlite", "wire"]
 pytestmark = pytest.mark.servers
 
 BEATS = pytest.mark.parametrize("beats", [True, False], ids=["beats", "no beats"])
-# Nobody looks by himself in the time of a test: what is published, COMMIT itself has caused.
+# No heartbeat in the time of a test. The bus still asks after facts in doubt, every 10 ms at first.
 SLOW_LOOK = Settings(heartbeat=60.0, redis_timeout=2.0, shutdown_timeout=2.0)
 
 
