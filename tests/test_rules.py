@@ -1061,7 +1061,7 @@ def test_9_6_after_a_publish_of_unknown_outcome_the_same_frame_goes_out_again(
         async with deployment.bus(writer="w1", settings=calm) as writer, deployment.bus(settings=calm) as reader:
             reader.subscribe(orders)(seen)
             await reader.wait_for(orders, "w1", await write(writer, 1))
-            link = writer._link
+            link = writer.link
             publish = link.publish
 
             async def fail_once(messages: Any) -> None:
@@ -1078,8 +1078,8 @@ def test_9_6_after_a_publish_of_unknown_outcome_the_same_frame_goes_out_again(
             await reader.wait_for(orders, "w1", await write(writer, 2))
             await reader.wait_for(orders, "w1", await write(writer, 3))
             assert seen.numbers == [1, 2, 3]
-            assert writer._writing is not None
-            name = b"NAME w1 %d\n" % writer._writing.incarnation
+            assert writer.writing is not None
+            name = b"NAME w1 %d\n" % writer.writing.incarnation
             assert sent[0] == sent[1] == name + b'POSITION orders w1 1 1\nRDATA orders w1 2 [2,"new"]'
             assert sent[2:] == [name + b'POSITION orders w1 2 2\nRDATA orders w1 3 [3,"new"]']
             assert writer.positions()["orders"]["w1"] == 3
@@ -1113,7 +1113,7 @@ def test_a_writer_announces_itself_when_only_its_publishing_connection_was_lost(
             await asyncio.sleep(0.2)  # the own REPLICATE's answer too
             lines: list[bytes] = []
             writer.on_line(lambda way, _, line: lines.append(line) if way == ">" else None)
-            await writer._link._drop_publisher()
+            await writer.link._drop_publisher()
             await write(writer, 1)
             await until(lambda: any(line.startswith(b"SERVER ") for line in lines))
 
@@ -1145,7 +1145,7 @@ def test_9_7_a_linear_position_is_of_positions_known_before_the_registry_was_rea
             reader.subscribe(orders)(Seen())
             await reader.wait_for(orders, "w1", await write(w1, 1))
             store = await deployment.store_of()
-            known, reserved = reader._store.known, []  # type: ignore[union-attr]
+            known, reserved = reader.store.known, []  # type: ignore[union-attr]
 
             async def slow() -> Any:
                 listed = await known()
@@ -1154,7 +1154,7 @@ def test_9_7_a_linear_position_is_of_positions_known_before_the_registry_was_rea
                 await reader.wait_for(orders, "w1", await write(w1, 2))
                 return listed
 
-            reader._store.known = slow  # type: ignore[union-attr,method-assign]
+            reader.store.known = slow  # type: ignore[union-attr,method-assign]
             assert await reader.linear_position(orders) < reserved[0]
             await store.close()
 
@@ -1423,16 +1423,16 @@ def test_9_16_a_writer_from_before_a_restore_proves_nothing_to_readers_of_the_ne
             reader.subscribe(orders)(seen)
             reader.on_reset(orders)(lambda *args: resets.append(args))
             await reader.wait_for(orders, "w1", await write(w1, 1))
-            assert w1._writing is not None
-            name = f"NAME w1 {w1._writing.incarnation}\n"
+            assert w1.writing is not None
+            name = f"NAME w1 {w1.writing.incarnation}\n"
             await store.restored()
             async with deployment.bus(writer="w2", settings=calm) as w2:
                 await until(lambda: resets)
                 for opening in (f"SERVER {deployment.name} {old}\n{name}", name):
                     await client.publish(deployment.name, f"{opening}POSITION orders w1 1 50")
                 await until(lambda: reader.statistics()["reader"]["other_logs"] >= 2)
-                assert w2._writing is not None
-                assert w2._writing.generators["orders"].highest < 50
+                assert w2.writing is not None
+                assert w2.writing.generators["orders"].highest < 50
             async with deployment.bus(writer="w1", settings=calm) as again:
                 await reader.wait_for(orders, "w1", await write(again, 2))
                 assert seen.numbers == [1, 1, 2]
@@ -1574,8 +1574,8 @@ def test_hearing_nothing_for_five_beats_forces_a_reconnect(deployment: Deploymen
                 else:
                     await until(lambda: "w1" in deaf.reading.core.last_heard)
                     # Without any subscription left PING would be answered in another form, which tells as well.
-                    await deaf._link._subscriber.send_command("SUBSCRIBE", f"{deployment.name}-elsewhere")
-                    await deaf._link._subscriber.send_command("UNSUBSCRIBE", deployment.name)
+                    await deaf.link._subscriber.send_command("SUBSCRIBE", f"{deployment.name}-elsewhere")
+                    await deaf.link._subscriber.send_command("UNSUBSCRIBE", deployment.name)
                     if who == "writer":  # others it does not miss: then the own echo is all that tells
                         deaf.reading.core.last_heard.clear()
                 await until(lambda: deaf.statistics()["link"]["reconnects"] > reconnects)
@@ -1680,8 +1680,8 @@ def test_9_8_a_writer_hears_the_rows_of_the_others(deployment: Deployment) -> No
             deployment.bus(writer="w2", settings=calm) as w2,  # before the other reads the registry
             deployment.bus(writer="w1", settings=calm) as w1,
         ):
-            assert w1._writing is not None
-            ids = w1._writing.generators["orders"]
+            assert w1.writing is not None
+            ids = w1.writing.generators["orders"]
             last = await write(w2, 1, 2)
             await until(lambda: ids.highest == last)
 
@@ -1693,8 +1693,8 @@ def test_9_11_a_lower_incarnation_of_the_own_name_stops_nobody(deployment: Deplo
     async def main() -> None:
         seen = Seen()
         async with deployment.bus(writer="w1") as first:
-            assert first._writing is not None
-            lower = Name("w1", first._writing.incarnation)
+            assert first.writing is not None
+            lower = Name("w1", first.writing.incarnation)
         async with deployment.bus(writer="w1") as writer, deployment.bus() as reader:
             reader.subscribe(orders)(seen)
             client = redis.asyncio.Redis.from_url(deployment.redis)
@@ -1899,9 +1899,9 @@ def test_9_16_a_writer_of_a_table_made_anew_is_heard_whatever_it_is_called() -> 
                     await at_epoch(reader, await store.epoch())
                     await write(later, 11)
                     await until(lambda: seen == [1, 10, 11])
-                    assert later._writing is not None
-                    assert former._writing is not None
-                    assert later._writing.incarnation < former._writing.incarnation
+                    assert later.writing is not None
+                    assert former.writing is not None
+                    assert later.writing.incarnation < former.writing.incarnation
 
     simulated(main)
 
@@ -1934,8 +1934,8 @@ def test_what_a_forged_line_said_above_the_sequence_is_not_waited_for() -> None:
         async with MemoryDeployment(orders) as shop, shop.bus() as reader, shop.bus(writer="w1") as w1:
             reader.subscribe(orders)(lambda _: None)
             await reader.wait_for(orders, "w1", await write(w1, 1))
-            assert w1._writing is not None
-            opening = f"SERVER {shop.name} {w1._writing.epoch}\nNAME w1 {w1._writing.incarnation}\n"
+            assert w1.writing is not None
+            opening = f"SERVER {shop.name} {w1.writing.epoch}\nNAME w1 {w1.writing.incarnation}\n"
             reader.receiver.receive(shop.name, f"{opening}POSITION orders w1 {10**17} {10**17}".encode())
             core = reader.reading.core
             assert core.progress["orders", "w1"].catching_up

@@ -49,28 +49,31 @@ RowT = TypeVar("RowT")
 
 
 class Bus:
-    """One process's part in a deployment. `busrep.connect` makes it; `busrep.options.BusOptions` has its arguments."""
+    """One process's part in a deployment. `busrep.connect` makes it; `busrep.options.BusOptions` has its arguments.
+
+    Attributes without a docstring are its parts. They are for tests and for busrep itself, and may change.
+    """
 
     def __init__(self, redis: ServerAddress, options: BusOptions) -> None:
         self._options = options
         self.name, self.writer, self.reader = options.name, options.writer, options.reader
         self.streams, self.settings = options.streams, options.settings
-        self._store: AsyncStore | None = options.store
+        self.store: AsyncStore | None = options.store
         self._own = options.own
         self._connect_handlers: list[Callable[[], Any]] = []
         self._close_handlers: list[Callable[[], Any]] = []
-        self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._background: list[asyncio.Task[None]] = []
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.background: list[asyncio.Task[None]] = []
         self._watch = LinkWatch(self.settings)
         self._state = "new"
         self._closing: asyncio.Task[None] | None = None
-        self._publisher = ChannelPublisher(
-            options, link=lambda: self._link, writing=lambda: self._writing, watch=self._watch
+        self.publisher = ChannelPublisher(
+            options, link=lambda: self.link, writing=lambda: self.writing, watch=self._watch
         )
         self.reading = Reading(
             options,
             own=None if options.own else self._own_name(),
-            ask=self._publisher.ask_for_positions,
+            ask=self.publisher.ask_for_positions,
             own_positions=self._own_positions,
             own_written=self._own_written,
             on_epoch=self._epoch_changed,
@@ -79,21 +82,21 @@ class Bus:
         self.own_name = OwnName(
             options,
             self.reading,
-            self._tasks,
-            wake=self._publisher.wake,
+            self.tasks,
+            wake=self.publisher.wake,
             renewed=self._renewed,
             on_loss=self._lost,
         )
-        self._caching = CacheUpkeep(self)
+        self.caching = CacheUpkeep(self)
         self.receiver = Receiver(
-            options, self.reading, self.own_name, self._publisher,
-            watch=self._watch, heard=lambda frame: self._caching.heard(frame), tasks=self._tasks,
+            options, self.reading, self.own_name, self.publisher,
+            watch=self._watch, heard=lambda frame: self.caching.heard(frame), tasks=self.tasks,
         )  # fmt: skip
         self._stores = [one for one in dict.fromkeys((options.store, options.reader_store)) if one is not None]
-        self._link = self._make_link(redis, channels_of(options))
+        self.link = self._make_link(redis, channels_of(options))
 
     @property
-    def _writing(self) -> Writing | None:
+    def writing(self) -> Writing | None:
         """What writes under the name now; None without a name, and before it is claimed."""
         return self.own_name.writing
 
@@ -106,7 +109,7 @@ class Bus:
         return make_link(server, self.name, channels, self.settings, identity=self._identity, **events)
 
     def _identity(self) -> Name:
-        return identity_of(self.writer, self.reader, None if self._writing is None else self._writing.incarnation)
+        return identity_of(self.writer, self.reader, None if self.writing is None else self.writing.incarnation)
 
     # -- life -------------------------------------------------------------------------------------------------
 
@@ -120,23 +123,23 @@ class Bus:
                 await store.open()
             if self.writer is not None:
                 writing = await self.own_name.claim(self.writer)
-                writing.on_invalidations = self._caching.committed
-            await self._link.start(required=self._options.require_redis)
+                writing.on_invalidations = self.caching.committed
+            await self.link.start(required=self._options.require_redis)
         except BaseException:
             await self.close()
             raise
-        self.run_in_background(self._publisher.run(), "publish")
-        beats = Beats(self.settings, self.reading, self.own_name, self._publisher, self._link, self._watch, self._tasks)
+        self.run_in_background(self.publisher.run(), "publish")
+        beats = Beats(self.settings, self.reading, self.own_name, self.publisher, self.link, self._watch, self.tasks)
         self.run_in_background(beats.run(), "beat")
-        if self._writing is not None:
-            self.run_in_background(self._writing.keep_settling(), "settle")
+        if self.writing is not None:
+            self.run_in_background(self.writing.keep_settling(), "settle")
         if self.reader is not None:
             self.run_in_background(self.reading.saver.keep_saving(), "save")
-        self._caching.open()
+        self.caching.open()
 
     def run_in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run ``work`` until the bus closes."""
-        self._background.append(self._start(work, name))
+        self.background.append(self._start(work, name))
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"busrep-{name}")
@@ -145,12 +148,12 @@ class Bus:
 
     def _renewed(self, writing: Writing) -> None:
         """The name was won back."""
-        writing.on_invalidations = self._caching.committed
-        self._caching.drop_all()  # what was in doubt is in the table; before this one is trusted
+        writing.on_invalidations = self.caching.committed
+        self.caching.drop_all()  # what was in doubt is in the table; before this one is trusted
         self.run_in_background(writing.keep_settling(), "settle")
-        if self._link.connected:
+        if self.link.connected:
             writing.core.connected(asyncio.get_running_loop().time())
-        self._publisher.wake()
+        self.publisher.wake()
 
     async def close(self) -> None:
         """Publish what is queued (within ``shutdown_timeout``), save positions, close everything. May be repeated.
@@ -160,10 +163,10 @@ class Bus:
         """
         if self._closing is None:
             self._state = "closing"
-            self._caching.close()
+            self.caching.close()
             self._closing = self._start(self._close(), "close")
         task = asyncio.current_task()
-        if task not in self._tasks and not self.reading.is_worker(task):
+        if task not in self.tasks and not self.reading.is_worker(task):
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -171,17 +174,17 @@ class Bus:
         async with contextlib.AsyncExitStack() as stack:  # each of them, whatever the others raise
             for store in self._stores:
                 stack.push_async_callback(store.close)
-            stack.push_async_callback(self._link.close)
+            stack.push_async_callback(self.link.close)
             stack.push_async_callback(self._stop_tasks, timeout)
             for handler in self._close_handlers:
                 await self._before_close(handler, timeout)
             self._state = "closed"
-            if self._writing is not None:
-                await self._writing.close(timeout)
-            await self._publisher.flush(timeout)
-            if self._writing is not None:
-                self._writing.core.farewell()
-                await self._publisher.flush(timeout)
+            if self.writing is not None:
+                await self.writing.close(timeout)
+            await self.publisher.flush(timeout)
+            if self.writing is not None:
+                self.writing.core.farewell()
+                await self.publisher.flush(timeout)
             await self.reading.close(timeout)
 
     async def _before_close(self, handler: Callable[[], Any], timeout: float) -> None:
@@ -193,12 +196,12 @@ class Bus:
 
     async def _stop_tasks(self, timeout: float) -> None:
         self.receiver.close()
-        await stop([*self._background, *self._tasks], timeout)
+        await stop([*self.background, *self.tasks], timeout)
         # A name that was won back meanwhile has started another.
-        await stop([*self._background, *self._tasks], timeout)
-        if self._writing is not None:
+        await stop([*self.background, *self.tasks], timeout)
+        if self.writing is not None:
             with contextlib.suppress(BusrepError, TimeoutError):
-                await within(timeout, self._writing.leave())
+                await within(timeout, self.writing.leave())
 
     async def __aenter__(self) -> Bus:
         await self.open()
@@ -239,7 +242,7 @@ class Bus:
     async def settle(self) -> None:
         """Look now whether transactions of the caller's own have committed, and publish their facts: WriterFenced,
         Unavailable."""
-        writing = self._writing
+        writing = self.writing
         if writing is not None:
             try:
                 await writing.settle()
@@ -252,10 +255,10 @@ class Bus:
         if not streams:
             raise ConfigError("write() needs a stream: bus.write(orders)")
         for stream in streams:
-            if checked_stream(stream).name not in self.streams or self._writing is None:
+            if checked_stream(stream).name not in self.streams or self.writing is None:
                 raise NotAWriter(stream.name, self.writer)
-        assert self._writing is not None  # noqa: S101 (just looked)
-        return self._writing
+        assert self.writing is not None  # noqa: S101 (just looked)
+        return self.writing
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -302,7 +305,7 @@ class Bus:
             await self.reading.wait_for(self.streams.of(stream), writer, abs(token), timeout)
 
     def _is_successors(self, stream: Stream[Any], token: int) -> bool:
-        writing = self._writing
+        writing = self.writing
         return writing is not None and (writing.lost or writing.is_successors(stream.name, abs(token)))
 
     def on_reset(self, stream: Stream[Any] | None = None) -> Callable[[NoticeHandler], NoticeHandler]:
@@ -334,10 +337,10 @@ class Bus:
         for stream in self.reading.core.bootstrapping:  # what is there of it is no position
             found.pop(stream, None)
         # Fenced, it may yet win its name back; once it is lost, reading goes on from these positions.
-        if self._writing is not None and not self._own and not self.own_name.lost:
-            for stream, position in self._writing.core.positions().items():
+        if self.writing is not None and not self._own and not self.own_name.lost:
+            for stream, position in self.writing.core.positions().items():
                 if self.reading.own_counts(stream):
-                    found.setdefault(stream, {})[self._writing.name] = position
+                    found.setdefault(stream, {})[self.writing.name] = position
         return found
 
     async def linear_position(self, stream: Stream[Any]) -> int:
@@ -346,14 +349,14 @@ class Bus:
         For consumers that need one order over all writers. Raises ConfigError for a stream that does not
         follow or has no table.
         """
-        if self._store is None or checked_stream(stream).resettable or not stream.follows:
+        if self.store is None or checked_stream(stream).resettable or not stream.follows:
             raise ConfigError(f"stream {stream.name!r} has no linear position")
         await self.reading.followed(self.streams.of(stream))
         handled = self.positions().get(stream.name, {})
-        known = await self._store.known()
+        known = await self.store.known()
         # A replica's registry may be older than what was handled: a writer may have joined since, and reserved an ID
         # below that. But none below a position of the same snapshot, for these were given out before.
-        lags = await self._store.sequence(stream.name) is None
+        lags = await self.store.sequence(stream.name) is None
         lowest, highest = [], 0
         for one in known:
             if one.stream != stream.name:
@@ -405,7 +408,7 @@ class Bus:
 
     def _epoch_changed(self, epoch: str) -> None:
         """The log is another one: its writers have been fenced, and what was written here is of the one before."""
-        writing = self._writing
+        writing = self.writing
         if writing is not None and writing.epoch not in (None, epoch):
             writing.lose(WriterFenced(writing.name, writing.incarnation))
 
@@ -434,7 +437,7 @@ class Bus:
         """
 
         def decorate(function: Callable[P, R]) -> CachedFunction[P, R]:
-            cached: CachedFunction[P, R] = self._caching.add(
+            cached: CachedFunction[P, R] = self.caching.add(
                 function, maxsize=maxsize, ttl=ttl, name=name, key=key, stream=stream
             )
             return cached
@@ -447,14 +450,14 @@ class Bus:
         A fact, and a transaction, of its own. ``stream``: needed only where there are several streams of invalidations.
         Raises ConfigError, NotAWriter, and what ``write`` raises.
         """
-        found, row = self._caching.caches.row(name, keys, unix_ms(), stream)
-        await self._caching.write(found, [row])
+        found, row = self.caching.caches.row(name, keys, unix_ms(), stream)
+        await self.caching.write(found, [row])
 
     def special_cache(self, name: str, caches: Iterable[Any], *, stream: Stream[Any] | None = None) -> None:
         """Let ``name`` stand for several caches with the same key: cached functions, or names. Who invalidates a key of
         it, in whatever process, invalidates that key of each of them; all of it (null) nobody can. Raises ConfigError.
         """
-        self._caching.caches.special(name, caches, stream)
+        self.caching.caches.special(name, caches, stream)
 
     # -- other commands ---------------------------------------------------------------------------------------
 
@@ -464,12 +467,12 @@ class Bus:
         """
         if self._state != "closing":  # a handler of before_close may
             self._check_open()
-        self._publisher.send(command)
+        self.publisher.send(command)
 
     @property
     def commands_waiting(self) -> int:
         """Commands of `send` that are not published yet."""
-        return len(self._publisher.commands)
+        return len(self.publisher.commands)
 
     def on(self, kind: type[CommandT]) -> Callable[[Callable[[CommandT], Any]], Callable[[CommandT], Any]]:
         """Decorate a function (async or not) that is called with each command of that class."""
@@ -478,7 +481,7 @@ class Bus:
         def register(handler: Callable[[CommandT], Any]) -> Callable[[CommandT], Any]:
             self.receiver.on(kind, handler)
             channel = channel_of(self.name, "USER_IP" if kind is UserIp else "")
-            spawn(self._tasks, self._link.subscribe(channel), "busrep-subscribe")
+            spawn(self.tasks, self.link.subscribe(channel), "busrep-subscribe")
             return handler
 
         return register
@@ -496,7 +499,7 @@ class Bus:
 
     def on_line(self, handler: LineSeen) -> None:
         """Call ``handler(direction, channel, line)`` for every line received ("<") and sent (">")."""
-        self._publisher.lines.append(handler)
+        self.publisher.lines.append(handler)
 
     # -- the link's callbacks ---------------------------------------------------------------------------------
 
@@ -504,24 +507,24 @@ class Bus:
         now = asyncio.get_running_loop().time()
         self._watch.connected(now)
         self.reading.connected(now)
-        self._caching.link(connected=True)
-        if self._writing is not None:
-            self._writing.core.connected(now)
-        self._publisher.ask_for_positions()
+        self.caching.link(connected=True)
+        if self.writing is not None:
+            self.writing.core.connected(now)
+        self.publisher.ask_for_positions()
         for handler in self._connect_handlers:
-            spawn(self._tasks, call(handler), "busrep-connect")
+            spawn(self.tasks, call(handler), "busrep-connect")
 
     def _down(self) -> None:
-        self._caching.link(connected=False)
+        self.caching.link(connected=False)
         self.reading.disconnected()
 
     # -- what others ask of the own writer -----------------------------------------------------------------------
 
     def _own_positions(self) -> Mapping[str, int]:
-        return {} if self._writing is None or self._own else self._writing.core.positions()
+        return {} if self.writing is None or self._own else self.writing.core.positions()
 
     def _own_written(self, stream: str) -> tuple[int, bool] | None:
-        writing = self._writing
+        writing = self.writing
         return None if writing is None or self._own else writing.written(stream)
 
     # -- the rest ---------------------------------------------------------------------------------------------
@@ -534,12 +537,12 @@ class Bus:
 
     def _lost(self) -> None:
         self.reading.disown()
-        if self._writing is not None and self._writing.fenced is not None:
-            self._tell_failure(self._writing.fenced)
+        if self.writing is not None and self.writing.fenced is not None:
+            self._tell_failure(self.writing.fenced)
 
     def _tell_failure(self, error: BusrepError) -> None:
         if (on_failure := self._options.on_failure) is not None:
-            spawn(self._tasks, call(on_failure, error), "busrep-on_failure")
+            spawn(self.tasks, call(on_failure, error), "busrep-on_failure")
 
     def health(self) -> Health:
         """Whether this process does its part, and the reasons why not. Reads what is in memory; asks no server."""
@@ -550,13 +553,13 @@ class Bus:
         now = asyncio.get_running_loop().time()
         return {
             "reader": self.reading.statistics(),
-            "writer": None if self._writing is None else self._writing.statistics(),
+            "writer": None if self.writing is None else self.writing.statistics(),
             "link": {
-                **self._link.statistics(),
+                **self.link.statistics(),
                 "commands_waiting": self.commands_waiting,
                 "commands_dropped": self.receiver.commands_dropped,
             },
-            "stuck": [] if self._writing is None else self._writing.stuck(now),
+            "stuck": [] if self.writing is None else self.writing.stuck(now),
             "bootstrap": self.reading.bootstrapping.statistics(),
-            "caches": self._caching.caches.statistics(),
+            "caches": self.caching.caches.statistics(),
         }

@@ -46,9 +46,9 @@ class Bus:
         self._options = options
         self.name, self.writer, self.reader = options.name, options.writer, options.reader
         self.streams, self.settings = options.streams, options.settings
-        self._caching = SharedCaches(self, self.streams, self.settings)
-        self._parts = Parts(redis, options, self._caching)
-        self._life = Lifetime(self._parts)
+        self.caching = SharedCaches(self, self.streams, self.settings)
+        self.parts = Parts(redis, options, self.caching)
+        self._life = Lifetime(self.parts)
 
     # -- life -------------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class Bus:
         """
         if not self._life.here(raising=False):
             return
-        reading = self._parts.reading
+        reading = self.parts.reading
         if reading is not None and reading.is_handler():
             threading.Thread(target=self.close, name="busrep-close", daemon=True).start()
             return
@@ -123,14 +123,14 @@ class Bus:
         """Look now whether transactions of the caller's own have committed, and publish their facts: WriterFenced,
         Unavailable."""
         self._life.ensure_open()
-        if self._parts.writing is not None:
-            self._parts.writing.settle()
+        if self.parts.writing is not None:
+            self.parts.writing.settle()
 
     def _writer_of(self, streams: Sequence[Stream[Any]]) -> SharedWriter:
         self._life.ensure_open()
         if not streams:
             raise ConfigError("write() needs a stream: bus.write(orders)")
-        writing = self._parts.writing
+        writing = self.parts.writing
         for stream in streams:
             if checked_stream(stream).name not in self.streams or writing is None:
                 raise NotAWriter(stream.name, self.writer)
@@ -142,11 +142,11 @@ class Bus:
     def _read(self) -> ReadingThreads:
         """The reading half, started if it was not."""
         self._life.ensure_open()
-        if (reading := self._parts.reading) is not None:
+        if (reading := self.parts.reading) is not None:
             return reading
         with self._life.lock:
             self._life.ensure_open()
-            return self._parts.begin_reading()
+            return self.parts.begin_reading()
 
     @overload
     def subscribe(self, *streams: Stream[RowT]) -> Callable[[Handler[RowT]], Handler[RowT]]: ...
@@ -181,7 +181,7 @@ class Bus:
             self._read().call(lambda bus: bus.wait_for(stream, writer, token, timeout))
 
     def _is_successors(self, stream: Stream[Any], token: int) -> bool:
-        writing = self._parts.writing
+        writing = self.parts.writing
         return writing is not None and writing.is_successors(stream.name, abs(token))
 
     def on_reset(self, stream: Stream[Any] | None = None) -> Callable[[AnyHandler], AnyHandler]:
@@ -200,9 +200,9 @@ class Bus:
         a failover that took back their effects that is so once more, and the position is lower than before.
         """
         self._life.ensure_open()
-        if (reading := self._parts.reading) is not None:
+        if (reading := self.parts.reading) is not None:
             return reading.do(lambda bus: bus.positions())
-        writing = self._parts.writing
+        writing = self.parts.writing
         if writing is None or self._options.own or writing.shared.lost is not None:
             return {}
         return {stream: {writing.shared.name: at} for stream, at in writing.positions().items()}
@@ -262,12 +262,12 @@ class Bus:
         def decorate(function: Callable[P, R]) -> CachedFunction[P, R]:
             options = {"maxsize": maxsize, "ttl": ttl, "name": name, "key": key, "stream": stream}
             with self._life.lock:  # opened meanwhile, it would not know of this one
-                cached: CachedFunction[P, R] = self._caching.add(function, **options)
+                cached: CachedFunction[P, R] = self.caching.add(function, **options)
                 if self._life.state == "open":
                     try:
-                        self._parts.keep_fresh(self._caching.caches.feed_of(stream))
+                        self.parts.keep_fresh(self.caching.caches.feed_of(stream))
                     except BaseException:  # decorated again, it is not a second one
-                        self._caching.forget(cached.cache_name)
+                        self.caching.forget(cached.cache_name)
                         raise
             return cached
 
@@ -279,13 +279,13 @@ class Bus:
         A fact, and a transaction, of its own. ``stream``: needed only where there are several streams of invalidations.
         Raises ConfigError, NotAWriter, and what ``write`` raises.
         """
-        self._caching.invalidate(name, keys, stream)
+        self.caching.invalidate(name, keys, stream)
 
     def special_cache(self, name: str, caches: Iterable[Any], *, stream: Stream[Any] | None = None) -> None:
         """Let ``name`` stand for several caches with the same key: cached functions, or names. Who invalidates a key of
         it, in whatever process, invalidates that key of each of them; all of it (null) nobody can. Raises ConfigError.
         """
-        self._caching.special(name, caches, stream)
+        self.caching.special(name, caches, stream)
 
     # -- other commands ---------------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Bus:
         """Publish a command that is not about streams (presence, locks, tasks...). It is news: sent once when all is
         well, twice when it is unknown whether it arrived. Raises Unavailable when Redis is not there."""
         self._life.ensure_open()
-        line, publisher = format_command(command), self._parts.publisher
+        line, publisher = format_command(command), self.parts.publisher
         if publisher is None:
             self._read().call(lambda bus: bus.send(command))
             return
@@ -324,7 +324,7 @@ class Bus:
     def statistics(self) -> dict[str, Any]:
         """Counters, levels and states of this process, JSON-able. ``reader`` is None before anything was read."""
         self._life.ensure_open()
-        parts = self._parts
+        parts = self.parts
         found = {} if parts.reading is None else parts.reading.do(lambda bus: bus.statistics())
         publisher = {} if parts.publisher is None else parts.publisher.statistics()
         return {
@@ -333,7 +333,7 @@ class Bus:
             "link": {**publisher, "reading": found.get("link")},
             "stuck": [] if parts.writing is None else parts.writing.stuck(),
             "bootstrap": found.get("bootstrap", {}),
-            "caches": self._caching.caches.statistics(),
+            "caches": self.caching.caches.statistics(),
         }
 
 

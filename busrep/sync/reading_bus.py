@@ -24,7 +24,7 @@ class ReadingBus(runtime.Bus):
     """An asyncio bus that reads for a process whose facts are written elsewhere, by ``writing``, under the name
     ``beside``: they count as handled here, and their positions as its own."""
 
-    _caching: ReadingUpkeep
+    caching: ReadingUpkeep
 
     def __init__(
         self, redis: Any, options: BusOptions, *, beside: str | None, writing: SharedWriter | None, caches: Caches
@@ -33,7 +33,7 @@ class ReadingBus(runtime.Bus):
         if options.reader is not None:
             options = attrs.evolve(options, reader_store=_ThreadSavingStore(options.positions_store))
         super().__init__(redis, options)
-        self._caching = ReadingUpkeep(self, caches, writing)
+        self.caching = ReadingUpkeep(self, caches, writing)
         if writing is not None:
             self.reading.own.starts = writing.shared.starts
 
@@ -90,7 +90,7 @@ class ReadingBus(runtime.Bus):
 
     def follow_invalidations(self, feed: Feed) -> None:
         """A function is cached that they concern."""
-        self._caching.follow(feed)
+        self.caching.follow(feed)
 
     def disown(self) -> None:
         """The own name was taken over: follow it as any other, from where the own facts end."""

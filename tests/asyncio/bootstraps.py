@@ -134,12 +134,12 @@ async def crash(bus: Bus) -> None:
     reading = bus.reading
     reading.closed = True
     tasks = [
-        *bus._background, *bus._tasks, *reading.tasks, *reading.workers.values(), *reading.following.values(),
+        *bus.background, *bus.tasks, *reading.tasks, *reading.workers.values(), *reading.following.values(),
         *reading.bootstrapping.end(),
     ]  # fmt: skip
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    if bus._writing is not None:
-        bus._writing.core.fenced()
-    await bus._link.close()
+    if bus.writing is not None:
+        bus.writing.core.fenced()
+    await bus.link.close()

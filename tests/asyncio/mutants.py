@@ -176,8 +176,8 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit("asyncio.bus.Bus.linear_position", "        handled = self.positions().get(stream.name, {})\n", ""),
             Edit(
                 "asyncio.bus.Bus.linear_position",
-                "        known = await self._store.known()\n",
-                "        known = await self._store.known()\n        handled = self.positions().get(stream.name, {})\n",
+                "        known = await self.store.known()\n",
+                "        known = await self.store.known()\n        handled = self.positions().get(stream.name, {})\n",
             ),
         ),
         checks=(RULES + "9_7_a_linear_position_is_of_positions_known_before_the_registry_was_read",),
@@ -1517,7 +1517,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-writer-leaves-without-a-word",
         rule="9.21",
         harm="The loss of the last message of a writer without a table is never noticed if it closes after it.",
-        edits=(Edit("asyncio.bus.Bus._close", "                self._writing.core.farewell()\n", ""),),
+        edits=(Edit("asyncio.bus.Bus._close", "                self.writing.core.farewell()\n", ""),),
         checks=(LINK_LIFE + "a_lost_last_message_of_a_writer_that_closed_is_noticed",),
     ),
     Mutant(
@@ -1525,7 +1525,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.21",
         harm="Readers log a warning about each writer that closed in order, and linear positions wait for it.",
         edits=(
-            Edit("Bus._stop_tasks", "within(timeout, self._writing.leave())", "within(timeout, self._writing.beat())"),
+            Edit("Bus._stop_tasks", "within(timeout, self.writing.leave())", "within(timeout, self.writing.beat())"),
         ),
         checks=(
             GOODBYE + "nobody_warns_of_a_writer_that_closed[sqlite_url-asyncio-redis]",
@@ -1608,9 +1608,9 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Bus._stop_tasks",
-                "        await stop([*self._background, *self._tasks], timeout)\n"
-                "        await stop([*self._background, *self._tasks], timeout)\n",
-                "        await stop([*self._background, *self._tasks], timeout)\n",
+                "        await stop([*self.background, *self.tasks], timeout)\n"
+                "        await stop([*self.background, *self.tasks], timeout)\n",
+                "        await stop([*self.background, *self.tasks], timeout)\n",
             ),
         ),
         checks=(LINK_LIFE + "what_a_task_starts_while_it_is_stopped_is_stopped_too",),

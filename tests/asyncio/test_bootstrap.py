@@ -28,7 +28,7 @@ def test_a_new_reader_takes_a_snapshot_and_goes_on_behind_it() -> None:
     async def main() -> None:
         async with deployment() as shop, shop.bus(writer="w1") as writer:
             last = await write(writer, 35)
-            await writer._writing.beat()  # its position is proven in the table
+            await writer.writing.beat()  # its position is proven in the table
             async with shop.bus(reader="billing", start=None) as reader:
                 target = Target().of(reader)
                 await reader.wait_for(orders, "w1", last)
@@ -48,7 +48,7 @@ def test_a_paced_snapshot_takes_its_time() -> None:
     async def main() -> None:
         async with deployment(attrs.evolve(SMALL, snapshot_rate=2.0)) as shop, shop.bus(writer="w1") as writer:
             last = await write(writer, 35)
-            await writer._writing.beat()
+            await writer.writing.beat()
             applied: list[float] = []
             async with shop.bus(start=None) as reader:
 
@@ -67,7 +67,7 @@ def test_a_paced_snapshot_takes_its_time() -> None:
 async def _proven(*writers: Any) -> None:
     """What they wrote is proven in the table."""
     for writer in writers:
-        await writer._writing.beat()
+        await writer.writing.beat()
 
 
 # -- when -----------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_what_is_written_meanwhile_is_held_and_comes_after_it() -> None:
                 await go_on.wait()
 
             async with shop.bus(start=None) as reader:
-                source = Source(reader._store)
+                source = Source(reader.store)
                 source.on_load = wait
                 reader.reading.bootstrapping.source.given = source
                 target = Target().of(reader)
@@ -128,7 +128,7 @@ def test_over_the_buffer_limit_the_rest_comes_by_catch_up() -> None:
                 await go_on.wait()
 
             async with shop.bus(start=None) as reader:
-                source = reader.reading.bootstrapping.source.given = Source(reader._store)
+                source = reader.reading.bootstrapping.source.given = Source(reader.store)
                 source.on_load = wait
                 target = Target().of(reader)
                 await at.wait()
@@ -162,7 +162,7 @@ def test_a_durable_reader_goes_on_where_it_was_without_another_snapshot() -> Non
                 assert target.parts == [0, 1]
                 assert target.numbers == list(range(25))
                 assert state(reader) is None
-                saved = await reader._store.bootstraps("billing")
+                saved = await reader.store.bootstraps("billing")
                 assert [(one.state, one.parts, one.rows, one.syncs) for one in saved] == [("online", 2, 15, 1)]
 
     virtual.run(main())
@@ -212,7 +212,7 @@ def test_one_that_needs_pruned_rows_takes_a_snapshot() -> None:
                 await write(writer, 10, first=15)
                 last = await write(writer, 10, first=25)
                 await _proven(writer)
-                assert await writer._store.prune(keep=5, reader_cap=0.0) != {}
+                assert await writer.store.prune(keep=5, reader_cap=0.0) != {}
                 async with shop.bus(reader="billing", start="earliest") as reader:
                     target.of(reader)
                     await reader.wait_for(orders, "w1", last)
@@ -255,7 +255,7 @@ def test_what_was_handled_is_waited_for_again_while_a_snapshot_loads() -> None:
             last = await write(writer, 15)
             await _proven(writer)
             async with shop.bus(start="earliest") as reader:
-                source = reader.reading.bootstrapping.source.given = Source(reader._store)
+                source = reader.reading.bootstrapping.source.given = Source(reader.store)
                 target = Target().of(reader)
                 await reader.wait_for(orders, "w1", last)
                 at, go_on = asyncio.Event(), asyncio.Event()
@@ -398,7 +398,7 @@ def test_another_log_is_a_reason_for_another_snapshot(durable: bool, when: str) 
                     await go_on.wait()
 
             async with shop.bus(reader="billing" if durable else None, start=None) as reader:
-                source = reader.reading.bootstrapping.source.given = Source(reader._store)
+                source = reader.reading.bootstrapping.source.given = Source(reader.store)
                 source.on_load = wait
                 target = Target().of(reader)
                 resets: list[Any] = []
@@ -411,18 +411,18 @@ def test_another_log_is_a_reason_for_another_snapshot(durable: bool, when: str) 
                 async with shop.bus(writer="w1") as writer:
                     last = await write(writer, 3, first=100)
                     await _proven(writer)
-                    await until(lambda: reader.reading.core.epoch == reader._store.world.epoch)
+                    await until(lambda: reader.reading.core.epoch == reader.store.world.epoch)
                     go_on.set()
                     await reader.wait_for(orders, "w1", last)
                     await online(reader)
                     assert target.numbers == [*range(12), 100, 101, 102]
-                    assert target.applied[-1].agreement.epoch == reader._store.world.epoch
+                    assert target.applied[-1].agreement.epoch == reader.store.world.epoch
                     await reader.wait_for(orders, "w1", await write(writer, 3, first=103))
                     assert target.numbers == [*range(12), *range(100, 106)]
                     if durable:
                         await reader.reading.saver.save()
-                        state = await reader._store.load_reader("billing")
-                        assert state.epoch == reader._store.world.epoch
+                        state = await reader.store.load_reader("billing")
+                        assert state.epoch == reader.store.world.epoch
 
     virtual.run(main())
 
@@ -466,7 +466,7 @@ def test_one_that_is_killed_before_it_agrees_in_another_log_begins_there_again(s
                     await reader.reading.saver.save()
             await _restore(shop, 12)
             reader = shop.bus(reader="billing", start=start)
-            source = reader.reading.bootstrapping.source.given = Source(reader._store)
+            source = reader.reading.bootstrapping.source.given = Source(reader.store)
             at = asyncio.Event()
 
             async def killed() -> None:
@@ -501,7 +501,7 @@ def test_another_log_stops_who_wants_it_so() -> None:
                 await asyncio.Event().wait()
 
             async with shop.bus(start=None, on_epoch_change="stop") as reader:
-                source = reader.reading.bootstrapping.source.given = Source(reader._store)
+                source = reader.reading.bootstrapping.source.given = Source(reader.store)
                 source.on_load = wait
                 Target().of(reader)
                 await at.wait()

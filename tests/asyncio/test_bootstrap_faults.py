@@ -35,7 +35,7 @@ class Bench:
     @contextlib.asynccontextmanager
     async def read(self, **options: Any) -> AsyncIterator[tuple[Bus, Source, Target]]:
         bus = self.shop.bus(**{"start": None, **options})
-        source = Source(bus._store)
+        source = Source(bus.store)
         bus.reading.bootstrapping.source.given = source
         async with bus:
             yield bus, source, Target()
@@ -46,7 +46,7 @@ class Bench:
 async def bench(**settings: Any) -> AsyncIterator[Bench]:
     async with deployment(attrs.evolve(SMALL, **settings)) as shop, shop.bus(writer="w1") as writer:
         last = await write(writer, 35)
-        await writer._writing.beat()
+        await writer.writing.beat()
         yield Bench(shop, writer, last)
 
 
@@ -215,7 +215,7 @@ def test_a_snapshot_that_is_gone_begins_anew_and_raises_the_alarm_in_the_end(cap
             assert target.numbers == list(range(35))
             found = bus.statistics()["bootstrap"]["orders"]
             assert (found["syncs"], found["alarm"]) == (4, True)
-            assert [one.syncs for one in await bus._store.bootstraps("billing")] == [4]
+            assert [one.syncs for one in await bus.store.bootstraps("billing")] == [4]
 
     virtual.run(main())
     assert caplog.text.count("full syncs within an hour") == 1
@@ -226,11 +226,11 @@ def test_a_snapshot_older_than_what_was_pruned_is_refused(caplog: pytest.LogCapt
 
     async def main() -> None:
         async with bench() as made:
-            store = made.writer._store
+            store = made.writer.store
             old = await store.agree("orders", part_rows=10)
             await store.leave(old)
             await write(made.writer, 10, first=35)
-            await made.writer._writing.beat()
+            await made.writer.writing.beat()
             await store.prune(keep=3)
             async with made.read(reader="billing") as (bus, source, target):
                 source.change = lambda found: old if len(source.agrees) <= 2 else found
@@ -711,7 +711,7 @@ def test_close_may_be_called_by_the_function() -> None:
             await closed.wait()
             await bus.close()
             assert target.parts == [0]
-            assert [one.parts for one in await bus._store.bootstraps("billing")] == [1]
+            assert [one.parts for one in await bus.store.bootstraps("billing")] == [1]
 
     virtual.run(main())
 
@@ -722,14 +722,14 @@ def test_a_killed_process_goes_on_with_the_next_part(at: int) -> None:
         async with bench() as made:
             gate, target = Gate(at), Target()
             bus = made.shop.bus(reader="billing", start=None)
-            source = bus.reading.bootstrapping.source.given = Source(bus._store)
+            source = bus.reading.bootstrapping.source.given = Source(bus.store)
             source.on_load = gate
             await bus.open()
             target.of(bus)
             await gate.at.wait()
-            await until(lambda: len(target.parts) == at and bus._store.world.ask("SELECT 1 FROM busrep_bootstraps"))
+            await until(lambda: len(target.parts) == at and bus.store.world.ask("SELECT 1 FROM busrep_bootstraps"))
             await crash(bus)
-            await bus._store.close()
+            await bus.store.close()
             last = await write(made.writer, 5, first=35)
             async with made.read(reader="billing") as (bus, source, _):
                 target.of(bus)
@@ -771,7 +771,7 @@ def test_one_that_is_killed_while_draining_is_online_after_the_next_start() -> N
                 await bus.wait_for(orders, "w1", last)
                 await online(bus)
                 assert (target.parts, target.numbers) == ([0, 1, 2, 3], list(range(40)))
-                await until(lambda: bus._store.world.ask("SELECT state FROM busrep_bootstraps") == [("online",)])
+                await until(lambda: bus.store.world.ask("SELECT state FROM busrep_bootstraps") == [("online",)])
 
     virtual.run(main())
 
@@ -783,14 +783,14 @@ def test_an_unfinished_one_waits_for_its_function(caplog: pytest.LogCaptureFixtu
         async with bench() as made:
             gate, target = Gate(2), Target()
             bus = made.shop.bus(reader="billing", start=None)
-            source = bus.reading.bootstrapping.source.given = Source(bus._store)
+            source = bus.reading.bootstrapping.source.given = Source(bus.store)
             source.on_load = gate
             await bus.open()
             target.of(bus)
             await gate.at.wait()
             await until(lambda: len(target.parts) == 2)
             await crash(bus)
-            await bus._store.close()
+            await bus.store.close()
             async with made.read(reader="billing") as (bus, source, _):
                 bus.subscribe(orders)(target.handle)
                 with pytest.raises(TimeoutError):
@@ -870,7 +870,7 @@ def test_a_writer_that_bootstraps_its_own_stream_has_its_own_rows_in_it(own: boo
     async def main() -> None:
         async with bench() as made, made.read(writer="w2", own=own, reader="billing") as (bus, source, target):
             await write(bus, 5, first=35)
-            await bus._writing.beat()
+            await bus.writing.beat()
             gate = Gate(2)
             source.on_load = gate
             target.of(bus)
@@ -886,7 +886,7 @@ def test_a_writer_that_bootstraps_its_own_stream_has_its_own_rows_in_it(own: boo
             assert target.numbers == list(range(50 if own else 45)), "own facts count as handled, as ever"
             assert bus.positions()["orders"]["w2"] == later
             await bus.reading.saver.save()
-            assert (await bus._store.load_reader("billing")).positions["orders", "w2"] == later
+            assert (await bus.store.load_reader("billing")).positions["orders", "w2"] == later
 
     virtual.run(main())
 
@@ -945,18 +945,18 @@ def test_while_it_loads_no_positions_are_saved_but_those_of_the_snapshot() -> No
             target.of(bus)
             await bus.wait_for(orders, "w1", made.last)
             await write(made.writer, 5, first=35)
-            await made.writer._writing.beat()
+            await made.writer.writing.beat()
             gate = Gate(2)
             source.on_load = gate
             asked = asyncio.create_task(bus.bootstrap(orders))
             await gate.at.wait()
             await write(made.writer, 5, first=40)
             await asyncio.sleep(1.0)
-            assert (await bus._store.load_reader("billing")).positions["orders", "w1"] == made.last + 5
+            assert (await bus.store.load_reader("billing")).positions["orders", "w1"] == made.last + 5
             gate.go_on.set()
             await asked
             await bus.reading.saver.save()
-            assert (await bus._store.load_reader("billing")).positions["orders", "w1"] == made.last + 10
+            assert (await bus.store.load_reader("billing")).positions["orders", "w1"] == made.last + 10
 
     virtual.run(main())
 
@@ -964,7 +964,7 @@ def test_while_it_loads_no_positions_are_saved_but_those_of_the_snapshot() -> No
 def test_a_store_that_is_away_keeps_nothing_from_being_applied_once() -> None:
     async def main() -> None:
         async with bench() as made, made.read(reader="billing") as (bus, _source, target):
-            store = bus._store
+            store = bus.store
             for method in ("begin_bootstrap", "save_bootstrap", "load_reader"):
                 failing, given = Times(2, Unavailable("the store", "away")), getattr(store, method)
 
@@ -984,7 +984,7 @@ def test_a_store_that_is_away_keeps_nothing_from_being_applied_once() -> None:
 def test_what_was_saved_and_is_gone_begins_anew() -> None:
     async def main() -> None:
         async with bench() as made, made.read(reader="billing") as (bus, _source, target):
-            world = bus._store.world
+            world = bus.store.world
 
             @bus.snapshot(orders)
             def apply(part: SnapshotPart[Any]) -> None:
@@ -1002,7 +1002,7 @@ def test_what_was_saved_and_is_gone_begins_anew() -> None:
 def test_positions_that_are_gone_begin_anew() -> None:
     async def main() -> None:
         async with bench() as made, made.read(reader="billing") as (bus, _source, target):
-            world = bus._store.world
+            world = bus.store.world
 
             @bus.snapshot(orders)
             def apply(part: SnapshotPart[Any]) -> None:
@@ -1029,11 +1029,11 @@ def test_an_earlier_snapshot_that_is_over_is_not_taken_for_a_new_one() -> None:
                 target.of(bus)
                 await bus.wait_for(orders, "w1", made.last)
                 last = await write(made.writer, 10, first=35)
-                await made.writer._writing.beat()
+                await made.writer.writing.beat()
                 await bus.wait_for(orders, "w1", last)
                 await bus.bootstrap(orders)
                 assert target.parts == [0, 1, 2, 3, 0, 1, 2, 3, 4]
-                assert [one.syncs for one in await bus._store.bootstraps("billing")] == [1]
+                assert [one.syncs for one in await bus.store.bootstraps("billing")] == [1]
 
     virtual.run(main())
 
@@ -1062,7 +1062,7 @@ def test_two_processes_of_one_name_load_one_snapshot_between_them() -> None:
                     assert target.parts == [0, 1, 2, 3, 2], "at least once: without save() it cannot know"
                     last = await write(made.writer, 5, first=35)
                     await one.wait_for(orders, "w1", last)
-                    assert [one.syncs for one in await made.writer._store.bootstraps("billing")] == [1]
+                    assert [one.syncs for one in await made.writer.store.bootstraps("billing")] == [1]
 
     virtual.run(main())
 
@@ -1077,8 +1077,8 @@ def test_a_process_whose_snapshot_was_replaced_goes_on_with_the_others() -> None
                 await gate.at.wait()
                 await until(lambda: first.parts == [0, 1])
                 await write(made.writer, 5, first=35)
-                await made.writer._writing.beat()
-                store = made.writer._store
+                await made.writer.writing.beat()
+                store = made.writer.store
                 found = await store.agree("orders", part_rows=10)
                 await store.begin_bootstrap("billing", found, syncs=2, reason="asked for")
                 await store.leave(found)

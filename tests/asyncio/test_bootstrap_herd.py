@@ -87,7 +87,7 @@ def test_fifty_readers_at_once_on_postgresql(postgres_url: str) -> None:
         async with contextlib.AsyncExitStack() as stack, asyncio.timeout(300):
             writer = await stack.enter_async_context(bus(store, writer="w1"))
             last = await write(writer, 1_000)
-            await writer._writing.beat()
+            await writer.writing.beat()
             readers = [bus(Shared(store, f"r{at}", watched), reader=f"r{at}") for at in range(READERS)]
             for one in readers:
                 await stack.enter_async_context(one)
@@ -101,7 +101,7 @@ def test_fifty_readers_at_once_on_postgresql(postgres_url: str) -> None:
             assert max(watched.asked.values()) <= 5 + 3 * took
             await asyncio.gather(*(one.wait_for(orders, "w1", last) for one in readers))
             assert [target.numbers == list(range(1_000)) for target in targets] == [True] * READERS
-            syncs = [found.syncs for found in await writer._store.bootstraps()]
+            syncs = [found.syncs for found in await writer.store.bootstraps()]
             assert syncs == [1] * READERS
         with psycopg.connect(postgres_url, autocommit=True) as connection:
             held = connection.execute("SELECT count(*) FROM pg_locks WHERE classid = %s", (SLOTS,)).fetchone()
@@ -118,9 +118,9 @@ def test_a_bus_whose_streams_all_begin_at_once_loads_as_many_as_are_allowed() ->
         async with MemoryDeployment(orders, payments, caches, settings=settings) as shop:
             async with shop.bus(writer="w1") as writer:
                 last = {stream: await write(writer, 35, stream=stream) for stream in (orders, payments)}
-                await writer._writing.beat()
+                await writer.writing.beat()
                 async with shop.bus(reader="billing", start=None) as reader:
-                    source = reader.reading.bootstrapping.source.given = Source(reader._store)
+                    source = reader.reading.bootstrapping.source.given = Source(reader.store)
                     most = 0
 
                     async def watch(_: int) -> None:
@@ -151,7 +151,7 @@ def test_a_bus_whose_streams_all_begin_at_once_loads_as_many_as_are_allowed() ->
                     await until(lambda: reader.statistics()["caches"]["caches"][double.cache_name]["invalidations"])
                     assert found["hits"] == 1
                     await reader.reading.saver.save()
-                    kept = await reader._store.load_reader("billing")
+                    kept = await reader.store.load_reader("billing")
                     assert kept.streams == {"orders", "payments"}
 
     virtual.run(main())
@@ -161,9 +161,9 @@ def test_who_waits_for_a_snapshot_may_give_up_and_it_goes_on() -> None:
     async def main() -> None:
         async with deployment() as shop, shop.bus(writer="w1") as writer:
             last = await write(writer, 35)
-            await writer._writing.beat()
+            await writer.writing.beat()
             async with shop.bus(reader="billing", start="earliest") as reader:
-                source = reader.reading.bootstrapping.source.given = Source(reader._store)
+                source = reader.reading.bootstrapping.source.given = Source(reader.store)
                 at, go_on = asyncio.Event(), asyncio.Event()
 
                 async def gate(_: int) -> None:

@@ -134,7 +134,7 @@ def opened(path: Path, process: str = "one") -> Any:
 async def written(shop: Shop, count: int = 35) -> AsyncIterator[tuple[Bus, int]]:
     async with shop.bus(writer="w1") as writer:
         last = await write(writer, count)
-        await writer._writing.beat()
+        await writer.writing.beat()
         yield writer, last
 
 
@@ -217,7 +217,7 @@ def test_a_function_that_does_not_save_is_saved_for(shop: Shop) -> None:
                 bills.of(reader)
                 await reader.wait_for(orders, "w1", last)
                 assert bills.numbers == list(range(35))
-                saved = await reader._store.bootstraps("billing")
+                saved = await reader.store.bootstraps("billing")
                 assert [(one.parts, one.rows) for one in saved] == [(4, 35)]
 
     run(main())
@@ -258,7 +258,7 @@ def test_a_store_that_gives_no_answer_is_asked_what_became_of_it(shop: Shop, met
         with opened(shop.path.with_name("bills.db")) as bills:
             bills.saves = False  # busrep saves, and so it is what gets no answer
             async with written(shop) as (_, last), shop.bus(reader="billing") as reader:
-                given, calls = getattr(reader._store, method), 0
+                given, calls = getattr(reader.store, method), 0
 
                 async def unknown(*args: Any, **options: Any) -> Any:
                     nonlocal calls
@@ -268,12 +268,12 @@ def test_a_store_that_gives_no_answer_is_asked_what_became_of_it(shop: Shop, met
                         raise Unavailable("the store", "no answer")
                     return answer
 
-                setattr(reader._store, method, unknown)
+                setattr(reader.store, method, unknown)
                 bills.of(reader)
                 await reader.wait_for(orders, "w1", last)
                 assert bills.parts == [0, 1, 2, 3]
                 assert bills.numbers == list(range(35))
-                assert [one.syncs for one in await reader._store.bootstraps("billing")] == [1]
+                assert [one.syncs for one in await reader.store.bootstraps("billing")] == [1]
 
     run(main())
 
@@ -297,7 +297,7 @@ def test_two_processes_of_one_name_apply_each_part_once_between_them(shop: Shop)
 
 
 async def _unsettled(bus: Bus) -> list[Any]:
-    return [one for one in await bus._store.bootstraps("billing") if one.state not in ("draining", "online")]
+    return [one for one in await bus.store.bootstraps("billing") if one.state not in ("draining", "online")]
 
 
 @pytest.mark.parametrize("part", [0, 1, 3])
@@ -323,7 +323,7 @@ def test_one_that_is_killed_about_its_commit_goes_on_exactly_there(shop: Shop, p
                 reader.snapshot(orders)(killed)
                 await at.wait()
                 await crash(reader)
-                await reader._store.close()
+                await reader.store.close()
             last = await write(writer, 5, first=35)
             with opened(shop.path) as bills:
                 async with shop.bus(reader="billing") as reader:
@@ -333,7 +333,7 @@ def test_one_that_is_killed_about_its_commit_goes_on_exactly_there(shop: Shop, p
                     assert bills.numbers == list(range(40))
                     await online(reader)
                     await until(lambda: not reader.reading.bootstrapping._finishing)
-                    assert [one.state for one in await reader._store.bootstraps("billing")] == ["online"]
+                    assert [one.state for one in await reader.store.bootstraps("billing")] == ["online"]
 
     run(main())
 
@@ -355,10 +355,10 @@ def test_the_positions_saved_hold_back_pruning(shop: Shop) -> None:
                 reader.snapshot(orders)(slow)
                 reader.subscribe(orders)(bills.handle)
                 await at.wait()
-                reader._link.reconnect("a test says so")  # what is held goes, and is fetched
+                reader.link.reconnect("a test says so")  # what is held goes, and is fetched
                 more = await write(writer, 10, first=35)
-                await writer._writing.beat()
-                assert set((await writer._store.prune(keep=1)).values()) <= {last}
+                await writer.writing.beat()
+                assert set((await writer.store.prune(keep=1)).values()) <= {last}
                 go_on.set()
                 await reader.wait_for(orders, "w1", more)
                 assert max(bills.numbers) == 44
@@ -376,8 +376,8 @@ def test_reader_moved_is_what_a_function_sees_of_a_twin(shop: Shop) -> None:
 
                 async def apply(part: SnapshotPart[Order]) -> None:
                     if part.number == 1 and not seen:
-                        (saved,) = await reader._store.bootstraps("billing")
-                        await reader._store.save_bootstrap(
+                        (saved,) = await reader.store.bootstraps("billing")
+                        await reader.store.save_bootstrap(
                             "billing", "orders", saved.id,
                             parts=1, applied=2, rows=20, bytes=500, state="loading",
                         )  # fmt: skip
@@ -437,13 +437,13 @@ def test_a_process_that_reads_joins_the_snapshot_that_another_of_its_name_begins
         with opened(shop.path) as first, opened(shop.path, "two") as second:
             first.saves = second.saves = saves
             async with written(shop) as (writer, _), shop.bus(reader="billing", start="earliest") as one:
-                older = await writer._store.agree("orders", part_rows=10)
-                await writer._store.leave(older)
+                older = await writer.store.agree("orders", part_rows=10)
+                await writer.store.leave(older)
                 first.of(one)
                 await one.wait_for(orders, "w1", await write(writer, 5, first=35))
                 await until(lambda: one.reading.saved.at["orders", "w1"] == 40)
                 async with shop.bus(reader="billing", start="earliest") as other:
-                    source = other.reading.bootstrapping.source.given = Source(other._store)
+                    source = other.reading.bootstrapping.source.given = Source(other.store)
                     source.change = lambda _: older
                     at, go_on = asyncio.Event(), asyncio.Event()
 

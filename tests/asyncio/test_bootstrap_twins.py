@@ -53,7 +53,7 @@ class Shared:
 
 
 async def saved(bus: Bus, writer: str = "w1") -> int:
-    return int((await bus._store.load_reader("billing")).positions["orders", writer])
+    return int((await bus.store.load_reader("billing")).positions["orders", writer])
 
 
 @pytest.mark.parametrize("behind", [0, 3])
@@ -65,7 +65,7 @@ def test_a_position_that_is_what_it_was_is_another_after_a_snapshot(behind: int)
         async with deployment(RARELY) as shop, shop.bus(writer="w1") as writer:
             target = Shared()
             first = await write(writer, 35)
-            await writer._writing.beat()
+            await writer.writing.beat()
             async with shop.bus(reader="billing", start="earliest") as two:
                 two.subscribe(orders)(target.handle)
                 await two.wait_for(orders, "w1", first)
@@ -73,13 +73,13 @@ def test_a_position_that_is_what_it_was_is_another_after_a_snapshot(behind: int)
                 assert await saved(two) == first
                 if behind:
                     await write(writer, behind, first=35)
-                await writer._writing.beat()
+                await writer.writing.beat()
                 one = shop.bus(reader="billing", start="earliest")
                 await one.open()
                 await heard(one, "w1")
-                agreed = await one._store.agree("orders", part_rows=10)
+                agreed = await one.store.agree("orders", part_rows=10)
                 await two.wait_for(orders, "w1", await write(writer, 8 - behind, first=35 + behind))
-                source = one.reading.bootstrapping.source.given = Source(one._store)
+                source = one.reading.bootstrapping.source.given = Source(one.store)
                 source.change = lambda _: agreed
 
                 @one.snapshot(orders)
@@ -114,7 +114,7 @@ def test_a_process_waits_until_the_others_snapshot_is_applied(knows: bool, began
         async with deployment(RARELY) as shop, shop.bus(writer="w1") as writer:
             target, handled = Shared(at=1), []
             last = await write(writer, 35)
-            await writer._writing.beat()
+            await writer.writing.beat()
             two = shop.bus(reader="billing", start="earliest")
 
             async def begin() -> None:
@@ -146,14 +146,14 @@ def test_a_process_waits_until_the_others_snapshot_is_applied(knows: bool, began
                 await until(lambda: "orders" in two.reading.core.bootstrapping)
                 handled.clear()
                 asked = 0
-                load = two._store.load_reader
+                load = two.store.load_reader
 
                 async def counted(reader: str) -> Any:
                     nonlocal asked
                     asked += 1
                     return await load(reader)
 
-                two._store.load_reader = counted
+                two.store.load_reader = counted
                 begun = asyncio.get_running_loop().time()
                 waiting = asyncio.create_task(two.wait_for(orders, "w1", last, timeout=1_000))
                 await asyncio.sleep(100)
@@ -184,16 +184,16 @@ def test_one_that_drains_when_the_other_begins_anew_goes_on_with_that() -> None:
         async with deployment(RARELY) as shop, shop.bus(writer="w1") as writer:
             target = Shared()
             await write(writer, 35)
-            await writer._writing.beat()
+            await writer.writing.beat()
             async with shop.bus(reader="billing", start=None) as one:
-                store, load = writer._store, one._store.load_reader
+                store, load = writer.store, one.store.load_reader
                 anew: list[Any] = []
                 applied: list[list[int]] = []  # when rows were handed out
 
                 async def late(reader: str) -> Any:
                     if target.parts == [0, 1, 2, 3] and not anew:
                         await write(writer, 5, first=35)
-                        await writer._writing.beat()
+                        await writer.writing.beat()
                         found = await store.agree("orders", part_rows=10)
                         await store.leave(found)
                         anew.append(found)
@@ -201,7 +201,7 @@ def test_one_that_drains_when_the_other_begins_anew_goes_on_with_that() -> None:
                         await write(writer, 5, first=40)
                     return await load(reader)
 
-                one._store.load_reader = late
+                one.store.load_reader = late
                 one.snapshot(orders)(target.apply)
 
                 @one.subscribe(orders)
@@ -227,13 +227,13 @@ def test_what_the_other_has_begun_is_looked_for_again_when_it_cannot_be_read() -
         async with deployment(RARELY) as shop, shop.bus(writer="w1") as writer:
             target, failed = Shared(at=1), []
             last = await write(writer, 35)
-            await writer._writing.beat()
+            await writer.writing.beat()
             async with shop.bus(reader="billing", start="earliest") as two:
                 two.snapshot(orders)(target.apply)
                 two.subscribe(orders)(target.handle)
                 await two.wait_for(orders, "w1", last)
                 await two.reading.saver.save()
-                given = two._store.bootstraps
+                given = two.store.bootstraps
 
                 async def unknown(*args: Any) -> Any:
                     if not failed:
@@ -246,7 +246,7 @@ def test_what_the_other_has_begun_is_looked_for_again_when_it_cannot_be_read() -
                     one.subscribe(orders)(target.handle)
                     asking = asyncio.create_task(one.bootstrap(orders))
                     await target.held.wait()
-                    two._store.bootstraps = unknown
+                    two.store.bootstraps = unknown
                     await until(lambda: state(two) == "loading")
                     assert len(failed) == 1
                     target.gate.set()
@@ -266,10 +266,10 @@ def test_a_function_known_late_goes_on_with_what_is_saved_by_then() -> None:
         async with deployment(RARELY) as shop, shop.bus(writer="w1") as writer:
             target = Shared(at=1)
             await write(writer, 35)
-            await writer._writing.beat()
-            found = await writer._store.agree("orders", part_rows=10)
-            await writer._store.leave(found)
-            await writer._store.begin_bootstrap("billing", found, syncs=1, reason="killed since")
+            await writer.writing.beat()
+            found = await writer.store.agree("orders", part_rows=10)
+            await writer.store.leave(found)
+            await writer.store.begin_bootstrap("billing", found, syncs=1, reason="killed since")
             async with shop.bus(reader="billing", start=None) as two:
                 two.subscribe(orders)(target.handle)
                 await until(lambda: "orders" in two.reading.core.bootstrapping)
@@ -296,7 +296,7 @@ def test_a_part_that_stopped_one_is_not_applied_again_behind_the_others_back() -
         async with deployment(RARELY) as shop, shop.bus(writer="w1") as writer:
             target, failing = Shared(), [ValueError("no")] * 4
             await write(writer, 35)
-            await writer._writing.beat()
+            await writer.writing.beat()
             async with shop.bus(reader="billing", start=None) as two:
 
                 @two.snapshot(orders)
@@ -332,7 +332,7 @@ def test_two_processes_find_another_log_and_load_it_between_them(saves: str) -> 
             target = Shared()
             async with shop.bus(writer="w1") as writer:
                 last = await write(writer, 25)
-                await writer._writing.beat()
+                await writer.writing.beat()
             async with (
                 shop.bus(reader="billing", start="earliest") as one,
                 shop.bus(reader="billing", start="earliest") as two,
@@ -345,7 +345,7 @@ def test_two_processes_find_another_log_and_load_it_between_them(saves: str) -> 
                 await _restore(shop, 12)
                 async with shop.bus(writer="w1") as writer:
                     await write(writer, 3, first=100)
-                    await until(lambda: one.reading.core.epoch == one._store.world.epoch)
+                    await until(lambda: one.reading.core.epoch == one.store.world.epoch)
                     if saves == "first":
                         await two.reading.saver.save()
                     await until(lambda: state(one) == state(two) == "online")
@@ -369,8 +369,8 @@ def test_a_part_of_a_snapshot_that_another_process_began_anew_meanwhile_is_not_t
         async with deployment(RARELY) as shop, shop.bus(writer="w1") as writer:
             target = Shared()
             last = await write(writer, 35)
-            await writer._writing.beat()
-            store, anew = writer._store, []
+            await writer.writing.beat()
+            store, anew = writer.store, []
 
             async def begin_anew(part: SnapshotPart[Order]) -> None:
                 found = await store.agree("orders", part_rows=10)
@@ -409,7 +409,7 @@ def test_who_asks_while_another_process_loads_the_same_snapshot_anew_joins_in() 
         async with deployment(RARELY) as shop, shop.bus(writer="w1") as writer:
             target = Shared()
             await write(writer, 35)
-            await writer._writing.beat()
+            await writer.writing.beat()
             async with (
                 shop.bus(reader="billing", start="earliest") as one,
                 shop.bus(reader="billing", start="earliest") as two,
@@ -422,11 +422,11 @@ def test_who_asks_while_another_process_loads_the_same_snapshot_anew_joins_in() 
                 target.at = 2
                 asking = asyncio.create_task(one.bootstrap(orders))
                 await target.held.wait()
-                (begun,) = await writer._store.bootstraps("billing")
+                (begun,) = await writer.store.bootstraps("billing")
                 assert begun.parts == 2
                 joining = asyncio.create_task(two.bootstrap(orders))
                 await until(lambda: state(two) == "loading")
-                (saved,) = await writer._store.bootstraps("billing")
+                (saved,) = await writer.store.bootstraps("billing")
                 assert (saved.id, saved.parts) == (begun.id, 2), "begun anew under the other's hands"
                 target.gate.set()
                 await asyncio.gather(asking, joining)

@@ -158,14 +158,14 @@ async def write(bus: Bus, *numbers: int, stream: Stream[Order] = orders) -> int:
 
 async def _crash(bus: Bus) -> None:
     """As kill -9 does, of a bus in this process: nothing more is published, saved or released."""
-    for task in [*bus._background, *bus._tasks]:
+    for task in [*bus.background, *bus.tasks]:
         task.cancel()
-    await asyncio.gather(*bus._background, *bus._tasks, return_exceptions=True)
-    bus._background.clear()
-    bus._tasks.clear()
-    if bus._writing is not None:
-        bus._writing.core.fenced()
-    await bus._link.close()
+    await asyncio.gather(*bus.background, *bus.tasks, return_exceptions=True)
+    bus.background.clear()
+    bus.tasks.clear()
+    if bus.writing is not None:
+        bus.writing.core.fenced()
+    await bus.link.close()
 
 
 # -- writing and reading --------------------------------------------------------------------------------------
@@ -598,7 +598,7 @@ def test_a_transaction_that_has_ended_is_asked_after_whole(
             on_postgres.bus(writer="w1") as writer,
             await psycopg.AsyncConnection.connect(on_postgres.store) as connection,
         ):
-            writing = writer._writing
+            writing = writer.writing
             assert writing is not None
             monkeypatch.setattr(writing, "settle", nobody)
             facts = []
@@ -1168,10 +1168,10 @@ def test_a_silent_writer_is_finished_from_the_table(deployment: Deployment) -> N
             await reader.wait_for(orders, "w1", last)
             assert seen.numbers == [1, 2]
             await until_async(_registered(deployment), 0)
-            assert writer._writing is not None
-            before = writer._writing.incarnation
+            assert writer.writing is not None
+            before = writer.writing.incarnation
             await reader.wait_for(orders, "w1", await write(writer, 3))  # it comes back to life under a later one alone
-            assert writer._writing.incarnation > before
+            assert writer.writing.incarnation > before
             await writer.close()
 
     run(main())
@@ -1338,7 +1338,7 @@ def test_a_reader_that_writes_too_gets_what_its_dead_predecessor_committed(deplo
         await _crash(first)
         first.reading.reader = ""
         await first.reading.close(0)
-        await first._store.close()
+        await first.store.close()
         async with deployment.bus(writer="w1", reader="w1") as second:
             second.subscribe(orders)(seen)
             await until(lambda: 1 in seen.numbers)
@@ -1506,7 +1506,7 @@ def test_other_commands_reach_every_process(deployment: Deployment) -> None:
 
             lines: list[tuple[str, bytes]] = []
             one.on_line(lambda direction, _, line: lines.append((direction, line)))
-            await until(lambda: not two._tasks)
+            await until(lambda: not two.tasks)
             while len(got) < len(commands):  # a subscription to a sub-channel takes its moment
                 got.clear()
                 for command in commands:

@@ -46,7 +46,7 @@ def test_a_fact_whose_neighbour_gets_no_id_is_published(how: str, monkeypatch: p
                 return fact.id
 
             await reader.wait_for(alone, "w", await write(1))
-            store: Any = bus._store
+            store: Any = bus.store
             reserve = store.reserve
 
             async def late(stream: str, count: int) -> Sequence[int]:

@@ -52,14 +52,14 @@ def either(request: pytest.FixtureRequest, redis_url: str, bus_name: str) -> Dep
 async def crash(bus: Bus) -> None:
     """As kill -9 does, of a bus in this process: nothing more is published, saved or released."""
     bus.reading.reader = ""
-    if bus._writing is not None:
-        bus._writing.core.fenced()
-        bus._writing.store = bus._writing.claim = None
-    tasks = [*bus._background, *bus._tasks, *bus.reading.tasks, *bus.reading.workers.values()]
+    if bus.writing is not None:
+        bus.writing.core.fenced()
+        bus.writing.store = bus.writing.claim = None
+    tasks = [*bus.background, *bus.tasks, *bus.reading.tasks, *bus.reading.workers.values()]
     await stop(tasks, 5.0)
     assert all(task.done() for task in tasks)
     await bus.reading.close(0.01)
-    await bus._link.close()
+    await bus.link.close()
     for store in bus._stores:
         await store.close()
     bus._state = "closed"
@@ -412,7 +412,7 @@ def test_a_handler_may_close_the_bus(deployment: Deployment) -> None:
             await reader.close()  # waits for the one that is under way
             assert (await saved(deployment, "r"))["orders", "w1"] == last
             left = [task.get_name() for task in asyncio.all_tasks()]
-            assert not reader._link.connected
+            assert not reader.link.connected
             assert left.count("busrep-link") == 1  # the writer's
 
     run(main(), timeout=15)
@@ -458,7 +458,7 @@ def test_a_close_that_is_cancelled_goes_on(deployment: Deployment) -> None:
             closing.cancel()
             await asyncio.gather(closing, return_exceptions=True)
             await reader.close()
-            assert not reader._link.connected
+            assert not reader.link.connected
             assert (await saved(deployment, "r"))["orders", "w1"] == last
 
     run(main())
@@ -629,8 +629,8 @@ def test_the_runtime_s_tasks_outlive_an_error_of_the_store(deployment: Deploymen
                 setattr(store, name, broken_once)
                 return lambda: setattr(store, name, whole)
 
-            mend = [breaking(writer._store, "heartbeat"), breaking(reader._store, "save_reader")]
-            mend.append(breaking(reader._store, "known"))
+            mend = [breaking(writer.store, "heartbeat"), breaking(reader.store, "save_reader")]
+            mend.append(breaking(reader.store, "known"))
             await reader.wait_for(orders, "w1", await write(writer, 2))
             await until(lambda: {"heartbeat", "save_reader", "known"} <= set(broken))
             for one in mend:
@@ -640,7 +640,7 @@ def test_the_runtime_s_tasks_outlive_an_error_of_the_store(deployment: Deploymen
             async with asyncio.timeout(5):
                 while (await saved(deployment, "r"))["orders", "w1"] < last:
                     await asyncio.sleep(0.05)
-            assert all(not task.done() for bus in (writer, reader) for task in bus._background)
+            assert all(not task.done() for bus in (writer, reader) for task in bus.background)
 
     run(main())
 
@@ -779,11 +779,11 @@ def test_command_handlers_that_are_too_slow_are_bounded(
             async def handle(_: RemoteServerUp) -> None:
                 await gate.wait()
 
-            await until(lambda: not two._tasks)
+            await until(lambda: not two.tasks)
             for number in range(20):
                 await one.send(RemoteServerUp(f"host-{number}"))
             await until(lambda: two.statistics()["link"]["commands_dropped"] == 15)
-            assert len(two._tasks) == 5
+            assert len(two.tasks) == 5
             gate.set()
 
     run(main())
@@ -819,8 +819,8 @@ def test_a_writer_cancelled_anywhere_leaves_no_hole_and_no_ghost(either: Deploym
             await reader.wait_for(orders, "w1", await write(writer, 1000))
             assert [(name, token) for name, token, _ in seen.facts] == await facts(either)
             assert writer.statistics()["writer"]["in_doubt"] == 0
-            assert writer._writing is not None
-            assert writer._writing.generators["orders"].open == 0
+            assert writer.writing is not None
+            assert writer.writing.generators["orders"].open == 0
 
     run(main())
 

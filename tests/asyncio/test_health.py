@@ -150,14 +150,14 @@ def test_a_reader_that_stops_at_its_start_stores_why() -> None:
             async with deployment.bus(writer="w") as writer, deployment.bus(reader="r") as bus:
                 bus.subscribe(orders)(lambda _: None)
                 await bus.wait_for(orders, "w", (await writer.publish(orders, [Order(1, "new")]))[-1])
-                store: Any = writer._store
+                store: Any = writer.store
                 await asyncio.sleep(1.0)
                 await store.restored()
             async with deployment.bus(reader="r", on_epoch_change="stop") as bus:
                 bus.subscribe(orders)(lambda _: None)
                 await asyncio.sleep(5.0)
                 assert [reason.code for reason in bus.health().reasons] == ["stopped"]
-                readers = (await bus._store.status())["readers"]
+                readers = (await bus.store.status())["readers"]
             assert "on_epoch_change" in readers["r"]["orders"]["w"]["stopped"]
 
     virtual.run(main())

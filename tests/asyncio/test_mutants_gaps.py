@@ -207,7 +207,7 @@ def test_2_replicate_follows_the_confirmation_of_the_subscription() -> None:
                 await redis.until(b"REPLICATE")
                 redis.asked.clear()
                 redis.confirming.clear()
-                bus._link.reconnect("to subscribe again")
+                bus.link.reconnect("to subscribe again")
                 await redis.asked.wait()
                 await bus.send(RemoteServerUp("mark"))
                 assert b"REPLICATE" not in await redis.until(b"REMOTE_SERVER_UP mark")

@@ -76,7 +76,7 @@ def test_an_outage_of_an_hour_is_no_poison(on_poison: str, caplog: pytest.LogCap
             await until(lambda: len(flaky.rows) == 101)
             assert flaky.rows == list(range(101))
             await until(lambda: not reader.statistics()["reader"]["retrying"])
-            assert (await reader._store.status())["dead_letters"] == 0
+            assert (await reader.store.status())["dead_letters"] == 0
 
     with caplog.at_level(logging.INFO, "busrep.reader"):
         run(main())
@@ -120,7 +120,7 @@ def test_an_unknown_error_of_ten_seconds_sets_no_good_fact_aside() -> None:
             await asyncio.sleep(10.0)
             flaky.error = None
             await until(lambda: len(flaky.rows) == 101)
-            assert (await reader._store.status())["dead_letters"] == 0
+            assert (await reader.store.status())["dead_letters"] == 0
             assert flaky.rows == list(range(101))
 
     run(main())
@@ -162,7 +162,7 @@ def test_the_fact_that_is_poison_is_found_after_a_minute_and_the_others_are_hand
                 await until(lambda: len(rows) == 9)
                 assert 60.0 <= loop.time() - began < 90.0
                 assert rows == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-                assert (await reader._store.status())["dead_letters"] == 1
+                assert (await reader.store.status())["dead_letters"] == 1
 
     run(main())
 
@@ -248,7 +248,7 @@ def test_effects_that_were_lost_behind_a_stop_come_before_what_stopped_it() -> N
                 await reader.wait_for(orders, "w1", last)
             await w1.publish(orders, [Order(3, "new")])
             await until(lambda: reader.statistics()["reader"]["stopped"])
-            world = reader._store.world
+            world = reader.store.world
             await until(lambda: world.ask("SELECT position FROM busrep_readers WHERE writer = 'w1'") == [(last,)])
             world.ask("UPDATE busrep_readers SET position = ? WHERE writer = 'w1'", (last - 1,))  # by a failover
             await asyncio.sleep(30.0)
@@ -288,12 +288,12 @@ def test_a_reader_that_is_not_registered_says_what_it_does_not_get(
             assert await life() == [99]
             assert told() == [], "nothing was there"
             missed = (await w1.publish(orders, [Order(number, "new") for number in range(5)]))[-1]
-            world = w1._store.world
+            world = w1.store.world
             proven = "SELECT position FROM busrep_positions WHERE stream = 'orders'"
             await until(lambda: world.ask(proven) == [(missed,)])
             world.ask("DELETE FROM busrep_readers")  # by a failover
             if start == "earliest":
-                await w1._store.prune(keep=0)
+                await w1.store.prune(keep=0)
             assert await life() == [99]
             level = logging.WARNING if start == "earliest" else logging.INFO
             [(found, text)] = told()
@@ -313,7 +313,7 @@ def test_a_lost_registration_that_was_noticed_holds_back_pruning_at_once() -> No
             deployment.bus(writer="w1") as w1,
             deployment.bus(reader="r") as reader,
         ):
-            handler, store, goes_on = Flaky(), reader._store, asyncio.Event()
+            handler, store, goes_on = Flaky(), reader.store, asyncio.Event()
             fetch = store.fetch
 
             async def slow(question: Any) -> Any:

@@ -108,7 +108,7 @@ def test_a_reader_begins_again_after_an_unknown_error(deployment: Deployment) ->
     async def work() -> None:
         seen: list[int] = []
         async with deployment.bus(writer="w") as writer, deployment.bus(reader="r") as reader:
-            store: Any = reader._store
+            store: Any = reader.store
             given, failures = store.load_reader, 0
             go_on = asyncio.Event()
 

@@ -281,7 +281,7 @@ def test_9_18_a_writer_follows_registered_writers_alone(deployment: Deployment) 
             await until(lambda: other.positions()["orders"]["w1"] == 3)  # the idle one has followed
             for _ in range(100):
                 await say(deployment, f"POSITION orders nobody {2**62} {2**62}", f"POSITION orders w1 0 {2**62}")
-                await say(deployment, f"SERVER x {writer._writing.epoch}\nNAME w1 9\nPOSITION orders w1 0 {2**62}")
+                await say(deployment, f"SERVER x {writer.writing.epoch}\nNAME w1 9\nPOSITION orders w1 0 {2**62}")
             await asyncio.sleep(4 * QUICK.heartbeat)
             assert await write(writer) == 4
             assert await write(other) == 5
@@ -301,7 +301,7 @@ def test_9_19_a_higher_incarnation_on_the_wire_fences_nobody(
     async def main() -> None:
         async with deployment.bus(writer="w0") as writer:
             asked: list[float] = []
-            store = writer._writing.store
+            store = writer.writing.store
             check = store.check_claim
 
             async def counted(claim: Any) -> None:
@@ -370,8 +370,8 @@ def test_9_17_a_reader_that_is_above_the_sequence_goes_back_to_what_is_saved(
                 seen.update(batch.tokens)
 
             await reader.wait_for(orders, "w0", await write(writer, 3))
-            assert writer._writing is not None
-            opening = f"SERVER x {writer._writing.epoch}\nNAME w0 {writer._writing.incarnation}\n"
+            assert writer.writing is not None
+            opening = f"SERVER x {writer.writing.epoch}\nNAME w0 {writer.writing.incarnation}\n"
             await say(deployed, opening + f"POSITION orders w0 0 {2**62}")
             await until(lambda: reader.reading.saver.refused)
             token = await write(writer, 3)

@@ -28,8 +28,8 @@ async def write(bus: Any, number: int) -> int:
 
 async def finish(bus: Any) -> int:
     """What a reader does that has not heard of a writer for too long. Returns the incarnation it was."""
-    incarnation = int(bus._writing.incarnation)
-    await bus._store.finish(bus.writer, incarnation, timeout=10.0)
+    incarnation = int(bus.writing.incarnation)
+    await bus.store.finish(bus.writer, incarnation, timeout=10.0)
     return incarnation
 
 
@@ -61,7 +61,7 @@ def test_an_idle_writer_wins_its_name_back_by_itself(deployment: Deployment) -> 
             before = await finish(writer)
             await until(lambda: writer.statistics()["writer"]["incarnation"] > before)
             assert writer.positions() is not None
-            known = await writer._store.known()
+            known = await writer.store.known()
             assert all(one.registered for one in known if one.writer == "w")
 
     run(work())
@@ -71,7 +71,7 @@ def test_the_name_of_another_process_is_not_won_back(deployment: Deployment) -> 
     async def work() -> None:
         async with deployment.bus(writer="w") as old:
             await write(old, 1)
-            store: Any = old._store
+            store: Any = old.store
             given, go_on = store.claim, asyncio.Event()
 
             async def held_up(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +86,7 @@ def test_the_name_of_another_process_is_not_won_back(deployment: Deployment) -> 
             with pytest.raises(WriterFenced):
                 await write(old, 2)
             assert old.statistics()["writer"]["lost"] is True
-            await old._store.check_claim(claim)
+            await old.store.check_claim(claim)
 
     run(work())
 
@@ -111,7 +111,7 @@ def test_a_fact_in_memory_that_was_open_meanwhile_says_that_it_is_not_published(
 def test_a_caller_who_is_cancelled_does_not_tear_the_claim(deployment: Deployment) -> None:  # noqa: F811
     async def work() -> None:
         async with deployment.bus(writer="w") as writer:
-            store: Any = writer._store
+            store: Any = writer.store
             given, asked, go_on, claims = store.claim, asyncio.Event(), asyncio.Event(), []
 
             async def held_up(*args: Any, **kwargs: Any) -> Any:
@@ -148,7 +148,7 @@ def test_what_fails_when_its_callers_have_left_is_said_once(
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
         # It does not beat meanwhile: that would wait for the name as well, and be told.
         async with deployment.bus(writer="w", settings=attrs.evolve(QUICK, heartbeat=20.0)) as writer:
-            store: Any = writer._store
+            store: Any = writer.store
             given, asked, go_on = store.claim, asyncio.Event(), asyncio.Event()
 
             async def refused(*_: Any, **__: Any) -> Any:
@@ -159,7 +159,7 @@ def test_what_fails_when_its_callers_have_left_is_said_once(
             store.claim = refused
             await finish(writer)
             # As a beat that took too long, or a fact whose caller was cancelled.
-            tasks = [asyncio.create_task(writer.own_name._renew(writer._writing)) for _ in range(callers)]
+            tasks = [asyncio.create_task(writer.own_name._renew(writer.writing)) for _ in range(callers)]
             await asked.wait()
             for task in tasks:
                 task.cancel()
@@ -184,7 +184,7 @@ def test_a_caller_is_told_that_the_bus_was_closed_meanwhile(deployment: Deployme
 
     async def work() -> None:
         async with deployment.bus(writer="w") as writer:
-            store: Any = writer._store
+            store: Any = writer.store
             asked = asyncio.Event()
 
             async def held_up(*_: Any, **__: Any) -> Any:

@@ -87,7 +87,7 @@ class World:
             "name": self.name, "streams": [orders, caches], "store": self.store, "settings": self.settings, **options,
         }  # fmt: skip
         bus = connect(given.pop("redis", self.redis), **given)
-        LOSSES[bus] = Loss(bus._link)
+        LOSSES[bus] = Loss(bus.link)
         return bus
 
     def cached(self, bus: Bus, **options: Any) -> Any:
@@ -348,8 +348,8 @@ def test_a_durable_reader_neither_saves_nor_owes_invalidations(on_sqlite: World)
         async with on_sqlite.bus(writer="w1") as writer:
             for key in range(5):
                 await writer.invalidate("item", (key,))
-            assert writer._writing is not None
-            await writer._writing.beat()  # where it is stands in the table now
+            assert writer.writing is not None
+            await writer.writing.beat()  # where it is stands in the table now
             async with on_sqlite.bus(reader="r1") as reader:
                 item = on_sqlite.cached(reader)
                 await trusted(reader)
@@ -410,14 +410,14 @@ def test_a_gap_hides_all_entries_until_its_rows_are_fetched(on_sqlite: World) ->
             item = on_sqlite.cached(reader)
             await trusted(reader)
             await item(1), await item(2)
-            fetch, go_on, asked = reader._store.fetch, asyncio.Event(), asyncio.Event()  # type: ignore[union-attr]
+            fetch, go_on, asked = reader.store.fetch, asyncio.Event(), asyncio.Event()  # type: ignore[union-attr]
 
             async def held_up(question: Any) -> Any:
                 asked.set()
                 await go_on.wait()
                 return await fetch(question)
 
-            reader._store.fetch = held_up  # type: ignore[union-attr, method-assign]
+            reader.store.fetch = held_up  # type: ignore[union-attr, method-assign]
             on_sqlite.value = 1
             with dropping(reader, of_rows):
                 await writer.invalidate("item", (1,))
@@ -465,10 +465,10 @@ def test_what_is_trusted_ends_by_the_clock_alone(on_sqlite: World) -> None:
             item = on_sqlite.cached(reader)
             await trusted(reader)
             await item(1)
-            ahead = reader._caching.caches.clock() + 31
-            feed = reader._caching.caches.feed_of()
+            ahead = reader.caching.caches.clock() + 31
+            feed = reader.caching.caches.feed_of()
             assert feed.expires < ahead  # no timer, no message: the next call alone finds out
-            _value, _number, until = reader._caching.caches.caches["item"].store[(1,)]
+            _value, _number, until = reader.caching.caches.caches["item"].store[(1,)]
             assert until < ahead
 
     run(main())
@@ -481,8 +481,8 @@ def test_an_answer_of_the_table_that_comes_late_counts_as_of_the_question(on_sql
         async with on_sqlite.bus(writer="w1") as writer, on_sqlite.bus() as reader:
             on_sqlite.cached(reader)
             await trusted(reader)
-            store: Any = reader._store
-            feed, newest = reader._caching.caches.feed_of(), store.newest
+            store: Any = reader.store
+            feed, newest = reader.caching.caches.feed_of(), store.newest
             asked, go_on, again = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
             async def late(stream: str) -> Any:
@@ -498,7 +498,7 @@ def test_an_answer_of_the_table_that_comes_late_counts_as_of_the_question(on_sql
             before = feed.proof
             with dropping(reader, lambda data: True):
                 await writer.invalidate("item", (1,))
-                committed = reader._caching.caches.clock()
+                committed = reader.caching.caches.clock()
                 go_on.set()
                 await again.wait()
                 assert before < feed.proof < committed
@@ -515,8 +515,8 @@ def test_a_link_that_is_cut_and_comes_back(world: World) -> None:
                 await item(1), await item(2)
                 proxy.refuse = True
                 proxy.cut()
-                await until(lambda: not reader._link.connected)
-                store: Any = reader._store
+                await until(lambda: not reader.link.connected)
+                store: Any = reader.store
                 known = store.known
                 database_away(reader, "known")  # else the row comes by way of the table
                 world.value = 1
@@ -524,7 +524,7 @@ def test_a_link_that_is_cut_and_comes_back(world: World) -> None:
                 assert stream_of(reader)["gaps"] == 0  # nothing is known to be lost
                 assert await item(1) == 0  # within the bound, which is long here
                 proxy.heal()
-                await until(lambda: reader._link.connected)
+                await until(lambda: reader.link.connected)
                 store.known = known
                 await becomes(item, 1)
                 await trusted(reader)
@@ -561,7 +561,7 @@ def database_away(bus: Bus, *methods: str) -> None:
         raise Unavailable("the store", "away")
 
     for method in methods or ("newest", "known", "sequence", "fetch"):
-        setattr(bus._store, method, away)
+        setattr(bus.store, method, away)
 
 
 def test_while_redis_is_away_the_table_tells(on_sqlite: World) -> None:
@@ -574,8 +574,8 @@ def test_while_redis_is_away_the_table_tells(on_sqlite: World) -> None:
                 await trusted(reader)
                 proxy.refuse = True
                 proxy.cut()
-                await until(lambda: not reader._link.connected)
-                proof = reader._caching.caches.feed_of().proof
+                await until(lambda: not reader.link.connected)
+                proof = reader.caching.caches.feed_of().proof
                 for value in (1, 2):
                     await item(1)
                     on_sqlite.value = value
@@ -583,8 +583,8 @@ def test_while_redis_is_away_the_table_tells(on_sqlite: World) -> None:
                     await becomes(item, value)
                     await until(lambda value=value: stream_of(reader)["rows"] == value)
                     await trusted(reader)
-                await until(lambda: reader._caching.caches.feed_of().proof > proof + 1.5)
-                assert not reader._link.connected
+                await until(lambda: reader.caching.caches.feed_of().proof > proof + 1.5)
+                assert not reader.link.connected
                 assert (await item(1), item.statistics()["hits"] > 0) == (2, True)
 
     run(main())
@@ -599,13 +599,13 @@ def test_rows_that_were_pruned_clear_the_caches(on_sqlite: World) -> None:
                 await item(1), await item(2)
                 proxy.refuse = True
                 proxy.cut()
-                await until(lambda: not reader._link.connected)
+                await until(lambda: not reader.link.connected)
                 on_sqlite.value = 1
                 await writer.invalidate("item", (1,))
-                assert writer._writing is not None
-                assert writer._store is not None
-                await writer._writing.beat()
-                assert await writer._store.prune(older_than=0.0, stream="caches")
+                assert writer.writing is not None
+                assert writer.store is not None
+                await writer.writing.beat()
+                assert await writer.store.prune(older_than=0.0, stream="caches")
                 proxy.heal()
                 await becomes(item, 1)
                 await until(lambda: stream_of(reader)["clears"] >= 1)
@@ -670,11 +670,11 @@ def test_a_writer_that_dies_counts_until_it_is_finished(world: World) -> None:
             with dropping(reader, of_rows):
                 await dead.invalidate("item", (1,))
                 await _crash(dead)
-            proof = reader._caching.caches.feed_of().proof
+            proof = reader.caching.caches.feed_of().proof
             await becomes(item, 1)  # it is finished, and its last row fetched
-            await until(lambda: reader._caching.caches.feed_of().proof > proof + 1.5)
+            await until(lambda: reader.caching.caches.feed_of().proof > proof + 1.5)
             await trusted(reader)
-            await dead._store.close()  # type: ignore[union-attr]
+            await dead.store.close()  # type: ignore[union-attr]
 
     run(main())
 
@@ -688,9 +688,9 @@ def test_a_writer_that_stops_in_order_costs_no_trust(world: World) -> None:
             async with world.bus(writer="w2") as leaving:
                 await trusted(reader)
                 await leaving.invalidate("item", (1,))
-            proof = reader._caching.caches.feed_of().proof
-            assert leaving._store is not None
-            await until(lambda: reader._caching.caches.feed_of().proof > proof + 0.5, timeout=2.0)
+            proof = reader.caching.caches.feed_of().proof
+            assert leaving.store is not None
+            await until(lambda: reader.caching.caches.feed_of().proof > proof + 0.5, timeout=2.0)
             async with world.bus(writer="w2") as again:  # and may come back
                 await again.invalidate("item", (1,))
                 await until(lambda: stream_of(reader)["rows"] == 2)
@@ -767,9 +767,9 @@ def test_a_joined_fact_holds_no_trust_while_it_is_open_and_is_applied_once_commi
                 async with writer.write(caches, connection=connection) as fact:
                     items[0].invalidate_in(fact, 1)
                 await trusted(writer, reader)
-                proof = reader._caching.caches.feed_of().proof
+                proof = reader.caching.caches.feed_of().proof
                 # The table says again and again that it is open still: what is not committed hides nothing.
-                await until(lambda: reader._caching.caches.feed_of().proof > proof + 1.5)
+                await until(lambda: reader.caching.caches.feed_of().proof > proof + 1.5)
                 for item in items:
                     await item(1)
                 on_postgres.value = 1
@@ -805,7 +805,7 @@ def test_a_commit_without_an_answer_ends_trust_until_it_is_known(on_postgres: Wo
             await trusted(writer, reader)
             for item in items:
                 await item(1)
-            store: Any = writer._store
+            store: Any = writer.store
             transaction, outcome = store.transaction, store.outcome
 
             async def unknown(*_: Any) -> Any:
@@ -869,8 +869,8 @@ def test_another_log_clears_the_caches(on_sqlite: World) -> None:
 def test_where_rows_come_over_http_the_same(on_sqlite: World) -> None:
     async def main() -> None:
         async with on_sqlite.bus(writer="w1") as writer:
-            assert writer._store is not None
-            async with serve(catch_up_app(writer._store, [orders, caches], secret="for-tests")) as serving:
+            assert writer.store is not None
+            async with serve(catch_up_app(writer.store, [orders, caches], secret="for-tests")) as serving:
                 source = HttpSource(serving.url, [orders, caches], LONG, secret="for-tests")
                 async with on_sqlite.bus(store=source) as reader:
                     item = on_sqlite.cached(reader)

@@ -121,7 +121,7 @@ async def test_it_is_sent_again_after_a_reconnect_and_when_asked(asked: bool) ->
         await asyncio.sleep(1)
         server.lose = None
         if asked:
-            writer._publisher.ask_for_positions()
+            writer.publisher.ask_for_positions()
         else:
             server.lose = b"REPLICATE"  # of its own accord
             server.cut()
@@ -362,7 +362,7 @@ async def test_bad_input_is_refused() -> None:
             Retained(writer, sending, expected=["d"])
         with pytest.raises(ConfigError):
             retained.expect("a b")
-        writer._writing.kept.clear()  # type: ignore[union-attr]
+        writer.writing.kept.clear()  # type: ignore[union-attr]
         for names in ([], "sender-1", ["a b"], ["c", ""]):
             with pytest.raises(ConfigError):
                 Retained(writer, sending, expected=names)

@@ -283,7 +283,7 @@ async def test_all_is_told_again_after_a_reconnect_and_to_a_newcomer() -> None:
         await asyncio.sleep(5)
         assert who(there) == {"@a": ["p1"]}
         newcomer = Presence(three, "p3")
-        three._publisher.ask_for_positions()  # as a bus does when it connects
+        three.publisher.ask_for_positions()  # as a bus does when it connects
         await asyncio.sleep(5)
         assert who(newcomer) == {"@a": ["p1"]}
 
@@ -558,7 +558,7 @@ async def test_nothing_piles_up_while_redis_does_not_take_it() -> None:
         for number in range(count):
             await here.start(f"@{number}")
         await asyncio.sleep(5)
-        with mock.patch.object(one._link, "publish", side_effect=Unavailable("Redis", "away")):
+        with mock.patch.object(one.link, "publish", side_effect=Unavailable("Redis", "away")):
             await asyncio.sleep(700)
             assert one.statistics()["link"]["commands_waiting"] <= 2 * SLICE
             assert who(there) == {}

@@ -115,7 +115,7 @@ def test_a_flood_costs_ten_announcements_a_second() -> None:
             await asyncio.sleep(1.0)
             before = writer.statistics()["writer"]["announcements"]
             for _ in range(1_000):  # a second's
-                reader._publisher.ask_for_positions()
+                reader.publisher.ask_for_positions()
                 await asyncio.sleep(0.001)
             sent = writer.statistics()["writer"]["announcements"] - before
             assert 9 <= sent <= 11
@@ -131,7 +131,7 @@ def test_one_that_waits_is_answered_though_nothing_else_happens() -> None:
             await asyncio.sleep(1.0)
             before = writer.statistics()["writer"]["announcements"]
             for _ in range(2):
-                writer._publisher.ask_for_positions()
+                writer.publisher.ask_for_positions()
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.2)
             assert writer.statistics()["writer"]["announcements"] == before + 2

@@ -535,7 +535,7 @@ async def test_a_writer_of_the_reference_system_is_followed(redis_url: str, bus_
         async with busrep.connect(redis_url, start="earliest", **given) as reader:
             seen: list[Any] = []
             reader.subscribe(events)(lambda batch: seen.extend(zip(batch.tokens, batch.rows, strict=True)))
-            await until(lambda: reader._link.connected and "events" in reader.reading.core.followed)
+            await until(lambda: reader.link.connected and "events" in reader.reading.core.followed)
             await client.publish(bus_name, b"POSITION events master 4 4")
             await reader.wait_for(events, "master", 4, timeout=10)
             assert seen == rows[:5]

@@ -1184,8 +1184,8 @@ async def test_a_reader_comes_online_through_it_while_its_server_restarts() -> N
     """The whole way: a bus that gets its rows and its snapshot over HTTP, downloads cut, the server once replaced."""
     async with deployment() as shop, shop.bus(writer="w1") as writer:
         last = await write_orders(writer, 95)
-        await writer._writing.beat()
-        store = writer._store
+        await writer.writing.beat()
+        store = writer.store
         async with closing(catch_up_app(store, shop.streams, secret=SECRET)) as first:
             async with closing(catch_up_app(store, shop.streams, secret=SECRET)) as second:
                 cutting = Cutting(first, after=1, times=2, then=second)
@@ -1194,7 +1194,7 @@ async def test_a_reader_comes_online_through_it_while_its_server_restarts() -> N
                     settings = attrs.evolve(shop.settings, fetch_timeout=20.0)
                     reader = shop.bus(
                         store=source_of(source, shop.streams, settings),
-                        reader_store=writer._store,
+                        reader_store=writer.store,
                         reader="billing",
                         start=None,
                         settings=settings,

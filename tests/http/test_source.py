@@ -618,9 +618,9 @@ def test_urls(url: str, shown: str | None, authorization: str | None) -> None:
 
 def test_connect_takes_a_url() -> None:
     bus = busrep.connect("redis://127.0.0.1:1", name="x", streams=[orders], store="https://:hush@host/prefix")
-    assert isinstance(bus._store, HttpSource)
-    assert bus._store.url == "https://host/prefix"
-    assert bus._store.settings is bus.settings
+    assert isinstance(bus.store, HttpSource)
+    assert bus.store.url == "https://host/prefix"
+    assert bus.store.settings is bus.settings
 
 
 @pytest.mark.parametrize("options", [{"secret": "two words"}, {"secret": ""}, {"secret": "ü"}])

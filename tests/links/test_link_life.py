@@ -129,10 +129,10 @@ def test_a_lost_last_message_of_a_writer_that_closed_is_noticed() -> None:
 def test_an_idle_reader_finds_out_that_its_subscription_is_gone() -> None:
     async def main() -> None:
         async with MemoryDeployment(orders) as shop, shop.bus() as bus:
-            up = bus._link._on_message  # type: ignore[attr-defined]
-            bus._link._on_message = lambda *_: None  # type: ignore[attr-defined]
+            up = bus.link._on_message  # type: ignore[attr-defined]
+            bus.link._on_message = lambda *_: None  # type: ignore[attr-defined]
             await until(lambda: reconnects(bus) == [1])
-            bus._link._on_message = up  # type: ignore[attr-defined]
+            bus.link._on_message = up  # type: ignore[attr-defined]
             await silence(shop)
             assert reconnects(bus) == [1]
 
@@ -148,7 +148,7 @@ def test_a_process_that_may_not_publish_keeps_its_link() -> None:
             async def refused(_messages: Any) -> None:
                 raise ConnectionError
 
-            bus._link.publish = refused  # type: ignore[method-assign]
+            bus.link.publish = refused  # type: ignore[method-assign]
             bus._watch.heard_at = asyncio.get_running_loop().time()
             await silence(shop)
             assert reconnects(bus) == [0]
@@ -204,7 +204,7 @@ def test_a_subscriber_that_swallows_a_cancellation_does_not_keep_a_bus_open(redi
         bus = Bus(redis_url, BusOptions(name=bus_name, streams=[live], writer="w1"))
         async with asyncio.timeout(20):
             await bus.open()
-            link: Any = bus._link
+            link: Any = bus.link
             link._task.cancel()
             await asyncio.wait([link._task])
             link._task = asyncio.create_task(deaf())
@@ -226,9 +226,9 @@ def test_what_a_task_starts_while_it_is_stopped_is_stopped_too(redis_url: str, b
 
             def start() -> None:
                 started.append(asyncio.create_task(asyncio.Event().wait()))
-                bus._background.append(started[0])
+                bus.background.append(started[0])
 
-            bus._background.append(asyncio.create_task(deaf(start)))
+            bus.background.append(asyncio.create_task(deaf(start)))
             await asyncio.sleep(0)
             await bus.close()
         assert started[0].done()

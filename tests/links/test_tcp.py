@@ -122,7 +122,7 @@ async def test_a_bus_in_the_server_s_own_process_takes_part(store: str) -> None:
             await reader.wait_for(orders, "w1", ids[-1])
             assert got == [[number] for number in range(100)]
             # It goes on when the link is found dead, as one to Redis does.
-            writer._link.reconnect("a test")
+            writer.link.reconnect("a test")
             ids = await writer.publish(orders, [["again"]])
             await reader.wait_for(orders, "w1", ids[-1])
             assert writer.statistics()["link"]["reconnects"] == 1
@@ -139,7 +139,7 @@ async def test_a_gap_is_filled_when_the_server_restarts(store: str) -> None:
             ids = await writer.publish(orders, [[1]])
             await reader.wait_for(orders, "w1", ids[-1])
             await first.close()
-            await until(lambda: not reader._link.connected)
+            await until(lambda: not reader.link.connected)
             ids = await writer.publish(orders, [[2], [3]])  # business goes on
             async with TcpServer("shop", port=port):
                 await reader.wait_for(orders, "w1", ids[-1], 10)
@@ -321,7 +321,7 @@ async def test_a_relay_that_loses_redis_lets_its_clients_begin_anew(redis_url: s
             await behind.wait_for(orders, "w1", ids[-1])
             link.refuse = True
             link.cut()
-            await until(lambda: not behind._link.connected)
+            await until(lambda: not behind.link.connected)
             ids = await on_redis.publish(orders, [[2]])
             await until(lambda: "the link to Redis is down" in str(behind.statistics()["link"]["last_error"]))
             link.refuse = False

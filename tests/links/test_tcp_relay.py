@@ -361,7 +361,7 @@ async def test_a_relay_hears_the_sub_channels_of_the_buses_in_its_process(monkey
 @sync
 async def test_what_a_member_publishes_while_it_is_lost_is_published_again() -> None:
     async with TcpServer("shop", port=0, settings=QUICK) as server, bus(server) as member:
-        link = member._link
+        link = member.link
         publishing = asyncio.create_task(link.publish([("shop", b"REMOTE_SERVER_UP s")]))
         await asyncio.sleep(0)
         server.cut("a test")
@@ -398,7 +398,7 @@ async def test_a_member_of_a_server_that_is_closed_stays_away() -> None:
         await server.close()
         assert member.statistics()["link"]["last_error"] == "server stopping"
         with pytest.raises(Unavailable, match="server stopping"):
-            await member._link.open_publisher()
+            await member.link.open_publisher()
         with pytest.raises(ConfigError, match="open the TCP server before the bus"):
             await bus(server).open()
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -46,8 +46,8 @@ async def test_a_reader_loses_nothing_to_a_source_that_is_wrong(case: str, caplo
     change, told = LIES[case]
     async with deployment(attrs.evolve(SMALL, fetch_timeout=0.3)) as shop, shop.bus(writer="w1") as writer:
         await write(writer, 95)
-        await writer._writing.beat()
-        source = Source(writer._store)
+        await writer.writing.beat()
+        source = Source(writer.store)
 
         def once(found: Agreement) -> Agreement:
             source.change = None
@@ -146,7 +146,7 @@ async def test_a_part_is_decoded_once_and_others_have_their_turns(small_pieces: 
 async def test_a_bootstrap_decodes_each_part_once(small_pieces: list[int]) -> None:
     async with deployment(SMALL) as shop, shop.bus(writer="w1") as writer:
         await write(writer, 35)
-        await writer._writing.beat()
+        await writer.writing.beat()
         async with shop.bus(reader="billing", start=None) as reader:
             target = Target().of(reader)
             await online(reader)

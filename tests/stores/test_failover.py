@@ -263,7 +263,7 @@ def test_an_idle_writer_s_position_outlives_a_failover(redis_url: str, bus_name:
                 await asyncio.to_thread(lambda: idle.subscribe(orders)(lambda batch: None))
 
             def session() -> Any:
-                return idle._writing if runtime == "asyncio" else idle._parts.writing.shared.session
+                return idle.writing if runtime == "asyncio" else idle.parts.writing.shared.session
 
             def position() -> int:
                 return int(session().core.positions()["orders"])
@@ -356,10 +356,10 @@ def test_effects_are_made_again_that_the_process_before_had_made() -> None:
                 reader.subscribe(orders)(again)
                 await asyncio.sleep(5.0)
                 assert again.facts == []
-                reader._store.world.ask("DELETE FROM busrep_readers WHERE writer = 'w'")
+                reader.store.world.ask("DELETE FROM busrep_readers WHERE writer = 'w'")
                 await asyncio.sleep(30.0)
                 assert [token for _, token in again.facts] == list(range(1, last[-1] + 1))
-                assert (await reader._store.load_reader("r")).positions == {("orders", "w"): last[-1]}
+                assert (await reader.store.load_reader("r")).positions == {("orders", "w"): last[-1]}
 
     virtual.run(main())
 

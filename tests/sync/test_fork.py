@@ -137,7 +137,7 @@ def test_an_open_bus_is_the_parent_s_alone(scenario: Scenario, how: str) -> None
         first = write(bus, 1)
 
         def sessions():
-            pool = bus._parts.store.wrapped.questions
+            pool = bus.parts.store.wrapped.questions
             with pool._lock:
                 return {{one.info.backend_pid for one in [*pool._idle, *pool._out]}}
 
@@ -149,7 +149,7 @@ def test_an_open_bus_is_the_parent_s_alone(scenario: Scenario, how: str) -> None
                 refused(call, parent, os.getpid())
             bus.close()  # which does nothing
             del calls
-            bus._parts = bus._life = bus._caching = None
+            bus.parts = bus._life = bus.caching = None
             gc.collect()
 
         if "{how}" == "os.fork":

@@ -143,7 +143,7 @@ async def _presence(world: World, service: Service, bus: Bus, rows: int) -> None
     with contextlib.suppress(BusrepError):
         async with bus.write(presence) as fact:
             for _ in range(rows):
-                fact.add(Item(next(world.row), f"{service.role.name} {bus._writing.incarnation}"))  # type: ignore[union-attr]
+                fact.add(Item(next(world.row), f"{service.role.name} {bus.writing.incarnation}"))  # type: ignore[union-attr]
 
 
 async def wait(world: World, event: Event) -> None:

@@ -124,7 +124,7 @@ class Service:
     @property
     def fenced(self) -> bool:
         """Whether its name was taken over."""
-        return self.bus is not None and self.bus._writing is not None and self.bus._writing.fenced is not None
+        return self.bus is not None and self.bus.writing is not None and self.bus.writing.fenced is not None
 
     @property
     def reads(self) -> bool:
@@ -144,7 +144,7 @@ class Service:
     @property
     def claimed_epoch(self) -> str:
         """Of the log that it writes to, "" for a mere reader."""
-        writing = None if self.bus is None else self.bus._writing
+        writing = None if self.bus is None else self.bus.writing
         return "" if writing is None or writing.epoch is None else writing.epoch
 
     def _make(self) -> Bus:
@@ -190,8 +190,8 @@ class Service:
             while not self.ending and not self.fenced:
                 await asyncio.sleep(0.5)
             await bus.close()
-            if bus._writing is not None and isinstance(bus._writing.fenced, CommitsLost):
-                self.world.commits_lost(self, bus._writing.fenced)
+            if bus.writing is not None and isinstance(bus.writing.fenced, CommitsLost):
+                self.world.commits_lost(self, bus.writing.fenced)
             self.bus = None
             self.world.gaps_closed += bus.reading.core.counters.gaps_found
             self.note("closed")

@@ -366,7 +366,7 @@ class World:
             found.append("busrep db restored is not run yet")
         found += [f"{one.name} is not gone yet" for one in self.seconds if one.process.alive and not one.main.done()]
         for one in self._running():
-            writing = None if one.bus is None else one.bus._writing
+            writing = None if one.bus is None else one.bus.writing
             if writing is not None and writing.claim is not None and one not in self.seconds:
                 held = self._incarnation(one.role.name)
                 if (writing.incarnation, self._server()) != (held, self.database.identity):
@@ -405,9 +405,9 @@ class World:
         for writer in self._running():
             if writer.role.kind not in (WRITER, MEMORY) or writer is service:
                 continue
-            if writer.bus is None or writer.bus._writing is None:
+            if writer.bus is None or writer.bus.writing is None:
                 continue
-            sent = writer.bus._writing.core.positions()[presence.name]
+            sent = writer.bus.writing.core.positions()[presence.name]
             at = core.delivered(presence.name, writer.role.name)
             if writer not in self.seconds and at != sent:
                 found.append(f"{service.name} is at {at} of {sent} of presence {writer.role.name}")
@@ -510,8 +510,8 @@ class World:
         for key, progress in core.progress.items():
             if progress.held.size > settings.held_bytes + slack:
                 self.record.breaks("memory is bounded", f"{service.name}: {progress.held.size} bytes held of {key}")
-        if bus._writing is not None and bus._writing.core.queued_bytes > settings.publish_queue_bytes + slack:
-            queued = bus._writing.core.queued_bytes
+        if bus.writing is not None and bus.writing.core.queued_bytes > settings.publish_queue_bytes + slack:
+            queued = bus.writing.core.queued_bytes
             self.record.breaks("memory is bounded", f"{service.name}: {queued} bytes to publish")
 
     def _published(self, process: Process, data: bytes) -> None:
