@@ -104,21 +104,30 @@ def private_uses_in_tests() -> int:
     return sum(len(foreign_private(tree)) for tree in trees(ROOT / "tests").values())
 
 
-def foreign_private(tree: ast.Module) -> list[str]:
-    """The private attributes of other objects that a module uses and nowhere defines."""
+def private_names(tree: ast.Module) -> set[str]:
+    """The names with an underscore that a module defines: functions, classes, variables, attributes of ``self``."""
     own: set[str] = set()
-    used: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             own.add(node.name)
         elif isinstance(node, ast.AnnAssign | ast.Assign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             own.update(each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
-        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-            of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            own.update({node.attr} if of_self else ())
-            used.extend(() if of_self else (node.attr,))
-    return [name for name in used if name not in own]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            own.add(node.attr)
+    return {name for name in own if name.startswith("_") and not name.startswith("__")}
+
+
+@cache
+def private_names_of_busrep() -> set[str]:
+    """Those of all modules. Python's and PySpark's own, such as ``_replace`` and ``_jvm``, are not among them."""
+    return set().union(*map(private_names, trees(PACKAGE).values())) - {"_replace"}
+
+
+def foreign_private(tree: ast.Module) -> list[str]:
+    """The private attributes of busrep's that a module uses on another object than ``self`` and nowhere defines."""
+    foreign = private_names_of_busrep() - private_names(tree)
+    return [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in foreign]
 
 
 def repeated_classes() -> int:
@@ -168,14 +177,14 @@ class Bound:
 
 
 BOUNDS = (
-    Bound(wheel_lines, 22_000, 33_603),
+    Bound(wheel_lines, 22_000, 33_606),
     Bound(largest_class, 300, 512),
     Bound(largest_file, 400, 562),
     Bound(largest_core_file, 250, 250),
-    Bound(long_functions, 0, 2),
+    Bound(long_functions, 0, 1),
     Bound(complex_functions, 5, 0),
-    Bound(private_uses, 0, 20),
-    Bound(private_uses_in_tests, 100, 477),
+    Bound(private_uses, 0, 2),
+    Bound(private_uses_in_tests, 100, 145),
     Bound(repeated_classes, 0, 7),
     Bound(files_of_a_rule, 3, 6),
     Bound(most_parameters, 8, 11),

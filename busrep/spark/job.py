@@ -44,7 +44,13 @@ def silent(stage: str, done: int, total: int | None) -> None:
 
 @attrs.frozen(kw_only=True)
 class Option:
-    """What the command line says of one field of a job's ``Options``; the flag is the field's name."""
+    """What the command line says of one field of a job's ``Options``; the flag is the field's name.
+
+    ``env`` is an environment variable, ``minimum`` the least number. ``duration`` says that a float is written as
+    ``500ms``, ``10s`` or ``2m`` and is in seconds. ``elsewhere``: where the password of a URL goes, for it is refused
+    in arguments of spark-submit, and always in a URL that is ``shown``: that becomes an option of Spark's. With
+    ``joined`` a text may be repeated, and arrives as one with commas between.
+    """
 
     help: str
     metavar: str | None = None
@@ -56,32 +62,14 @@ class Option:
     joined: bool = False
 
 
-def option(
-    default: Any = attrs.NOTHING,
-    *,
-    help: str,  # noqa: A002 - as click and argparse call it
-    metavar: str | None = None,
-    env: str | None = None,
-    minimum: int | float | None = None,
-    duration: bool = False,
-    elsewhere: str = "the environment",
-    shown: bool = False,
-    joined: bool = False,
-) -> Any:
+def option(default: Any = attrs.NOTHING, **told: Any) -> Any:
     """A field of ``Options``; without a default the option is required.
 
     The field's annotation says what the command line takes: ``str``, ``int``, ``float``, ``Path``, ``bool`` (a flag),
     ``Literal[...]`` (a choice), ``tuple[...]`` of one of these (may be repeated), and each of them ``| None``.
-    ``env`` is an environment variable, ``minimum`` the least number, ``duration`` says that a float is written as
-    ``500ms``, ``10s`` or ``2m`` and is in seconds. ``elsewhere``: where the password of a URL goes, for it is refused
-    in arguments of spark-submit, and always in a URL that is ``shown``: that becomes an option of Spark's. With
-    ``joined`` a text may be repeated, and arrives as one with commas between.
+    ``told``: the fields of `Option`.
     """
-    told = Option(
-        help=help, metavar=metavar, env=env, minimum=minimum, duration=duration, elsewhere=elsewhere, shown=shown,
-        joined=joined,
-    )  # fmt: skip
-    return attrs.field(default=default, metadata={OPTION: told}, repr=_shown)
+    return attrs.field(default=default, metadata={OPTION: Option(**told)}, repr=_shown)
 
 
 def _shown(value: object) -> str:

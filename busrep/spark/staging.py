@@ -167,6 +167,11 @@ def _commit(dialect: Dialect, backing: Backing, held: Claim, batch: StagedBatch)
             Control.COMMIT,
         )
         return found
+    return (yield from _insert(dialect, backing, held, batch))
+
+
+def _insert(dialect: Dialect, backing: Backing, held: Claim, batch: StagedBatch) -> Plan[Done]:
+    """Make the facts, note the batch and commit. The claim and the query's mark are locked."""
     count, first, last = yield from insert_staged(
         dialect, backing, held.writer, batch.query, batch.attempts, batch.ordered
     )

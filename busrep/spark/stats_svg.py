@@ -192,20 +192,18 @@ def _hover(
 
 
 def columns(
-    title: str, labels: Sequence[str], series: Sequence[Series], unit: str, under: str, *, stacked: bool = True,
-    width: int = 520, marked: Sequence[tuple[float, str]] = (), edges: bool = False,
-    axis: Sequence[str] = (),
+    title: str, labels: Sequence[str], series: Sequence[Series], unit: str, under: str, *,
+    marked: Sequence[tuple[float, str]] = (), edges: bool = False, axis: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """Columns, one a label, of the series on one another or beside one another. ``edges``: a label stands at the left
-    edge of its column, which begins there. ``marked``: (place, text) of lines, in columns. ``axis``: texts
-    below the columns, where they are not the labels."""
-    sums = [sum(one[2][at] for one in series) for at in range(len(labels))]
-    most = max(sums, default=0.0) if stacked else max((max(one[2], default=0.0) for one in series), default=0.0)
-    frame = Frame(width, 250, ticks(most), top=26 + 15 * len(marked))
+    """Columns, one a label, of the series on one another. ``edges``: a label stands at the left edge of its column,
+    which begins there. ``marked``: (place, text) of lines, in columns. ``axis``: texts below the columns, where they
+    are not the labels."""
+    most = max((sum(one[2][at] for one in series) for at in range(len(labels))), default=0.0)
+    frame = Frame(520, 250, ticks(most), top=26 + 15 * len(marked))
     parts = [frame.axis(unit, under)]
     slot = frame.inner / max(len(labels), 1)
     for at, label in enumerate(labels):
-        parts += _column(frame, at, slot, label, series, unit, stacked)
+        parts += _column(frame, at, slot, label, series, unit)
     skip = 1 if axis else max(1, math.ceil(max(map(len, labels), default=1) * 7.2 / max(slot, 1)))
     parts += [
         frame.tick((at + (0 if edges else 0.5)) / len(labels), text)
@@ -217,26 +215,23 @@ def columns(
     return frame.svg(title, *parts)
 
 
-def _column(
-    frame: Frame, at: int, slot: float, label: str, series: Sequence[Series], unit: str, stacked: bool
-) -> list[str]:
+def _column(frame: Frame, at: int, slot: float, label: str, series: Sequence[Series], unit: str) -> list[str]:
     found, base = [], 0.0
     gap = min(slot * 0.18, 6)
-    each = (slot - gap) / (1 if stacked else len(series))
-    for place, (name, colour, values) in enumerate(series):
+    for name, colour, values in series:
         value = values[at]
         if not value:
             continue
-        x = frame.left + at * slot + gap / 2 + (0 if stacked else place * each)
+        x = frame.left + at * slot + gap / 2
         top, bottom = frame.y(base + value), frame.y(base)
         if base == 0:
             top = min(top, bottom - 1)  # what is there is seen
         text = f"{label}\n{name}: {number(value)} {unit}"
         found.append(
-            f'<rect class="{colour}" x="{x:.1f}" y="{top}" width="{each:.1f}" height="{bottom - top:.1f}">'
+            f'<rect class="{colour}" x="{x:.1f}" y="{top}" width="{slot - gap:.1f}" height="{bottom - top:.1f}">'
             f"<title>{escape(text)}</title></rect>"
         )
-        base += value if stacked else 0
+        base += value
     return found
 
 

@@ -736,7 +736,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A crash of the server empties the staging table: the batch counts as written, without rows.",
         edits=(
             Edit(
-                "staging._commit",
+                "staging._insert",
                 "    if count != batch.rows:\n",
                 "    if False:\n",
             ),

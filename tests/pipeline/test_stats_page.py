@@ -114,13 +114,6 @@ def test_columns_stand_on_one_another() -> None:
     assert height3 == pytest.approx(3 * height1, abs=0.5)
 
 
-def test_columns_beside_one_another() -> None:
-    svg = columns("t", ["a"], [("one", "c1", [1]), ("two", "c2", [1])], "%", "under", stacked=False)
-    (y1, _, x1), (y2, _, x2) = rects(svg)
-    assert y1 == y2
-    assert x1 < x2
-
-
 def test_rates_over_time_are_steps_that_end_on_the_axis() -> None:
     svg = over_time("t", [("one", "c1", [2.0, 4.0])], START, 10, "rows/s")
     checked(svg)
