@@ -40,10 +40,6 @@ class ReadingBus(runtime.Bus):
     def _own_name(self) -> str | None:
         return self._beside
 
-    async def __aenter__(self) -> ReadingBus:
-        await super().__aenter__()
-        return self
-
     async def open(self) -> None:
         """As the asyncio bus, and answer for the writer beside it."""
         await super().open()

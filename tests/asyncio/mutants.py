@@ -188,9 +188,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A registered writer that was never heard does not count: its first fact comes below the linear position.",
         edits=(
             Edit(
-                "asyncio.bus.Bus.linear_position",
-                "            if one.registered or at < one.position:\n",
-                "            if (one.registered or at < one.position) and one.writer in handled:\n",
+                "asyncio.bus._linear_position",
+                "        if one.registered or at < one.position:\n",
+                "        if (one.registered or at < one.position) and one.writer in handled:\n",
             ),
         ),
         checks=(RULES + "9_7_a_writer_counts_from_its_registration_though_nobody_has_heard_it",),
@@ -201,9 +201,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A linear consumer passes the last rows of a killed process before they have been handled.",
         edits=(
             Edit(
-                "asyncio.bus.Bus.linear_position",
-                "            if one.registered or at < one.position:\n",
-                "            if one.registered:\n",
+                "asyncio.bus._linear_position",
+                "        if one.registered or at < one.position:\n",
+                "        if one.registered:\n",
             ),
         ),
         checks=(RULES + "9_7_a_writer_that_left_counts_until_its_last_rows_were_handled",),
@@ -629,7 +629,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-lagging-registry-is-taken-for-all-writers",
         rule="9.7",
         harm="A reader on a replica takes a position for linear while a writer that joined has an ID open below it.",
-        edits=(Edit("asyncio.bus.Bus.linear_position", "            if lags:\n", "            if False:\n"),),
+        edits=(Edit("asyncio.bus._linear_position", "        if lags:\n", "        if False:\n"),),
         checks=(MUTANTS_GAPS + "9_7_a_registry_that_lags_bounds_the_linear_position_by_its_own_positions",),
     ),
     Mutant(
@@ -1517,7 +1517,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-writer-leaves-without-a-word",
         rule="9.21",
         harm="The loss of the last message of a writer without a table is never noticed if it closes after it.",
-        edits=(Edit("asyncio.bus.Bus._close", "                self.writing.core.farewell()\n", ""),),
+        edits=(Edit("BusLife._close", "                self.writing.core.farewell()\n", ""),),
         checks=(LINK_LIFE + "a_lost_last_message_of_a_writer_that_closed_is_noticed",),
     ),
     Mutant(
@@ -1525,7 +1525,9 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.21",
         harm="Readers log a warning about each writer that closed in order, and linear positions wait for it.",
         edits=(
-            Edit("Bus._stop_tasks", "within(timeout, self.writing.leave())", "within(timeout, self.writing.beat())"),
+            Edit(
+                "BusLife._stop_tasks", "within(timeout, self.writing.leave())", "within(timeout, self.writing.beat())"
+            ),
         ),
         checks=(
             GOODBYE + "nobody_warns_of_a_writer_that_closed[sqlite_url-asyncio-redis]",
@@ -1607,7 +1609,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A bus that closes while it wins its name back wins it back again afterwards, from its successor.",
         edits=(
             Edit(
-                "Bus._stop_tasks",
+                "BusLife._stop_tasks",
                 "        await stop([*self.background, *self.tasks], timeout)\n"
                 "        await stop([*self.background, *self.tasks], timeout)\n",
                 "        await stop([*self.background, *self.tasks], timeout)\n",
