@@ -43,6 +43,7 @@ from busrep.errors import (
     WaitTimeout,
     WriterFenced,
 )
+from busrep.runtime.session import WriterConfig
 from busrep.stores import facts, fencing, open_store
 from busrep.stores.memory import store as memory
 from busrep.stores.memory.store import MemoryStore, MemoryTransaction
@@ -505,10 +506,8 @@ async def bench(*others: str) -> AsyncIterator[Bench]:
     for other in others:
         await store.claim(other, ["orders"], timeout=1)
     claim = await store.claim("w1", ["orders"], timeout=1)
-    writing = Writing(
-        "w1", "bus", registry, QUICK, store=store, claim=claim,
-        incarnation=claim.incarnation, wake=lambda: None,
-    )  # fmt: skip
+    config = WriterConfig("w1", "bus", registry, QUICK, store)
+    writing = Writing(config, claim, claim.incarnation, wake=lambda: None)
     writing.core.connected(0.0)
     made = Bench(store, writing)
     made.published()
@@ -667,10 +666,8 @@ def test_9_3_the_own_position_at_start_is_what_the_claim_proved() -> None:
             await w1.store.heartbeat(other, {"orders": 9})
             again = await w1.store.claim("w1", ["orders"], timeout=1)
             assert (again.starts, again.highest) == ({"orders": 1}, {"orders": 9})
-            writing = Writing(
-                "w1", "bus", w1.store.streams, QUICK, store=w1.store, claim=again,
-                incarnation=again.incarnation, wake=lambda: None,
-            )  # fmt: skip
+            config = WriterConfig("w1", "bus", w1.store.streams, QUICK, w1.store)
+            writing = Writing(config, again, again.incarnation, wake=lambda: None)
             assert writing.core.positions() == {"orders": 1}
             assert writing.generators["orders"].position == 1
             assert writing.generators["orders"].highest == 9
@@ -698,7 +695,7 @@ def hear(w1: Bench, *lines: str) -> None:
     """A message; of w2, in its claim, if it does not say itself whose it is."""
     if not lines[0].startswith(("SERVER ", "NAME ")):
         lines = (f"SERVER bus {w1.writing.epoch}", name_of_w2(w1), *lines)
-    w1.writing.heard(parse_frame("\n".join(lines).encode(), 10_000))
+    w1.writing.others.heard(parse_frame("\n".join(lines).encode(), 10_000))
 
 
 def test_9_2_what_is_heard_during_a_beat_counts_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -786,9 +783,9 @@ def test_9_11_frames_of_the_own_name_by_another_incarnation_are_no_echoes() -> N
     async def main() -> None:
         async with bench() as w1:
             own = w1.writing.incarnation
-            assert w1.writing.is_echo(b"NAME w1 %d\nPOSITION typing w1 1 1" % own)
+            assert w1.writing.others.is_echo(b"NAME w1 %d\nPOSITION typing w1 1 1" % own)
             for other in (b"NAME w1 %d" % (own + 1), b"NAME w1 %d" % (own - 1), b"NAME w1 %d0" % own, b"NAME w11 1"):
-                assert not w1.writing.is_echo(other + b"\nPOSITION typing w1 1 1")
+                assert not w1.writing.others.is_echo(other + b"\nPOSITION typing w1 1 1")
 
     run(main())
 

@@ -14,6 +14,7 @@ from busrep.options import BusOptions
 from busrep.stores.interface import FactLog, provides
 
 from ..runtime.own_name import Hint, NameWatch, claim_name, give_up_streams, win_back
+from ..runtime.session import WriterConfig
 from ..runtime.tasks import heed_cancellation, log_failure, spawn
 from .reading import Reading
 from .writing import Writing
@@ -63,21 +64,9 @@ class OwnName:
     async def _begin(self, writer: str, again: int | None = None, former: Writing | None = None) -> Writing:
         """Claim the name, and make what writes under it. See `claim_name`."""
         options = self._options
-        claim, incarnation = await claim_name(
-            self._store, writer, options.durable, self._settings, again=again, former=former
-        )
-        return Writing(
-            writer,
-            options.name,
-            options.streams,
-            self._settings,
-            store=self._store,
-            claim=claim,
-            incarnation=incarnation,
-            wake=self._wake,
-            renew=self._renew,
-            on_loss=self._on_loss,
-        )
+        config = WriterConfig(writer, options.name, options.streams, self._settings, self._store)
+        claim, incarnation = await claim_name(config, again=again, former=former)
+        return Writing(config, claim, incarnation, wake=self._wake, renew=self._renew, on_loss=self._on_loss)
 
     # -- winning it back --------------------------------------------------------------------------------------
 
@@ -128,7 +117,7 @@ class OwnName:
         writing = self.writing
         if writing is None or command.instance != writing.name or command.incarnation is None:
             return False
-        has_log = writing.has_log(command.incarnation)
+        has_log = writing.others.has_log(command.incarnation)
         hint = self.watch.heard(writing, command.incarnation, now, has_log=has_log)
         if hint is Hint.ASK:
             self._ask(writing)

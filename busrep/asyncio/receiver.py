@@ -64,13 +64,13 @@ class Receiver:
         now, writing = asyncio.get_running_loop().time(), self._own_name.writing
         self._watch.heard_at = now
         self._publisher.lines.show("<", channel, data)
-        if writing is not None and not writing.lost and writing.is_echo(data):
+        if writing is not None and not writing.lost and writing.others.is_echo(data):
             self._watch.echo_at = now
             if not self._delivers_own:
                 return
         frame = parse_message(data, self._settings)
         if writing is not None:
-            writing.heard(frame)
+            writing.others.heard(frame)
         self._reading.receive(frame, now)
         self._heard(frame)
         core = self._reading.core

@@ -10,12 +10,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from busrep.errors import BusrepError, SequenceWentBack, WriterFenced
-from busrep.settings import Settings
-from busrep.stores.interface import Claim, FactLog
-from busrep.streams import Registry, Stream
+from busrep.stores.interface import Claim
+from busrep.streams import Stream
 
 from ..runtime.fact import FactBase, FactState, settle
-from ..runtime.session import InDoubt, WriterSession
+from ..runtime.session import InDoubt, WriterConfig, WriterSession
 from ..runtime.tasks import within
 
 log = logging.getLogger("busrep.writer")
@@ -101,22 +100,15 @@ class Writing(WriterSession):
 
     def __init__(
         self,
-        name: str,
-        server: str,
-        streams: Registry,
-        settings: Settings,
-        *,
-        store: FactLog | None,
+        config: WriterConfig,
         claim: Claim | None,
         incarnation: int,
+        *,
         wake: Callable[[], None],
         renew: Callable[[Writing], Awaitable[Writing]] | None = None,
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
-        clock = asyncio.get_running_loop().time
-        super().__init__(
-            name, server, streams, settings, store=store, claim=claim, incarnation=incarnation, clock=clock
-        )
+        super().__init__(config, claim, incarnation)
         self.wake, self._renew, self._on_loss = wake, renew, on_loss
         self.lost = False  # to another process: it is not won back
         self.outdone = 0  # the higher incarnation of a predecessor, without a claim
@@ -125,6 +117,10 @@ class Writing(WriterSession):
         self._doubted = asyncio.Event()
         self._drained = asyncio.Event()
         self.publishing = False  # whether Redis takes what is published; then a full queue is worth a wait
+
+    def clock(self) -> float:
+        """See `WriterSession`: the event loop's, which is virtual in the simulator."""
+        return asyncio.get_running_loop().time()
 
     async def live(self) -> Writing:
         """This one, or the one that goes on in its place after it was finished for silence.
@@ -255,7 +251,7 @@ class Writing(WriterSession):
         except WriterFenced as error:
             self.fence(error)
             return
-        self.registry_read(noted, registry)
+        self.others.registry_read(noted, registry)
 
     async def leave(self) -> None:
         """After the last announcement: store the positions, and finish the own name (9.21), which nobody has to find

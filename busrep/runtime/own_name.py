@@ -17,7 +17,7 @@ from busrep.errors import CommitsLost, Unavailable, WriterFenced
 from busrep.settings import Settings
 from busrep.stores.interface import Claim, FactLog
 
-from .session import WriterSession
+from .session import WriterConfig, WriterSession
 
 log = logging.getLogger("busrep.writer")
 
@@ -34,22 +34,17 @@ async def give_up_streams(store: FactLog, writer: str, streams: Sequence[str], s
 
 
 async def claim_name(
-    store: FactLog | None,
-    writer: str,
-    streams: Sequence[str],
-    settings: Settings,
-    *,
-    again: int | None = None,
-    former: WriterSession | None = None,
+    config: WriterConfig, *, again: int | None = None, former: WriterSession | None = None
 ) -> tuple[Claim | None, int]:
     """Claim the name for the streams that have a table. Gives the claim and its incarnation.
 
     ``again``, ``former``: the name is won back, from this incarnation on, for what goes on in place of that session.
     Raises what `FactLog.claim` raises.
     """
+    store, streams = config.store, config.durable
     if store is None or not streams:  # without a table the clock makes incarnations that rise (9.11)
         return None, max(int(time.time() * 1000), (again or 0) + 1)
-    claim = await store.claim(writer, streams, timeout=settings.claim_timeout, again=again)
+    claim = await store.claim(config.name, streams, timeout=config.settings.claim_timeout, again=again)
     return claim if former is None else claim.resumed(former.epoch, former.core.positions()), claim.incarnation
 
 

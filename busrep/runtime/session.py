@@ -17,15 +17,14 @@ import attrs
 
 from busrep.caches.cache import is_invalidations
 from busrep.caches.freshness import Commits
-from busrep.core.commands import Name, Position, Server
-from busrep.core.framing import Frame, Rows
 from busrep.core.ids import IdGenerator, Ticket
-from busrep.core.senders import SenderTracker
 from busrep.core.writer import Writer
 from busrep.errors import BusrepError, CommitsLost, ConfigError, NotAWriter, WriterFenced
 from busrep.settings import Settings
-from busrep.stores.interface import AsyncTransaction, Claim, FactLog, KnownWriter, Registered
+from busrep.stores.interface import AsyncTransaction, Claim, FactLog, KnownWriter
 from busrep.streams import Registry, Stream
+
+from .other_writers import OtherWriters
 
 log = logging.getLogger("busrep.writer")
 
@@ -112,59 +111,50 @@ class InDoubt:
     transaction: AsyncTransaction | None = None
 
 
+@attrs.frozen
+class WriterConfig:
+    """What stays the same in every incarnation of a writer.
+
+    ``server``: the name of the deployment, see `busrep.options.BusOptions`. ``store``: where the facts go; None for a
+    writer whose streams are all kept in memory.
+    """
+
+    name: str
+    server: str
+    streams: Registry
+    settings: Settings
+    store: FactLog | None
+
+    @property
+    def durable(self) -> list[str]:
+        """The names of the streams that have a table."""
+        return [stream.name for stream in self.streams if not stream.resettable]
+
+
 class WriterSession:
     """What one incarnation of a writer knows of its facts: a ``Writer`` core, and one ID generator per stream.
 
-    ``store``, ``claim``: where the facts go, and the name won there; None for a writer whose streams are all kept in
-    memory. ``listens``: see `Writer`. ``clock``: the one that `stuck` is asked by. ``torn``: bookkeeping was
+    ``claim``: the name, won in the store; None without a store. ``listens``: see `Writer`. ``torn``: bookkeeping was
     interrupted half-way, and the session is not to be used any more. Not thread-safe.
     """
 
-    def __init__(
-        self,
-        name: str,
-        server: str,
-        streams: Registry,
-        settings: Settings,
-        *,
-        store: FactLog | None,
-        claim: Claim | None,
-        incarnation: int,
-        listens: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.name, self.incarnation, self.store, self.claim = name, incarnation, store, claim
-        self.clock = clock
-        self.epoch = epoch = None if claim is None else claim.epoch
+    def __init__(self, config: WriterConfig, claim: Claim | None, incarnation: int, *, listens: bool = True) -> None:
+        self.name, self.store, self._settings = config.name, config.store, config.settings
+        self.incarnation, self.claim = incarnation, claim
+        self.epoch = None if claim is None else claim.epoch
         self.torn = False
-        self._settings = settings
         # Of invalidations: since when facts may be committed that are not applied here.
-        self.commits = {stream.name: Commits() for stream in streams if is_invalidations(stream)}
+        self.commits = {stream.name: Commits() for stream in config.streams if is_invalidations(stream)}
         # Called with what was committed to them, before whoever wrote it goes on: so a process reads its own writes.
         self.on_invalidations: Callable[[str, Sequence[bytes]], None] | None = None
-        self.core = Writer(server, name, incarnation=incarnation, epoch=epoch, settings=settings, listens=listens)
-        self.generators: dict[str, IdGenerator] = {}
+        self.core = Writer(
+            config.server, self.name, incarnation=incarnation, epoch=self.epoch, settings=self._settings,
+            listens=listens,
+        )  # fmt: skip
+        self.generators = {stream.name: self._generator(stream) for stream in config.streams}
         self._last: dict[str, int] = {}
-        for stream in streams:
-            start = highest = 0
-            if not stream.resettable:
-                if claim is None:  # connect() has refused streams with a table and no store
-                    raise ConfigError("pass store= to connect()")
-                start, highest = claim.starts[stream.name], claim.highest[stream.name]
-            self.generators[stream.name] = IdGenerator(
-                stream.name,
-                position=start,
-                highest=highest,
-                negative=stream.negative,
-                stuck_after=settings.stuck_after,
-                on_moved=functools.partial(self.position_moved, stream.name),
-            )
-            self.core.add_stream(stream, start)
-        self._name_on_wire = name.encode()
-        self._own_opening = b"NAME %b %d\n" % (name.encode(), incarnation)
-        self._senders = SenderTracker(settings.followed)
-        self._claims: Mapping[tuple[str, str], int] = {} if claim is None else claim.claims  # of the others
-        self._durable = {stream.name: stream for stream in streams if not stream.resettable}
+        self._durable = {stream.name: stream for stream in config.streams if not stream.resettable}
+        self.others = OtherWriters(self.name, incarnation, claim, self._durable, self.generators, self._settings)
         self.doubts: list[InDoubt] = []
         self._promised: list[OpenFacts] = []  # with IDs that are given back if their transaction is rolled back
         self.kept: dict[str, Keeper] = {}  # of resettable streams whose rows outlive their publication
@@ -174,6 +164,26 @@ class WriterSession:
         self.facts = 0
         self.rows = 0
         self._connection: object = None  # the one that was published on last
+
+    def _generator(self, stream: Stream[Any]) -> IdGenerator:
+        """The ID generator of a stream, which the core announces from where its own facts begin."""
+        start = highest = 0
+        if not stream.resettable:
+            _, claim = self.log
+            start, highest = claim.starts[stream.name], claim.highest[stream.name]
+        self.core.add_stream(stream, start)
+        return IdGenerator(
+            stream.name,
+            position=start,
+            highest=highest,
+            negative=stream.negative,
+            stuck_after=self._settings.stuck_after,
+            on_moved=functools.partial(self.position_moved, stream.name),
+        )
+
+    def clock(self) -> float:
+        """The time that `stuck` is asked by, in seconds."""
+        return time.monotonic()
 
     @property
     def ended(self) -> bool:
@@ -368,54 +378,12 @@ class WriterSession:
         positions = {name: self.generators[name].position for name in self._durable}
         return noted, positions
 
-    def registry_read(self, noted: Mapping[str, int], registry: Registered) -> None:
-        """The claim stands, and this is the registry: follow the others as far as was noted before."""
-        self._claims = registry.claims
-        for name, stream in self._durable.items():
-            generator = self.generators[name]
-            generator.announced(max(registry[name].values(), default=0))
-            if stream.follows:  # never above the sequence: what was announced may be forged (9.17)
-                generator.follow(min(noted[name], registry.sequences[name]))
-
-    def is_echo(self, data: bytes) -> bool:
-        """Whether a message is a frame of rows that this process sent: all its lines are its own, none matters here.
-
-        Announcements are not meant: they are looked at, for they may be another process's under the same name. Lines
-        that are messages by themselves say no more of their sender than the writer's name: all of them are meant.
-        """
-        if self._settings.one_line_messages:
-            command, _, rest = data.partition(b" ")
-            return command in (b"RDATA", b"POSITION") and rest.split(b" ", 2)[1:2] == [self._name_on_wire]
-        return data.startswith(self._own_opening)
-
     def is_successors(self, stream: str, token: int) -> bool:
         """Whether a fact under the own name is none of this process's, which is fenced: it may be a successor's."""
         if self.fenced is None:
             return False
         generator = self.generators.get(stream)
         return generator is None or token > max(generator.position, generator.own_highest)
-
-    def has_log(self, incarnation: int) -> bool:
-        """Whether a process with the own name has announced an epoch under this incarnation."""
-        return self._senders.has_log(self.name, incarnation)
-
-    def heard(self, frame: Frame) -> None:
-        """Other writers' rows and positions move what is known of the shared sequences: those of registered writers, in
-        the incarnation that has the claim (9.18, 9.19)."""
-        epoch = self.epoch
-        senders = self._senders
-        senders.begin()
-        for item in frame.items:
-            if isinstance(item, Server | Name):
-                senders.observe(item)
-            elif isinstance(item, Rows | Position) and item.writer != self.name and item.stream in self._durable:
-                claim = self._claims.get((item.stream, item.writer), -1)
-                if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):
-                    continue
-                if isinstance(item, Rows):
-                    self.generators[item.stream].rows_seen(item.tokens)
-                else:
-                    self.generators[item.stream].announced(item.new)
 
     def fence(self, error: WriterFenced) -> None:
         """Another process has the name: nothing more is written or published under it."""

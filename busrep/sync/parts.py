@@ -15,6 +15,7 @@ from busrep.caches.cache import Feed
 from busrep.errors import BusrepError, ConfigError, Unavailable
 from busrep.links.transports import is_direct
 from busrep.options import BusOptions, OnFailure
+from busrep.runtime.session import WriterConfig
 from busrep.stores.blocking import BlockingStore, open_blocking_store
 
 from .caching import Pruning, SharedCaches
@@ -23,6 +24,7 @@ from .lifetime import Here
 from .publisher import Publisher, async_client
 from .reading import ReadingThreads
 from .reading_bus import ReadingBus
+from .session import WriterCallbacks
 from .threads import Bell, Chore, in_a_thread
 from .writing import SharedWriter
 
@@ -85,12 +87,14 @@ class Parts:
             self.store.open()
         if self._options.require_redis:
             _connect(self.publisher)
+        store = None if self.store is None else self.store.wrapped
+        config = WriterConfig(writer, self._options.name, self.streams, self.settings, store)
+        callbacks = WriterCallbacks(
+            on_loss=self._lost, on_invalidations=self._caching.committed, on_unknown=self._caching.drop_all
+        )
         self.writing = SharedWriter(
-            writer, self._options.name, self.streams, self.settings,
-            store=None if self.store is None else self.store.wrapped,
-            publisher=self.publisher, beats=self._options.beats, here=self._here,
-            on_loss=self._lost, on_invalidations=self._caching.committed, on_unknown=self._caching.drop_all,
-        )  # fmt: skip
+            config, callbacks, publisher=self.publisher, beats=self._options.beats, here=self._here
+        )
         self.writing.publishing.publish(now=True)
         if self._options.beats:
             self._begin_chores(self.writing)

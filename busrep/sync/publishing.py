@@ -84,7 +84,7 @@ class Publishing:
         return [] if session.torn else session.frames_to_publish(self._publisher.connects, time.monotonic())
 
     def _channel(self, suffix: str) -> str:
-        return f"{self._shared.server}/{suffix}" if suffix else self._shared.server
+        return f"{self._shared.config.server}/{suffix}" if suffix else self._shared.config.server
 
     def replicate_received(self) -> None:
         """Somebody asks for the positions."""

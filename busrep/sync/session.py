@@ -7,57 +7,51 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
+import attrs
+
 from busrep.errors import BusrepError, CommitsLost, SequenceWentBack, WriterFenced
 from busrep.runtime.fact import ReenteredError
 from busrep.runtime.own_name import Hint, NameWatch, claim_name, give_up_streams, win_back
-from busrep.runtime.session import InDoubt, OpenFacts, WriterSession
-from busrep.settings import Settings
-from busrep.stores.interface import FactLog
+from busrep.runtime.session import InDoubt, OpenFacts, WriterConfig, WriterSession
 from busrep.stores.plans import complete
-from busrep.streams import Registry
 
 from .threads import Bell, OwnedLock, uninterrupted
 
 T = TypeVar("T")
 
 
+@attrs.frozen(kw_only=True)
+class WriterCallbacks:
+    """``on_loss()`` is called when another process has taken the name. ``on_invalidations``: of `WriterSession`.
+    ``on_unknown()`` drops whatever such rows may have invalidated, where it is not known which were committed."""
+
+    on_loss: Callable[[], None] = lambda: None
+    on_invalidations: Callable[[str, Sequence[bytes]], None] = lambda _stream, _payloads: None
+    on_unknown: Callable[[], None] = lambda: None
+
+
 class SharedSession:
     """The present `WriterSession`, in ``session``, and its name. All methods may be called from any thread.
 
-    ``store``: its coroutines wait for nothing. ``beats``: threads do what is due. ``on_loss()`` is called when another
-    process has taken the name. ``on_invalidations``: of `WriterSession`; ``on_unknown()`` drops whatever
-    such rows may have invalidated, where it is not known which were committed.
+    ``config.store``: its coroutines wait for nothing. ``beats``: threads do what is due.
 
     ``lost``: why the name is another process's for good. ``starts``: where the facts of this process begin, however
     often its name is won back. ``settling``: the lock of those who end transactions in doubt.
     """
 
-    def __init__(
-        self,
-        name: str,
-        server: str,
-        streams: Registry,
-        settings: Settings,
-        store: FactLog | None,
-        *,
-        beats: bool,
-        on_loss: Callable[[], None],
-        on_invalidations: Callable[[str, Sequence[bytes]], None],
-        on_unknown: Callable[[], None],
-    ) -> None:
-        self.name, self.server, self.store, self.beats, self.settings = name, server, store, beats, settings
-        self.durable = [stream.name for stream in streams if not stream.resettable]
-        self._streams, self._on_loss, self._on_invalidations = streams, on_loss, on_invalidations
-        self._on_unknown = on_unknown
+    def __init__(self, config: WriterConfig, callbacks: WriterCallbacks, *, beats: bool) -> None:
+        self.config, self._callbacks, self.beats = config, callbacks, beats
+        self.name, self.store, self.settings = config.name, config.store, config.settings
+        self.durable = config.durable
         self._cores = OwnedLock()
         self.settling = OwnedLock()
         self._renewing = OwnedLock()
         self._outdone = 0  # the highest incarnation of a predecessor, without a claim
-        self._watch = NameWatch(settings, since=time.monotonic())
+        self._watch = NameWatch(self.settings, since=time.monotonic())
         self.doubted = Bell()  # there are facts in doubt, or the name is to be won back
         self.lost: WriterFenced | None = None
-        if store is not None:
-            complete(give_up_streams(store, name, self.durable, settings))
+        if self.store is not None:
+            complete(give_up_streams(self.store, self.name, self.durable, self.settings))
         self.session = complete(self._begin())
         self.starts: Mapping[str, int] = {} if self.session.claim is None else self.session.claim.starts
 
@@ -105,20 +99,9 @@ class SharedSession:
     # -- the name ---------------------------------------------------------------------------------------------
 
     async def _begin(self, again: int | None = None, former: WriterSession | None = None) -> WriterSession:
-        claim, incarnation = await claim_name(
-            self.store, self.name, self.durable, self.settings, again=again, former=former
-        )
-        session = WriterSession(
-            self.name,
-            self.server,
-            self._streams,
-            self.settings,
-            store=self.store,
-            claim=claim,
-            incarnation=incarnation,
-            listens=self.beats,
-        )
-        session.on_invalidations = self._on_invalidations
+        claim, incarnation = await claim_name(self.config, again=again, former=former)
+        session = WriterSession(self.config, claim, incarnation, listens=self.beats)
+        session.on_invalidations = self._callbacks.on_invalidations
         return session
 
     @property
@@ -155,7 +138,7 @@ class SharedSession:
                 self.lose(error)
                 raise
             # Before it is trusted: facts were in doubt, or their bookkeeping was interrupted.
-            self._on_unknown()
+            self._callbacks.on_unknown()
             self.session = session
 
     def lose(self, error: WriterFenced) -> None:
@@ -163,8 +146,8 @@ class SharedSession:
         if self.lost is None:
             self.lost = error if isinstance(error, CommitsLost) else WriterFenced(error.writer, error.incarnation)
             self.fence(self.session, error)
-            self._on_unknown()
-            self._on_loss()
+            self._callbacks.on_unknown()
+            self._callbacks.on_loss()
 
     def fence(self, session: WriterSession, error: WriterFenced) -> None:
         """Nothing more is written or published under that incarnation."""

@@ -33,15 +33,13 @@ from busrep.asyncio.writing import SETTLE_FIRST, SETTLE_SLOWEST
 from busrep.errors import BusrepError, CommitUnknown, SequenceWentBack, WriterFenced
 from busrep.runtime.fact import FactBase, FactState, settle
 from busrep.runtime.own_name import Hint
-from busrep.runtime.session import InDoubt, WriterSession
-from busrep.settings import Settings
-from busrep.stores.interface import FactLog
+from busrep.runtime.session import InDoubt, WriterConfig, WriterSession
 from busrep.stores.plans import complete
-from busrep.streams import Registry, Stream
+from busrep.streams import Stream
 
 from .publisher import Publisher
 from .publishing import Publishing
-from .session import SharedSession, drop_doubts, release
+from .session import SharedSession, WriterCallbacks, drop_doubts, release
 from .threads import attempt
 
 log = logging.getLogger("busrep.writer")
@@ -172,27 +170,18 @@ class SharedWriter:
 
     def __init__(
         self,
-        name: str,
-        server: str,
-        streams: Registry,
-        settings: Settings,
+        config: WriterConfig,
+        callbacks: WriterCallbacks,
         *,
-        store: FactLog | None,
         publisher: Publisher,
         beats: bool,
         here: Callable[[bool], bool],
-        on_loss: Callable[[], None] = lambda: None,
-        on_invalidations: Callable[[str, Sequence[bytes]], None] = lambda _stream, _payloads: None,
-        on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
-        self.pid, self._here, self._settings = os.getpid(), here, settings
-        self.shared = SharedSession(
-            name, server, streams, settings, store,
-            beats=beats, on_loss=on_loss, on_invalidations=on_invalidations, on_unknown=on_unknown,
-        )  # fmt: skip
+        self.pid, self._here, self._settings = os.getpid(), here, config.settings
+        self.shared = SharedSession(config, callbacks, beats=beats)
         self.publishing = Publishing(self.shared, publisher)
         self.ending = _Ending()
-        self._beat_at = time.monotonic() + settings.heartbeat
+        self._beat_at = time.monotonic() + self._settings.heartbeat
         self._settle_pause = SETTLE_FIRST
 
     def here(self, raising: bool = True) -> bool:
@@ -287,7 +276,7 @@ class SharedWriter:
         except WriterFenced as error:
             shared.fence(session, error)
             raise
-        shared.guarded(session, lambda: session.registry_read(noted, registry))
+        shared.guarded(session, lambda: session.others.registry_read(noted, registry))
 
     def before_a_fact(self, connection: Any = None) -> None:
         """Without a thread that does so: do first what is overdue.

@@ -212,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-writer-does-not-hear-the-others",
         rule="9.8",
         harm="An idle writer, and the linear position of everybody with it, lags by a heartbeat more.",
-        edits=(Edit("Receiver.receive", "            writing.heard(frame)\n", "            pass\n"),),
+        edits=(Edit("Receiver.receive", "            writing.others.heard(frame)\n", "            pass\n"),),
         checks=(RULES + "9_8_a_writer_hears_the_rows_of_the_others",),
     ),
     Mutant(
@@ -889,8 +889,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "claim_name",
-                "timeout=settings.claim_timeout, again=again)",
-                "timeout=settings.claim_timeout)",
+                "timeout=config.settings.claim_timeout, again=again)",
+                "timeout=config.settings.claim_timeout)",
             ),
         ),
         checks=(WINNING_BACK + "the_name_of_another_process_is_not_won_back",),

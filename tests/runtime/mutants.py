@@ -79,7 +79,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer that lost its name meanwhile announces past a fact that its successor holds open.",
         edits=(
             Edit(
-                "WriterSession.registry_read",
+                "OtherWriters.registry_read",
                 "                generator.follow(min(noted[name], registry.sequences[name]))\n",
                 "                generator.follow(min(generator.open_floor, registry.sequences[name]))\n",
             ),
@@ -99,13 +99,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Each row heard makes every writer announce, without a look at its claim: skipped rows, and a storm.",
         edits=(
             Edit(
-                "WriterSession.heard",
-                "                self.generators[item.stream].announced(item.new)\n",
+                "OtherWriters.heard",
+                "                self._generators[item.stream].announced(item.new)\n",
                 """\
-                generator = self.generators[item.stream]
+                generator = self._generators[item.stream]
                 generator.announced(item.new)
                 generator.follow(generator.open_floor)
-                self.core.position_moved(item.stream, generator.position)
 """,
             ),
         ),
@@ -206,9 +205,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process does not hear that its name was taken over, and its local handlers miss the successor's rows.",
         edits=(
             Edit(
-                "WriterSession.__init__",
-                '        self._own_opening = b"NAME %b %d\\n" % (name.encode(), incarnation)\n',
-                '        self._own_opening = b"NAME %b" % name.encode()\n',
+                "OtherWriters.__init__",
+                '        self._own_opening = b"NAME %b %d\\n" % (self._name_on_wire, incarnation)\n',
+                '        self._own_opening = b"NAME %b" % self._name_on_wire\n',
             ),
         ),
         checks=(RULES + "9_11_frames_of_the_own_name_by_another_incarnation_are_no_echoes",),
@@ -219,8 +218,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer takes IDs of a log that is gone for given out in this one: it announces, and refuses, by them.",
         edits=(
             Edit(
-                "WriterSession.heard",
-                "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):\n",
+                "OtherWriters.heard",
+                "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, self._epoch):\n",
                 "if senders.incarnation_of(item.writer) != claim:\n",
             ),
         ),
@@ -381,7 +380,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="echoes-without-a-name-are-no-echoes",
         rule="2",
         harm="A writer of single lines takes its link for dead every few beats, and makes it anew.",
-        edits=(Edit("WriterSession.is_echo", "        if self._settings.one_line_messages:\n", "        if False:\n"),),
+        edits=(Edit("OtherWriters.is_echo", "        if self._one_line_messages:\n", "        if False:\n"),),
         checks=(ONE_LINE + "such_a_writer_hears_itself_and_keeps_its_link",),
     ),
     Mutant(
@@ -390,9 +389,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One line of a writer that does not exist: idle writers follow it, and all writes of the stream fail.",
         edits=(
             Edit(
-                "WriterSession.heard",
-                "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, epoch):\n",
-                "if claim is None or epoch is None:\n",
+                "OtherWriters.heard",
+                "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, self._epoch):\n",
+                "if claim is None or self._epoch is None:\n",
             ),
         ),
         checks=(

@@ -9,7 +9,7 @@ import pytest
 
 from busrep.errors import BusrepError, CommitUnknown, NotAWriter, SequenceWentBack, Unavailable, WriterFenced
 from busrep.runtime.fact import FactBase, FactState, ReenteredError, settle
-from busrep.runtime.session import InDoubt, WriterSession
+from busrep.runtime.session import InDoubt, WriterConfig, WriterSession
 from busrep.settings import Settings
 from busrep.stores.interface import Claim
 from busrep.stores.plans import complete
@@ -106,7 +106,7 @@ class Life(FactBase[Order]):
 def session_on(log: Log) -> WriterSession:
     store: Any = log
     streams = Registry([orders, typing])
-    session = WriterSession("w", "shop", streams, Settings(), store=store, claim=CLAIM, incarnation=1)
+    session = WriterSession(WriterConfig("w", "shop", streams, Settings(), store), CLAIM, 1)
     session.core.connected(0.0)
     return session
 

@@ -1,0 +1,78 @@
+"""What a writer takes from the other writers of its streams, which share its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from busrep.core.commands import Name, Position, Server
+from busrep.core.framing import Frame, Rows
+from busrep.core.ids import IdGenerator
+from busrep.core.senders import SenderTracker
+from busrep.settings import Settings
+from busrep.stores.interface import Claim, Registered
+from busrep.streams import Stream
+
+
+class OtherWriters:
+    """Moves the ID generators of one incarnation of a writer, as other writers move the sequences.
+
+    ``durable``: the streams that have a table. ``generators``: of all streams of this writer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        claim: Claim | None,
+        durable: Mapping[str, Stream[object]],
+        generators: Mapping[str, IdGenerator],
+        settings: Settings,
+    ) -> None:
+        self._name, self._durable, self._generators = name, durable, generators
+        self._epoch = None if claim is None else claim.epoch
+        self._claims: Mapping[tuple[str, str], int] = {} if claim is None else claim.claims
+        self._one_line_messages = settings.one_line_messages
+        self._name_on_wire = name.encode()
+        self._own_opening = b"NAME %b %d\n" % (self._name_on_wire, incarnation)
+        self._senders = SenderTracker(settings.followed)
+
+    def registry_read(self, noted: Mapping[str, int], registry: Registered) -> None:
+        """The claim stands, and this is the registry: follow the others as far as was noted before."""
+        self._claims = registry.claims
+        for name, stream in self._durable.items():
+            generator = self._generators[name]
+            generator.announced(max(registry[name].values(), default=0))
+            if stream.follows:  # never above the sequence: what was announced may be forged (9.17)
+                generator.follow(min(noted[name], registry.sequences[name]))
+
+    def is_echo(self, data: bytes) -> bool:
+        """Whether a message is a frame of rows that this process sent: all its lines are its own, none matters here.
+
+        Announcements are not meant: they are looked at, for they may be another process's under the same name. Lines
+        that are messages by themselves say no more of their sender than the writer's name: all of them are meant.
+        """
+        if self._one_line_messages:
+            command, _, rest = data.partition(b" ")
+            return command in (b"RDATA", b"POSITION") and rest.split(b" ", 2)[1:2] == [self._name_on_wire]
+        return data.startswith(self._own_opening)
+
+    def has_log(self, incarnation: int) -> bool:
+        """Whether a process with the own name has announced an epoch under this incarnation."""
+        return self._senders.has_log(self._name, incarnation)
+
+    def heard(self, frame: Frame) -> None:
+        """Other writers' rows and positions move what is known of the shared sequences: those of registered writers, in
+        the incarnation that has the claim (9.18, 9.19)."""
+        senders = self._senders
+        senders.begin()
+        for item in frame.items:
+            if isinstance(item, Server | Name):
+                senders.observe(item)
+            elif isinstance(item, Rows | Position) and item.writer != self._name and item.stream in self._durable:
+                claim = self._claims.get((item.stream, item.writer), -1)
+                if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, self._epoch):
+                    continue
+                if isinstance(item, Rows):
+                    self._generators[item.stream].rows_seen(item.tokens)
+                else:
+                    self._generators[item.stream].announced(item.new)
