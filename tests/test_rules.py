@@ -43,7 +43,7 @@ from busrep.errors import (
     WaitTimeout,
     WriterFenced,
 )
-from busrep.runtime.session import WriterConfig
+from busrep.runtime.config import WriterConfig
 from busrep.stores import facts, fencing, open_store
 from busrep.stores.memory import store as memory
 from busrep.stores.memory.store import MemoryStore, MemoryTransaction

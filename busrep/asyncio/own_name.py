@@ -13,8 +13,8 @@ from busrep.errors import BusrepError, Closed, WriterFenced
 from busrep.options import BusOptions
 from busrep.stores.interface import FactLog, provides
 
+from ..runtime.config import WriterConfig
 from ..runtime.own_name import Hint, NameWatch, claim_name, give_up_streams, win_back
-from ..runtime.session import WriterConfig
 from ..runtime.tasks import heed_cancellation, log_failure, spawn
 from .reading import Reading
 from .writing import Writing

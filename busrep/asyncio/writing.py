@@ -13,8 +13,9 @@ from busrep.errors import BusrepError, SequenceWentBack, WriterFenced
 from busrep.stores.interface import Claim
 from busrep.streams import Stream
 
+from ..runtime.config import WriterConfig
 from ..runtime.fact import FactBase, FactState, settle
-from ..runtime.session import InDoubt, WriterConfig, WriterSession
+from ..runtime.session import InDoubt, WriterSession
 from ..runtime.tasks import within
 
 log = logging.getLogger("busrep.writer")

@@ -17,7 +17,8 @@ from busrep.errors import CommitsLost, Unavailable, WriterFenced
 from busrep.settings import Settings
 from busrep.stores.interface import Claim, FactLog
 
-from .session import WriterConfig, WriterSession
+from .config import WriterConfig
+from .session import WriterSession
 
 log = logging.getLogger("busrep.writer")
 

@@ -20,10 +20,10 @@ from busrep.caches.freshness import Commits
 from busrep.core.ids import IdGenerator, Ticket
 from busrep.core.writer import Writer
 from busrep.errors import BusrepError, CommitsLost, ConfigError, NotAWriter, WriterFenced
-from busrep.settings import Settings
 from busrep.stores.interface import AsyncTransaction, Claim, FactLog, KnownWriter
-from busrep.streams import Registry, Stream
+from busrep.streams import Stream
 
+from .config import WriterConfig
 from .other_writers import OtherWriters
 
 log = logging.getLogger("busrep.writer")
@@ -109,26 +109,6 @@ class InDoubt:
     marker: object
     opened: list[OpenFacts]
     transaction: AsyncTransaction | None = None
-
-
-@attrs.frozen
-class WriterConfig:
-    """What stays the same in every incarnation of a writer.
-
-    ``server``: the name of the deployment, see `busrep.options.BusOptions`. ``store``: where the facts go; None for a
-    writer whose streams are all kept in memory.
-    """
-
-    name: str
-    server: str
-    streams: Registry
-    settings: Settings
-    store: FactLog | None
-
-    @property
-    def durable(self) -> list[str]:
-        """The names of the streams that have a table."""
-        return [stream.name for stream in self.streams if not stream.resettable]
 
 
 class WriterSession:

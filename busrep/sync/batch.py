@@ -15,7 +15,7 @@ RowT = TypeVar("RowT")
 
 
 @attrs.define(eq=False)
-class Batch(BatchRows[RowT]):
+class BlockingBatch(BatchRows[RowT]):
     """What a handler is called with in threads: rows of one (stream, writer), whole facts, tokens ascending."""
 
     _save: Callable[[Any], None] = attrs.field(repr=False)
@@ -47,7 +47,7 @@ class Batch(BatchRows[RowT]):
 
 
 @attrs.define(eq=False)
-class SnapshotPart(SnapshotRows[RowT]):
+class BlockingSnapshotPart(SnapshotRows[RowT]):
     """What a function of `bus.snapshot` is called with in threads: rows of a snapshot, of all writers."""
 
     _save: Callable[[Any], None] = attrs.field(repr=False)
@@ -62,8 +62,8 @@ class SnapshotPart(SnapshotRows[RowT]):
         self._save(connection)
 
 
-Handler = Callable[[Batch[RowT]], None]
-ApplyHandler = Callable[[SnapshotPart[RowT]], None]
+Handler = Callable[[BlockingBatch[RowT]], None]
+ApplyHandler = Callable[[BlockingSnapshotPart[RowT]], None]
 
 
 def fields_of(made: BatchRows[Any] | SnapshotRows[Any], kind: type[Any]) -> dict[str, Any]:

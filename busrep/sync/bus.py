@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import redis as redis_py
@@ -19,12 +18,12 @@ from busrep.settings import Settings
 from busrep.stores.interface import AsyncStore
 from busrep.streams import Stream, checked_stream
 
-from .batch import ApplyHandler, Batch, Handler
-from .caching import CachedFunction, SharedCaches
+from .batch import ApplyHandler, BlockingBatch, Handler
+from .caching import BlockingCachedFunction, SharedCaches
 from .lifetime import Lifetime
-from .parts import Parts
+from .parts import BusParts
 from .reading import ReadingThreads, check_plain
-from .writing import Fact, SharedWriter
+from .writing import BlockingFact, SharedWriter
 
 CommandT = TypeVar("CommandT", bound=Command)
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
@@ -33,7 +32,7 @@ R = TypeVar("R")
 RowT = TypeVar("RowT")
 
 
-class Bus:
+class BlockingBus:
     """One process's part in a deployment, for threads. Made by ``busrep.sync.connect``; see there for the arguments.
 
     ``with bus`` opens and closes it; without, it opens at its first use, and closes when the interpreter ends. All
@@ -47,7 +46,7 @@ class Bus:
         self.name, self.writer, self.reader = options.name, options.writer, options.reader
         self.streams, self.settings = options.streams, options.settings
         self.caching = SharedCaches(self, self.streams, self.settings)
-        self.parts = Parts(redis, options, self.caching)
+        self.parts = BusParts(redis, options, self.caching)
         self._life = Lifetime(self.parts)
 
     # -- life -------------------------------------------------------------------------------------------------
@@ -73,13 +72,11 @@ class Bus:
             return
         self._life.close()
 
-    def __enter__(self) -> Bus:
+    def __enter__(self) -> BlockingBus:
         self._life.ensure_open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -96,10 +93,10 @@ class Bus:
     @overload
     def write(
         self, stream: Stream[RowT], /, *streams: Stream[Any], connection: Any = None, count: int = 1
-    ) -> Fact[RowT]: ...
+    ) -> BlockingFact[RowT]: ...
     @overload
-    def write(self, *streams: Stream[Any], connection: Any = None, count: int = 1) -> Fact[Any]: ...
-    def write(self, *streams: Stream[Any], connection: Any = None, count: int = 1) -> Fact[Any]:
+    def write(self, *streams: Stream[Any], connection: Any = None, count: int = 1) -> BlockingFact[Any]: ...
+    def write(self, *streams: Stream[Any], connection: Any = None, count: int = 1) -> BlockingFact[Any]:
         """A fact of ``streams`` (usually one) in one transaction: ``with bus.write(orders) as fact``.
 
         ``connection``: the caller's own (a psycopg.Connection, or a sqlite3.Connection of this thread), else one of
@@ -108,14 +105,14 @@ class Bus:
         NotAWriter, WriterFenced, ClaimBlocked, Unavailable, ConfigError; on exit what the database raises, and
         CommitUnknown when COMMIT got no answer: then busrep finds out by itself what became of it.
         """
-        return Fact(self._writer_of(streams), streams, connection, count)
+        return BlockingFact(self._writer_of(streams), streams, connection, count)
 
     def publish(self, stream: Stream[RowT], rows: Sequence[RowT], *, connection: Any = None) -> list[int]:
         """Each row a fact of its own, in one transaction, IDs reserved at once. Returns the IDs."""
         writing = self._writer_of((stream,))
         if not rows:
             return []
-        fact: Fact[RowT] = Fact(writing, (stream,), connection, len(rows))
+        fact: BlockingFact[RowT] = BlockingFact(writing, (stream,), connection, len(rows))
         with fact:
             return fact.add_each(rows)
 
@@ -162,10 +159,10 @@ class Bus:
         return self._read().subscribe(streams)
 
     @overload
-    def follow(self, *streams: Stream[RowT]) -> Iterator[Batch[RowT]]: ...
+    def follow(self, *streams: Stream[RowT]) -> Iterator[BlockingBatch[RowT]]: ...
     @overload
-    def follow(self, *streams: Stream[Any]) -> Iterator[Batch[Any]]: ...
-    def follow(self, *streams: Stream[Any]) -> Iterator[Batch[Any]]:
+    def follow(self, *streams: Stream[Any]) -> Iterator[BlockingBatch[Any]]: ...
+    def follow(self, *streams: Stream[Any]) -> Iterator[BlockingBatch[Any]]:
         """Iterate over the batches of ``streams``; a batch counts as handled when the next one is asked for."""
         return self._read().follow(streams)
 
@@ -249,7 +246,7 @@ class Bus:
         name: str | None = None,
         key: Callable[..., tuple[Any, ...]] | None = None,
         stream: Stream[Any] | None = None,
-    ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]:
+    ) -> Callable[[Callable[P, R]], BlockingCachedFunction[P, R]]:
         """Decorate a plain function whose results are kept in this process until somebody invalidates them.
 
         As `busrep.asyncio.Bus.cached`; see there for the arguments. Before the bus is open, after it was closed, and in
@@ -259,10 +256,10 @@ class Bus:
         """
         self._life.here()
 
-        def decorate(function: Callable[P, R]) -> CachedFunction[P, R]:
+        def decorate(function: Callable[P, R]) -> BlockingCachedFunction[P, R]:
             options = {"maxsize": maxsize, "ttl": ttl, "name": name, "key": key, "stream": stream}
             with self._life.lock:  # opened meanwhile, it would not know of this one
-                cached: CachedFunction[P, R] = self.caching.add(function, **options)
+                cached: BlockingCachedFunction[P, R] = self.caching.add(function, **options)
                 if self._life.state == "open":
                     try:
                         self.parts.keep_fresh(self.caching.caches.feed_of(stream))
@@ -347,7 +344,7 @@ def connect(
     reader: str | None = None,
     settings: Settings | None = None,
     **options: Unpack[ThreadOptions],
-) -> Bus:
+) -> BlockingBus:
     """Make a bus for the threads of this process: ``with busrep.sync.connect(...) as bus``, or open at its first use.
 
     Args:
@@ -368,4 +365,4 @@ def connect(
     given = BusOptions(
         name=name, streams=streams, store=store, writer=writer, reader=reader, settings=settings, **options
     )
-    return Bus(redis, given)
+    return BlockingBus(redis, given)

@@ -29,7 +29,7 @@ from busrep.stores.blocking import BlockingStore
 from busrep.streams import Registry, Stream
 
 if TYPE_CHECKING:
-    from .bus import Bus
+    from .bus import BlockingBus
     from .reading_bus import ReadingBus
     from .writing import SharedWriter
 
@@ -41,7 +41,7 @@ R_co = TypeVar("R_co", covariant=True)
 _ALL: weakref.WeakSet[SharedCaches] = weakref.WeakSet()
 
 
-class CachedFunction(Protocol[P, R_co]):
+class BlockingCachedFunction(Protocol[P, R_co]):
     """What ``bus.cached`` makes of a function: called like it, and a few ways to invalidate what it returned."""
 
     cache_name: str
@@ -72,7 +72,7 @@ class CachedFunction(Protocol[P, R_co]):
 class SharedCaches:
     """The caches of one bus. All methods may be called from any thread."""
 
-    def __init__(self, bus: Bus, streams: Registry, settings: Settings) -> None:
+    def __init__(self, bus: BlockingBus, streams: Registry, settings: Settings) -> None:
         self.caches = Caches(streams, settings, clock=time.monotonic, lock=threading.RLock)
         self._bus = bus
         self._adding = threading.RLock()
@@ -104,14 +104,14 @@ class SharedCaches:
                 feed.caches.pop(name, None)
 
     def special(self, name: str, members: Iterable[Any], stream: Stream[Any] | None) -> None:
-        """See `Bus.special_cache`."""
+        """See `BlockingBus.special_cache`."""
         with self._adding:
             self.caches.special(name, members, stream)
 
     # -- invalidations ----------------------------------------------------------------------------------------
 
     def invalidate(self, name: str, keys: Iterable[Any] | None, stream: Stream[Any] | None) -> None:
-        """See `Bus.invalidate`."""
+        """See `BlockingBus.invalidate`."""
         found, row = self.caches.row(name, keys, unix_ms(), stream)
         self.write(found, [row])
 

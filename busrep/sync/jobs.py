@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Jobs:
+class CallQueue:
     """Calls that coroutines ask for, and that one thread makes, in order.
 
     ``interruptible``: what is no `Exception`, such as KeyboardInterrupt, is raised in that thread as well.
@@ -56,7 +56,7 @@ class HandlerThread(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="busrep-handle", daemon=True)
-        self.jobs = Jobs(interruptible=False)
+        self.jobs = CallQueue(interruptible=False)
 
     def run(self) -> None:
         """The thread's."""
@@ -68,7 +68,7 @@ class ThreadBoundConnection:
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self.jobs = Jobs(interruptible=True)
+        self.jobs = CallQueue(interruptible=True)
 
     def serve(self, until: concurrent.futures.Future[None]) -> None:
         """Do what is asked for until that is done. Raises what that raises."""

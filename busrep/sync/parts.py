@@ -15,7 +15,7 @@ from busrep.caches.cache import Feed
 from busrep.errors import BusrepError, ConfigError, Unavailable
 from busrep.links.transports import is_direct
 from busrep.options import BusOptions, OnFailure
-from busrep.runtime.session import WriterConfig
+from busrep.runtime.config import WriterConfig
 from busrep.stores.blocking import BlockingStore, open_blocking_store
 
 from .caching import Pruning, SharedCaches
@@ -31,7 +31,7 @@ from .writing import SharedWriter
 log = logging.getLogger("busrep")
 
 
-class Parts:
+class BusParts:
     """The parts of one bus, each None while it is not open.
 
     ``publisher``: None for a server that is reached without Redis. ``reading`` begins when something is first read.

@@ -22,7 +22,7 @@ from busrep.runtime.batch import BatchRows
 from busrep.snapshots.parts import SnapshotRows
 from busrep.streams import Stream
 
-from .batch import Batch, SnapshotPart, fields_of
+from .batch import BlockingBatch, BlockingSnapshotPart, fields_of
 from .effects import EffectsStore, exactly_once
 from .jobs import HandlerThread, ThreadBoundConnection
 from .loop_thread import LoopThread
@@ -114,22 +114,22 @@ class ReadingThreads:
         return register
 
     def subscribe(self, streams: Sequence[Stream[Any]]) -> Callable[[AnyHandler], AnyHandler]:
-        """See `Bus.subscribe`."""
+        """See `BlockingBus.subscribe`."""
         return self.decorator(lambda bus: bus.subscribe(*streams), self._batch)
 
     def snapshot(
         self, stream: Stream[Any], key: Callable[[Any], Hashable] | None
     ) -> Callable[[AnyHandler], AnyHandler]:
-        """See `Bus.snapshot`."""
+        """See `BlockingBus.snapshot`."""
         return self.decorator(lambda bus: bus.snapshot(stream, key=key), self._part)
 
-    def _batch(self, batch: runtime.Batch[Any]) -> Batch[Any]:
-        return Batch(
+    def _batch(self, batch: runtime.Batch[Any]) -> BlockingBatch[Any]:
+        return BlockingBatch(
             **fields_of(batch, BatchRows), save=partial(self._save, batch), begin=partial(self._transaction, batch)
         )
 
-    def _part(self, part: runtime.SnapshotPart[Any]) -> SnapshotPart[Any]:
-        return SnapshotPart(**fields_of(part, SnapshotRows), save=partial(self._save, part))
+    def _part(self, part: runtime.SnapshotPart[Any]) -> BlockingSnapshotPart[Any]:
+        return BlockingSnapshotPart(**fields_of(part, SnapshotRows), save=partial(self._save, part))
 
     def _save(self, made: runtime.Batch[Any] | runtime.SnapshotPart[Any], connection: Any) -> None:
         here = ThreadBoundConnection(connection)
@@ -146,19 +146,19 @@ class ReadingThreads:
             raise
 
     def bootstrap(self, stream: Stream[Any]) -> None:
-        """See `Bus.bootstrap`."""
+        """See `BlockingBus.bootstrap`."""
         if self.is_handler():
             raise ConfigError("a snapshot is applied when no handler is at work: ask from another thread")
         self.call(lambda bus: bus.bootstrap(stream))
 
     # -- iterating --------------------------------------------------------------------------------------------
 
-    def follow(self, streams: Sequence[Stream[Any]]) -> Iterator[Batch[Any]]:
-        """See `Bus.follow`."""
+    def follow(self, streams: Sequence[Stream[Any]]) -> Iterator[BlockingBatch[Any]]:
+        """See `BlockingBus.follow`."""
         iterator = self.do(lambda bus: bus.follow(*streams))
         return self._follow(iterator)
 
-    def _follow(self, iterator: AsyncIterator[runtime.Batch[Any]]) -> Iterator[Batch[Any]]:
+    def _follow(self, iterator: AsyncIterator[runtime.Batch[Any]]) -> Iterator[BlockingBatch[Any]]:
         async def following() -> runtime.Batch[Any]:
             return await anext(iterator)
 

@@ -10,9 +10,10 @@ from typing import TypeVar
 import attrs
 
 from busrep.errors import BusrepError, CommitsLost, SequenceWentBack, WriterFenced
+from busrep.runtime.config import WriterConfig
 from busrep.runtime.fact import ReenteredError
 from busrep.runtime.own_name import Hint, NameWatch, claim_name, give_up_streams, win_back
-from busrep.runtime.session import InDoubt, OpenFacts, WriterConfig, WriterSession
+from busrep.runtime.session import InDoubt, OpenFacts, WriterSession
 from busrep.stores.plans import complete
 
 from .threads import Bell, OwnedLock, uninterrupted

@@ -31,9 +31,10 @@ from typing import Any, TypeVar
 
 from busrep.asyncio.writing import SETTLE_FIRST, SETTLE_SLOWEST
 from busrep.errors import BusrepError, CommitUnknown, SequenceWentBack, WriterFenced
+from busrep.runtime.config import WriterConfig
 from busrep.runtime.fact import FactBase, FactState, settle
 from busrep.runtime.own_name import Hint
-from busrep.runtime.session import InDoubt, WriterConfig, WriterSession
+from busrep.runtime.session import InDoubt, WriterSession
 from busrep.stores.plans import complete
 from busrep.streams import Stream
 
@@ -47,7 +48,7 @@ log = logging.getLogger("busrep.writer")
 RowT = TypeVar("RowT")
 
 
-class Fact(FactBase[RowT]):
+class BlockingFact(FactBase[RowT]):
     """One transaction in the making: ``with bus.write(stream) as fact``.
 
     ``id`` is the fact's ID in the (first) stream, ``ids`` {stream name: ID}. On leaving the block the rows are
@@ -85,7 +86,7 @@ class Fact(FactBase[RowT]):
         if self._session is not None and self._writing.here(raising=False):
             self._writing.ended(self._session, self._joined)
 
-    def __enter__(self) -> Fact[RowT]:
+    def __enter__(self) -> BlockingFact[RowT]:
         writing = self._writing
         writing.here()
         self._begin_once()
@@ -152,7 +153,7 @@ class Fact(FactBase[RowT]):
             session.doubts.append(self._in_doubt())
 
 
-class _Ending(weakref.WeakSet["Fact[Any]"]):
+class _Ending(weakref.WeakSet["BlockingFact[Any]"]):
     """The facts that are being ended, for close() to wait for; one whose thread was interrupted leaves as garbage."""
 
     def wait(self, timeout: float) -> None:

@@ -173,9 +173,9 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.7",
         harm="A linear consumer passes the first fact of a writer that joins at that moment.",
         edits=(
-            Edit("asyncio.bus.Bus.linear_position", "        handled = self.positions().get(stream.name, {})\n", ""),
+            Edit("Bus.linear_position", "        handled = self.positions().get(stream.name, {})\n", ""),
             Edit(
-                "asyncio.bus.Bus.linear_position",
+                "Bus.linear_position",
                 "        known = await self.store.known()\n",
                 "        known = await self.store.known()\n        handled = self.positions().get(stream.name, {})\n",
             ),
@@ -1050,7 +1050,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="wait_for of a fenced process returns for facts of its successor that it has not handled.",
         edits=(
             Edit(
-                "asyncio.bus.Bus._is_successors",
+                "Bus._is_successors",
                 "(writing.lost or writing.is_successors(stream.name, abs(token)))",
                 "writing.lost",
             ),
@@ -1290,7 +1290,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-fact-takes-any-row",
         rule="4",
         harm="mypy accepts fact.add() of a row of another class, which fails in production.",
-        edits=(Edit("asyncio.bus.Bus.write", ") -> Fact[RowT]: ...", ") -> Fact[Any]: ..."),),
+        edits=(Edit("Bus.write", ") -> Fact[RowT]: ...", ") -> Fact[Any]: ..."),),
         checks=(TYPING + "mypy_finds_these_errors_and_no_others",),
     ),
     Mutant(

@@ -219,8 +219,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "OtherWriters.heard",
-                "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, self._epoch):\n",
-                "if senders.incarnation_of(item.writer) != claim:\n",
+                " or not senders.is_trusted(item.writer, self._epoch)",
+                "",
             ),
         ),
         checks=(RULES + "9_16_a_writer_learns_nothing_from_one_of_another_log",),
@@ -390,8 +390,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "OtherWriters.heard",
-                "if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, self._epoch):\n",
-                "if claim is None or self._epoch is None:\n",
+                "senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, self._epoch)",
+                "claim is None or self._epoch is None",
             ),
         ),
         checks=(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from busrep.errors import BusrepError, CommitUnknown, NotAWriter, SequenceWentBack, Unavailable, WriterFenced
+from busrep.runtime.config import WriterConfig
 from busrep.runtime.fact import FactBase, FactState, ReenteredError, settle
-from busrep.runtime.session import InDoubt, WriterConfig, WriterSession
+from busrep.runtime.session import InDoubt, WriterSession
 from busrep.settings import Settings
 from busrep.stores.interface import Claim
 from busrep.stores.plans import complete

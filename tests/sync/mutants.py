@@ -20,7 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A time limit strikes between COMMIT's answer and its booking: the fact is announced as none.",
         edits=(
             Edit(
-                "sync.writing.Fact._leaves_doubt",
+                "BlockingFact._leaves_doubt",
                 "        return isinstance(error, CommitUnknown) or not isinstance(error, BusrepError)\n",
                 "        return isinstance(error, CommitUnknown)\n",
             ),
@@ -46,7 +46,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The fact stays open for as long as somebody holds it, and holds back all later ones of its process.",
         edits=(
             Edit(
-                "Fact.__exit__",
+                "BlockingFact.__exit__",
                 """\
         except BaseException:
             if not self._booked and self._session is not None and writing.here(raising=False):
@@ -80,12 +80,12 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that lost its name, and begins to read, takes all that its successor writes for its own: lost.",
         edits=(
             Edit(
-                "Parts._make_reading_bus",
+                "BusParts._make_reading_bus",
                 "None if self.writing is None or self.writing.shared.lost is not None else self._options.writer",
                 "self._options.writer",
             ),
             Edit(
-                "Parts.begin_reading",
+                "BusParts.begin_reading",
                 "            if self.writing is not None and self.writing.shared.lost is not None:  # meanwhile\n"
                 "                reading.disown()\n",
                 "",
@@ -186,7 +186,9 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-batch-has-any-rows",
         rule="3",
         harm="mypy accepts a field that the rows of a batch do not have.",
-        edits=(Edit("sync.bus.Bus.follow", "-> Iterator[Batch[RowT]]: ...", "-> Iterator[Batch[Any]]: ..."),),
+        edits=(
+            Edit("BlockingBus.follow", "-> Iterator[BlockingBatch[RowT]]: ...", "-> Iterator[BlockingBatch[Any]]: ..."),
+        ),
         checks=(TYPING + "mypy_finds_these_errors_and_no_others",),
     ),
     Mutant(
