@@ -1,4 +1,4 @@
-"""The name under which an asyncio process writes: claimed, kept, won back (rules 9.5, 9.19, 9.24)."""
+"""The name under which an asyncio process writes: claimed, kept, won back. `busrep.runtime.own_name` decides."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Writing(WriterSession):
         return await self._renew(self)
 
     async def look_at_claim(self, error: WriterFenced | SequenceWentBack) -> None:
-        """A sequence that went back may be a new primary's, which fences all writers (9.23): returns when this one is
+        """A sequence that went back may be a new primary's, which fences all writers: returns when this one is
         fenced, else raises the error."""
         if isinstance(error, SequenceWentBack) and (self.claim is None or await self.check_claim()):
             raise error
@@ -171,7 +171,7 @@ class Writing(WriterSession):
     # -- facts in doubt ---------------------------------------------------------------------------------------
 
     def doubted(self) -> None:
-        """There are facts whose transaction may still be open: the table will tell (rule 9.1)."""
+        """There are facts whose transaction may still be open: the table will tell."""
         self._doubted.set()
 
     def transaction_ended(self, doubt: InDoubt) -> None:
@@ -244,7 +244,7 @@ class Writing(WriterSession):
         """Store the proven positions and, the claim being ours still, follow the others. Raises Unavailable."""
         if not self._durable or self.fenced is not None:
             return
-        # Noted before the claim and the registry are read, which the store does under one lock (9.2, 9.7).
+        # Noted before the claim and the registry are read, which the store does under one lock (9.7).
         noted, positions = self.noted()
         try:
             store, claim = self.log

@@ -101,7 +101,7 @@ class OpenFacts:
 
 @attrs.define(eq=False)
 class InDoubt:
-    """A transaction whose end is not known: the caller's own, or one whose COMMIT got no answer (rule 9.1).
+    """A transaction whose end is not known: the caller's own, or one whose COMMIT got no answer.
 
     ``transaction``: it may still be open, and then it holds a connection and locks; None once it was rolled back.
     """

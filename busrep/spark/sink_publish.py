@@ -70,7 +70,7 @@ def publish(options: SinkOptions, claim: Claim, position: int, facts: Facts | No
             try:
                 _send(core, publisher, options.name)
             except Unavailable as error:
-                # Unknown which frames arrived: the same go out again, byte for byte (9.6).
+                # Unknown which frames arrived: the same go out again, byte for byte.
                 core.publish_failed()
                 log.warning("stream %s: %s; its readers fetch from the table up to %d", stream.name, error, position)
             else:

@@ -1,7 +1,7 @@
 """Committed rows that no job reads yet, because their writer has not proven them.
 
 Jobs read up to the proven positions. A writer that is killed leaves committed rows above its last proven position, and
-they stay there until another process finishes the writer (protocol.md, 9.5). Each job reports these rows, warns when
+they stay there until another process finishes the writer (docs/protocol.md). Each job reports these rows, warns when
 their writer is silent for longer than its lease, and with ``--finish-silent`` finishes the writer first.
 """
 

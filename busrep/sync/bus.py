@@ -205,7 +205,7 @@ class BlockingBus:
         return {stream: {writing.shared.name: at} for stream, at in writing.positions().items()}
 
     def linear_position(self, stream: Stream[Any]) -> int:
-        """Every row of ``stream`` up to here, by any writer, has been handled here (rule 9.7).
+        """Every row of ``stream`` up to here, by any writer, has been handled here.
 
         For consumers that need one order over all writers. Raises ConfigError for a stream that does not
         follow or has no table.

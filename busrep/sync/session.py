@@ -177,7 +177,7 @@ class SharedSession:
             self.lose(WriterFenced(self.name, session.incarnation))
 
     def look_at_claim(self, session: WriterSession, error: SequenceWentBack) -> None:
-        """A sequence that went back may be a new primary's, which fences all writers (9.23): returns when this one is
+        """A sequence that went back may be a new primary's, which fences all writers: returns when this one is
         fenced, else raises the error."""
         if self.store is None or session.claim is None:
             raise error

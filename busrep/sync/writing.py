@@ -7,7 +7,7 @@ all that is due, in the order in which the core composed it.
 A signal handler may raise (KeyboardInterrupt, Celery's time limits) wherever the main thread is. Three rules keep that
 from losing or blocking anything:
 
-- Whatever is not known to have been rolled back, or committed and booked, is a fact in doubt: the table tells (9.1).
+- Whatever is not known to have been rolled back, or committed and booked, is a fact in doubt: the table tells.
 - Bookkeeping that is interrupted half-way leaves a *torn* session. Nothing more is done with it, as after a crash: the
   name is claimed anew, and what was committed is in the table.
 - A fact that nobody ends (its thread was lost) is put in doubt when it is garbage.
