@@ -909,7 +909,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "bootstraps.save",
-                "    if not answers[0]:\n        raise ReaderMoved(reader, stream, PARTS, parts)\n",
+                "    if not answers[0]:\n        raise ReaderMoved(reader, stream, PARTS, step.parts)\n",
                 "",
             ),
         ),
