@@ -350,7 +350,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A save on a link at whose other end is nobody: no handler is called any more, and nobody says so.",
         edits=(
             Edit(
-                "PostgresStore._read",
+                "PostgresStore.read",
                 "self.run_on(connection, plan, self.settings.fetch_timeout + wait)\n",
                 "self.run_on(connection, plan)\n",
             ),
@@ -415,7 +415,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A connection is lost, and whoever it was promised to waits half a minute: a stream is not followed yet.",
         edits=(
             Edit(
-                "PostgresStore._read",
+                "PostgresStore.read",
                 "        finally:\n            self._give_back(pool, connection)\n",
                 "        finally:\n            await pool.putconn(connection)\n",
             ),
@@ -831,7 +831,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="On SQLite one Ctrl-C at the wrong moment, and the process never writes again.",
         edits=(
             Edit(
-                "BlockingSqliteStore._write",
+                "BlockingSqliteStore.write",
                 "            holder.over = True  # an interrupt may come before `leave` begins\n",
                 "",
             ),
@@ -1595,12 +1595,12 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="RuntimeError leaves the API when a bus on SQLite is closed while a write waits for its turn.",
         edits=(
             Edit(
-                "SqliteStore._write",
+                "SqliteStore.write",
                 "        self.check_open()\n",
                 "        connection = self.writing()\n",
             ),
             Edit(
-                "SqliteStore._write",
+                "SqliteStore.write",
                 "            connection = self.writing()  # only now: it may have been closed meanwhile\n",
                 "",
             ),

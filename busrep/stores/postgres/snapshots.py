@@ -36,7 +36,7 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
     """The agreements of one store, and the loading of their parts."""
 
     def __init__(self, store: PostgresStore) -> None:
-        super().__init__(store._read, store.dialect, store.where, store.settings.snapshots)
+        super().__init__(store.read, store.dialect, store.where, store.settings.snapshots)
         self.store = store
         # Of each agreement: the connection that has its slot, and those that have loaded a part.
         self._slots: dict[str, AsyncConnection[Any]] = {}
