@@ -29,6 +29,7 @@ from busrep.http import client as http_client
 from busrep.http import guard as http_guard
 from busrep.http import snapshots as http_snapshots
 from busrep.http import snapshots_server as http_snapshots_server
+from busrep.http.client import HttpOptions
 from busrep.http.requests import Refused
 from busrep.http.serve import ServeLimits, serve
 from busrep.http.server import CatchUpLimits, catch_up_app
@@ -152,7 +153,9 @@ async def shared(source: Any, **limits: Any) -> AsyncIterator[Snapshots]:
 async def reading(app: Any, *, port: int = 0, **options: Any) -> AsyncIterator[tuple[HttpSource, int]]:
     """A reader of a server that listens; and where."""
     async with serve(app, port=port) as serving:
-        source = HttpSource(serving.url, [orders], options.pop("settings", QUICK), secret=SECRET, **options)
+        source = HttpSource(
+            serving.url, [orders], options.pop("settings", QUICK), options=HttpOptions(secret=SECRET, **options)
+        )
         source._state = _state  # type: ignore[method-assign]  # peers of these tests have none
         await source.open()
         try:
@@ -193,7 +196,7 @@ async def test_a_reader_gets_what_the_store_has(compress: bool) -> None:
     async with memory_store() as store, closing(catch_up_app(store, STREAMS, secret=SECRET)) as app:
         own = await store.agree("orders", part_rows=2)
         async with serve(app) as serving:
-            source = HttpSource(serving.url, STREAMS, QUICK, secret=SECRET, compress=compress)
+            source = HttpSource(serving.url, STREAMS, QUICK, options=HttpOptions(secret=SECRET, compress=compress))
             await source.open()
             agreement = await source.agree("orders", part_rows=2)
             assert agreement.same(own)
@@ -350,7 +353,7 @@ async def test_a_hundred_readers_at_once_cost_as_much_as_one() -> None:
     async with closing(app_of(source)) as app, serve(app, limits=ServeLimits(connections=500)) as serving:
 
         async def read() -> bytes:
-            reader = HttpSource(serving.url, [orders], patient, secret=SECRET, verify=context)
+            reader = HttpSource(serving.url, [orders], patient, options=HttpOptions(secret=SECRET, verify=context))
             reader._state = _state  # type: ignore[method-assign]
             await reader.open()
             agreement = await reader.agree("orders", part_rows=300)
@@ -579,7 +582,7 @@ async def test_only_so_many_agreements_are_made_at_a_time() -> None:
     async with closing(app_of(source, snapshots=1)) as app, reading(app) as (reader, port):
         first = asyncio.create_task(reader.agree("orders", part_rows=10))
         await until(lambda: source.agreed)
-        other = HttpSource(f"http://127.0.0.1:{port}", [payments], QUICK, secret=SECRET)
+        other = HttpSource(f"http://127.0.0.1:{port}", [payments], QUICK, options=HttpOptions(secret=SECRET))
         other._state = lambda *_: _other_state()  # type: ignore[method-assign, assignment]
         await other.open()
         with pytest.raises(SnapshotBusy) as caught:
@@ -1140,7 +1143,7 @@ def test_a_snapshot_of_a_database(kind: str, request: pytest.FixtureRequest) -> 
                 app = catch_up_app(store, [orders], secret=SECRET)
                 async with closing(app), serve(app, port=port) as serving:
                     port = serving.port
-                    source = HttpSource(serving.url, [orders], QUICK, secret=SECRET)
+                    source = HttpSource(serving.url, [orders], QUICK, options=HttpOptions(secret=SECRET))
                     await source.open()
                     agreement = agreement or await source.agree("orders", part_rows=10)
                     got.append(await text_of(source, agreement, number))
@@ -1164,7 +1167,7 @@ async def test_pruned_at_the_store() -> None:
         closing(catch_up_app(store, STREAMS, secret=SECRET)) as app,
         serve(app) as serving,
     ):
-        source = HttpSource(serving.url, [orders], QUICK, secret=SECRET)
+        source = HttpSource(serving.url, [orders], QUICK, options=HttpOptions(secret=SECRET))
         await source.open()
         agreement = await source.agree("orders", part_rows=2)
         first = await text_of(source, agreement, 0)
@@ -1241,7 +1244,9 @@ asyncio.run(main())
 async def test_the_server_s_memory_does_not_grow_with_the_snapshot() -> None:
     """40 MB, each part for three readers."""
     with child(MEMORY) as server:
-        reader = HttpSource(f"http://127.0.0.1:{int(server.stdout.readline())}", [orders], QUICK, secret=SECRET)
+        reader = HttpSource(
+            f"http://127.0.0.1:{int(server.stdout.readline())}", [orders], QUICK, options=HttpOptions(secret=SECRET)
+        )
         reader._state = _state  # type: ignore[method-assign]
 
         def resident() -> int:
