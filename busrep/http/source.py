@@ -78,7 +78,7 @@ class HttpSource:
         try:
             self.client.open()
             self._parts.open()
-            served = (await self._state()).streams
+            served = (await self.state()).streams
             missing = {stream.name for stream in self.streams if not stream.resettable} - set(served)
             if missing and not self._some:
                 raise ConfigError(
@@ -95,7 +95,7 @@ class HttpSource:
 
     async def epoch(self) -> str:
         """See `AsyncStore`."""
-        self._told = (await self._state()).epoch
+        self._told = (await self.state()).epoch
         return self._told
 
     async def sequence(self, stream: str) -> int | None:
@@ -110,7 +110,7 @@ class HttpSource:
     async def newest(self, stream: str) -> Newest | None:
         """See `AsyncStore`: as the server's store knows it; None of an older server."""
         self._check(stream)
-        state = await self._state(newest=stream)
+        state = await self.state(newest=stream)
         return None if state.newest is None else Newest(state.epoch, state.newest)
 
     async def fetch(self, question: FetchUpdates) -> UpdatesPage:
@@ -174,13 +174,15 @@ class HttpSource:
         They may come from two servers behind one address, of which one has not seen a restore yet: its floors would be
         taken for the other log's, and rows above them left out.
         """
-        state = await self._state(sequence=sequence)
+        state = await self.state(sequence=sequence)
         if self._told not in (None, state.epoch):
             self._told = None  # the next time it is taken as it comes
             raise Unavailable(self.where, "it was restored, or servers behind this address are not of one database")
         return state
 
-    async def _state(self, **wanted: str | None) -> CatchUpState:
+    async def state(self, **wanted: str | None) -> CatchUpState:
+        """What the server tells of its log; ``wanted``: the stream that a further question is of. Raises Unavailable,
+        ConfigError."""
         params: dict[str, str | int] = {name: stream for name, stream in wanted.items() if stream is not None}
         body = await self.client.ask(STATE_PATH, params)
         try:

@@ -52,7 +52,7 @@ class Reservations:
     """
 
     def __init__(self, ask: Callable[[str, int], Awaitable[list[int]]]) -> None:
-        self._ask = ask
+        self.ask = ask
         self._waiting: dict[str, list[tuple[int, asyncio.Future[list[int]]]]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -70,7 +70,7 @@ class Reservations:
                 waiting = [(count, answer) for count, answer in waiting if not answer.done()]
                 total = sum(count for count, _ in waiting)
                 try:
-                    ids = await self._ask(stream, total) if total else []
+                    ids = await self.ask(stream, total) if total else []
                 except Exception as error:
                     for _, answer in waiting:
                         if not answer.done():
@@ -129,7 +129,7 @@ class PlannedStore(AsyncStore):
     def __init__(self, streams: Registry, settings: Settings, dialect: Dialect) -> None:
         self.streams, self.settings, self.dialect = streams, settings, dialect
         self.backings = {stream.name: backing_of(stream) for stream in streams if not stream.resettable}
-        self._reservations = Reservations(self._reserve)
+        self.reservations = Reservations(self._reserve)
         self.snapshots = snapshots.PlannedSnapshots(self.read, dialect, dialect.store, settings.snapshots)
 
     @abc.abstractmethod
@@ -189,7 +189,7 @@ class PlannedStore(AsyncStore):
 
     async def reserve(self, stream: str, count: int) -> list[int]:
         self.backing(stream)
-        return await (self._reservations.reserve if self.on_loop else self._reserve)(stream, count)
+        return await (self.reservations.reserve if self.on_loop else self._reserve)(stream, count)
 
     async def outcome(
         self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]

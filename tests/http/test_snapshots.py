@@ -156,7 +156,7 @@ async def reading(app: Any, *, port: int = 0, **options: Any) -> AsyncIterator[t
         source = HttpSource(
             serving.url, [orders], options.pop("settings", QUICK), options=HttpOptions(secret=SECRET, **options)
         )
-        source._state = _state  # type: ignore[method-assign]  # peers of these tests have none
+        source.state = _state  # type: ignore[method-assign]  # peers of these tests have none
         await source.open()
         try:
             yield source, serving.port
@@ -274,7 +274,7 @@ async def test_a_packed_part_is_the_part() -> None:
 @sync
 async def test_an_empty_part_is_one() -> None:
     async with closing(app_of(Table(parts=1, rows=1, width=0))) as app:
-        source = app.state.catch_up.snapshots.snapshots._source
+        source = app.state.catch_up.snapshots.snapshots.source
         source.text = lambda _: b""
         async with reading(app) as (reader, _):
             agreement = await reader.agree("orders", part_rows=1)
@@ -354,7 +354,7 @@ async def test_a_hundred_readers_at_once_cost_as_much_as_one() -> None:
 
         async def read() -> bytes:
             reader = HttpSource(serving.url, [orders], patient, options=HttpOptions(secret=SECRET, verify=context))
-            reader._state = _state  # type: ignore[method-assign]
+            reader.state = _state  # type: ignore[method-assign]
             await reader.open()
             agreement = await reader.agree("orders", part_rows=300)
             texts = []
@@ -583,7 +583,7 @@ async def test_only_so_many_agreements_are_made_at_a_time() -> None:
         first = asyncio.create_task(reader.agree("orders", part_rows=10))
         await until(lambda: source.agreed)
         other = HttpSource(f"http://127.0.0.1:{port}", [payments], QUICK, options=HttpOptions(secret=SECRET))
-        other._state = lambda *_: _other_state()  # type: ignore[method-assign, assignment]
+        other.state = lambda *_: _other_state()  # type: ignore[method-assign, assignment]
         await other.open()
         with pytest.raises(SnapshotBusy) as caught:
             await other.agree("payments", part_rows=10)
@@ -651,7 +651,7 @@ async def test_what_the_source_raises_becomes_an_answer_and_leaves_nothing(case:
 async def test_a_pruned_part_ends_it_for_who_needs_it_and_for_newcomers() -> None:
     async with closing(app_of(Table(gone=1))) as app, reading(app) as (reader, _):
         agreement = await reader.agree("orders", part_rows=10)
-        source = app.state.catch_up.snapshots.snapshots._source
+        source = app.state.catch_up.snapshots.snapshots.source
         with pytest.raises(SnapshotGone, match="pruned by now"):
             await text_of(reader, agreement, 1)
         assert await text_of(reader, agreement, 2) == source.text(2), "somebody who has applied that part goes on"
@@ -798,7 +798,7 @@ async def too_many_requests() -> None:
         path = path_of((await client.get(AGREE, params={"part_rows": 10})).json(), 0)
         app = client._transport.app  # type: ignore[attr-defined]
         tasks = [asyncio.create_task(client.get(path)) for _ in range(2)]
-        await until(lambda: app.state.catch_up.snapshots._downloads.waiting == 1)
+        await until(lambda: app.state.catch_up.snapshots.downloads.waiting == 1)
         assert (await client.get(path)).json()["code"] == "busy"
         source.hold.set()
         assert [one.status_code for one in await asyncio.gather(*tasks)] == [200, 200]
@@ -1247,7 +1247,7 @@ async def test_the_server_s_memory_does_not_grow_with_the_snapshot() -> None:
         reader = HttpSource(
             f"http://127.0.0.1:{int(server.stdout.readline())}", [orders], QUICK, options=HttpOptions(secret=SECRET)
         )
-        reader._state = _state  # type: ignore[method-assign]
+        reader.state = _state  # type: ignore[method-assign]
 
         def resident() -> int:
             server.stdin.write("\n")

@@ -189,7 +189,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "claims.claim",
                 "    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))\n",
                 """\
-    early = yield from in_transaction(_where(writer, 0, dialect, backings))
+    early = yield from in_transaction(held_state(writer, 0, dialect, backings))
     won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
 """,
             ),
@@ -201,7 +201,7 @@ MUTANTS: tuple[Mutant, ...] = (
     starts = {name: _start(writer, name, name in registered, found[name]) for name in found}
 """,
             ),
-            Edit("_where", "    if not held:\n", "    if incarnation and not held:\n"),
+            Edit("held_state", "    if not held:\n", "    if incarnation and not held:\n"),
         ),
         checks=(STORES_POSTGRES + "9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it",),
     ),
@@ -572,7 +572,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Who fetches below what was pruned gets a page without those rows, and no word of it.",
         edits=(
             Edit(
-                "_prune_batch",
+                "prune_batch",
                 """\
 f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream = ? AND writer = ?",
             (top,""",

@@ -45,7 +45,7 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
     async def agree(self, backing: Backing, part_rows: int, again: Agreement | None) -> Agreement:
         slot = await self._connected()
         try:
-            await self._lock_slot(slot)
+            await self.lock_slot(slot)
             plan = snapshots.agree(self.dialect, backing, part_rows, again, self.where)
             agreement, _ = await self.store.run_on(slot, snapshots.in_snapshot(plan))
             self.store.check_open()  # it may have been closed meanwhile
@@ -64,7 +64,8 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
             raise
         return connection
 
-    async def _lock_slot(self, connection: AsyncConnection[Any]) -> None:
+    async def lock_slot(self, connection: AsyncConnection[Any]) -> None:
+        """Take one of the places for agreements, until the connection ends. Raises SnapshotBusy, Unavailable."""
         for number in range(self.most):
             question = Sql("SELECT pg_try_advisory_lock(?, ?)", (SLOTS, number))
             (((mine,),),) = await self.store.run_on(connection, only(question))
