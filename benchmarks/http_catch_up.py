@@ -28,6 +28,7 @@ from typing import Any
 import attrs
 
 import busrep
+from busrep.http.client import HttpOptions
 from busrep.http.serve import serve
 from busrep.http.server import catch_up_app
 from busrep.http.source import HttpSource
@@ -83,7 +84,11 @@ def peak() -> float:
 async def reader(redis: str, store: str, count: int, compress: bool) -> tuple[float, float, float, float]:
     """Seconds, seconds of this process's own processor time, and its peak memory after a tenth and at the end."""
     done, seen, last, early = asyncio.Event(), 0, -1, 0.0
-    source: Any = HttpSource(store, [rows], secret=SECRET, compress=compress) if store.startswith("http") else store
+    source: Any = (
+        HttpSource(store, [rows], options=HttpOptions(secret=SECRET, compress=compress))
+        if store.startswith("http")
+        else store
+    )
     started, cpu = time.monotonic(), time.process_time()
     async with busrep.connect(redis, name="bench", streams=[rows], store=source, start="earliest") as bus:
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from busrep.core.bootstrap_states import BootstrapState, unfinished
 from busrep.core.bootstrap_work import Apply
 from busrep.core.failures import Verdict
-from busrep.core.snapshots import BootstrapProgress
+from busrep.core.snapshots import AppliedParts, BootstrapProgress
 from busrep.errors import BusrepError, ConfigError, HandlerFailed, ReaderMoved, RowError
 
 from ..runtime.tasks import call, forget_cancellation, heed_cancellation
@@ -120,17 +120,14 @@ class Applying:
 
     async def _save(self, work: Apply, part: SnapshotPart[Any], connection: Any = None) -> None:
         progress = part.progress
-        await self.context.reader_store.save_bootstrap(
-            self.context.reader,
-            self.name,
-            work.id,
+        step = AppliedParts(
             parts=work.number,
             applied=work.parts_after,
             rows=progress.rows,
             bytes=progress.bytes,
             state=progress.state,
-            connection=connection,
         )
+        await self.context.reader_store.save_bootstrap(self.context.reader, self.name, work.id, step, connection)
 
     async def _saved(self, work: Apply, part: SnapshotPart[Any]) -> bool:
         """Save what the function did not; until it is known to be saved. False: another process goes on with it."""

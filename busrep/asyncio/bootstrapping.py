@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from busrep.core.bootstrap_states import BootstrapState, unfinished
-from busrep.core.snapshots import Agreement, BootstrapProgress
+from busrep.core.snapshots import Agreement, AppliedParts, BootstrapProgress
 from busrep.errors import BusrepError, ConfigError, NoSnapshots, SnapshotGone
 from busrep.stores.interface import KnownWriter
 
@@ -200,9 +200,8 @@ class Bootstrapping:
     async def _finish(self, name: str, id: str, parts: int, rows: int, size: int) -> None:
         store, online = self._context.reader_store, BootstrapState.ONLINE.value
         try:
-            await store.save_bootstrap(
-                self._context.reader, name, id, parts=parts, applied=parts, rows=rows, bytes=size, state=online
-            )
+            step = AppliedParts(parts=parts, applied=parts, rows=rows, bytes=size, state=online)
+            await store.save_bootstrap(self._context.reader, name, id, step)
         except BusrepError as error:  # only for the eye: it is over for whoever starts again, as well
             log.info("bootstrap of %s: that it is over could not be saved: %s", name, error)
 

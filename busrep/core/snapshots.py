@@ -209,3 +209,17 @@ class BootstrapProgress:
             "rows_total": self.agreement.rows,
             "source": self.agreement.source,
         }
+
+
+@attrs.frozen(kw_only=True)
+class AppliedParts:
+    """One step of a bootstrap's saved progress: from ``parts`` to ``applied`` parts; equal: only the state changes.
+
+    ``rows``, ``bytes``: of all that is applied by then. ``state``: as of `BootstrapProgress`.
+    """
+
+    parts: int
+    applied: int
+    rows: int
+    bytes: int
+    state: str

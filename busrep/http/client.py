@@ -96,42 +96,48 @@ Explain = Callable[[Refusal], object]
 """Raises what a refusal means to the one who asked, if that is more than its status says."""
 
 
+@attrs.frozen(kw_only=True)
+class HttpOptions:
+    """How a source asks its servers.
+
+    ``secret``: theirs, where the URL does not hold it. ``headers`` are sent along. ``verify``: the certificates that
+    vouch for the server, a file's path or an `ssl.SSLContext` (with a client's certificate in it, if need be);
+    default: the system's. ``compress``: ask for gzip, for links slower than some 100 Mbit/s. ``max_bytes``: the
+    largest answer read, and the largest part of a snapshot.
+    """
+
+    secret: str | None = attrs.field(default=None, repr=False)
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # they may hold a secret
+    verify: str | ssl.SSLContext | None = None
+    compress: bool = False
+    max_bytes: int = MAX_BYTES
+
+
 class HttpClient:
-    """Requests to ``url``, on ``connections`` at most; the other arguments are those of `HttpSource`.
+    """Requests to ``url``, on ``connections`` at most.
 
     Raises ConfigError for a URL, a secret or a header of another form.
     """
 
-    def __init__(
-        self,
-        url: str,
-        settings: Settings,
-        *,
-        secret: str | None,
-        headers: Mapping[str, str] | None,
-        verify: str | ssl.SSLContext | None,
-        compress: bool,
-        max_bytes: int,
-        connections: int,
-    ) -> None:
+    def __init__(self, url: str, settings: Settings, options: HttpOptions, connections: int) -> None:
         self.url, given = _split_url(url)
-        if given is not None and secret is not None:
+        if given is not None and options.secret is not None:
             raise ConfigError("the secret is in the URL and in secret=: once is enough")
-        secret = secret if secret is not None else given
+        secret = options.secret if options.secret is not None else given
         if secret is not None and not _SECRET.fullmatch(secret):
             raise ConfigError("the secret of an HTTP source holds visible ASCII characters only, and at least one")
-        self.settings, self.max_bytes = settings, max_bytes
+        self.settings, self.max_bytes = settings, options.max_bytes
         # Packed answers only if they are wanted: on a fast link packing costs more time than it saves.
         self.headers = {
             "user-agent": "busrep",
-            **_checked_headers(headers or {}),
-            "accept-encoding": "gzip" if compress else "identity",
+            **_checked_headers(options.headers),
+            "accept-encoding": "gzip" if options.compress else "identity",
         }
         if secret is not None and "authorization" in self.headers:
             raise ConfigError("there is a secret, and an authorization in headers=: one is enough")
         if secret is not None:
             self.headers["authorization"] = f"Bearer {secret}"
-        self._verify, self._connections = verify, connections
+        self._verify, self._connections = options.verify, connections
         self.transport: httpx.AsyncHTTPTransport | None = None
         self.where = f"catch-up at {self.url}"
 

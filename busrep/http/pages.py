@@ -86,7 +86,7 @@ def _question(asked: FetchUpdates | UpdatesPage) -> dict[str, Any]:
 
 def read_page(body: bytes, asked: FetchUpdates) -> UpdatesPage:
     """The page that answers ``asked``. Raises ValueError for whatever cannot be an honest answer to it."""
-    tokens, payloads, rest = _cut_out(body) or _decoded(body)
+    tokens, payloads, rest = cut_out(body) or decoded(body)
     upto, limited = _end_of(tokens, rest)
     if not asked.after <= upto <= asked.upto:
         raise ValueError(f"upto_token {upto} is not within [{asked.after}, {asked.upto}]")
@@ -107,7 +107,7 @@ def read_reference_page(body: bytes, asked: FetchUpdates, epoch: str) -> Updates
     above what was asked for: then rows above that are cut off. A limited page that ends with its last row may be cut
     within that fact: the fact is left out, and comes whole with the next page, unless it is the only one.
     """
-    tokens, payloads, rest = _cut_out(body) or _decoded(body)
+    tokens, payloads, rest = cut_out(body) or decoded(body)
     upto, limited = _end_of(tokens, rest)
     cut = bisect_right(tokens, asked.upto)
     beyond = cut < len(tokens) or upto > asked.upto
@@ -153,7 +153,7 @@ def _epoch_of(rest: Mapping[str, Any], asked: FetchUpdates) -> str:
     return epoch
 
 
-def _cut_out(body: bytes) -> _Updates | None:
+def cut_out(body: bytes) -> _Updates | None:
     """The rows as they stand in the text; None when it is not laid out as `write_page` does it."""
     text, found, tail = body.rpartition(_END)
     if not found or not text.startswith(_HEAD):
@@ -174,7 +174,7 @@ def _cut_out(body: bytes) -> _Updates | None:
     return None if "updates" in rest else (tokens, payloads, rest)
 
 
-def _decoded(body: bytes) -> _Updates:
+def decoded(body: bytes) -> _Updates:
     """The same from any JSON text."""
     try:
         document = orjson.loads(body)

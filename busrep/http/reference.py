@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import logging
 import secrets
-import ssl
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -20,7 +19,7 @@ from busrep.settings import Settings
 from busrep.stores.interface import KnownWriter
 from busrep.streams import Registry, Stream
 
-from .client import MAX_BYTES, HttpClient
+from .client import HttpClient, HttpOptions
 from .pages import REFERENCE_PATH, read_reference_page
 from .source import nothing_of, segment
 
@@ -38,7 +37,7 @@ class ReferenceSource:
     a writer are asked for at its own address alone; a writer that is not named here is refused with an error, and its
     (stream, writer) shows as stale. ``streams``: those that will be read, resettable ones too. ``log``: a name for the
     deployment's log. Readers begin anew when it changes: change it when the deployment was set up anew or restored.
-    ``secret``, ``headers``, ``verify``, ``compress``, ``max_bytes``: as of an `HttpSource`, for all addresses.
+    ``options``: for all addresses.
 
     It knows no writers and gives no snapshots. Raises ConfigError for an address of another form; MissingExtra.
     """
@@ -51,13 +50,9 @@ class ReferenceSource:
         writers: Mapping[str, str],
         streams: Registry | Iterable[Stream[Any]],
         settings: Settings | None = None,
+        options: HttpOptions | None = None,
         *,
         log: str = "",
-        secret: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        verify: str | ssl.SSLContext | None = None,
-        compress: bool = False,
-        max_bytes: int = MAX_BYTES,
     ) -> None:
         if isinstance(writers, str) or not writers:
             raise ConfigError("ReferenceSource needs the address of each writer: {writer: url, ...}")
@@ -65,16 +60,7 @@ class ReferenceSource:
         self._epoch = hashlib.blake2b(f"reference {log}".encode(), digest_size=16).hexdigest()
         settings = settings or Settings()
         self._writers = {
-            writer: HttpClient(
-                url,
-                settings,
-                secret=secret,
-                headers=headers,
-                verify=verify,
-                compress=compress,
-                max_bytes=max_bytes,
-                connections=settings.fetches,
-            )
+            writer: HttpClient(url, settings, options or HttpOptions(), settings.fetches)
             for writer, url in writers.items()
         }
         self.where = f"catch-up from {', '.join(sorted(writers))}"

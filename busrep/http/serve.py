@@ -120,7 +120,7 @@ class Serving:
     """A running server. ``port`` and ``url`` are where it listens."""
 
     def __init__(self, address: tuple[str, int], tls: bool, state: ServerState, places: _Places) -> None:
-        self._state, self._places = state, places
+        self.state, self._places = state, places
         self.host, self.port = address
         shown = f"[{self.host}]" if ":" in self.host else self.host
         self.url = f"{'https' if tls else 'http'}://{shown}:{self.port}"
@@ -129,7 +129,7 @@ class Serving:
     @property
     def connections(self) -> int:
         """Connections that are open."""
-        return len(self._state.connections)
+        return len(self.state.connections)
 
     def statistics(self) -> dict[str, Any]:
         """Counters, JSON-able: connections that are open, were accepted, and were refused or cut, by reason: ``busy``

@@ -122,7 +122,7 @@ class Snapshots:
     """``source``: opened and closed by the caller."""
 
     def __init__(self, source: SnapshotSource, limits: SnapshotLimits) -> None:
-        self._source, self.limits = source, limits
+        self.source, self.limits = source, limits
         self._known: dict[str, Agreement] = {}  # by digest
         self._agreements = SharedTasks[Agreement](AGREEMENTS_KEPT, limits.shared_for)
         self._parts = SharedTasks[PartText](PARTS_KEPT, limits.shared_for)
@@ -205,7 +205,7 @@ class Snapshots:
             async with self._held(agreement.stream, self.limits.part_rows, agreement) as held:
                 if not held.same(agreement):
                     raise SnapshotGone(agreement.stream, "rows of it were pruned, or the fact log was replaced")
-                async with contextlib.aclosing(self._source.load(held, number)) as pieces:
+                async with contextlib.aclosing(self.source.load(held, number)) as pieces:
                     part = await self._whole(pieces)
         except SnapshotGone:
             gone = agreement.digest
@@ -220,11 +220,11 @@ class Snapshots:
         """What the source agrees on and holds meanwhile; all of it within a deadline."""
         try:
             async with asyncio.timeout(self.limits.load_timeout):
-                held = await self._source.agree(stream, part_rows=part_rows, again=again)
+                held = await self.source.agree(stream, part_rows=part_rows, again=again)
                 try:
                     yield held
                 finally:
-                    await self._source.leave(held)
+                    await self.source.leave(held)
         except TimeoutError:
             raise Unavailable(WHAT, f"the store took more than {self.limits.load_timeout:g} s") from None
 

@@ -42,7 +42,7 @@ class SnapshotPaths:
         self._check_stream, self._limits = check_stream, limits
         self.snapshots = None if source is None else Snapshots(source, limits)
         self._agreeing = Places(REQUESTS, 0)
-        self._downloads = Places(limits.downloads, REQUESTS)
+        self.downloads = Places(limits.downloads, REQUESTS)
 
     def routes(self) -> list[Route]:
         """Where they are."""
@@ -75,7 +75,7 @@ class SnapshotPaths:
             raise Refused(400, "bad_agreement", "the agreement in the body is another one")
 
         async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
-            async with self._downloads.taken():
+            async with self.downloads.taken():
                 part = await snapshots.part(id, number, agreement)
                 await _send_part(part, request.headers, send)
 

@@ -7,8 +7,8 @@ positions are saved elsewhere (``reader_store=``), writers need the database.
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -23,7 +23,7 @@ from busrep.stores.interface import KnownWriter, Newest
 from busrep.streams import Registry, Stream
 
 from ..snapshots.sources import check_agreement
-from .client import MAX_BYTES, HttpClient, Refusal
+from .client import HttpClient, HttpOptions, Refusal
 from .pages import SNAPSHOTS_PATH, STATE_PATH, UPDATES_PATH, CatchUpState, is_epoch, read_page, read_state
 from .snapshots_client import PartDownload
 
@@ -41,12 +41,9 @@ class HttpSource:
 
     A `SnapshotSource` as well.
 
-    ``url``: of a `catch_up_app`, its prefix included; the secret stands in it or in ``secret``. ``streams``: those
-    that will be read. ``headers`` are sent along. ``verify``: the certificates that vouch for the server, a file's
-    path or an `ssl.SSLContext` (with a client's certificate in it, if need be); default: the system's.
-    ``compress``: ask for gzip, for links slower than some 100 Mbit/s. ``max_bytes``: the largest answer read, and the
-    largest part of a snapshot. ``some``: the server need not serve all of ``streams``. Of the reference system it reads
-    nothing: that is a `ReferenceSource`'s, which is told the writer of each address.
+    ``url``: of a `catch_up_app`, its prefix included; the secret stands in it or in ``options``. ``streams``: those
+    that will be read. ``some``: the server need not serve all of ``streams``. Of the reference system it reads nothing:
+    that is a `ReferenceSource`'s, which is told the writer of each address.
 
     Raises ConfigError for a URL or a secret of another form; MissingExtra.
     """
@@ -56,29 +53,13 @@ class HttpSource:
         url: str,
         streams: Registry | Iterable[Stream[Any]],
         settings: Settings | None = None,
+        options: HttpOptions | None = None,
         *,
-        secret: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        verify: str | ssl.SSLContext | None = None,
-        compress: bool = False,
-        max_bytes: int = MAX_BYTES,
         some: bool = False,
     ) -> None:
         self.streams = streams if isinstance(streams, Registry) else Registry(streams)
         self.settings, self._some = settings or Settings(), some
-
-        def client(connections: int) -> HttpClient:
-            return HttpClient(
-                url,
-                self.settings,
-                secret=secret,
-                headers=headers,
-                verify=verify,
-                compress=compress,
-                max_bytes=max_bytes,
-                connections=connections,
-            )
-
+        client = partial(HttpClient, url, self.settings, options or HttpOptions())
         self.client = client(self.settings.fetches + 1)  # pages, and one question about writers
         # So that long downloads take no connection from pages.
         self._parts = client(self.settings.snapshots * self.settings.snapshot_connections)
@@ -97,7 +78,7 @@ class HttpSource:
         try:
             self.client.open()
             self._parts.open()
-            served = (await self._state()).streams
+            served = (await self.state()).streams
             missing = {stream.name for stream in self.streams if not stream.resettable} - set(served)
             if missing and not self._some:
                 raise ConfigError(
@@ -114,7 +95,7 @@ class HttpSource:
 
     async def epoch(self) -> str:
         """See `AsyncStore`."""
-        self._told = (await self._state()).epoch
+        self._told = (await self.state()).epoch
         return self._told
 
     async def sequence(self, stream: str) -> int | None:
@@ -129,7 +110,7 @@ class HttpSource:
     async def newest(self, stream: str) -> Newest | None:
         """See `AsyncStore`: as the server's store knows it; None of an older server."""
         self._check(stream)
-        state = await self._state(newest=stream)
+        state = await self.state(newest=stream)
         return None if state.newest is None else Newest(state.epoch, state.newest)
 
     async def fetch(self, question: FetchUpdates) -> UpdatesPage:
@@ -193,13 +174,15 @@ class HttpSource:
         They may come from two servers behind one address, of which one has not seen a restore yet: its floors would be
         taken for the other log's, and rows above them left out.
         """
-        state = await self._state(sequence=sequence)
+        state = await self.state(sequence=sequence)
         if self._told not in (None, state.epoch):
             self._told = None  # the next time it is taken as it comes
             raise Unavailable(self.where, "it was restored, or servers behind this address are not of one database")
         return state
 
-    async def _state(self, **wanted: str | None) -> CatchUpState:
+    async def state(self, **wanted: str | None) -> CatchUpState:
+        """What the server tells of its log; ``wanted``: the stream that a further question is of. Raises Unavailable,
+        ConfigError."""
         params: dict[str, str | int] = {name: stream for name, stream in wanted.items() if stream is not None}
         body = await self.client.ask(STATE_PATH, params)
         try:

@@ -129,10 +129,10 @@ class StagingStore(BlockingStore):
         self._write(staging.clean(self._planned.dialect))
 
     def _read(self, plan: Plan[T]) -> T:
-        return complete(self._planned._read(plan))
+        return complete(self._planned.read(plan))
 
     def _write(self, plan: Plan[T]) -> T:
-        return complete(self._planned._write(plan))
+        return complete(self._planned.write(plan))
 
 
 def open_staging_store(url: str, streams: Registry, *, settings: Settings | None = None) -> StagingStore:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection
 
-from busrep.core.snapshots import Agreement, BootstrapProgress
+from busrep.core.snapshots import Agreement, AppliedParts, BootstrapProgress
 from busrep.errors import ReaderMoved, SnapshotGone
 from busrep.stores.dialect import Dialect, begin_durably
 from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, in_transaction
@@ -90,18 +90,7 @@ def check_begin(agreement: Agreement, here: str | None, floors: dict[str, int], 
             )
 
 
-def save(
-    dialect: Dialect,
-    reader: str,
-    stream: str,
-    bootstrap_id: str,
-    *,
-    parts: int,
-    applied: int,
-    rows: int,
-    bytes: int,  # noqa: A002 - the word of `BootstrapProgress`
-    state: str,
-) -> Plan[None]:
+def save(dialect: Dialect, reader: str, stream: str, bootstrap_id: str, step: AppliedParts) -> Plan[None]:
     """Move the number of parts applied, or nothing. It needs no transaction of its own.
 
     Of this very bootstrap: another one of the same snapshot, begun since, had the target emptied, and this part too.
@@ -110,12 +99,12 @@ def save(
         answers = yield Sql(
             f"UPDATE busrep_bootstraps SET parts = ?, rows = ?, bytes = ?, state = ?, saved_at = {dialect.now} "
             "WHERE reader = ? AND stream = ? AND id = ? AND parts = ? RETURNING parts",
-            (applied, rows, bytes, state, reader, stream, bootstrap_id, parts),
+            (step.applied, step.rows, step.bytes, step.state, reader, stream, bootstrap_id, step.parts),
         )
     except SerializationFailed as failed:  # under REPEATABLE READ: another process moved it
-        raise ReaderMoved(reader, stream, PARTS, parts) from failed
+        raise ReaderMoved(reader, stream, PARTS, step.parts) from failed
     if not answers[0]:
-        raise ReaderMoved(reader, stream, PARTS, parts)
+        raise ReaderMoved(reader, stream, PARTS, step.parts)
     # A sign of life: a prune's reader_cap must not run out over a snapshot that takes long.
     yield Sql(
         f"UPDATE busrep_readers SET saved_at = {dialect.now} WHERE reader = ? AND stream = ? AND writer = ?",

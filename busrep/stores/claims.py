@@ -47,7 +47,7 @@ def claim(
     won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
     incarnation, registered = yield from or_blocked(dialect, writer, won)
     # In a new snapshot: whatever a predecessor committed is visible now, or was fenced.
-    epoch, found = yield from in_transaction(_where(writer, incarnation, dialect, backings))
+    epoch, found = yield from in_transaction(held_state(writer, incarnation, dialect, backings))
     starts = {name: _start(writer, name, name in registered, found[name]) for name in found}
     for name, start in starts.items():
         if start.repair_sequence_to is not None:
@@ -171,7 +171,7 @@ def _check_again(dialect: Dialect, writer: str, again: int) -> Plan[None]:
         raise WriterFenced(writer, again)
 
 
-def _where(
+def held_state(
     writer: str, incarnation: int, dialect: Dialect, backings: Sequence[Backing]
 ) -> Plan[tuple[str, dict[str, State]]]:
     """The epoch, and the state of each stream, in one snapshot in which the claim still stands."""

@@ -141,7 +141,7 @@ def prune(dialect: Dialect, backings: Iterable[Backing], kept: Kept) -> Plan[dic
         listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
         for (writer,) in listed:
             while True:
-                floor, more = yield from in_transaction(_prune_batch(dialect, backing, writer, kept))
+                floor, more = yield from in_transaction(prune_batch(dialect, backing, writer, kept))
                 if floor is not None:
                     moved[backing.stream, writer] = floor
                 if not more:
@@ -149,7 +149,7 @@ def prune(dialect: Dialect, backings: Iterable[Backing], kept: Kept) -> Plan[dic
     return moved
 
 
-def _prune_batch(dialect: Dialect, backing: Backing, writer: str, kept: Kept) -> Plan[tuple[int | None, bool]]:
+def prune_batch(dialect: Dialect, backing: Backing, writer: str, kept: Kept) -> Plan[tuple[int | None, bool]]:
     """(the new floor if rows were deleted, whether more may be)."""
     answers = yield (
         Control.BEGIN,

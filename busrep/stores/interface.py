@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 import attrs
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.core.snapshots import Agreement, BootstrapProgress, SnapshotSource
+from busrep.core.snapshots import Agreement, AppliedParts, BootstrapProgress, SnapshotSource
 from busrep.row_types import Fields
 from busrep.stores.transaction import AsyncTransaction as AsyncTransaction
 from busrep.stores.transaction import FactRows as FactRows
@@ -309,23 +309,12 @@ class ReaderPositions(Store, Protocol):
         """
 
     async def save_bootstrap(
-        self,
-        reader: str,
-        stream: str,
-        bootstrap_id: str,
-        *,
-        parts: int,
-        applied: int,
-        rows: int,
-        bytes: int,  # noqa: A002 - the word of `BootstrapProgress`
-        state: str,
-        connection: Any = None,
+        self, reader: str, stream: str, bootstrap_id: str, step: AppliedParts, connection: Any = None
     ) -> None:
-        """Move what is applied from ``parts`` to ``applied`` parts: ReaderMoved unless ``parts`` is what is saved, of
-        the bootstrap that `begin_bootstrap` gave ``bootstrap_id`` to. One begun anew is another, of the same snapshot
-        too: what was applied for the one before, its target has lost. With the caller's connection in the caller's
-        transaction; on ReaderMoved the caller rolls back. Both numbers equal: only the state changes. ``rows``,
-        ``bytes``: of all that is applied by then."""
+        """Move what is applied by one step: ReaderMoved unless ``step.parts`` is what is saved, of the bootstrap that
+        `begin_bootstrap` gave ``bootstrap_id`` to. One begun anew is another, of the same snapshot too: what was
+        applied for the one before, its target has lost. With the caller's connection in the caller's transaction; on
+        ReaderMoved the caller rolls back."""
 
     async def bootstraps(self, reader: str | None = None) -> list[BootstrapProgress]:
         """What is saved of bootstraps, of all readers or of one, the latest first; one a stream. That of one that is

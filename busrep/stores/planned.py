@@ -52,7 +52,7 @@ class Reservations:
     """
 
     def __init__(self, ask: Callable[[str, int], Awaitable[list[int]]]) -> None:
-        self._ask = ask
+        self.ask = ask
         self._waiting: dict[str, list[tuple[int, asyncio.Future[list[int]]]]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -70,7 +70,7 @@ class Reservations:
                 waiting = [(count, answer) for count, answer in waiting if not answer.done()]
                 total = sum(count for count, _ in waiting)
                 try:
-                    ids = await self._ask(stream, total) if total else []
+                    ids = await self.ask(stream, total) if total else []
                 except Exception as error:
                     for _, answer in waiting:
                         if not answer.done():
@@ -90,7 +90,7 @@ def reads(method: Operation[P, T], plan: Callable[Concatenate[Dialect, P], Plan[
 
     @functools.wraps(method)
     def run(self: PlannedStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        return self._read(plan(self.dialect, *args, **kwargs))
+        return self.read(plan(self.dialect, *args, **kwargs))
 
     return run
 
@@ -100,7 +100,7 @@ def writes(method: Operation[P, T], plan: Callable[Concatenate[Dialect, P], Plan
 
     @functools.wraps(method)
     def run(self: PlannedStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        return self._write(plan(self.dialect, *args, **kwargs))
+        return self.write(plan(self.dialect, *args, **kwargs))
 
     return run
 
@@ -115,7 +115,7 @@ def writes_for_caller(method: Operation[P, T], plan: Callable[..., Plan[T]]) -> 
         del given["self"]
         connection = given.pop("connection", None)
         made = plan(self.dialect, **given)
-        return self._write(made) if connection is None else self._on(connection, made)
+        return self.write(made) if connection is None else self._on(connection, made)
 
     return run
 
@@ -129,15 +129,15 @@ class PlannedStore(AsyncStore):
     def __init__(self, streams: Registry, settings: Settings, dialect: Dialect) -> None:
         self.streams, self.settings, self.dialect = streams, settings, dialect
         self.backings = {stream.name: backing_of(stream) for stream in streams if not stream.resettable}
-        self._reservations = Reservations(self._reserve)
-        self.snapshots = snapshots.PlannedSnapshots(self._read, dialect, dialect.store, settings.snapshots)
+        self.reservations = Reservations(self._reserve)
+        self.snapshots = snapshots.PlannedSnapshots(self.read, dialect, dialect.store, settings.snapshots)
 
     @abc.abstractmethod
-    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:
+    async def read(self, plan: Plan[T], wait: float = 0.0) -> T:
         """Run a plan that writes nothing; ``wait``: seconds for which a step may wait, or work, on a server."""
 
     @abc.abstractmethod
-    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
+    async def write(self, plan: Plan[T], wait: float | None = None) -> T:
         """Run a plan that writes; ``wait``: bound of its waits for locks, seconds."""
 
     @abc.abstractmethod
@@ -173,23 +173,23 @@ class PlannedStore(AsyncStore):
         return self.backings[stream]
 
     async def verify(self) -> None:
-        await self._read(claims.verify(self.dialect, self.backings.values()))
+        await self.read(claims.verify(self.dialect, self.backings.values()))
 
     async def sequence(self, stream: str) -> int | None:
-        return await self._read(claims.sequence(self.dialect, self.backing(stream)))
+        return await self.read(claims.sequence(self.dialect, self.backing(stream)))
 
     async def claim(self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None) -> Claim:
         # In a fixed order, so that two claims never wait for each other.
         backings = [self.backing(stream) for stream in sorted(set(streams))]
         now = int(time.time() * 1000)
-        return await self._write(claims.claim(self.dialect, writer, backings, timeout, now, again), timeout)
+        return await self.write(claims.claim(self.dialect, writer, backings, timeout, now, again), timeout)
 
     async def _reserve(self, stream: str, count: int) -> list[int]:
-        return await self._write(facts.reserve(self.dialect, stream, count, [self.backing(stream)]))
+        return await self.write(facts.reserve(self.dialect, stream, count, [self.backing(stream)]))
 
     async def reserve(self, stream: str, count: int) -> list[int]:
         self.backing(stream)
-        return await (self._reservations.reserve if self.on_loop else self._reserve)(stream, count)
+        return await (self.reservations.reserve if self.on_loop else self._reserve)(stream, count)
 
     async def outcome(
         self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
@@ -197,16 +197,16 @@ class PlannedStore(AsyncStore):
         if isinstance(marker, PlannedTransaction) and await marker.still_open():
             return None
         asked = [(self.backing(stream), token) for stream, token in facts_]
-        return await self._read(facts.outcome(self.dialect, marker, asked, claim))
+        return await self.read(facts.outcome(self.dialect, marker, asked, claim))
 
     async def fetch(self, question: FetchUpdates) -> UpdatesPage:
-        return await self._read(facts.fetch(self.dialect, self.backing(question.stream), question))
+        return await self.read(facts.fetch(self.dialect, self.backing(question.stream), question))
 
     async def newest(self, stream: str) -> Newest | None:
-        return await self._read(claims.newest(self.dialect, self.backing(stream)))
+        return await self.read(claims.newest(self.dialect, self.backing(stream)))
 
     async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
-        return await self._write(fencing.finish(self.dialect, self.backings, writer, incarnation, timeout), timeout)
+        return await self.write(fencing.finish(self.dialect, self.backings, writer, incarnation, timeout), timeout)
 
     def check_open(self) -> None:
         """Raise Unavailable unless the store is open."""
@@ -241,15 +241,15 @@ class PlannedStore(AsyncStore):
             chosen = [self.backing(stream)]
             if chosen[0].own and keep is None:
                 raise ConfigError(f"stream {stream!r} has its own table, without dates: prune it with keep")
-        return await self._write(facts.prune(self.dialect, chosen, facts.Kept(older_than, keep, reader_cap)))
+        return await self.write(facts.prune(self.dialect, chosen, facts.Kept(older_than, keep, reader_cap)))
 
     async def restored(self) -> str:
         now = int(time.time() * 1000)
         plan = fencing.restored(self.dialect, list(self.backings.values()), RESTORE_WAIT, now)
-        return await self._write(plan, RESTORE_WAIT)
+        return await self.write(plan, RESTORE_WAIT)
 
     async def status(self) -> dict[str, Any]:
-        return await self._read(report.status(self.dialect, self.backings), STATUS_WAIT)
+        return await self.read(report.status(self.dialect, self.backings), STATUS_WAIT)
 
 
 class PlannedTransaction(AsyncTransaction):

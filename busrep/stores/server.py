@@ -76,11 +76,11 @@ class ServerStore(PlannedStore):
     _background: set[asyncio.Future[Any]]
 
     @abc.abstractmethod
-    async def _plan(self, connection: Any, plan: Plan[T], within: float | None = None) -> T:
+    async def run_plan(self, connection: Any, plan: Plan[T], within: float | None = None) -> T:
         """Run a plan on a connection; the driver's errors as busrep's. ``within``: seconds for the answer to a step."""
 
     @abc.abstractmethod
-    def _closed(self, connection: Any) -> bool:
+    def is_closed(self, connection: Any) -> bool:
         """Whether the driver has seen that the connection is gone."""
 
     @abc.abstractmethod
@@ -98,11 +98,11 @@ class ServerStore(PlannedStore):
             work.exception()  # looked at: what matters of it was reported elsewhere
 
     async def run_on(self, connection: Any, plan: Plan[T], within: float | None = None) -> T:
-        """Run a plan on a connection of the store's; see `_plan`. Errors name the server."""
+        """Run a plan on a connection of the store's; see `run_plan`. Errors name the server."""
         try:
-            return await self._plan(connection, plan, within)
+            return await self.run_plan(connection, plan, within)
         except (Unavailable, StatementRefused) as error:
-            if self._closed(connection):
+            if self.is_closed(connection):
                 self.renew()
             raise self.located(error) from error
 
@@ -112,8 +112,8 @@ class ServerStore(PlannedStore):
             return Unavailable(self.where, error.reason)
         return StatementRefused(self.where, error.reason) if isinstance(error, StatementRefused) else error
 
-    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
-        return await self._read(plan, wait or 0.0)
+    async def write(self, plan: Plan[T], wait: float | None = None) -> T:
+        return await self.read(plan, wait or 0.0)
 
     async def outcome(
         self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
@@ -159,7 +159,7 @@ class ServerTransaction(PlannedTransaction):
 
     async def _run(self, plan: Plan[T], within: float | None = None) -> T:
         if self._callers:
-            return await self.store._plan(self.connection, plan, within)
+            return await self.store.run_plan(self.connection, plan, within)
         return await self.store.run_on(self.connection, plan, within)
 
     @property
@@ -169,7 +169,7 @@ class ServerTransaction(PlannedTransaction):
 
     @property
     def ended(self) -> bool:
-        return not self.store._closed(self.connection) and self._idle()
+        return not self.store.is_closed(self.connection) and self._idle()
 
     async def begin(self) -> None:
         if self.connection is None:
@@ -225,7 +225,7 @@ class ServerTransaction(PlannedTransaction):
             raise
         except self.failures as error:
             # What is not busrep's came from code of the application's that the driver calls: the server did not say it.
-            if isinstance(error, BusrepError) and not self.store._closed(connection):
+            if isinstance(error, BusrepError) and not self.store.is_closed(connection):
                 raise  # the server refused, and said so: nothing was committed
             await self.rollback()
             raise CommitUnknown(self.marker, error) from error
@@ -257,7 +257,7 @@ class ServerTransaction(PlannedTransaction):
 
         Where it had the connection another one may have begun since: only the server can tell.
         """
-        if self.store._closed(self.connection):
+        if self.store.is_closed(self.connection):
             return  # which COMMIT will show
         try:
             ended = self._idle() or (self._handed_out and await self._lock() != self.marker)
@@ -293,7 +293,7 @@ class ServerTransaction(PlannedTransaction):
         self._take_pending()
         if self.joined or self.connection is None:
             return True
-        closed = self.store._closed(self.connection)
+        closed = self.store.is_closed(self.connection)
         known = self.marker is None or not self._handed_out
         if not closed and not self._idle():
             # Whatever goes wrong, the server rolls back when the connection ends.

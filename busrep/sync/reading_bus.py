@@ -11,6 +11,7 @@ import attrs
 from busrep import asyncio as runtime
 from busrep.caches.cache import Caches, Feed
 from busrep.core.commands import Name, Replicate
+from busrep.core.snapshots import AppliedParts
 from busrep.errors import ConfigError
 from busrep.options import BusOptions
 from busrep.stores.plans import complete
@@ -114,11 +115,11 @@ class _ThreadSavingStore:
         await self._there(lambda on: self._store.save_reader(reader, changes, epoch, on, **known), connection)
 
     async def save_bootstrap(
-        self, reader: str, stream: str, bootstrap_id: str, *, connection: Any = None, **progress: Any
+        self, reader: str, stream: str, bootstrap_id: str, step: AppliedParts, connection: Any = None
     ) -> None:
         """See `AsyncStore`."""
         save = self._store.save_bootstrap
-        await self._there(lambda on: save(reader, stream, bootstrap_id, connection=on, **progress), connection)
+        await self._there(lambda on: save(reader, stream, bootstrap_id, step, on), connection)
 
     async def _there(self, save: Callable[[Any], Coroutine[Any, Any, None]], connection: Any) -> None:
         if not isinstance(connection, ThreadBoundConnection):

@@ -13,6 +13,7 @@ import attrs
 import pytest
 
 from busrep import Batch, Bus, SnapshotPart
+from busrep.core.snapshots import AppliedParts
 from busrep.errors import ReaderMoved, Unavailable
 from busrep.options import BusOptions
 from busrep.stores import open_store
@@ -379,7 +380,7 @@ def test_reader_moved_is_what_a_function_sees_of_a_twin(shop: Shop) -> None:
                         (saved,) = await reader.store.bootstraps("billing")
                         await reader.store.save_bootstrap(
                             "billing", "orders", saved.id,
-                            parts=1, applied=2, rows=20, bytes=500, state="loading",
+                            AppliedParts(parts=1, applied=2, rows=20, bytes=500, state="loading"),
                         )  # fmt: skip
                         try:
                             await given(part)

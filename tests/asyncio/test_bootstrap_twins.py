@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from busrep import Batch, Bus, SnapshotPart
+from busrep.core.snapshots import AppliedParts
 from busrep.errors import Closed, Unavailable
 from busrep.testing import virtual
 from tests.shop import Order, orders
@@ -380,9 +381,8 @@ def test_a_part_of_a_snapshot_that_another_process_began_anew_meanwhile_is_not_t
                 anew.append(id)
                 target.rows = {key: number for key, number in target.rows.items() if number < 30}
                 for at in range(part.number):
-                    await store.save_bootstrap(
-                        "billing", "orders", id, parts=at, applied=at + 1, rows=10, bytes=1, state="loading"
-                    )
+                    step = AppliedParts(parts=at, applied=at + 1, rows=10, bytes=1, state="loading")
+                    await store.save_bootstrap("billing", "orders", id, step)
 
             async with shop.bus(reader="billing", start=None) as one:
 

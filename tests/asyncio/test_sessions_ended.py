@@ -49,7 +49,7 @@ def test_a_session_that_the_server_ended_is_an_outage(on_postgres: Deployment, s
         store: Any = open_store(on_postgres.store, Registry(STREAMS))
         await store.open()
         with pytest.raises(Unavailable):
-            await store._read(ended_in_between(on_postgres.store, setting))
+            await store.read(ended_in_between(on_postgres.store, setting))
         assert await store.epoch()
         await store.close()
 
@@ -65,7 +65,7 @@ def test_a_session_that_the_server_ended_is_an_outage_to_a_thread(
     store = BlockingPostgresStore(on_postgres.store, Registry(STREAMS), Settings())
     complete(store.open())
     with pytest.raises(Unavailable):
-        complete(store._read(ended_in_between(on_postgres.store, setting)))
+        complete(store.read(ended_in_between(on_postgres.store, setting)))
     assert complete(store.epoch())
     complete(store.close())
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 
 import busrep.cli.bootstrap as command
 from busrep.cli.app import cli
-from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange
+from busrep.core.snapshots import Agreement, AppliedParts, BootstrapProgress, PartRange
 from busrep.errors import Unavailable
 from busrep.stores import open_store
 from busrep.streams import Registry, Stream
@@ -280,8 +280,8 @@ async def save(url: str, reader: str, parts: int, syncs: int) -> None:
         id = await store.begin_bootstrap(reader, agreement, syncs=syncs, reason="no saved positions")
         if parts:
             state = "loading" if parts < PARTS else "draining"
-            progress = {"parts": 0, "applied": parts, "rows": parts * PART, "bytes": 1_000, "state": state}
-            await store.save_bootstrap(reader, "orders", id, **progress)
+            step = AppliedParts(parts=0, applied=parts, rows=parts * PART, bytes=1_000, state=state)
+            await store.save_bootstrap(reader, "orders", id, step)
     finally:
         await store.close()
 

@@ -31,6 +31,7 @@ import busrep
 from busrep import Batch, Settings, Stream
 from busrep.asyncio import ReferenceSource
 from busrep.errors import ConfigError, PositionsAheadOfTable, PositionTooOld, Unavailable
+from busrep.http.client import HttpOptions
 from busrep.http.serve import ServeLimits, Serving, serve
 from busrep.http.server import CatchUpLimits, catch_up_app
 from busrep.http.source import HttpSource
@@ -501,7 +502,7 @@ async def test_a_server_in_the_writer_s_own_process(deployment: Deployment) -> N
     app = catch_up_app(store, STREAMS, secret=SECRET)
     async with deployment.bus(store, writer="w1") as writer, serve(app) as serving:
         expected = await wrote(writer, 1, 2)
-        source = HttpSource(serving.url, STREAMS, QUICK, secret=SECRET, compress=True)
+        source = HttpSource(serving.url, STREAMS, QUICK, options=HttpOptions(secret=SECRET, compress=True))
         async with deployment.bus(source, start="earliest") as reader:
             seen = Seen()
             reader.subscribe(orders)(seen)
@@ -694,7 +695,9 @@ async def test_answers_that_are_cut_anywhere_and_connections_that_hang(compress:
     async with deployment.server(limits=limits) as serving, deployment.writer() as writer:
         expected = await wrote(writer, *[1] * 300)
         async with FaultyLink(serving.url, seed=7) as link:
-            source = HttpSource(link.url + "/shop/busrep", STREAMS, settings, secret=SECRET, compress=compress)
+            source = HttpSource(
+                link.url + "/shop/busrep", STREAMS, settings, options=HttpOptions(secret=SECRET, compress=compress)
+            )
             async with deployment.bus(source, start="earliest", settings=settings) as reader:
                 seen = Seen()
                 reader.subscribe(orders)(seen)
@@ -772,7 +775,7 @@ async def test_floors_of_one_log_are_not_taken_for_another_s(what: str, deployme
                 await apps[restored](scope, receive, send)
 
         serving = await stack.enter_async_context(serve(balanced))
-        source = HttpSource(serving.url, STREAMS, QUICK, secret=SECRET)
+        source = HttpSource(serving.url, STREAMS, QUICK, options=HttpOptions(secret=SECRET))
         reader = await stack.enter_async_context(deployment.bus(source, start="earliest"))
         seen = Seen()
         reader.subscribe(orders)(seen)
@@ -812,7 +815,7 @@ async def test_several_servers_behind_one_address_one_of_them_lagging(
         pair.catch_up()
         pair.pause()
         expected += await wrote(writer, *[1] * 20, 9)
-        source = HttpSource(serving.url, STREAMS, QUICK, secret=SECRET)
+        source = HttpSource(serving.url, STREAMS, QUICK, options=HttpOptions(secret=SECRET))
         reader = await stack.enter_async_context(deployment.bus(source, start="earliest"))
         seen = Seen()
         reader.subscribe(orders)(seen)

@@ -73,7 +73,7 @@ def test_rows_come_back_byte_for_byte(facts: list[list[Any]], step: int) -> None
         [token, orjson.loads(payload)] for token, payload in zip(sent.tokens, sent.payloads, strict=True)
     ]
     if facts:
-        assert http_pages._cut_out(body) is not None, "the fast way was not taken"
+        assert http_pages.cut_out(body) is not None, "the fast way was not taken"
     # What a proxy that rewrites JSON leaves of it.
     for option in (0, orjson.OPT_INDENT_2):
         assert same(read_page(orjson.dumps(orjson.loads(body), option=option), question), sent)
@@ -85,9 +85,9 @@ def test_cut_out_or_decoded_is_the_same(rows: list[bytes]) -> None:
     """Also of what no store holds: the fast way never takes what decoding the whole would refuse or see otherwise."""
     sent = page_of([(at + 1, [row]) for at, row in enumerate(rows)], 10)
     body = write_page(sent)
-    fast = http_pages._cut_out(body)
+    fast = http_pages.cut_out(body)
     try:
-        slow = http_pages._decoded(body)
+        slow = http_pages.decoded(body)
     except ValueError:
         assert fast is None
         return

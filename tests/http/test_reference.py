@@ -17,6 +17,7 @@ from busrep import Settings, Stream
 from busrep.asyncio import ReferenceSource
 from busrep.core.catchup import FetchUpdates
 from busrep.errors import ConfigError, Unavailable
+from busrep.http.client import HttpOptions
 from busrep.http.pages import read_reference_page
 from busrep.http.serve import serve
 from busrep.http.server import catch_up_app
@@ -70,7 +71,9 @@ def test_an_answer_that_leads_nowhere_is_refused(name: str) -> None:
 async def reference_peer(writers: str = "w1", **given: Any) -> AsyncIterator[tuple[ReferenceSource, Peer]]:
     answering = Peer(**given)
     async with serve(answering) as serving:
-        source = ReferenceSource(dict.fromkeys(writers.split(), serving.url), STREAMS, QUICK, secret=SECRET)
+        source = ReferenceSource(
+            dict.fromkeys(writers.split(), serving.url), STREAMS, QUICK, options=HttpOptions(secret=SECRET)
+        )
         await source.open()
         try:
             yield source, answering
@@ -89,7 +92,7 @@ async def test_the_reference_systems_own_endpoint_is_followed() -> None:
     async with memory_store() as store:
         app = catch_up_app(store, STREAMS, secret=SECRET, reference_paths=True)
         async with serve(app) as serving:
-            source = ReferenceSource({"w1": serving.url}, STREAMS, QUICK, secret=SECRET)
+            source = ReferenceSource({"w1": serving.url}, STREAMS, QUICK, options=HttpOptions(secret=SECRET))
             await source.open()
             assert await source.known() == []
             assert await source.sequence("orders") is await source.newest("orders") is None

@@ -752,7 +752,7 @@ async def test_a_client_that_does_not_read_the_last_of_it_is_cut(more: list[str]
         reader._limit = 1024  # type: ignore[attr-defined]  # so that as good as nothing is read ahead
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await until(lambda: serving.connections == 1)
-        (served_,) = serving._state.connections
+        (served_,) = serving.state.connections
         served_.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         big = b'"%b"' % (b"x" * 200_000)
         store.page = UpdatesPage("orders", "w1", 0, 5, [5], [big], False, "e" * 32)

@@ -29,6 +29,7 @@ from busrep.http import client as http_client
 from busrep.http import guard as http_guard
 from busrep.http import snapshots as http_snapshots
 from busrep.http import snapshots_server as http_snapshots_server
+from busrep.http.client import HttpOptions
 from busrep.http.requests import Refused
 from busrep.http.serve import ServeLimits, serve
 from busrep.http.server import CatchUpLimits, catch_up_app
@@ -152,8 +153,10 @@ async def shared(source: Any, **limits: Any) -> AsyncIterator[Snapshots]:
 async def reading(app: Any, *, port: int = 0, **options: Any) -> AsyncIterator[tuple[HttpSource, int]]:
     """A reader of a server that listens; and where."""
     async with serve(app, port=port) as serving:
-        source = HttpSource(serving.url, [orders], options.pop("settings", QUICK), secret=SECRET, **options)
-        source._state = _state  # type: ignore[method-assign]  # peers of these tests have none
+        source = HttpSource(
+            serving.url, [orders], options.pop("settings", QUICK), options=HttpOptions(secret=SECRET, **options)
+        )
+        source.state = _state  # type: ignore[method-assign]  # peers of these tests have none
         await source.open()
         try:
             yield source, serving.port
@@ -193,7 +196,7 @@ async def test_a_reader_gets_what_the_store_has(compress: bool) -> None:
     async with memory_store() as store, closing(catch_up_app(store, STREAMS, secret=SECRET)) as app:
         own = await store.agree("orders", part_rows=2)
         async with serve(app) as serving:
-            source = HttpSource(serving.url, STREAMS, QUICK, secret=SECRET, compress=compress)
+            source = HttpSource(serving.url, STREAMS, QUICK, options=HttpOptions(secret=SECRET, compress=compress))
             await source.open()
             agreement = await source.agree("orders", part_rows=2)
             assert agreement.same(own)
@@ -271,7 +274,7 @@ async def test_a_packed_part_is_the_part() -> None:
 @sync
 async def test_an_empty_part_is_one() -> None:
     async with closing(app_of(Table(parts=1, rows=1, width=0))) as app:
-        source = app.state.catch_up.snapshots.snapshots._source
+        source = app.state.catch_up.snapshots.snapshots.source
         source.text = lambda _: b""
         async with reading(app) as (reader, _):
             agreement = await reader.agree("orders", part_rows=1)
@@ -350,8 +353,8 @@ async def test_a_hundred_readers_at_once_cost_as_much_as_one() -> None:
     async with closing(app_of(source)) as app, serve(app, limits=ServeLimits(connections=500)) as serving:
 
         async def read() -> bytes:
-            reader = HttpSource(serving.url, [orders], patient, secret=SECRET, verify=context)
-            reader._state = _state  # type: ignore[method-assign]
+            reader = HttpSource(serving.url, [orders], patient, options=HttpOptions(secret=SECRET, verify=context))
+            reader.state = _state  # type: ignore[method-assign]
             await reader.open()
             agreement = await reader.agree("orders", part_rows=300)
             texts = []
@@ -579,8 +582,8 @@ async def test_only_so_many_agreements_are_made_at_a_time() -> None:
     async with closing(app_of(source, snapshots=1)) as app, reading(app) as (reader, port):
         first = asyncio.create_task(reader.agree("orders", part_rows=10))
         await until(lambda: source.agreed)
-        other = HttpSource(f"http://127.0.0.1:{port}", [payments], QUICK, secret=SECRET)
-        other._state = lambda *_: _other_state()  # type: ignore[method-assign, assignment]
+        other = HttpSource(f"http://127.0.0.1:{port}", [payments], QUICK, options=HttpOptions(secret=SECRET))
+        other.state = lambda *_: _other_state()  # type: ignore[method-assign, assignment]
         await other.open()
         with pytest.raises(SnapshotBusy) as caught:
             await other.agree("payments", part_rows=10)
@@ -648,7 +651,7 @@ async def test_what_the_source_raises_becomes_an_answer_and_leaves_nothing(case:
 async def test_a_pruned_part_ends_it_for_who_needs_it_and_for_newcomers() -> None:
     async with closing(app_of(Table(gone=1))) as app, reading(app) as (reader, _):
         agreement = await reader.agree("orders", part_rows=10)
-        source = app.state.catch_up.snapshots.snapshots._source
+        source = app.state.catch_up.snapshots.snapshots.source
         with pytest.raises(SnapshotGone, match="pruned by now"):
             await text_of(reader, agreement, 1)
         assert await text_of(reader, agreement, 2) == source.text(2), "somebody who has applied that part goes on"
@@ -795,7 +798,7 @@ async def too_many_requests() -> None:
         path = path_of((await client.get(AGREE, params={"part_rows": 10})).json(), 0)
         app = client._transport.app  # type: ignore[attr-defined]
         tasks = [asyncio.create_task(client.get(path)) for _ in range(2)]
-        await until(lambda: app.state.catch_up.snapshots._downloads.waiting == 1)
+        await until(lambda: app.state.catch_up.snapshots.downloads.waiting == 1)
         assert (await client.get(path)).json()["code"] == "busy"
         source.hold.set()
         assert [one.status_code for one in await asyncio.gather(*tasks)] == [200, 200]
@@ -1140,7 +1143,7 @@ def test_a_snapshot_of_a_database(kind: str, request: pytest.FixtureRequest) -> 
                 app = catch_up_app(store, [orders], secret=SECRET)
                 async with closing(app), serve(app, port=port) as serving:
                     port = serving.port
-                    source = HttpSource(serving.url, [orders], QUICK, secret=SECRET)
+                    source = HttpSource(serving.url, [orders], QUICK, options=HttpOptions(secret=SECRET))
                     await source.open()
                     agreement = agreement or await source.agree("orders", part_rows=10)
                     got.append(await text_of(source, agreement, number))
@@ -1164,7 +1167,7 @@ async def test_pruned_at_the_store() -> None:
         closing(catch_up_app(store, STREAMS, secret=SECRET)) as app,
         serve(app) as serving,
     ):
-        source = HttpSource(serving.url, [orders], QUICK, secret=SECRET)
+        source = HttpSource(serving.url, [orders], QUICK, options=HttpOptions(secret=SECRET))
         await source.open()
         agreement = await source.agree("orders", part_rows=2)
         first = await text_of(source, agreement, 0)
@@ -1241,8 +1244,10 @@ asyncio.run(main())
 async def test_the_server_s_memory_does_not_grow_with_the_snapshot() -> None:
     """40 MB, each part for three readers."""
     with child(MEMORY) as server:
-        reader = HttpSource(f"http://127.0.0.1:{int(server.stdout.readline())}", [orders], QUICK, secret=SECRET)
-        reader._state = _state  # type: ignore[method-assign]
+        reader = HttpSource(
+            f"http://127.0.0.1:{int(server.stdout.readline())}", [orders], QUICK, options=HttpOptions(secret=SECRET)
+        )
+        reader.state = _state  # type: ignore[method-assign]
 
         def resident() -> int:
             server.stdin.write("\n")

@@ -22,6 +22,7 @@ from busrep.core.fields import json_bytes
 from busrep.core.snapshots import SnapshotSource
 from busrep.errors import ConfigError, PositionTooOld, Unavailable, UnknownStream
 from busrep.http import client as http_client
+from busrep.http.client import HttpOptions
 from busrep.http.pages import CatchUpState, write_page, write_state
 from busrep.http.serve import serve
 from busrep.http.server import CatchUpLimits, catch_up_app
@@ -41,7 +42,7 @@ ASKED = FetchUpdates("orders", "w1", 3, 10, 2)
 
 
 def source_of(url: str, streams: Any = (orders,), **options: Any) -> HttpSource:
-    return HttpSource(url, list(streams), options.pop("settings", QUICK), **{"secret": SECRET, **options})
+    return HttpSource(url, list(streams), options.pop("settings", QUICK), HttpOptions(**{"secret": SECRET, **options}))
 
 
 @contextlib.asynccontextmanager
@@ -626,9 +627,9 @@ def test_connect_takes_a_url() -> None:
 @pytest.mark.parametrize("options", [{"secret": "two words"}, {"secret": ""}, {"secret": "ü"}])
 def test_a_secret_that_no_header_holds_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="visible ASCII"):
-        HttpSource("http://host", [orders], **options)
+        HttpSource("http://host", [orders], options=HttpOptions(**options))
     with pytest.raises(ConfigError, match="once is enough"):
-        HttpSource("http://:a@host", [orders], **options)
+        HttpSource("http://:a@host", [orders], options=HttpOptions(**options))
 
 
 @sync
@@ -722,19 +723,21 @@ async def test_a_floor_of_another_log_says_nothing_of_this_one() -> None:
 )
 def test_a_header_that_is_none_is_refused(headers: Any) -> None:
     with pytest.raises(ConfigError, match="one line of ASCII text") as caught:
-        HttpSource("http://host", [orders], headers=headers)
+        HttpSource("http://host", [orders], options=HttpOptions(headers=headers))
     assert "hush" not in str(caught.value)
 
 
 def test_no_header_is_sent_twice() -> None:
     source = HttpSource(
-        "http://host", [orders], headers={"Accept-Encoding": "br", "Authorization": "Basic eA==", "X": ""}
+        "http://host",
+        [orders],
+        options=HttpOptions(headers={"Accept-Encoding": "br", "Authorization": "Basic eA==", "X": ""}),
     )
     assert source.client.headers == {
         "user-agent": "busrep", "accept-encoding": "identity", "authorization": "Basic eA==", "x": "",
     }  # fmt: skip
     with pytest.raises(ConfigError, match="one is enough"):
-        HttpSource("http://host", [orders], secret="s", headers={"Authorization": "Basic eA=="})
+        HttpSource("http://host", [orders], options=HttpOptions(secret="s", headers={"Authorization": "Basic eA=="}))
 
 
 @sync

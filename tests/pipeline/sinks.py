@@ -147,7 +147,7 @@ def ask(url: str, text: str) -> Any:
 
     try:
         found: Any = store.wrapped
-        answer = complete(found._write(plan()))
+        answer = complete(found.write(plan()))
         return answer[0][0] if answer else None
     finally:
         store.close()

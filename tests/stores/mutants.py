@@ -189,7 +189,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "claims.claim",
                 "    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))\n",
                 """\
-    early = yield from in_transaction(_where(writer, 0, dialect, backings))
+    early = yield from in_transaction(held_state(writer, 0, dialect, backings))
     won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
 """,
             ),
@@ -201,7 +201,7 @@ MUTANTS: tuple[Mutant, ...] = (
     starts = {name: _start(writer, name, name in registered, found[name]) for name in found}
 """,
             ),
-            Edit("_where", "    if not held:\n", "    if incarnation and not held:\n"),
+            Edit("held_state", "    if not held:\n", "    if incarnation and not held:\n"),
         ),
         checks=(STORES_POSTGRES + "9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it",),
     ),
@@ -350,7 +350,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A save on a link at whose other end is nobody: no handler is called any more, and nobody says so.",
         edits=(
             Edit(
-                "PostgresStore._read",
+                "PostgresStore.read",
                 "self.run_on(connection, plan, self.settings.fetch_timeout + wait)\n",
                 "self.run_on(connection, plan)\n",
             ),
@@ -415,7 +415,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A connection is lost, and whoever it was promised to waits half a minute: a stream is not followed yet.",
         edits=(
             Edit(
-                "PostgresStore._read",
+                "PostgresStore.read",
                 "        finally:\n            self._give_back(pool, connection)\n",
                 "        finally:\n            await pool.putconn(connection)\n",
             ),
@@ -572,7 +572,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Who fetches below what was pruned gets a page without those rows, and no word of it.",
         edits=(
             Edit(
-                "_prune_batch",
+                "prune_batch",
                 """\
 f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream = ? AND writer = ?",
             (top,""",
@@ -831,7 +831,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="On SQLite one Ctrl-C at the wrong moment, and the process never writes again.",
         edits=(
             Edit(
-                "BlockingSqliteStore._write",
+                "BlockingSqliteStore.write",
                 "            holder.over = True  # an interrupt may come before `leave` begins\n",
                 "",
             ),
@@ -909,7 +909,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "bootstraps.save",
-                "    if not answers[0]:\n        raise ReaderMoved(reader, stream, PARTS, parts)\n",
+                "    if not answers[0]:\n        raise ReaderMoved(reader, stream, PARTS, step.parts)\n",
                 "",
             ),
         ),
@@ -1595,12 +1595,12 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="RuntimeError leaves the API when a bus on SQLite is closed while a write waits for its turn.",
         edits=(
             Edit(
-                "SqliteStore._write",
+                "SqliteStore.write",
                 "        self.check_open()\n",
                 "        connection = self.writing()\n",
             ),
             Edit(
-                "SqliteStore._write",
+                "SqliteStore.write",
                 "            connection = self.writing()  # only now: it may have been closed meanwhile\n",
                 "",
             ),

@@ -16,7 +16,7 @@ from unittest import mock
 import attrs
 import pytest
 
-from busrep.core.snapshots import Agreement, PartRange, decode_part, encode_rows, part_hash
+from busrep.core.snapshots import Agreement, AppliedParts, PartRange, decode_part, encode_rows, part_hash
 from busrep.errors import ConfigError, PositionTooOld, ReaderMoved, RowError, SnapshotBusy, SnapshotGone, UnknownStream
 from busrep.settings import Settings
 from busrep.stores import open_store, snapshots
@@ -380,7 +380,9 @@ class SnapshotConformance:
             end = {("orders", "w1"): 6, ("orders", "w2"): 6, ("orders", "gone"): 0}
             assert await saved(store) == end | {("payments", "w1"): 5}
             assert await saved(store, "other") == before
-            await store.save_bootstrap("r", "orders", first_id, parts=0, applied=1, rows=4, bytes=44, state="loading")
+            await store.save_bootstrap(
+                "r", "orders", first_id, AppliedParts(parts=0, applied=1, rows=4, bytes=44, state="loading")
+            )
             await store.begin_bootstrap("r", agreement, syncs=3, reason="again")
             (progress,) = await store.bootstraps("r")
             assert (progress.parts, progress.rows, progress.bytes, progress.state) == (0, 0, 0, "agreed")
@@ -407,16 +409,17 @@ class SnapshotConformance:
         async with self.opened(url) as store:
             await some_facts(store, *(1,) * 6)
             agreement = await store.agree("orders", part_rows=2)
-            save = functools.partial(store.save_bootstrap, "r", "orders", rows=2, bytes=20)
+            save = functools.partial(store.save_bootstrap, "r", "orders")
+            step = functools.partial(AppliedParts, rows=2, bytes=20)
             first = await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
-            await save(first, parts=0, applied=1, state="loading")
+            await save(first, step(parts=0, applied=1, state="loading"))
             second = await store.begin_bootstrap("r", agreement, syncs=2, reason="again")
             for parts, applied, state in ((0, 1, "loading"), (0, 0, "online")):
                 with pytest.raises(ReaderMoved):
-                    await save(first, parts=parts, applied=applied, state=state)
-            await save(second, parts=0, applied=1, state="loading")
+                    await save(first, step(parts=parts, applied=applied, state=state))
+            await save(second, step(parts=0, applied=1, state="loading"))
             with pytest.raises(ReaderMoved):
-                await save(first, parts=1, applied=2, state="loading")
+                await save(first, step(parts=1, applied=2, state="loading"))
             (progress,) = await store.bootstraps("r")
             assert (progress.id, progress.parts, progress.state) == (second, 1, "loading")
             await store.leave(agreement)
@@ -468,10 +471,9 @@ class SnapshotConformance:
             begun = await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
 
             async def save(parts: int, applied: int, *, id: str = begun, reader: str = "r") -> None:
-                await store.save_bootstrap(
-                    reader, "orders", id, parts=parts, applied=applied, rows=applied * 2, bytes=applied * 20,
-                    state="draining" if applied == 3 else "loading",
-                )  # fmt: skip
+                state = "draining" if applied == 3 else "loading"
+                step = AppliedParts(parts=parts, applied=applied, rows=applied * 2, bytes=applied * 20, state=state)
+                await store.save_bootstrap(reader, "orders", id, step)
 
             await save(0, 1)
             for wrong in (save(0, 1), save(2, 3), save(1, 2, id="0" * 16), save(1, 2, reader="other")):
@@ -482,7 +484,9 @@ class SnapshotConformance:
             outcomes = await asyncio.gather(*(save(1, 2) for _ in range(4)), return_exceptions=True)
             assert sorted(map(type, outcomes), key=str) == [type(None)] + [ReaderMoved] * 3
             await save(2, 3)
-            await store.save_bootstrap("r", "orders", begun, parts=3, applied=3, rows=6, bytes=60, state="online")
+            await store.save_bootstrap(
+                "r", "orders", begun, AppliedParts(parts=3, applied=3, rows=6, bytes=60, state="online")
+            )
             (progress,) = await store.bootstraps()
             assert (progress.parts, progress.rows, progress.bytes, progress.state) == (3, 6, 60, "online")
             await store.leave(agreement)
@@ -497,7 +501,9 @@ class SnapshotConformance:
                 for agreement in agreements
             ]
             await asyncio.sleep(0.01)  # SQLite's clock ticks in milliseconds
-            await store.save_bootstrap("a", "payments", ids[1], parts=0, applied=0, rows=0, bytes=0, state="online")
+            await store.save_bootstrap(
+                "a", "payments", ids[1], AppliedParts(parts=0, applied=0, rows=0, bytes=0, state="online")
+            )
             found = [(one.reader, one.agreement.stream) for one in await store.bootstraps()]
             assert len(found) == 4
             assert found[0] == ("a", "payments")

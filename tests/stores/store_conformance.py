@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.core.snapshots import Agreement, PartRange
+from busrep.core.snapshots import Agreement, AppliedParts, PartRange
 from busrep.errors import (
     ClaimBlocked,
     ConfigError,
@@ -899,11 +899,12 @@ class BootstrapConformance:
             agreement = Agreement("orders", claim.epoch, {"w1": 3}, {}, [PartRange(0, 2, 2), PartRange(2, 3, 1)])
             id = await store.begin_bootstrap("r", agreement, syncs=1, reason="new")
             assert (await store.load_reader("r")).positions == {("orders", "w1"): 3, ("orders", "w0"): 0}
-            save = functools.partial(store.save_bootstrap, "r", "orders", rows=2, bytes=9, state="loading")
-            await save(id, parts=0, applied=1)
+            save = functools.partial(store.save_bootstrap, "r", "orders")
+            step = functools.partial(AppliedParts, rows=2, bytes=9, state="loading")
+            await save(id, step(parts=0, applied=1))
             for other, parts in ((id, 0), (id, 2), ("0" * 16, 1), (agreement.digest, 1)):
                 with pytest.raises(ReaderMoved):
-                    await save(other, parts=parts, applied=2)
+                    await save(other, step(parts=parts, applied=2))
             (progress,) = await store.bootstraps("r")
             assert (progress.agreement, progress.parts, progress.rows) == (agreement, 1, 2)
             assert (await store.status())["bootstraps"]["r"]["orders"]["parts_total"] == 2
@@ -937,11 +938,15 @@ class BootstrapConformance:
                 found = await store.load_reader("r")
                 assert (found.positions, found.epoch) == (at, epoch)
                 assert (found.loading, found.bootstraps) == ({"orders"}, {"orders": id})
-                await store.save_bootstrap("r", "orders", id, parts=0, applied=applied, rows=0, bytes=0, state=state)
+                await store.save_bootstrap(
+                    "r", "orders", id, AppliedParts(parts=0, applied=applied, rows=0, bytes=0, state=state)
+                )
             await store.save_reader("r", [("payments", "w1", 1, 2)], epoch, bootstraps={})
             await store.save_reader("other", [("orders", "w1", 1, 2)], epoch, bootstraps={})
             assert (await store.load_reader("other")).loading == frozenset()
-            await store.save_bootstrap("r", "orders", id, parts=0, applied=1, rows=2, bytes=9, state="draining")
+            await store.save_bootstrap(
+                "r", "orders", id, AppliedParts(parts=0, applied=1, rows=2, bytes=9, state="draining")
+            )
             found = await store.load_reader("r")
             assert (found.loading, found.bootstraps) == (frozenset(), {"orders": id})
             for bootstraps in ({}, {"orders": "0" * 16}, {"payments": id}):  # that of before, of which this is the end
@@ -1017,7 +1022,9 @@ class BootstrapConformance:
                     for _ in range(dice.randrange(3)):
                         await asyncio.sleep(0.0005)
                     target.update(range(1, position + 1))
-                    await other.save_bootstrap("r", "orders", id, parts=0, applied=1, rows=0, bytes=0, state="draining")
+                    await other.save_bootstrap(
+                        "r", "orders", id, AppliedParts(parts=0, applied=1, rows=0, bytes=0, state="draining")
+                    )
 
             await asyncio.gather(follow(), bootstrap())
             assert (await store.load_reader("r")).positions == {key: last}

@@ -20,7 +20,7 @@ from busrep.core.catchup import FetchUpdates
 from busrep.errors import BusrepError, CommitUnknown, ConfigError, StatementRefused, Unavailable, WriterFenced
 from busrep.stores import open_store
 from busrep.stores.blocking import BlockingStore, open_blocking_store
-from busrep.stores.sqlite.base import Holder
+from busrep.stores.sqlite.base import WRITE, Holder
 from busrep.streams import Registry
 from tests.asyncio.test_bus import Deployment, deployment, run
 from tests.shop import STREAMS
@@ -224,7 +224,7 @@ def test_a_file_that_is_damaged_full_or_read_only(sqlite_url: str, opened: Calla
         async with opened(sqlite_url) as store:
             claim = await done(store.claim("w", ["orders"], timeout=1))
             writing = store.wrapped if hasattr(store, "wrapped") else store
-            connection = writing._connections[0]
+            connection = writing.role(WRITE)
             connection.execute("PRAGMA query_only = 1")
             with pytest.raises(Unavailable):
                 await done(store.reserve("orders", 1))

@@ -53,7 +53,7 @@ async def _with_facts(store: Any) -> str:
     await transaction.insert("orders", [(id, [["kept"]], [b'["kept"]'])])
     await transaction.commit()
     await store.heartbeat(claim, {"orders": id})
-    await store._write(_registered(store.dialect, claim.epoch))  # also where there are no later tables
+    await store.write(_registered(store.dialect, claim.epoch))  # also where there are no later tables
     await store.close()
     return str(claim.epoch)
 
@@ -75,7 +75,7 @@ def older(url: str, version: int) -> str:
     async def downgrade() -> None:
         store: Any = open_store(url, Registry([orders]))
         await store.open()
-        await store._write(without_later(store.dialect))
+        await store.write(without_later(store.dialect))
         await store.close()
 
     asyncio.run(downgrade())
@@ -192,7 +192,7 @@ def test_version_4_keeps_fields_and_reasons(url: str) -> None:
         await new.open()
         page = await new.fetch(busrep.core.catchup.FetchUpdates("orders", "w1", 0, 1))
         assert (list(page.payloads), page.epoch) == ([b'["kept"]'], epoch)
-        answers = await new._read(_added())
+        answers = await new.read(_added())
         assert answers == [[(None,)], [(None,)]]
         await new.close()
 

@@ -289,7 +289,7 @@ async def test_a_question_cancelled_by_the_replay_is_asked_again_later(pair: Pai
 
     async with pair.stores() as (primary, replica):
         reading = asyncio.Event()
-        question = asyncio.create_task(replica._read(long_question()))
+        question = asyncio.create_task(replica.read(long_question()))
         await reading.wait()
         claim = await primary.claim("w1", ["orders"], timeout=1)
         with psycopg.connect(pair.primary) as connection:  # as VACUUM does it when it truncates

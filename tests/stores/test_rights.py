@@ -13,6 +13,7 @@ from psycopg import sql
 
 import busrep
 from busrep import Settings, Stream
+from busrep.core.snapshots import AppliedParts
 from busrep.errors import Unavailable
 from busrep.spark.staging import StagedBatch
 from busrep.spark.staging_store import StagingPlace, open_staging_store
@@ -145,8 +146,8 @@ async def all_that_a_reader_does(url: str, number: int) -> None:
         agreement = await store.agree("orders", part_rows=10)
         await store.leave(agreement)
         id = await store.begin_bootstrap(reader, agreement, syncs=1, reason="new")
-        applied = {"applied": 0, "rows": 0, "bytes": 0, "state": "online"}
-        await store.save_bootstrap(reader, "orders", id, parts=0, **applied)
+        online = AppliedParts(parts=0, applied=0, rows=0, bytes=0, state="online")
+        await store.save_bootstrap(reader, "orders", id, online)
         assert [one.state for one in await store.bootstraps(reader)] == ["online"]
         await store.dead_letter(reader, "orders", "w1", [1], [b"[1]"], "no")
         await store.dead_letters(1)

@@ -414,8 +414,8 @@ async def test_closing_while_one_agrees_leaves_nothing(postgres_url: str, monkey
             agreed.set()
             await go_on.wait()
 
-        lock_slot = store.snapshots._lock_slot
-        monkeypatch.setattr(store.snapshots, "_lock_slot", slow)
+        lock_slot = store.snapshots.lock_slot
+        monkeypatch.setattr(store.snapshots, "lock_slot", slow)
         agreeing = asyncio.create_task(store.agree("orders", part_rows=2))
         await agreed.wait()
         await store.close()

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from busrep.cli.app import cli
-from busrep.core.snapshots import decode_part
+from busrep.core.snapshots import AppliedParts, decode_part
 from busrep.errors import ConfigError, ReaderMoved, Unavailable
 from busrep.stores.interface import AsyncStore, Claim
 from tests.stores import snapshot_conformance
@@ -38,7 +38,7 @@ class TestMemory(SnapshotConformance):
         async with self.opened(url) as store:
             with pytest.raises(ConfigError, match="no connections"):
                 await store.save_bootstrap(
-                    "r", "orders", "", parts=0, applied=0, rows=0, bytes=0, state="", connection=object()
+                    "r", "orders", "", AppliedParts(parts=0, applied=0, rows=0, bytes=0, state=""), connection=object()
                 )
 
 
@@ -69,10 +69,8 @@ class SqlConformance(SnapshotConformance):
             async def apply(commit: bool, parts: int = 0) -> None:
                 with closing(self.connect(url)) as connection:
                     connection.execute("INSERT INTO bills VALUES (1)")
-                    await store.save_bootstrap(
-                        "r", "orders", id, parts=parts, applied=parts + 1, rows=2, bytes=9,
-                        state="loading", connection=connection,
-                    )  # fmt: skip
+                    step = AppliedParts(parts=parts, applied=parts + 1, rows=2, bytes=9, state="loading")
+                    await store.save_bootstrap("r", "orders", id, step, connection)
                     connection.commit() if commit else connection.rollback()
 
             for commit, expected in ((False, (0, 0)), (True, (1, 1))):
@@ -116,7 +114,9 @@ class SqlConformance(SnapshotConformance):
             await store.heartbeat(first, {"orders": last})
             long_ago = "to_timestamp(0)" if url.startswith("postgres") else "0"
             self.sql(url, f"UPDATE busrep_readers SET saved_at = {long_ago}")
-            await store.save_bootstrap("r", "orders", id, parts=0, applied=1, rows=2, bytes=9, state="loading")
+            await store.save_bootstrap(
+                "r", "orders", id, AppliedParts(parts=0, applied=1, rows=2, bytes=9, state="loading")
+            )
             await store.prune(keep=0, reader_cap=3600)
             assert {one.writer: one.floor for one in await store.known()} == {"w1": 3, "w2": 4}
             self.sql(url, f"UPDATE busrep_readers SET saved_at = {long_ago}")
@@ -243,7 +243,9 @@ class TestSqlite(SqlConformance):
                 await some_facts(store, *(1,) * 6)
                 agreement = await store.agree("orders", part_rows=2)
                 id = await store.begin_bootstrap("r", agreement, syncs=4, reason="below the floor")
-                await store.save_bootstrap("r", "orders", id, parts=0, applied=1, rows=2, bytes=9, state="loading")
+                await store.save_bootstrap(
+                    "r", "orders", id, AppliedParts(parts=0, applied=1, rows=2, bytes=9, state="loading")
+                )
 
         asyncio.run(begin())
         shown = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["db", "status", "--store", url])

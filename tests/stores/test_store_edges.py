@@ -49,7 +49,7 @@ def execute(url: str, *texts: str) -> None:
 @sync
 async def test_pruning_goes_in_batches_of_whole_facts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[tuple[int | None, bool]] = []
-    prune_batch = facts._prune_batch
+    prune_batch = facts.prune_batch
 
     def noted(*args: Any) -> Any:
         done = yield from prune_batch(*args)
@@ -57,7 +57,7 @@ async def test_pruning_goes_in_batches_of_whole_facts(url: str, monkeypatch: pyt
         return done
 
     monkeypatch.setattr(facts, "PRUNE_BATCH", 3)
-    monkeypatch.setattr(facts, "_prune_batch", noted)
+    monkeypatch.setattr(facts, "prune_batch", noted)
     store = await opened(url)
     claim = await store.claim("w1", ["orders"], timeout=1)
     ids = await write(store, claim, 2, 3, 1, 1, 4, 1)
@@ -135,7 +135,7 @@ async def test_a_claim_lost_before_its_start_was_read_is_fenced(url: str) -> Non
     old = await store.claim("w1", ["orders"], timeout=1)
     await store.claim("w1", ["orders"], timeout=1)
     with pytest.raises(WriterFenced):
-        await store._read(claims._where("w1", old.incarnation, store.dialect, list(store.backings.values())))
+        await store.read(claims.held_state("w1", old.incarnation, store.dialect, list(store.backings.values())))
     await store.close()
 
 
@@ -153,14 +153,14 @@ async def test_9_5_whoever_does_not_know_a_stream_finishes_its_writer_all_the_sa
 async def test_reservations_given_up_while_the_question_fails(url: str) -> None:
     store = await opened(url)
     claim = await store.claim("w1", ["orders"], timeout=1)
-    ask, asked, go = store._reservations._ask, asyncio.Event(), asyncio.Event()
+    ask, asked, go = store.reservations.ask, asyncio.Event(), asyncio.Event()
 
     async def fails(stream: str, count: int) -> list[int]:
         asked.set()
         await go.wait()
         raise Unavailable("the store", "gone")
 
-    store._reservations._ask = fails
+    store.reservations.ask = fails
     given_up, waiting = (asyncio.create_task(store.reserve("orders", 1)) for _ in range(2))
     await asked.wait()
     given_up.cancel()
@@ -174,7 +174,7 @@ async def test_reservations_given_up_while_the_question_fails(url: str) -> None:
         await go.wait()
         return await ask(stream, count)
 
-    store._reservations._ask = slow
+    store.reservations.ask = slow
     asked.clear()
     go.clear()
     given_up, waiting = (asyncio.create_task(store.reserve("orders", 2)) for _ in range(2))
@@ -183,7 +183,7 @@ async def test_reservations_given_up_while_the_question_fails(url: str) -> None:
     await asyncio.wait([given_up])
     go.set()
     assert await waiting == [3, 4]  # 1 and 2 stay holes
-    store._reservations._ask = ask
+    store.reservations.ask = ask
     assert await write(store, claim, 1) == [5]
     await store.close()
 

@@ -93,14 +93,14 @@ class MemoryStore(PlannedStore):
         self.world = world_of(name)
 
     async def open(self) -> None:
-        await self._read(schema.check(self.dialect, self.backings.values()))
+        await self.read(schema.check(self.dialect, self.backings.values()))
 
     async def close(self) -> None:
         """See `AsyncStore`; the contents stay as long as the process."""
         await self.snapshots.leave_all()
 
     async def init(self, redefine: Collection[str] = ()) -> None:
-        await self._write(schema.init(self.dialect, self.backings.values(), redefine))
+        await self.write(schema.init(self.dialect, self.backings.values(), redefine))
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan to its end; a transaction that it leaves open is rolled back."""
@@ -111,10 +111,10 @@ class MemoryStore(PlannedStore):
                 if in_transaction(self.world.connection):
                     self.world.connection.execute("ROLLBACK")
 
-    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - nothing is waited for
+    async def read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - nothing is waited for
         return self.run(plan)
 
-    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:  # noqa: ARG002
+    async def write(self, plan: Plan[T], wait: float | None = None) -> T:  # noqa: ARG002
         return self.run(plan)
 
     async def _on(self, connection: Any, plan: Plan[T]) -> NoReturn:  # noqa: ARG002

@@ -36,7 +36,7 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
     """The agreements of one store, and the loading of their parts."""
 
     def __init__(self, store: PostgresStore) -> None:
-        super().__init__(store._read, store.dialect, store.where, store.settings.snapshots)
+        super().__init__(store.read, store.dialect, store.where, store.settings.snapshots)
         self.store = store
         # Of each agreement: the connection that has its slot, and those that have loaded a part.
         self._slots: dict[str, AsyncConnection[Any]] = {}
@@ -45,7 +45,7 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
     async def agree(self, backing: Backing, part_rows: int, again: Agreement | None) -> Agreement:
         slot = await self._connected()
         try:
-            await self._lock_slot(slot)
+            await self.lock_slot(slot)
             plan = snapshots.agree(self.dialect, backing, part_rows, again, self.where)
             agreement, _ = await self.store.run_on(slot, snapshots.in_snapshot(plan))
             self.store.check_open()  # it may have been closed meanwhile
@@ -64,7 +64,8 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
             raise
         return connection
 
-    async def _lock_slot(self, connection: AsyncConnection[Any]) -> None:
+    async def lock_slot(self, connection: AsyncConnection[Any]) -> None:
+        """Take one of the places for agreements, until the connection ends. Raises SnapshotBusy, Unavailable."""
         for number in range(self.most):
             question = Sql("SELECT pg_try_advisory_lock(?, ?)", (SLOTS, number))
             (((mine,),),) = await self.store.run_on(connection, only(question))

@@ -247,7 +247,7 @@ class PostgresStore(ServerStore):
     async def init(self, redefine: Collection[str] = ()) -> None:
         await self._alone(schema.init(self.dialect, self.backings.values(), redefine))
 
-    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:
+    async def read(self, plan: Plan[T], wait: float = 0.0) -> T:
         pool = self.questions
         connection = await self._take(pool)
         try:
@@ -291,10 +291,10 @@ class PostgresStore(ServerStore):
 
         self.in_background(asyncio.ensure_future(give_back()))
 
-    async def _plan(self, connection: AnyConnection, plan: Plan[T], within: float | None = None) -> T:
+    async def run_plan(self, connection: AnyConnection, plan: Plan[T], within: float | None = None) -> T:
         return await on_connection(connection, plan, within)
 
-    def _closed(self, connection: AnyConnection) -> bool:
+    def is_closed(self, connection: AnyConnection) -> bool:
         return connection.closed
 
     def renew(self) -> None:

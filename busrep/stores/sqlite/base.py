@@ -116,7 +116,7 @@ class FileStore(PlannedStore):
             self._file = file_at(self.path)
             for role in (WRITE, READ):
                 self._connections.append(await self.in_thread(role, lambda: connect(self.path, "rw")))
-            await self._read(schema.check(self.dialect, self.backings.values()))
+            await self.read(schema.check(self.dialect, self.backings.values()))
         except BaseException:
             await self.close()
             raise
@@ -149,7 +149,7 @@ class FileStore(PlannedStore):
         """Run a plan; must be called in the connection's thread."""
         return run(plan, connection, self.path)
 
-    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - no server
+    async def read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - no server
         self.check_open()
         connection = self.role(READ)
         return await self.in_thread(READ, lambda: self.run(connection, plan))
@@ -164,7 +164,7 @@ class FileStore(PlannedStore):
         return connection
 
     async def take_turn(self, holder: Holder, wait: float | None) -> None:
-        """Take the turn for one plan; ``wait`` as `_write` has it. Raises ClaimBlocked, Unavailable, ConfigError."""
+        """Take the turn for one plan; ``wait`` as `write` has it. Raises ClaimBlocked, Unavailable, ConfigError."""
         try:
             await self.turn.take(holder, BUSY if wait is None else wait)
         except Unavailable as late:
@@ -172,7 +172,7 @@ class FileStore(PlannedStore):
                 raise
             raise ClaimBlocked("*", [str(late.reason)]) from late
 
-    def write(self, connection: sqlite3.Connection, plan: Plan[T], wait: float | None) -> T:
+    def write_on(self, connection: sqlite3.Connection, plan: Plan[T], wait: float | None) -> T:
         """Run a plan that writes; ``wait``: for other processes, seconds. Must be called in the connection's thread."""
         if wait is None:
             return self.run(connection, plan)

@@ -90,11 +90,11 @@ class BlockingSqliteStore(FileStore):
         with self._reading if role == READ else contextlib.nullcontext():
             return work()
 
-    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
+    async def write(self, plan: Plan[T], wait: float | None = None) -> T:
         holder = Holder()
         try:
             await self.take_turn(holder, wait)
-            return self.write(self.writing(), plan, wait)
+            return self.write_on(self.writing(), plan, wait)
         finally:
             holder.over = True  # an interrupt may come before `leave` begins
             self.turn.leave(holder)
@@ -106,7 +106,7 @@ class BlockingSqliteStore(FileStore):
     async def lock_is_free(self) -> bool:
         """Whether nobody holds the write lock, at this moment."""
         try:
-            await self._write(only(Control.BEGIN, Control.ROLLBACK), 0.0)
+            await self.write(only(Control.BEGIN, Control.ROLLBACK), 0.0)
         except BusrepError:
             return False
         return True
@@ -154,7 +154,7 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
 
     async def still_open(self) -> bool:
         """See `PlannedTransaction`; the connection may be in the caller's next transaction by now."""
-        return self.may_be_open and not await self.store._read(self.passed()) and not await self.store.lock_is_free()
+        return self.may_be_open and not await self.store.read(self.passed()) and not await self.store.lock_is_free()
 
     def passed(self) -> Plan[bool]:
         """Whether, as others see the sequences, the IDs are given: by the COMMIT of this transaction, or to somebody

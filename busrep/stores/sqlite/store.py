@@ -81,14 +81,14 @@ class SqliteStore(FileStore):
             self.role(role)  # says that it is not open
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads[role], work))
 
-    async def _write(self, plan: Plan[T], wait: float | None = None) -> T:
+    async def write(self, plan: Plan[T], wait: float | None = None) -> T:
         self.check_open()
         holder = Holder()
         await self.take_turn(holder, wait)
         holder.owner = None  # a caller that is cancelled may wait for what goes on in the thread
         try:
             connection = self.writing()  # only now: it may have been closed meanwhile
-            work = partial(self.write, connection, plan, wait)
+            work = partial(self.write_on, connection, plan, wait)
             future = asyncio.get_running_loop().run_in_executor(self._threads[WRITE], work)
         except BaseException:
             self.turn.leave(holder)

@@ -112,7 +112,7 @@ class SimStore(ServerStore):
         else:
             self._idle.append(connection)
 
-    async def _read(self, plan: Plan[T], wait: float = 0.0) -> T:
+    async def read(self, plan: Plan[T], wait: float = 0.0) -> T:
         try:
             connection = await self.take()
         except BaseException:
@@ -123,10 +123,10 @@ class SimStore(ServerStore):
         finally:
             self.put(connection)
 
-    async def _plan(self, connection: SimConnection, plan: Plan[T], within: float | None = None) -> T:
+    async def run_plan(self, connection: SimConnection, plan: Plan[T], within: float | None = None) -> T:
         return await on_connection(connection, plan)
 
-    def _closed(self, connection: SimConnection) -> bool:
+    def is_closed(self, connection: SimConnection) -> bool:
         return connection.closed
 
     def renew(self) -> None:
