@@ -148,7 +148,9 @@ class Run:
                 raise
             log.warning("bootstrap of %s: %s was cancelled: it is tried again", self.name, type(work).__name__.lower())
             machine.failed(work, Unavailable("the snapshot source", "it was cancelled"), self.now())
-        except Exception as error:  # a bug, in a source perhaps: loud, and tried again
+        except (KeyboardInterrupt, SystemExit):  # they end the event loop
+            raise
+        except BaseException as error:  # a bug, in a source perhaps: loud, and tried again
             log.exception("bootstrap of %s failed", self.name)
             machine.failed(work, error, self.now())
         finally:

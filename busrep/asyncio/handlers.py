@@ -114,7 +114,9 @@ class Handlers:
                 if core.progress[key].queue.handling is not None:
                     core.put_back(*key)
             raise
-        except Exception as error:  # ours, not the handler's: loud, and not over and over
+        except (KeyboardInterrupt, SystemExit):  # they end the event loop
+            raise
+        except BaseException as error:  # a bug here, or no Exception of a handler's: loud, and not over and over
             self._context.stop(key, HandlerFailed(*key, core.delivered(*key), error))
             log.exception("handing out rows of %s failed", key)
         finally:

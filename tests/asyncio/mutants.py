@@ -1195,6 +1195,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        name="what-is-no-exception-leaves-a-reader-deaf",
+        rule="9.12",
+        harm="A handler calls pytest.fail(): nothing of that writer is handed out any more, and nothing says so.",
+        edits=(Edit("Handlers._work", "except BaseException as error:", "except Exception as error:"),),
+        checks=(RETRYING + "what_is_raised_and_is_no_exception_stops_a_reader_loudly",),
+    ),
+    Mutant(
+        name="what-is-no-exception-ends-a-bootstrap",
+        rule="9.12",
+        harm="The function of a snapshot raises what is no Exception: the bootstrap stands still, and nothing says so.",
+        edits=(Edit("Run._do", "except BaseException as error:", "except Exception as error:"),),
+        checks=(RETRYING + "what_is_raised_and_is_no_exception_does_not_end_a_bootstrap",),
+    ),
+    Mutant(
         name="a-deadline-of-the-functions-own-ends-the-bootstrap",
         rule="9.12",
         harm="The function that applies a snapshot's part makes TimeoutError of a task.cancel() of its own: the "

@@ -34,7 +34,7 @@ async def until(true: Any) -> None:
 class Flaky:
     """A handler that raises ``error`` while there is one."""
 
-    error: Exception | None = None
+    error: BaseException | None = None
     rows: list[int] = attrs.field(factory=list)
     calls: int = 0
 
@@ -502,6 +502,34 @@ def test_a_worker_that_somebody_cancels_ends_and_another_goes_on(where: str, cap
     assert any("handler of (orders, w1) failed" in line or "was cancelled" in line for line in caplog.messages)
 
 
+class Outcome(BaseException):
+    """What is no Exception, as the outcomes of pytest.fail() and pytest.skip() are not."""
+
+
+def test_what_is_raised_and_is_no_exception_stops_a_reader_loudly() -> None:
+    async def main() -> None:
+        told: list[BaseException] = []
+        async with (
+            MemoryDeployment(orders, settings=PATIENT) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r", on_failure=told.append) as reader,
+        ):
+            flaky = Flaky(Outcome("not what was expected"))
+            reader.subscribe(orders)(flaky)
+            token = (await w1.publish(orders, [Order(1, "new")]))[-1]
+            with pytest.raises(HandlerFailed, match="not what was expected"):
+                await reader.wait_for(orders, "w1", token, timeout=100.0)
+            await until(lambda: told)
+            assert not reader.health().ok
+            assert flaky.calls == 1
+            flaky.error = None
+            reader.resume(orders, "w1")
+            await reader.wait_for(orders, "w1", token, timeout=100.0)
+            assert flaky.rows == [1]
+
+    run(main())
+
+
 def test_a_notice_whose_handler_has_a_deadline_of_its_own_is_over_with_it(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         handled, told = [], []
@@ -583,6 +611,32 @@ def test_the_part_of_a_snapshot_waits_for_the_end_of_an_outage() -> None:
             await waiting
             assert rows == list(range(10))
             assert reader.statistics()["reader"]["retrying"] == {}
+
+    run(main())
+
+
+def test_what_is_raised_and_is_no_exception_does_not_end_a_bootstrap() -> None:
+    async def main() -> None:
+        async with (
+            MemoryDeployment(orders, settings=PATIENT) as deployment,
+            deployment.bus(writer="w1") as w1,
+            deployment.bus(reader="r") as reader,
+        ):
+            await w1.publish(orders, [Order(number, "new") for number in range(10)])
+            rows: list[int] = []
+            raised = [Outcome("not what was expected")]
+
+            @reader.snapshot(orders)
+            def apply(part: Any) -> None:
+                if raised:
+                    raise raised.pop()
+                rows.extend(row.number for row in part.rows)
+
+            reader.subscribe(orders)(lambda batch: None)
+            await asyncio.sleep(20.0)  # until a beat has proven the position, which is where a snapshot ends
+            async with asyncio.timeout(600.0):
+                await reader.bootstrap(orders)
+            assert rows == list(range(10))
 
     run(main())
 
