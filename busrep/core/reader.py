@@ -3,7 +3,7 @@
 For each (stream, writer) it knows one position: every row up to it has been taken in, in order. The parts:
 
 ``followed``: all of them; ``progress``: one (stream, writer). ``following``: what a line or a page does to its position
-and its state (``states``). Lines that have to wait are in ``held``, rows to be handled in ``delivery``.
+and its state (``states``). Lines that have to wait are in ``received``, rows to be handled in ``delivery``.
 ``admission``: whose lines count, by the NAME of their message, the registry and the claims.
 ``log_identity``: which fact log the positions belong to.
 ``intake``: what all (stream, writer) share.
