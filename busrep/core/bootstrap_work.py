@@ -1,7 +1,7 @@
 """What a bootstrap wants done next, and the parts of its snapshot.
 
-The classes of `Work` are the questions of `bootstrap`, each with the input that answers it. Each is handed out once, and
-known again by identity: an answer to one that was given up meanwhile tells nothing.
+The classes of `Work` are the questions of `bootstrap`, each with the input that answers it. Each is handed out once,
+and known again by identity: an answer to one that was given up meanwhile tells nothing.
 """
 
 from __future__ import annotations
