@@ -59,8 +59,8 @@ class Stream(Generic[RowT]):
     """One stream: a name, the type of its rows, how it travels and where it is kept.
 
     ``row_type``: an attrs class; None: rows are any JSON value. ``channel``: suffix of the sub-channel it is
-    published on, "" the main one. ``resettable``: kept in the writer's memory only, positions may go back
-    (rule 9.11). ``follows``: an idle writer announces the progress of others (W6: False for pure
+    published on, "" the main one. ``resettable``: kept in the writer's memory only, positions may go back.
+    ``follows``: an idle writer announces the progress of others (W6: False for pure
     invalidations). ``negative``: IDs count down (G17). ``table``: the application's own table instead of the
     generic one. ``foreign_writers``: writers of another system write it too, which are in no registry of busrep's
     and never say an incarnation: their lines are believed (rule 9.18). Errors: `ConfigError`.

@@ -142,7 +142,7 @@ class Reader(FollowedWriters):
         progress = self.progress.get((item.stream, item.writer))
         if progress is not None:
             return progress
-        stream = self._streams.get(item.stream)
+        stream = self.followed.get(item.stream)
         if stream is None and self._undeclared:
             stream = Followed(item.stream, resettable=True, fetchable=False)
         if stream is None:
@@ -150,7 +150,7 @@ class Reader(FollowedWriters):
         elif not self.admission.lists(stream, item):
             pass
         elif len(self.progress) < self.settings.followed:
-            self._streams[item.stream] = stream
+            self.followed[item.stream] = stream
             progress = self._add(stream, item.writer, 0)
             progress.starts_here = stream.from_now
         else:
@@ -244,6 +244,6 @@ class Reader(FollowedWriters):
         self._log.replace(epoch)
         self.admission.forget_unconfirmed()
         for key in dict.fromkeys((*self.progress, *positions)):
-            progress = self.progress.get(key) or self._add(self._streams[key[0]], key[1], 0)
+            progress = self.progress.get(key) or self._add(self.followed[key[0]], key[1], 0)
             if progress.stream.durable:
                 progress.reset(positions.get(key, 0))
