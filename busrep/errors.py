@@ -295,7 +295,7 @@ class StatementRefused(BusrepError):
 
 
 class CommitUnknown(BusrepError):
-    """COMMIT was sent and its outcome is not known; the facts stay open until the table tells (rule 9.1).
+    """COMMIT was sent and its outcome is not known; the facts stay open until the table tells.
 
     ``cancelled``: the task was cancelled while it waited for the answer. ``marker`` is the transaction's.
     """

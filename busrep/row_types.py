@@ -354,16 +354,13 @@ class RowSchema(Generic[RowT]):
             return [self.make() for _ in range(count)]
         checks = zip(columns, self.usual, strict=False)
         if not all(list(map(type, column)).count(usual) == count for column, usual in checks):
-            columns = self._read_columns(columns)
+            columns = [_read_column(*one) for one in zip(self.names, self.kinds, columns, strict=False)]
         if self.thawed is None or len(columns) < len(self.names):
             return list(map(self.make, *columns[: len(self.names)]))
         made, row_type = list(map(self.thawed, *columns[: len(self.names)])), self.row_type
         for row in made:
             row.__class__ = row_type
         return made
-
-    def _read_columns(self, columns: Sequence[_Column]) -> list[_Column]:
-        return [_read_column(*one) for one in zip(self.names, self.kinds, columns, strict=False)]
 
 
 def _read_column(name: str, kind: FieldType, column: _Column) -> _Column:

@@ -59,11 +59,6 @@ def is_invalidations(stream: Stream[Any]) -> bool:
     return stream.row_type is Invalidation
 
 
-def staleness_bound(settings: Settings) -> float:
-    """``Settings.cache_bound`` in seconds, the default filled in."""
-    return 1.25 * settings.heartbeat if settings.cache_bound is None else settings.cache_bound
-
-
 def row_of_key(cache: Cache, keys: Iterable[Any] | None, at_ms: int) -> Invalidation:
     """The row that invalidates a key (a tuple of parts) of a cache, or everything in it (None). Raises ConfigError."""
     return Invalidation(cache.name, None if keys is None else list(check_key(cache.name, tuple(keys))), at_ms)
@@ -167,7 +162,7 @@ class Caches:
         clock: Callable[[], float],
         lock: Callable[[], Lock],
     ) -> None:
-        bound = staleness_bound(settings)
+        bound = 1.25 * settings.heartbeat if settings.cache_bound is None else settings.cache_bound
         found = [stream for stream in streams if is_invalidations(stream)]
         self.feeds = {stream.name: Feed(stream=stream, bound=bound, offline=settings.cache_offline) for stream in found}
         self.caches: dict[str, Cache] = {}

@@ -29,14 +29,14 @@ Delivered = Callable[[str], int]
 """Writer -> the position up to which its rows have been applied."""
 
 
+@attrs.define(eq=False)
 class Commits:
     """The facts of one stream of this process that may be committed and are not applied here, and since when.
 
     A fact is any object. Times are seconds of one clock that does not go back.
     """
 
-    def __init__(self) -> None:
-        self._open: dict[Hashable, float] = {}
+    _open: dict[Hashable, float] = attrs.field(factory=dict)
 
     def sent(self, fact: Hashable, now: float) -> None:
         """COMMIT goes out now; or the fact is part of the caller's transaction, who may commit from now on."""
@@ -65,13 +65,13 @@ class Own:
     as_of: float
 
 
+@attrs.define(eq=False, slots=False)
 class TableProof:
     """As of when all invalidations of a stream that has a table have been applied here. Times are of our clock."""
 
-    def __init__(self) -> None:
-        self._members: dict[str, KnownWriter] = {}
-        self._looks: deque[tuple[float, Mapping[str, int]]] = deque(maxlen=PENDING)
-        self._applied: float | None = None
+    looks: deque[tuple[float, Mapping[str, int]]] = attrs.field(factory=lambda: deque(maxlen=PENDING))
+    _members: dict[str, KnownWriter] = attrs.field(factory=dict)
+    _applied: float | None = None
 
     def registered(self, members: Iterable[KnownWriter]) -> None:
         """The stream's writers in the registry, read before `looked`."""
@@ -80,17 +80,17 @@ class TableProof:
     def looked(self, asked: float, newest: Mapping[str, int]) -> None:
         """The table says that these are the highest rows, {writer: ID}, of all writers, in one snapshot that was taken
         after ``asked``; so was the registry. Who joined since had nothing committed before that."""
-        self._looks.append((asked, newest))
+        self.looks.append((asked, newest))
 
     def begin_anew(self) -> None:
         """The log is another one: what was asked of the former one proves nothing any more."""
-        self._looks.clear()
+        self.looks.clear()
         self._applied = None
 
     @property
     def waiting(self) -> bool:
         """Whether the table has told of rows that were not applied when it was last looked at."""
-        return bool(self._looks)
+        return bool(self.looks)
 
     def final(self, writer: str) -> int | None:
         """Where a writer that left the registry has ended; None for any other."""
@@ -103,10 +103,10 @@ class TableProof:
         # Unless the name is another process's by now.
         member = None if own is None else self._members.get(own.writer)
         mine = own.writer if own is not None and member is not None and member.incarnation == own.incarnation else None
-        while self._looks and all(
-            delivered(writer) >= newest for writer, newest in self._looks[0][1].items() if writer != mine
+        while self.looks and all(
+            delivered(writer) >= newest for writer, newest in self.looks[0][1].items() if writer != mine
         ):
-            self._applied, _ = self._looks.popleft()
+            self._applied, _ = self.looks.popleft()
         if self._applied is None or own is None:
             return self._applied
         return min(self._applied, own.as_of)
@@ -122,46 +122,46 @@ class _Voice:
     pending: deque[tuple[int, float]] = attrs.field(factory=lambda: deque(maxlen=PENDING))
 
 
+@attrs.define(eq=False)
 class HeardProof:
     """The same for a stream without a table: of what was heard. ``silent``: seconds without an announcement after which
     a writer counts as gone."""
 
-    def __init__(self, silent: float) -> None:
-        self._silent = silent
-        self._voices: dict[str, _Voice] = {}
+    _silent: float
+    voices: dict[str, _Voice] = attrs.field(factory=dict)
 
     def announced(self, writer: str, incarnation: int | None, position: int, received: float) -> None:
         """A position was announced. One of a former incarnation proves nothing any more."""
-        voice = self._voices.get(writer)
+        voice = self.voices.get(writer)
         known = None if voice is None else voice.incarnation
         if known is not None and (incarnation is None or incarnation < known):
             return
         if voice is None or known != incarnation:
-            voice = self._voices[writer] = _Voice(incarnation)
+            voice = self.voices[writer] = _Voice(incarnation)
         voice.heard_at = received
         voice.pending.append((position, received))
 
     def forget(self, writer: str) -> None:
         """Its positions begin anew: what was announced before is of others."""
-        self._voices.pop(writer, None)
+        self.voices.pop(writer, None)
 
     def gone(self, now: float) -> list[str]:
         """Writers that have fallen silent. They count no more, and what they said last may be lost: clear the
         caches."""
-        silent = [writer for writer, voice in self._voices.items() if now - voice.heard_at > self._silent]
+        silent = [writer for writer, voice in self.voices.items() if now - voice.heard_at > self._silent]
         for writer in silent:
-            del self._voices[writer]
+            del self.voices[writer]
         return silent
 
     @property
     def waiting(self) -> bool:
         """Whether something was announced and not applied when it was last looked at."""
-        return any(voice.pending for voice in self._voices.values())
+        return any(voice.pending for voice in self.voices.values())
 
     def as_of(self, delivered: Delivered, own: Own | None) -> float | None:
         """As of when everything has been applied that writers have told of, None if that is not known."""
         times = [] if own is None else [own.as_of]
-        for writer, voice in self._voices.items():
+        for writer, voice in self.voices.items():
             while voice.pending and voice.pending[0][0] <= delivered(writer):
                 _, voice.as_of = voice.pending.popleft()
             if voice.as_of is None:

@@ -8,11 +8,10 @@ from ..errors import ParseError
 from .catchup import Key
 from .commands import Name, Position
 from .framing import Rows
-from .held import end_of
 from .intake import Intake
 from .log_identity import LogIdentity
 from .progress import Progress
-from .received import Followed
+from .received import Followed, end_of
 from .senders import SenderTracker
 
 Life = tuple[str, str, int | None]

@@ -1,6 +1,6 @@
 """A bootstrap of one stream: which snapshot, and which parts of it to load and to apply next. No I/O, no clock.
 
-Its states are in `bootstrap_states`, its parts in `bootstrap_parts`, what it asks for in `bootstrap_work`.
+Its states are in `bootstrap_states`; its parts, and what it asks for, are in `bootstrap_work`.
 
 How to drive it: after each input, and when ``next_retry`` says so, give up what is not in ``under_way`` any more, do
 what ``work()`` returns, in its order, and answer each with the input that its class names; drain ``changes``.
@@ -14,11 +14,9 @@ from typing import Any
 
 from ..errors import SnapshotGone
 from ..settings import Settings
-from .backoff import Retry
-from .bootstrap_parts import Parts
+from .backoff import FullSyncs, Retry
 from .bootstrap_states import TRANSITIONS, UNFINISHED, BootstrapEvent, BootstrapState, unfinished
-from .bootstrap_work import Agree, Apply, Begin, Drain, HandedOut, Leave, Load, Work
-from .full_syncs import FullSyncs
+from .bootstrap_work import Agree, Apply, Begin, Drain, HandedOut, Leave, Load, Parts, Work
 from .snapshots import Agreement, BootstrapProgress, PartRows
 
 

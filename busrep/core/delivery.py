@@ -60,17 +60,15 @@ class Missed:
     certain: bool = attrs.field(default=True, eq=False)
 
 
+@attrs.define(eq=False)
 class RecentTokens:
     """The tokens last taken in of one foreign writer: they tell a row that comes late from one that is repeated.
 
     ``floor``: what was taken in up to here is not known.
     """
 
-    __slots__ = ("_floor", "_tokens")
-
-    def __init__(self, floor: int) -> None:
-        self._floor = floor
-        self._tokens: deque[int] = deque()
+    _floor: int
+    _tokens: deque[int] = attrs.field(factory=deque, init=False)
 
     def add(self, tokens: Sequence[int]) -> None:
         """These were taken in; they ascend."""
@@ -99,17 +97,16 @@ class Chunk:
     size: int
 
 
+@attrs.define(eq=False)
 class DeliveryQueue:
     """Chunks and notices of one (stream, writer) between receipt and handling."""
 
-    __slots__ = ("_entries", "delivered", "handling", "size", "stream", "writer")
-
-    def __init__(self, stream: str, writer: str, delivered: int) -> None:
-        self.stream, self.writer = stream, writer
-        self.delivered = delivered
-        self.size = 0  # bytes in memory, the batch being handled included
-        self.handling: RawBatch | Reset | Missed | None = None
-        self._entries: deque[Chunk | Reset | Missed] = deque()
+    stream: str
+    writer: str
+    delivered: int
+    size: int = 0  # bytes in memory, the batch being handled included
+    handling: RawBatch | Reset | Missed | None = None
+    _entries: deque[Chunk | Reset | Missed] = attrs.field(factory=deque, init=False)
 
     def __bool__(self) -> bool:
         return bool(self._entries)

@@ -44,6 +44,7 @@ def join_messages(messages: Iterable[bytes]) -> bytes:
     return b"".join(parts)
 
 
+@attrs.define(eq=False)
 class FrameSplitter:
     """Cuts what comes over a connection into messages; ``line_bytes``: the longest line that is taken.
 
@@ -51,10 +52,9 @@ class FrameSplitter:
     a read cuts in two becomes two messages, and the second opens with the same NAME: nothing can be lost between them.
     """
 
-    def __init__(self, line_bytes: int) -> None:
-        self._line_bytes = line_bytes
-        self._rest = bytearray()
-        self._opening = b""  # what a continued message opens with
+    _line_bytes: int
+    _rest: bytearray = attrs.field(factory=bytearray, init=False)
+    _opening: bytes = b""  # what a continued message opens with
 
     @property
     def unfinished(self) -> bool:
@@ -115,6 +115,7 @@ def _opening_of(message: bytes) -> bytes:
     return head + b"\n" if _SPEAKER.match(head) else b""
 
 
+@attrs.define(eq=False)
 class PlainView:
     """What one client that does not name an incarnation is shown of the messages.
 
@@ -123,25 +124,24 @@ class PlainView:
     passed on, so that a loss before this server is seen.
     """
 
-    def __init__(self) -> None:
-        self._said: dict[tuple[bytes, bytes], bytes] = {}
-        self._bytes = 0
+    said: dict[tuple[bytes, bytes], bytes] = attrs.field(factory=dict)
+    _bytes: int = 0
 
     def forget(self) -> None:
         """The client asked for all positions (REPLICATE)."""
-        self._said.clear()
+        self.said.clear()
         self._bytes = 0
 
     def _remember(self, key: tuple[bytes, bytes], said: bytes) -> None:
         """Of names and numbers that are too long nothing: such a line is malformed."""
         if max(map(len, key)) > NAME_BYTES or len(said) > NUMBER_BYTES:
             return
-        if key not in self._said:
+        if key not in self.said:
             size = PAIR_BYTES + len(key[0]) + len(key[1])
             if self._bytes + size > SAID_BYTES:
                 self.forget()
             self._bytes += size
-        self._said[key] = said
+        self.said[key] = said
 
     def show(self, message: bytes) -> bytes:
         """The lines to send, each with its newline; b"" when there is nothing to show."""
@@ -157,7 +157,7 @@ class PlainView:
                     self._remember((fields[1], fields[2]), fields[3])
             elif fields[0] == b"POSITION" and len(fields) == 5:
                 key, new = (fields[1], fields[2]), fields[4]
-                if fields[3] == new == self._said.get(key):
+                if fields[3] == new == self.said.get(key):
                     continue
                 self._remember(key, new)
             elif _SPEAKER.match(line) or _EPOCH.match(line) or line.rstrip() in (b"", b"REPLICATE"):

@@ -16,12 +16,12 @@ from .states import State
 
 
 class FollowedWriters:
-    """{(stream, writer): its progress}, of the ``streams`` that are followed. ``intake`` has the bytes that wait."""
+    """{(stream, writer): its progress}. ``followed``: the streams, by name. ``intake`` has the bytes that wait."""
 
     def __init__(self, streams: Iterable[Followed], intake: Intake) -> None:
         self.intake, self.settings, self.ready = intake, intake.settings, intake.ready
         self.progress: dict[Key, Progress] = {}
-        self._streams = {stream.name: stream for stream in streams}
+        self.followed = {stream.name: stream for stream in streams}
 
     def disconnected(self) -> None:
         """The link is gone, or what came over it cannot be trusted: nothing is live any more."""
@@ -37,21 +37,16 @@ class FollowedWriters:
 
     def follow(self, stream: Followed) -> None:
         """Follow one more stream. Its lines are ignored until then."""
-        self._streams[stream.name] = stream
-
-    @property
-    def followed(self) -> Mapping[str, Followed]:
-        """The streams followed."""
-        return self._streams
+        self.followed[stream.name] = stream
 
     def start_at(self, stream: str, writer: str, position: int, began: int | None = None) -> None:
         """Positions known at the start: saved ones, or proven ones for a reader that starts from now. ``began``: where
         all began that was handled up to a saved one; else there."""
-        self._add(self._streams[stream], writer, position).began = position if began is None else began
+        self._add(self.followed[stream], writer, position).began = position if began is None else began
 
     def learned(self, stream: str, writer: str, position: int) -> None:
         """A proven position that was not heard on the wire: from the positions table, or of a finished writer."""
-        progress = self.progress.get((stream, writer)) or self._add(self._streams[stream], writer, 0)
+        progress = self.progress.get((stream, writer)) or self._add(self.followed[stream], writer, 0)
         progress.learned(position)
 
     @property
@@ -65,7 +60,7 @@ class FollowedWriters:
         One that is stopped is not any more: the snapshot comes in place of what stopped it. Raises ConfigError for a
         stream without a table.
         """
-        if not self._streams[stream].durable:
+        if not self.followed[stream].durable:
             raise ConfigError(f"stream {stream!r} is not kept in a table: there is no snapshot of it")
         if stream not in self.intake.bootstrapping:
             self.intake.bootstrapping[stream] = None
@@ -79,7 +74,7 @@ class FollowedWriters:
         """
         for writer in positions:
             if (stream, writer) not in self.progress:
-                self._add(self._streams[stream], writer, 0)
+                self._add(self.followed[stream], writer, 0)
         del self.intake.bootstrapping[stream]
         for progress in self._all_of(stream):
             progress.bootstrapped(positions.get(progress.writer, 0))

@@ -9,8 +9,7 @@ from .catchup import FetchUpdates, UpdatesPage
 from .commands import Position
 from .delivery import Reset
 from .framing import Rows
-from .held import HeldLines, end_of
-from .received import ReceivedRows
+from .received import HeldLines, ReceivedRows, end_of
 from .states import TRANSITIONS, Event, State
 
 

@@ -46,6 +46,7 @@ class Ticket:
     owner: str
 
 
+@attrs.define(eq=False)
 class IdGenerator:
     """The IDs that one process writes to one stream, and its position there.
 
@@ -56,37 +57,33 @@ class IdGenerator:
     has moved.
     """
 
-    def __init__(
-        self,
-        stream: str,
-        *,
-        position: int,
-        highest: int,
-        negative: bool = False,
-        stuck_after: float = 60.0,
-        most_runs: int = MOST_RUNS,
-        on_moved: Callable[[int], None] | None = None,
-    ) -> None:
-        self.stream, self.negative, self.stuck_after = stream, negative, stuck_after
-        self._on_moved, self._most_runs = on_moved, most_runs
-        self._fenced: WriterFenced | None = None
-        self.position = position
-        """The largest finished, or followed, ID below everything unfinished. Never falls."""
-        self.highest = max(highest, position)
-        """The largest ID seen: reserved here, in a row, or announced; never read from the sequence."""
-        self.own_highest = 0
-        """The largest ID that was reserved here; 0 if none was."""
-        # The runs of open IDs, ascending: the first ID of each, and its last with the ticket that it came by.
-        self._firsts: list[int] = []
-        self._opened: list[tuple[int, Ticket]] = []
-        self._tickets: dict[Ticket, None] = {}  # in the order in which they were asked: ``known`` never falls
-        self._finished = Runs()  # own, above the position
-        self._heard = Runs()  # others' rows that came while a ticket is unanswered
+    stream: str
+    position: int = attrs.field(kw_only=True)
+    """The largest finished, or followed, ID below everything unfinished. Never falls."""
+    highest: int = attrs.field(kw_only=True)
+    """The largest ID seen: reserved here, in a row, or announced; never read from the sequence."""
+    negative: bool = attrs.field(default=False, kw_only=True)
+    stuck_after: float = attrs.field(default=60.0, kw_only=True)
+    most_runs: int = attrs.field(default=MOST_RUNS, kw_only=True)
+    _on_moved: Callable[[int], None] | None = attrs.field(default=None, kw_only=True)
+    own_highest: int = attrs.field(default=0, init=False)
+    """The largest ID that was reserved here; 0 if none was."""
+    # The runs of open IDs, ascending: the first ID of each, and its last with the ticket that it came by.
+    firsts: list[int] = attrs.field(factory=list, init=False)
+    opened: list[tuple[int, Ticket]] = attrs.field(factory=list, init=False)
+    # In the order in which they were asked: ``known`` never falls.
+    _tickets: dict[Ticket, None] = attrs.field(factory=dict, init=False)
+    finished: Runs = attrs.field(factory=Runs, init=False)  # own, above the position
+    heard: Runs = attrs.field(factory=Runs, init=False)  # others' rows that came while a ticket is unanswered
+    _fenced: WriterFenced | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.highest = max(self.highest, self.position)
 
     @property
     def open(self) -> int:
         """How many reserved IDs are not finished."""
-        return sum(last - first + 1 for first, (last, _) in zip(self._firsts, self._opened, strict=True))
+        return sum(last - first + 1 for first, (last, _) in zip(self.firsts, self.opened, strict=True))
 
     @property
     def asked(self) -> int:
@@ -100,7 +97,7 @@ class IdGenerator:
         An idle writer may follow the others to there: note it before the own claim is read, see `follow`.
         """
         known = next(iter(self._tickets)).known if self._tickets else self.highest
-        return min(known, self._firsts[0] - 1) if self._firsts else known
+        return min(known, self.firsts[0] - 1) if self.firsts else known
 
     def table_id(self, token: int) -> int:
         """Give the ID as it stands in the table: negated for a negative stream (G17)."""
@@ -132,9 +129,9 @@ class IdGenerator:
             runs = [(ids[0], ids[0])] if len(ids) == 1 else runs_of(ids)
             self._check(ticket, ids, runs)
             for first, last in runs:
-                at = bisect_left(self._firsts, first)
-                self._firsts.insert(at, first)
-                self._opened.insert(at, (last, ticket))
+                at = bisect_left(self.firsts, first)
+                self.firsts.insert(at, first)
+                self.opened.insert(at, (last, ticket))
             self.own_highest = max(self.own_highest, runs[-1][1])
             self.highest = max(self.highest, self.own_highest)
         finally:
@@ -151,9 +148,9 @@ class IdGenerator:
             twice = next(token for token in ids if ids.count(token) > 1)
             raise SequenceWentBack(self.stream, twice, twice)
         for first, last in runs:
-            at = bisect_right(self._firsts, last) - 1
-            in_use = at >= 0 and self._opened[at][0] >= first
-            if in_use or self._finished.overlaps(first, last) or self._heard.overlaps(first, last):
+            at = bisect_right(self.firsts, last) - 1
+            in_use = at >= 0 and self.opened[at][0] >= first
+            if in_use or self.finished.overlaps(first, last) or self.heard.overlaps(first, last):
                 raise SequenceWentBack(self.stream, first, last)
 
     def give_up(self, ticket: Ticket) -> None:
@@ -161,7 +158,7 @@ class IdGenerator:
         if ticket in self._tickets:
             del self._tickets[ticket]
             if not self._tickets:
-                self._heard = Runs()
+                self.heard = Runs()
             self._settle()
 
     def complete_many(self, ids: Iterable[int]) -> None:
@@ -189,7 +186,7 @@ class IdGenerator:
     def stuck(self, now: float) -> list[StuckFact]:
         """Report what has been unfinished for ``stuck_after`` seconds or more, oldest first."""
         facts = [StuckFact(self.stream, None, now - ticket.since, ticket.owner) for ticket in self._tickets]
-        for first, (last, ticket) in zip(self._firsts, self._opened, strict=True):
+        for first, (last, ticket) in zip(self.firsts, self.opened, strict=True):
             facts.append(StuckFact(self.stream, first, now - ticket.since, ticket.owner, last))
         return sorted((fact for fact in facts if fact.age >= self.stuck_after), key=lambda fact: -fact.age)
 
@@ -198,10 +195,10 @@ class IdGenerator:
         if tokens:
             self.announced(tokens[-1])
             if self._tickets:  # the sequence may give one of them again
-                for first, last in runs_of(tokens)[-self._most_runs :]:
-                    self._heard.add(first, last)
-                if len(self._heard.starts) > self._most_runs:
-                    self._heard.thin()
+                for first, last in runs_of(tokens)[-self.most_runs :]:
+                    self.heard.add(first, last)
+                if len(self.heard.starts) > self.most_runs:
+                    self.heard.thin()
 
     def announced(self, position: int) -> None:
         """Take in another writer's position: announced, or of the registry."""
@@ -215,7 +212,7 @@ class IdGenerator:
         """Complete whatever is open in ``runs``. ``moves``: the position may move there."""
         if self._fenced is not None:
             return
-        firsts, opened, finished = self._firsts, self._opened, self._finished
+        firsts, opened, finished = self.firsts, self.opened, self.finished
         for first, last in runs:
             at = bisect_right(firsts, last) - 1
             while at >= 0 and opened[at][0] >= first:
@@ -227,18 +224,18 @@ class IdGenerator:
                 if moves:
                     finished.add(low, high)
                 at -= 1
-        if len(finished.starts) > self._most_runs + 2 * len(firsts):
+        if len(finished.starts) > self.most_runs + 2 * len(firsts):
             finished.thin(firsts)
         self._settle()
 
     def _settle(self) -> None:
         """Move the position over what is finished."""
-        if self._finished.starts:
-            self._move(self._finished.largest_upto(self.open_floor))
+        if self.finished.starts:
+            self._move(self.finished.largest_upto(self.open_floor))
 
     def _move(self, position: int) -> None:
         if position > self.position and self._fenced is None:
             self.position = position
-            self._finished.drop_to(position)
+            self.finished.drop_to(position)
             if self._on_moved is not None:
                 self._on_moved(position)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import attrs
+
 from .catchup import FetchUpdates, Key
 from .intake import Intake
 from .progress import Progress
@@ -13,6 +15,7 @@ from .states import State
 MOST_REFUTED = 16
 
 
+@attrs.define(eq=False)
 class LogIdentity:
     """The epoch of the positions held.
 
@@ -21,15 +24,15 @@ class LogIdentity:
     announced and are of other logs, for the runtime to report.
     """
 
-    def __init__(self, intake: Intake, followed: Mapping[Key, Progress], epoch: str | None) -> None:
-        self.epoch = epoch
-        self.new: str | None = None
-        self.other_deployments: list[str] = []
-        self._intake, self._followed = intake, followed
-        self._doubted: str | None = None
-        self._question: FetchUpdates | None = None
-        self._retry_at = 0.0
-        self._refuted: dict[str, None] = {}
+    _intake: Intake
+    _followed: Mapping[Key, Progress]
+    epoch: str | None
+    new: str | None = None
+    other_deployments: list[str] = attrs.field(factory=list)
+    _doubted: str | None = None
+    _question: FetchUpdates | None = None
+    _retry_at: float = 0.0
+    _refuted: dict[str, None] = attrs.field(factory=dict)
 
     def doubt(self, announced: str | None) -> None:
         """Take in that a line names this epoch."""

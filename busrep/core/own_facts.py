@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import attrs
+
 from busrep.stores.interface import KnownWriter
 
 from .reader import Reader
 
 
+@attrs.define(eq=False)
 class OwnFacts:
     """Which facts under the own name are due to this process's handlers. Pure.
 
@@ -24,11 +27,14 @@ class OwnFacts:
             stream that is not written here.
     """
 
-    def __init__(self, reader: Reader, name: str | None, written: Callable[[str], tuple[int, bool] | None]) -> None:
-        self._reader, self.name, self._written = reader, name, written
-        self.starts: Mapping[str, int] = {}  # stream -> where this process's own facts begin
-        self._due_upto: dict[str, int] = {}  # stream -> the position up to which facts under the own name are due
-        self._behind_snapshot: dict[str, None] = {}  # streams bootstrapped, whose own facts are due as yet
+    _reader: Reader
+    name: str | None
+    _written: Callable[[str], tuple[int, bool] | None]
+    starts: Mapping[str, int] = attrs.field(factory=dict)  # stream -> where this process's own facts begin
+    # Stream -> the position up to which facts under the own name are due.
+    _due_upto: dict[str, int] = attrs.field(factory=dict)
+    # Streams that were bootstrapped, whose own facts are due as yet.
+    _behind_snapshot: dict[str, None] = attrs.field(factory=dict)
 
     @property
     def any_behind_snapshot(self) -> bool:

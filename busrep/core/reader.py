@@ -3,7 +3,7 @@
 For each (stream, writer) it knows one position: every row up to it has been taken in, in order. The parts:
 
 ``followed``: all of them; ``progress``: one (stream, writer). ``following``: what a line or a page does to its position
-and its state (``states``). Lines that have to wait are in ``held``, rows to be handled in ``delivery``.
+and its state (``states``). Lines that have to wait are in ``received``, rows to be handled in ``delivery``.
 ``admission``: whose lines count, by the NAME of their message, the registry and the claims.
 ``log_identity``: which fact log the positions belong to.
 ``intake``: what all (stream, writer) share.
@@ -142,7 +142,7 @@ class Reader(FollowedWriters):
         progress = self.progress.get((item.stream, item.writer))
         if progress is not None:
             return progress
-        stream = self._streams.get(item.stream)
+        stream = self.followed.get(item.stream)
         if stream is None and self._undeclared:
             stream = Followed(item.stream, resettable=True, fetchable=False)
         if stream is None:
@@ -150,7 +150,7 @@ class Reader(FollowedWriters):
         elif not self.admission.lists(stream, item):
             pass
         elif len(self.progress) < self.settings.followed:
-            self._streams[item.stream] = stream
+            self.followed[item.stream] = stream
             progress = self._add(stream, item.writer, 0)
             progress.starts_here = stream.from_now
         else:
@@ -244,6 +244,6 @@ class Reader(FollowedWriters):
         self._log.replace(epoch)
         self.admission.forget_unconfirmed()
         for key in dict.fromkeys((*self.progress, *positions)):
-            progress = self.progress.get(key) or self._add(self._streams[key[0]], key[1], 0)
+            progress = self.progress.get(key) or self._add(self.followed[key[0]], key[1], 0)
             if progress.stream.durable:
                 progress.reset(positions.get(key, 0))

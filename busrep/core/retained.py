@@ -67,14 +67,14 @@ class RetainedRows:
         self.bytes = self.rows = 0
         """What is held now."""
         self.counters = RetainedCounters()
-        self._max_bytes, self._max_rows, self._epoch = max_bytes, max_rows, epoch
+        self._max_bytes, self.max_rows, self._epoch = max_bytes, max_rows, epoch
         self._acknowledged: dict[str, int] = dict.fromkeys(expected, 0)
         if not self._acknowledged:
             raise ConfigError("expected=: name the instances that acknowledge, or nothing would ever be kept")
         self._tokens: list[int] = []
         self._facts: list[Sequence[bytes]] = []
-        self._waiting: dict[int, Sequence[bytes]] = {}
-        self._order: list[int] = []  # the keys of _waiting, as a heap
+        self.waiting: dict[int, Sequence[bytes]] = {}
+        self._order: list[int] = []  # the keys of ``waiting``, as a heap
         self._dropped = 0  # the highest token that was dropped while it waited
 
     def fact_completed(self, stream: str, token: int, payloads: Sequence[bytes]) -> None:
@@ -83,7 +83,7 @@ class RetainedRows:
         Raises UnknownStream, and ValueError for one that is completed already or that the position has passed.
         """
         self._check(stream)
-        if token <= self.position or token in self._waiting:
+        if token <= self.position or token in self.waiting:
             raise ValueError(f"stream {stream!r}: {token} completed twice, or after position {self.position}")
         if payloads:
             kept = tuple(payloads)
@@ -91,7 +91,7 @@ class RetainedRows:
             if token <= self._dropped:  # what follows it is gone: it would be a page with a hole
                 self.counters.rows_dropped += len(kept)
                 return
-            self._waiting[token] = kept
+            self.waiting[token] = kept
             heappush(self._order, token)
             self._count(kept, 1)
             self._bound()
@@ -110,7 +110,7 @@ class RetainedRows:
         while self._order and self._order[0] <= position:
             token = heappop(self._order)
             self._tokens.append(token)
-            self._facts.append(self._waiting.pop(token))
+            self._facts.append(self.waiting.pop(token))
         if self._dropped:
             self._let_go(min(self._dropped, position))
         self._trim()
@@ -196,7 +196,7 @@ class RetainedRows:
         return len(payloads)
 
     def _over(self) -> bool:
-        return self.rows > self._max_rows or self.bytes > self._max_bytes
+        return self.rows > self.max_rows or self.bytes > self._max_bytes
 
     def _trim(self) -> None:
         self.counters.rows_acknowledged += self._remove(min(self._acknowledged.values()))
@@ -218,7 +218,7 @@ class RetainedRows:
             self._let_go(self._tokens[0])
         while self._over() and self._order:
             self._dropped = heappop(self._order)
-            self.counters.rows_dropped += self._count(self._waiting.pop(self._dropped), -1)
+            self.counters.rows_dropped += self._count(self.waiting.pop(self._dropped), -1)
 
     def statistics(self) -> dict[str, object]:
         """Counters since the start and levels now, JSON-able."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
+import attrs
 
+
+@attrs.define
 class Runs:
     """Disjoint, not adjacent runs of IDs, ascending."""
 
-    __slots__ = ("ends", "starts")
-
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.ends: list[int] = []
+    starts: list[int] = attrs.field(factory=list)
+    ends: list[int] = attrs.field(factory=list)
 
     def add(self, first: int, last: int) -> None:
         """Add the IDs ``first``..``last``, joined with what they overlap or touch."""

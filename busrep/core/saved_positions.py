@@ -51,13 +51,13 @@ class Attempt:
     in_hand: bool
 
 
+@attrs.define(eq=False)
 class SavedPositions:
     """{(stream, writer): saved position}."""
 
-    def __init__(self) -> None:
-        self.at: dict[Key, int] = {}
-        self.bootstraps: dict[str, str] = {}
-        """Which bootstrap of a stream its positions are of, by its id."""
+    at: dict[Key, int] = attrs.field(factory=dict)
+    bootstraps: dict[str, str] = attrs.field(factory=dict)
+    """Which bootstrap of a stream its positions are of, by its id."""
 
     def loaded(self, state: ReaderState, *streams: str) -> None:
         """The positions of these streams are as saved, and of the bootstrap that is saved with them."""
@@ -152,14 +152,14 @@ class SavedPositions:
         return True
 
 
+@attrs.define(eq=False)
 class OldestRows:
     """Where a reader without a name, for which pruning would wait, began at the oldest row there was.
 
     ``at``: {(stream, writer): (its floor, the last row there was)}, until a row is handed out.
     """
 
-    def __init__(self) -> None:
-        self.at: dict[Key, tuple[int, int]] = {}
+    at: dict[Key, tuple[int, int]] = attrs.field(factory=dict)
 
     def begins_later(self, error: PositionTooOld, delivered: int) -> bool:
         """Whether the oldest row is another one by now, of those there were: then the reader begins at that."""

@@ -17,7 +17,7 @@ import pytest
 from cachetools import TTLCache
 
 from busrep import Settings, Stream
-from busrep.caches.cache import Caches, Feed, Invalidation, invalidations, row_of_call, row_of_key, staleness_bound
+from busrep.caches.cache import Caches, Feed, Invalidation, invalidations, row_of_call, row_of_key
 from busrep.caches.cached import Cache, wrap
 from busrep.errors import ConfigError, MissingExtra
 from busrep.streams import Registry
@@ -638,8 +638,11 @@ def test_by_default_a_link_that_is_down_changes_nothing() -> None:
 
 
 def test_the_bound_is_a_quarter_more_than_a_heartbeat() -> None:
-    assert staleness_bound(Settings()) == 2.5
-    assert staleness_bound(Settings(heartbeat=1.0, cache_bound=7.0)) == 7.0
+    def bound(settings: Settings) -> float:
+        return Caches([invalidations()], settings, clock=lambda: 0.0, lock=threading.RLock).feed_of().bound
+
+    assert bound(Settings()) == 2.5
+    assert bound(Settings(heartbeat=1.0, cache_bound=7.0)) == 7.0
 
 
 # -- gaps -----------------------------------------------------------------------------------------------------

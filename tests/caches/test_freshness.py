@@ -107,7 +107,7 @@ def test_what_waits_for_rows_of_the_table_is_bounded() -> None:
         world.proof.looked(float(at), {"w1": at})
     world.delivered["w1"] = 9 * PENDING + 1
     assert world.as_of == 9 * PENDING + 1
-    assert len(world.proof._looks) == PENDING - 2
+    assert len(world.proof.looks) == PENDING - 2
 
 
 def test_own_rows_need_not_be_delivered_unless_the_name_is_another_s() -> None:
@@ -220,7 +220,7 @@ def test_what_waits_for_a_handler_is_bounded() -> None:
     world = Heard()
     for step in range(10 * PENDING):
         world.says("w1", float(step), position=100 + step)
-    assert len(world.proof._voices["w1"].pending) == PENDING
+    assert len(world.proof.voices["w1"].pending) == PENDING
     world.delivered["w1"] = 99 + 10 * PENDING
     assert world.as_of == 10 * PENDING - 1
 

@@ -1086,7 +1086,7 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             Edit(
                 "IdGenerator._check",
-                "            if in_use or self._finished.overlaps(first, last) or self._heard.overlaps(first, last):\n",
+                "            if in_use or self.finished.overlaps(first, last) or self.heard.overlaps(first, last):\n",
                 "            if in_use:\n",
             ),
         ),
@@ -1935,7 +1935,7 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 "PlainView._remember",
                 "            if self._bytes + size > SAID_BYTES:",
-                "            if len(self._said) > 10_000:",
+                "            if len(self.said) > 10_000:",
             ),
         ),
         checks=(DIRECT + "the_plain_view_remembers_no_more_than_so_many",),

@@ -8,14 +8,13 @@ import attrs
 import orjson
 import pytest
 
+from busrep.core.backoff import LONGEST_PAUSE
 from busrep.core.bootstrap import Bootstrap
 from busrep.core.bootstrap_states import TRANSITIONS, BootstrapState, unfinished
 from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
-from busrep.core.full_syncs import LONGEST_PAUSE
-from busrep.core.held import HeldLines
 from busrep.core.progress import Progress
 from busrep.core.reader import Reader
-from busrep.core.received import Followed
+from busrep.core.received import Followed, HeldLines
 from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part
 from busrep.core.states import State as ReaderState
 from busrep.errors import ReaderMoved, RowError, SnapshotBusy, SnapshotGone, Unavailable
@@ -286,7 +285,7 @@ def test_who_finds_the_source_busy_waits_a_random_time_and_not_longer_each_time(
     d = Driver(retry_min=0.5, retry_max=5.0)
     d.core.request("new", 0.0)
     for share, pause in ((1.0, 5.0), (0.5, 2.5), (0.0, 0.5), (1.0, 5.0)):
-        d.core.retry._jitter = lambda share=share: share  # type: ignore[misc]
+        d.core.retry.jitter = lambda share=share: share  # type: ignore[misc]
         d.core.failed(d.one(Agree), SnapshotBusy("the source", 4), d.now)
         due = d.core.next_retry(d.now)
         assert due == d.now + pause

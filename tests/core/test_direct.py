@@ -148,9 +148,9 @@ def test_the_plain_view_remembers_no_more_than_so_many(monkeypatch: pytest.Monke
     view = PlainView()
     for number in range(100):
         assert view.show(b"RDATA s w%d 1 []" % number)
-        assert len(view._said) <= 10
+        assert len(view.said) <= 10
     assert view.show(b"".join(b"POSITION s v%d 1 1\n" % number for number in range(100)))
-    assert len(view._said) <= 11  # also within a message
+    assert len(view.said) <= 11  # also within a message
     assert view.show(b"RDATA s w99 1 []")
     assert view.show(b"POSITION s w99 1 1") == b""
     assert view.show(b"POSITION s w0 1 1") == b"POSITION s w0 1 1\n"  # once more
@@ -170,7 +170,7 @@ def test_the_plain_view_remembers_nothing_that_is_too_long(line: bytes) -> None:
     view = PlainView()
     assert view.show(line) == line + b"\n"  # its reader says so
     assert view.show(line) == line + b"\n"
-    assert not view._said
+    assert not view.said
 
 
 @pytest.mark.parametrize(

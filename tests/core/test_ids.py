@@ -306,15 +306,15 @@ def test_g19_a_fact_that_never_finishes_is_reported_and_costs_no_memory() -> Non
         ids.complete_many([token])
         ids.rows_seen([token + 1])
     assert (ids.position, ids.open, ids.asked) == (7, 2, 1)
-    assert ids._firsts == [8]
-    assert len(ids._finished.starts) <= 54
-    assert len(ids._heard.starts) <= 50
+    assert ids.firsts == [8]
+    assert len(ids.finished.starts) <= 54
+    assert len(ids.heard.starts) <= 50
     assert ids.stuck(159.9) == []
     stuck = [StuckFact("s", 8, 75.0, "GET /slow", 9), StuckFact("s", None, 65.0, "asking")]
     assert ids.stuck(175.0) == stuck
     assert ids.open_floor == 7
     ids.give_up(unanswered)
-    assert ids._heard.starts == []
+    assert ids.heard.starts == []
     ids.complete_many([8, 9])
     assert ids.position == 19_999
     assert ids.stuck(1e9) == []
@@ -783,11 +783,11 @@ class Model:
             assert ids.position == exact if process.exact else ids.position <= exact
             assert all(ids.position < token for token, of in self.open.items() if of == name)
             assert ids.open == len(process.open)
-            assert len(ids._firsts) == len(ids._opened) <= len(process.open)
-            assert ids._firsts == sorted(set(ids._firsts))
-            assert len(ids._finished.starts) <= ids._most_runs + 2 * len(ids._firsts)
-            assert len(ids._heard.starts) <= ids._most_runs
-            assert process.tickets or not ids._heard.starts
+            assert len(ids.firsts) == len(ids.opened) <= len(process.open)
+            assert ids.firsts == sorted(set(ids.firsts))
+            assert len(ids.finished.starts) <= ids.most_runs + 2 * len(ids.firsts)
+            assert len(ids.heard.starts) <= ids.most_runs
+            assert process.tickets or not ids.heard.starts
             assert ids.highest <= self.sequence
             assert process.last <= ids.position
             process.last = ids.position

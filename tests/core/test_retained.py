@@ -224,7 +224,7 @@ def test_what_was_dropped_while_a_fact_is_open_takes_no_memory() -> None:
         rows.fact_completed("typing", token, [b"x"])
         rows.position_moved("typing", 0)
     assert (rows.rows, rows.counters.rows_dropped) == (10, 19_990)
-    assert len(rows._waiting) == 10
+    assert len(rows.waiting) == 10
     rows.fact_completed("typing", 1, [b"x"])
     assert (rows.rows, rows.counters.rows_dropped) == (10, 19_991), "it would be kept with a hole behind it"
     rows.position_moved("typing", 5_000)
@@ -240,7 +240,7 @@ def test_empty_facts_that_wait_take_no_memory() -> None:
     rows = kept("c")
     for token in range(2, 1_000):
         rows.fact_completed("typing", token, [])
-    assert rows._waiting == {}
+    assert rows.waiting == {}
 
 
 def test_one_fact_over_the_bound_is_dropped_itself() -> None:
@@ -290,7 +290,7 @@ def test_no_page_is_ever_short_of_a_row(seed: int) -> None:
         assert rows.floor <= rows.position
         counters = rows.counters
         assert rows.rows == counters.rows_kept - counters.rows_acknowledged - counters.rows_dropped
-        assert rows.rows <= rows._max_rows
+        assert rows.rows <= rows.max_rows
     rows.position_moved("typing", next_token)
     for name in "ab":
         rows.acknowledged(name, next_token)
