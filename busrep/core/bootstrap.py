@@ -116,7 +116,7 @@ class Bootstrap:
             self.retry.clear(now)
             self._move(BootstrapEvent.DRAINED)
 
-    def failed(self, work: Work | None, error: Exception, now: float) -> None:
+    def failed(self, work: Work | None, error: BaseException, now: float) -> None:
         """``work`` could not be done (None: the source as a whole is away); it is tried again after a pause.
 
         What could not be saved, applied or drained is tried again by itself. All else goes back to asking the source,
