@@ -10,9 +10,8 @@ import click
 
 from busrep import __version__
 from busrep.cli.bootstrap import bootstrap
-from busrep.cli.db import db
+from busrep.cli.db import db, lag
 from busrep.cli.demo import demo
-from busrep.cli.lag import lag
 from busrep.cli.output import fail
 from busrep.cli.pipeline import pipeline
 from busrep.cli.positions import positions

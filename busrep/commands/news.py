@@ -75,7 +75,7 @@ class Waiters(Generic[KeyT]):
     def __init__(self, most: int = WAITERS) -> None:
         self._most = most
         # Those who wait hold the event; without them it is gone.
-        self._events: WeakValueDictionary[KeyT, asyncio.Event] = WeakValueDictionary()
+        self.events: WeakValueDictionary[KeyT, asyncio.Event] = WeakValueDictionary()
         self._closed = False
         self.count = 0
         """How many wait now."""
@@ -95,7 +95,7 @@ class Waiters(Generic[KeyT]):
         """An event that is set when the key is woken next. Raises Closed."""
         if self._closed:
             raise Closed
-        return self._events.setdefault(key, asyncio.Event())
+        return self.events.setdefault(key, asyncio.Event())
 
     async def wait(self, key: KeyT, timeout: float) -> bool:
         """Wait to be woken: True, or False after ``timeout`` seconds. Raises Closed, ConfigError."""
@@ -107,12 +107,12 @@ class Waiters(Generic[KeyT]):
 
     def wake(self, key: KeyT) -> None:
         """Wake all that wait for the key."""
-        if (event := self._events.pop(key, None)) is not None:
+        if (event := self.events.pop(key, None)) is not None:
             event.set()
 
     def wake_all(self) -> None:
         """Wake all, whatever they wait for."""
-        for key in list(self._events):
+        for key in list(self.events):
             self.wake(key)
 
     def close(self) -> None:

@@ -27,17 +27,17 @@ class _Recent:
 
     def __init__(self, period: float) -> None:
         self._period = period
-        self._at: dict[str, float] = {}
+        self.at: dict[str, float] = {}
 
     def __contains__(self, server: object) -> bool:
-        at = self._at.get(server)  # type: ignore[call-overload]
+        at = self.at.get(server)  # type: ignore[call-overload]
         return at is not None and asyncio.get_running_loop().time() - at < self._period
 
     def add(self, server: str) -> None:
-        self._at.pop(server, None)  # the latest stands last
-        self._at[server] = asyncio.get_running_loop().time()
-        if len(self._at) > SERVERS:
-            del self._at[next(iter(self._at))]
+        self.at.pop(server, None)  # the latest stands last
+        self.at[server] = asyncio.get_running_loop().time()
+        if len(self.at) > SERVERS:
+            del self.at[next(iter(self.at))]
 
 
 class RemoteServers:
@@ -51,7 +51,7 @@ class RemoteServers:
         if not period >= 0:
             raise ConfigError(f"period={period!r}: a number of seconds, 0 or more")
         self._bus = bus
-        self._told, self._passed_on = _Recent(period), _Recent(period)
+        self.told, self.passed_on = _Recent(period), _Recent(period)
         self._handlers: list[tuple[str | None, Handler]] = []
         self._waiters: Waiters[str] = Waiters()
         bus.on(RemoteServerUp)(self._heard)
@@ -84,9 +84,9 @@ class RemoteServers:
         command = RemoteServerUp(server)
         self._waiters.wake(server)
         try:
-            if server not in self._told:
+            if server not in self.told:
                 await self._bus.send(command)
-                self._told.add(server)  # behind it: what could not be sent is sent the next time
+                self.told.add(server)  # behind it: what could not be sent is sent the next time
         finally:
             await see_through(self._pass_on(server))  # the next one is a period away
 
@@ -100,12 +100,12 @@ class RemoteServers:
     async def _heard(self, command: RemoteServerUp) -> None:
         # Waiters at each message: who failed after the last one has a reason to try again, and nobody else waits.
         self._waiters.wake(command.server)
-        self._told.add(command.server)
+        self.told.add(command.server)
         await self._pass_on(command.server)
 
     async def _pass_on(self, server: str) -> None:
-        if server in self._passed_on:
+        if server in self.passed_on:
             return
-        self._passed_on.add(server)
+        self.passed_on.add(server)
         handlers = [handler for wanted, handler in self._handlers if wanted in (None, server)]
         await call_all(handlers, server, f"the remote server {server}")

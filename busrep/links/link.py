@@ -39,8 +39,8 @@ class Link(ABC):
 
     def __init__(self, server: str, settings: Settings, **events: Unpack[LinkEvents]) -> None:
         self._server, self._settings = server, settings
-        self._on_up, self._on_message, self._on_down = events["on_up"], events["on_message"], events["on_down"]
-        self._task: asyncio.Task[None] | None = None
+        self._on_up, self.on_message, self._on_down = events["on_up"], events["on_message"], events["on_down"]
+        self.task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
         self._up_since: float | None = None
         self._closing = False
@@ -56,7 +56,7 @@ class Link(ABC):
         """
         self._closing = False
         self._first = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._keep_connected(), name="busrep-link")
+        self.task = asyncio.create_task(self._keep_connected(), name="busrep-link")
         if not required:
             self._first.add_done_callback(lambda done: done.cancelled() or done.exception())
             return
@@ -72,7 +72,7 @@ class Link(ABC):
     async def close(self) -> None:
         """End the connection. May be repeated."""
         self._closing = True
-        task, self._task = self._task, None
+        task, self.task = self.task, None
         if task is not None:
             await stop([task], self._settings.shutdown_timeout)
 

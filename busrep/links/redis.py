@@ -165,7 +165,7 @@ class RedisLink(Link):
 
     async def _read(self, connection: Any) -> None:
         clock = asyncio.get_running_loop().time
-        read, on_message = connection.read_response, self._on_message
+        read, on_message = connection.read_response, self.on_message
         names: dict[bytes, str] = {}
         while True:
             reply = await read(disable_decoding=True)

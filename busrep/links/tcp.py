@@ -152,14 +152,14 @@ class TcpLink(Link):
         """Say that nothing more comes, and close the connection when the server has taken all that was sent (within
         ``shutdown_timeout``)."""
         self._closing = True
-        if self._task is not None and self._writer is not None:
+        if self.task is not None and self._writer is not None:
             # Closed with something unread, the connection would be reset, and with it go our own last words.
             with contextlib.suppress(OSError, RuntimeError):
                 if self._writer.can_write_eof():
                     self._writer.write_eof()
                 else:
                     self._writer.write(CLOSING)
-            await asyncio.wait([self._task], timeout=self._settings.shutdown_timeout)
+            await asyncio.wait([self.task], timeout=self._settings.shutdown_timeout)
         await super().close()
 
     async def subscribe(self, channel: str) -> None:
@@ -251,7 +251,7 @@ class TcpLink(Link):
                 message = AUTH_LINE.sub(b"", message)  # no server says that, and whoever cannot read a line quotes it
             if b"ERROR" in message:
                 self._refused([message])
-            self._on_message(self._name, message)
+            self.on_message(self._name, message)
 
     async def _ping(self, writer: asyncio.StreamWriter) -> None:
         clock, settings = asyncio.get_running_loop().time, self._settings

@@ -54,8 +54,8 @@ class Connection(asyncio.Protocol):
         self.queued_bytes = self.own_bytes = 0  # of all that waits, and of what no other client has too
         self._queue: deque[tuple[bytes, int, bool]] = deque()
         self._queued_commands = 0
-        self._paused = self._native = self._spoken = False
-        self._open = self._known = False  # TLS stands, if it has to; the secret was shown, if there is one
+        self._paused = self.native = self._spoken = False
+        self.secured = self._known = False  # TLS stands, if it has to; the secret was shown, if there is one
         self.ending = self._left_early = False
         self._splitter = FrameSplitter(server.settings.line_bytes)
         self._liveness = Liveness(server.settings, 0.0, 0.0)
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
             self._refuse_handshake(error)
             return
         finally:
-            if not self._open and self.ending:  # the server is closed, or has too many strangers
+            if not self.secured and self.ending:  # the server is closed, or has too many strangers
                 self._lost()
         if transport is None or (transport.is_closing() and not self._left_early):  # lost while it shook hands
             self._refuse_handshake(None)
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
     def _opened(self, transport: asyncio.Transport) -> None:
         loop, server = asyncio.get_running_loop(), self.server
         transport.set_write_buffer_limits(SOCKET_BYTES)
-        self.transport, self._open, self._since = transport, True, loop.time()
+        self.transport, self.secured, self._since = transport, True, loop.time()
         self._liveness = Liveness(server.settings, self._since, self._since)
         if server.secured:
             self._splitter = FrameSplitter(HELLO_BYTES)
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
         """Something came."""
         if self.ending:
             return
-        if not self._open:  # it came together with the end of the handshake
+        if not self.secured:  # it came together with the end of the handshake
             self._first += data
             return
         try:
@@ -192,14 +192,14 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """It has said all that it had to say, and leaves: what waits for it is void."""
-        if self._open:
+        if self.secured:
             self.end("")
         self._left_early = True
 
     def named(self, name: Name) -> None:
         """It says who it is. With an incarnation it is native, and hears every line."""
         self.name = repr(name.instance[:SHOWN])
-        self._native = self._native or name.incarnation is not None
+        self.native = self.native or name.incarnation is not None
 
     # -- what goes --------------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Connection(asyncio.Protocol):
         """Send messages; ``data``: the same as bytes, ``commands`` lines. It hears nothing before it said a word."""
         if not self._spoken:
             return
-        if self._native:
+        if self.native:
             self._write(data, commands, shared=True)
         elif commands > (most := self.server.settings.message_items + self.server.settings.message_rows):
             # Nobody takes a message of so many lines (9.20): each client's view of it would cost a second. It begins
@@ -263,7 +263,7 @@ class Connection(asyncio.Protocol):
         if self.ending:
             return
         if not self._known:
-            if self._open and now - self._since > HELLO:
+            if self.secured and now - self._since > HELLO:
                 self.end("AUTH is needed first", why="no secret")
         elif self._liveness.gone(now):
             self.end(f"nothing heard for {timeout:g} s", why="silent")
@@ -283,7 +283,7 @@ class Connection(asyncio.Protocol):
             log.info("client %s is cut off: %s", self.name, why or reason)
         self._drop_queue()
         self._first = b""
-        if not self._open:  # nothing can be said before TLS stands
+        if not self.secured:  # nothing can be said before TLS stands
             self._cut()
             return
         if reason:

@@ -66,7 +66,7 @@ class LocalLink(Link):
         if not self.connected:
             return
         try:
-            self._on_message(self._hub.name, message)
+            self.on_message(self._hub.name, message)
         except Exception:  # a bug in a callback: what it did not take in comes by catch-up
             log.exception("taking in a message failed; beginning anew")
             self.reconnect("taking in a message failed")

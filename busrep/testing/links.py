@@ -51,7 +51,7 @@ class FaultyLink:
         self._target = (parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme])
         self._tls = tls
         self._random = random.Random(seed)
-        self._connections: dict[PipedConnection, None] = {}
+        self.open_connections: dict[PipedConnection, None] = {}
         self.url = ""
         self.refuse = False
         self.connections = 0
@@ -118,7 +118,7 @@ class FaultyLink:
         """
 
         def abandon() -> None:
-            for connection in list(self._connections):
+            for connection in list(self.open_connections):
                 connection.abandon(closed)
 
         self._do("abandon", abandon)
@@ -193,12 +193,12 @@ class FaultyLink:
     def _heal(self) -> None:
         self.refuse = False
         self._faults.clear()
-        for connection in list(self._connections):
+        for connection in list(self.open_connections):
             for pipe in connection.pipes:
                 pipe.hurry()
 
     def _cut_all(self) -> None:
-        for connection in list(self._connections):
+        for connection in list(self.open_connections):
             connection.cut()
 
     def _pipe(
@@ -213,15 +213,15 @@ class FaultyLink:
             return
         self.connections += 1
         connection = PipedConnection(self._faults, reader, writer, self._pipe)
-        self._connections[connection] = None
+        self.open_connections[connection] = None
         self._all_closed.clear()
         try:
             await connection.run(*self._target)
         except asyncio.CancelledError:  # cut before the server had answered
             pass
         finally:
-            del self._connections[connection]
-            if not self._connections:
+            del self.open_connections[connection]
+            if not self.open_connections:
                 self._all_closed.set()
 
 

@@ -52,8 +52,8 @@ class MemoryRedis:
         """All messages so far, (channel, data)."""
         self.refuse: RedisError | None = None
         """While set, the answer to every command: ``NoPermissionError("...")``, ``BusyLoadingError("...")``."""
-        self._channels: dict[str, dict[_Connection, None]] = {}
-        self._connections: dict[_Connection, None] = {}
+        self.channels: dict[str, dict[_Connection, None]] = {}
+        self.connections: dict[_Connection, None] = {}
 
     def client(self) -> aioredis.Redis:
         """A client of redis.asyncio; only its settings are used, by whoever makes connections like it."""
@@ -63,14 +63,14 @@ class MemoryRedis:
     def publish(self, channel: str, data: bytes) -> int:
         """What PUBLISH does; gives the number of those who got it."""
         self.published.append((channel, data))
-        subscribed = list(self._channels.get(channel, ()))
+        subscribed = list(self.channels.get(channel, ()))
         for connection in subscribed:
             connection.hear([b"message", channel.encode(), data])
         return len(subscribed)
 
     def cut(self) -> None:
         """Close all connections, as a server that restarts does."""
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.lose("connection closed by server")
 
 
@@ -87,7 +87,7 @@ class _Connection:
 
     async def connect(self) -> None:
         self.is_connected = True
-        self.server._connections[self] = None
+        self.server.connections[self] = None
 
     async def disconnect(self, nowait: bool = False) -> None:
         self.lose("closed")
@@ -111,7 +111,7 @@ class _Connection:
         elif name == "SUBSCRIBE":
             for channel in arguments:
                 self.channels[channel] = None
-                self.server._channels.setdefault(channel, {})[self] = None
+                self.server.channels.setdefault(channel, {})[self] = None
                 self.hear([b"subscribe", channel.encode(), len(self.channels)])
         elif name == "UNSUBSCRIBE":
             for channel in arguments or list(self.channels):
@@ -141,12 +141,12 @@ class _Connection:
         self.is_connected, self._lost = False, reason
         for channel in list(self.channels):
             self._leave(channel)
-        self.server._connections.pop(self, None)
+        self.server.connections.pop(self, None)
         self._wake()
 
     def _leave(self, channel: str) -> None:
         self.channels.pop(channel, None)
-        self.server._channels.get(channel, {}).pop(self, None)
+        self.server.channels.get(channel, {}).pop(self, None)
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():

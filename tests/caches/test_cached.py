@@ -57,7 +57,7 @@ class Loss:
     lost: list[bytes] = attrs.field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        given = self.link._on_message
+        given = self.link.on_message
 
         def on_message(channel: str, data: bytes) -> None:
             if self.lose(data):
@@ -65,7 +65,7 @@ class Loss:
             else:
                 given(channel, data)
 
-        self.link._on_message = on_message
+        self.link.on_message = on_message
 
 
 LOSSES: weakref.WeakKeyDictionary[Bus, Loss] = weakref.WeakKeyDictionary()

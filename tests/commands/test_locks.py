@@ -69,7 +69,7 @@ async def test_waiters_leave_nothing_behind_and_are_bounded() -> None:
     assert waiters.count == 0
     tasks.clear()
     gc.collect()
-    assert not waiters._events
+    assert not waiters.events
 
 
 # -- locks ----------------------------------------------------------------------------------------------------
@@ -585,7 +585,7 @@ async def test_a_name_that_no_server_has_fills_no_memory() -> None:
         await asyncio.sleep(1)
         assert one.statistics()["reader"]["parse_errors"] == 2
         assert calls == []
-        assert servers._told._at == {}
+        assert servers.told.at == {}
         with pytest.raises(ConfigError, match="255"):
             await servers.up("x" * 256)
         await servers.up("x" * 255)
@@ -601,7 +601,7 @@ async def test_the_servers_remembered_are_bounded(monkeypatch: pytest.MonkeyPatc
         for name in ("a", "b", "a", "c", "b", "a"):
             await servers.up(name)
         assert calls == ["a", "b", "c", "a"]
-        assert len(servers._told._at) == len(servers._passed_on._at) == 2
+        assert len(servers.told.at) == len(servers.passed_on.at) == 2
 
 
 @pytest.mark.servers

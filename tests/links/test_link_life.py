@@ -129,10 +129,10 @@ def test_a_lost_last_message_of_a_writer_that_closed_is_noticed() -> None:
 def test_an_idle_reader_finds_out_that_its_subscription_is_gone() -> None:
     async def main() -> None:
         async with MemoryDeployment(orders) as shop, shop.bus() as bus:
-            up = bus.link._on_message  # type: ignore[attr-defined]
-            bus.link._on_message = lambda *_: None  # type: ignore[attr-defined]
+            up = bus.link.on_message  # type: ignore[attr-defined]
+            bus.link.on_message = lambda *_: None  # type: ignore[attr-defined]
             await until(lambda: reconnects(bus) == [1])
-            bus.link._on_message = up  # type: ignore[attr-defined]
+            bus.link.on_message = up  # type: ignore[attr-defined]
             await silence(shop)
             assert reconnects(bus) == [1]
 
@@ -205,9 +205,9 @@ def test_a_subscriber_that_swallows_a_cancellation_does_not_keep_a_bus_open(redi
         async with asyncio.timeout(20):
             await bus.open()
             link: Any = bus.link
-            link._task.cancel()
-            await asyncio.wait([link._task])
-            link._task = asyncio.create_task(deaf())
+            link.task.cancel()
+            await asyncio.wait([link.task])
+            link.task = asyncio.create_task(deaf())
             await asyncio.sleep(0)
             await bus.close()
         assert {task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()

@@ -123,7 +123,7 @@ async def refused(
     async with Hand.of(server, **options) as hand, contextlib.AsyncExitStack() as stack:
         if times_out:
             hello = stack.enter_context(pytest.MonkeyPatch.context())
-            await until(lambda: all(one._open for one in connections()))
+            await until(lambda: all(one.secured for one in connections()))
             hello.setattr(tcp_connection, "HELLO", 0.1)
         await hand.lines(greeting)
         doing = asyncio.ensure_future(does(hand))
@@ -324,7 +324,7 @@ async def test_a_great_deal_at_once_does_not_stand_in_every_socket() -> None:
         async with Hand.of(server, limit=1024) as hand:
             hand.type(b"NAME native 1\n")
             await hand.line()
-            await until(lambda: all(client._native for client in server.clients.clients))
+            await until(lambda: all(client.native for client in server.clients.clients))
             most = 0
             await writer.publish(typing, [["x" * 1000]] * 8_000)
             while not server.clients.queue_bytes_peak > 1_000_000:

@@ -301,7 +301,7 @@ async def test_a_relay_that_does_not_hear_what_it_publishes_connects_anew(monkey
         TcpServer("shop", port=0, redis=redis.client(), settings=settings) as server,
         bus(url(server), writer="w1", settings=attrs.evolve(settings, heartbeat=60.0)) as writer,
     ):
-        redis._channels["shop"].clear()  # as one does that became a replica of another
+        redis.channels["shop"].clear()  # as one does that became a replica of another
         await writer.send(RemoteServerUp("elsewhere"))
         await until(lambda: server.statistics()["redis"]["reconnects"] == 1)
         assert server.statistics()["redis"]["last_error"] == "what is published is not heard back"
@@ -419,5 +419,5 @@ async def test_opening_that_is_cancelled_leaves_nothing(monkeypatch: pytest.Monk
     opening.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await opening
-    assert not redis._connections
+    assert not redis.connections
     assert asyncio.all_tasks() == {asyncio.current_task()}

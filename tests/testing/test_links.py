@@ -199,7 +199,7 @@ def test_a_hole_holds_a_bounded_number_of_bytes() -> None:
             writer.write(data)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(writer.drain(), 0.2)
-            (connection,) = link._connections
+            (connection,) = link.open_connections
             assert MOST_HELD < connection.pipes[0].size < 2 * MOST_HELD
             link.heal()
             await peer.until(lambda: len(peer.got) == len(data))

