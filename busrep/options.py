@@ -72,8 +72,8 @@ class BusOptions:
         settings: Bounds and periods.
         on_poison: What becomes of a (stream, writer) whose handler keeps failing. "stop" stops it; "dead_letter" keeps
             the fact as a dead letter and goes on behind it.
-        on_epoch_change: What a reader does when the fact log was restored or replaced. "rebootstrap" begins again from
-            the oldest rows; "stop" raises EpochChanged.
+        on_epoch_change: What a reader does when the fact log was restored or replaced. "rebootstrap" begins anew,
+            with a snapshot where the bus has a function for one, else from the oldest rows; "stop" raises EpochChanged.
         on_too_old: What a reader does when rows were pruned before it read them. "stop" stops the (stream, writer);
             "skip" goes on behind them and calls the ``on_missed`` handlers.
         own: Whether this process's own facts are delivered to its handlers, too.

@@ -1,4 +1,4 @@
-"""Which link leads to a server: the one place that knows the schemes of their URLs."""
+"""Which link leads to a server, by the scheme of its URL. tcp.py has the schemes of direct connections."""
 
 from __future__ import annotations
 

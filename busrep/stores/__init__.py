@@ -3,7 +3,8 @@
 Every operation is a plan (plans.py), in the module of what it is about: schema, claims, fencing, failover, facts,
 readers, bootstraps, snapshots, report. planned.py makes a store of them, blocking.py one for threads.
 
-A database is a package: ``dialect.py`` has its pieces of SQL, as dialect.py asks for them; ``store.py`` and
+A database is a package: ``dialect.py`` has its pieces of SQL, as dialect.py asks for them (beside ``ON CONFLICT`` and
+``RETURNING``, which the plans use themselves), ``snapshots.py`` reads a table as of one moment; ``store.py`` and
 ``blocking.py`` run plans on its connections, for asyncio and in the calling thread, and name their class ``STORE``. It
 stands in `KINDS`. A server that speaks another protocol fills in the hooks of server.py, which says what a lost
 answer means.

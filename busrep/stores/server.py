@@ -46,7 +46,7 @@ def by_state(error: Exception, state: str | None, *, operational: bool) -> Excep
         return NoSuchTable(error)
     if state == "42501":  # missing, or revoked: like a revoked ACL of Redis, it may be granted while we try
         return Unavailable(
-            "PostgreSQL", f"{str(error).strip()}; the README's 'Rights in PostgreSQL' lists what is needed"
+            "PostgreSQL", f"{str(error).strip()}; 'Rights in PostgreSQL' in docs/guides/deploy.md lists what is needed"
         )
     # 25006: a write on a replica (after a failover that went elsewhere).
     if operational or state == "25006" or state in SESSION_ENDED:
