@@ -3,7 +3,7 @@
     python benchmarks/hostile_message.py [--size 16777216] [--only WORD]
 
 Each message is as large as ``--size`` and holds as much work as its kind of line allows. A bus does with it what it
-does with every message: parse, writer's side (``WriterSession.heard``), reader's side (``Reader.receive_frame``). The
+does with every message: parse, writer's side (``OtherWriters.heard``), reader's side (``Reader.receive_frame``). The
 memory is what the process allocates beyond the message itself, at the peak, as a multiple of the message (tracemalloc).
 """
 
@@ -14,12 +14,14 @@ import gc
 import time
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 
 from busrep.core.framing import parse_message
 from busrep.core.reader import Reader
 from busrep.core.received import Followed
+from busrep.runtime.config import WriterConfig
 from busrep.runtime.session import WriterSession
 from busrep.settings import Settings
 from busrep.stores.interface import Claim
@@ -103,7 +105,8 @@ def receiver() -> Callable[[bytes], None]:
     settings = Settings()
     streams = Registry([Stream("orders", Row)])
     claim = Claim("w", 1, "e" * 32, starts={"orders": 0}, known={"orders": {}}, highest={"orders": 0})
-    session = WriterSession("w", "shop", streams, settings, store=None, claim=claim, incarnation=1)
+    unused: Any = object()  # no fact is written to it
+    session = WriterSession(WriterConfig("w", "shop", streams, settings, unused), claim, 1)
     reader = Reader([Followed("orders"), Followed("a", resettable=True, fetchable=False)], settings=settings,
                     undeclared=True, epoch="e" * 32)  # fmt: skip
     reader.connected(0.0)
@@ -111,7 +114,7 @@ def receiver() -> Callable[[bytes], None]:
 
     def receive(data: bytes) -> None:
         frame = parse_message(data, settings)
-        session.heard(frame)
+        session.others.heard(frame)
         reader.receive_frame(frame, 1.0)
         reader.errors.clear()
         reader.commands.clear()

@@ -18,6 +18,7 @@ import pytest
 from busrep import Bus, Settings, Stream, connect
 from busrep.caches.cache import Invalidation, invalidations
 from busrep.errors import Closed, CommitUnknown, ConfigError, NotAWriter, Unavailable
+from busrep.http.client import HttpOptions
 from busrep.http.serve import serve
 from busrep.http.server import catch_up_app
 from busrep.http.source import HttpSource
@@ -871,7 +872,7 @@ def test_where_rows_come_over_http_the_same(on_sqlite: World) -> None:
         async with on_sqlite.bus(writer="w1") as writer:
             assert writer.store is not None
             async with serve(catch_up_app(writer.store, [orders, caches], secret="for-tests")) as serving:
-                source = HttpSource(serving.url, [orders, caches], LONG, secret="for-tests")
+                source = HttpSource(serving.url, [orders, caches], LONG, HttpOptions(secret="for-tests"))
                 async with on_sqlite.bus(store=source) as reader:
                     item = on_sqlite.cached(reader)
                     await trusted(reader)
