@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -25,8 +24,6 @@ from .cached import CachedFunction, unix_ms
 from .caching import CacheUpkeep
 from .publisher import LineSeen, channel_of
 from .writing import Fact, Writing
-
-log = logging.getLogger("busrep")
 
 CommandT = TypeVar("CommandT", bound=Command)
 P = ParamSpec("P")
