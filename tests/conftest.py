@@ -8,8 +8,10 @@ import ctypes
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
@@ -19,6 +21,7 @@ import hypothesis
 import pytest
 
 from busrep.testing.servers import PostgresServer, RedisServer
+from tests.scratch import memory_folder
 
 pytest_plugins = ["busrep.testing.fixtures"]
 
@@ -41,6 +44,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if LINUX:
         # PR_SET_CHILD_SUBREAPER: what a killed child leaves behind becomes ours, and the leak check sees it.
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    if not hasattr(config, "workerinput") and not config.option.basetemp and (folder := memory_folder()):
+        os.environ["TMPDIR"] = str(folder)  # for the workers, and for what the tests start
+        tempfile.tempdir = None
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_report_header() -> str:
+    return f"temporary files: {tempfile.gettempdir()}"
 
 
 @pytest.hookimpl(trylast=True)
