@@ -61,17 +61,50 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+# Files whose tests take longest, most of it waiting for processes that they start and kill. They begin first, and each
+# test goes to whichever worker is free: else the last minutes would be one worker's.
+LONGEST = tuple(
+    f"tests/{name}.py"
+    for name in (
+        "asyncio/test_bootstrap_kills",
+        "stores/test_failover",
+        "sync/test_fork",
+        "cli/test_demo",
+        "links/test_tcp_session",
+        "http/test_bus",
+        "asyncio/test_faults",
+        "docs/test_testing_example",
+        "commands/test_presence",
+        "pipeline/test_replay",
+        "integrations/test_celery",
+        "docs/test_caches",
+        "docs/test_integrations",
+        "asyncio/test_trust",
+    )
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """``--dist loadfile``, and all that needs Spark goes to one worker: each other one would start a JVM of its own,
-    which takes longest to run its first tests."""
+    """``--dist loadfile``, with `LONGEST` in parts, and all that needs Spark on one worker: any other would start
+    a JVM of its own, which takes longest to run its first tests."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
+    config.option.loadscopereorder = False  # it would put the files with the most tests first
+
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/spark" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
+            if nodeid.startswith("tests/spark/"):
+                return "tests/spark"
+            return nodeid.partition("[")[0] if nodeid.startswith(LONGEST) else super()._split_scope(nodeid)
 
     return Scheduling(config, log)
 

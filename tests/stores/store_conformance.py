@@ -75,7 +75,7 @@ def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(3 * PATIENCE):
                 await test(*args, **kwargs)
 
         asyncio.run(bounded())
