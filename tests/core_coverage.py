@@ -26,7 +26,7 @@ OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("core/test_reader", "core/test_late_rows", "core/test_hostile_messages", "asyncio/test_clock_behind",
      "core/test_core_trust"): (
         "core/reader", "core/progress", "core/received", "core/following", "core/followed", "core/states",
-        "core/intake", "core/admission", "core/log_identity", "core/delivery", "core/catchup",
+        "core/intake", "core/admission", "core/delivery", "core/catchup",
     ),
     ("core/test_backoff", "core/test_bootstrap_core"): ("core/backoff",),
     ("core/test_saved_positions",): ("core/saved_positions",),
@@ -35,7 +35,7 @@ OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
         "core/bootstrap", "core/bootstrap_states", "core/bootstrap_work",
     ),
     ("core/test_writer", "core/test_replicate_rate", "links/test_one_line", "core/test_core_trust"): (
-        "core/writer", "core/chain", "core/announcements", "core/outgoing",
+        "core/writer", "core/chain", "core/outgoing",
     ),
     ("test_package", "core/test_core_trust"): ("errors", "settings", "stores/interface"),
 }  # fmt: skip

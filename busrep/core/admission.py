@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from ..errors import ParseError
 from .catchup import Key
 from .commands import Name, Position
+from .followed import FollowedWriters
 from .framing import Rows
-from .intake import Intake
-from .log_identity import LogIdentity
 from .progress import Progress
 from .received import Followed, end_of
 from .senders import SenderTracker
@@ -27,10 +26,10 @@ class Admission:
     ``registry``: the claim of each registered (stream, writer), None until it was read for the first time.
     """
 
-    def __init__(self, intake: Intake, log: LogIdentity) -> None:
+    def __init__(self, log: FollowedWriters) -> None:
         self.registry: Mapping[Key, int] | None = None
-        self.senders = SenderTracker(intake.settings.followed)
-        self._intake, self._log = intake, log
+        self.senders = SenderTracker(log.settings.followed)
+        self._intake, self._log = log.intake, log
         self._claims: dict[str, int] = {}  # writer -> incarnation, of the registry
         # Who the registry did not list so when it was read: how far it said to be, and the answers that came since.
         self._unconfirmed: dict[Life, tuple[int, int]] = {}
@@ -91,7 +90,7 @@ class Admission:
         """Rule 9.11: of a resettable stream only the highest incarnation counts, and a higher one is a reset; so is a
         lower one that has outlived it (9.24)."""
         counters = self._intake.counters
-        if self._log.is_another(self.senders.epoch_of(progress.writer)):
+        if self._log.is_another_log(self.senders.epoch_of(progress.writer)):
             counters.other_logs += 1
             return False
         if incarnation is None:

@@ -1,4 +1,4 @@
-"""The (stream, writer)s that a reader follows: where each stands, what waits for its handlers, and snapshots."""
+"""The (stream, writer)s that a reader follows: where each stands, what waits for its handlers, and their log."""
 
 from __future__ import annotations
 
@@ -7,21 +7,85 @@ from collections.abc import Collection, Iterable, Mapping
 import attrs
 
 from ..errors import ConfigError
-from .catchup import Key
+from .catchup import FetchUpdates, Key
 from .delivery import Missed, RawBatch, Reset
 from .intake import Intake
 from .progress import Progress
 from .received import Followed
 from .states import State
 
+# Epochs of other deployments that are reported; each is reported once.
+MOST_REFUTED = 16
+
 
 class FollowedWriters:
-    """{(stream, writer): its progress}. ``followed``: the streams, by name. ``intake`` has the bytes that wait."""
+    """{(stream, writer): its progress}. ``followed``: the streams, by name. ``intake`` has the bytes that wait.
 
-    def __init__(self, streams: Iterable[Followed], intake: Intake) -> None:
+    ``epoch``: of the fact log that the positions belong to, None until one is known. Anybody may announce another
+    epoch on the channel. That is a hint. A page, read from the log itself, decides: it names the epoch of the log.
+    ``new_epoch``: the log is proven to be this other one; answer with ``rebase`` or ``keep_epoch``.
+    ``other_deployments``: epochs that were announced and are of other logs, for the runtime to report.
+    """
+
+    def __init__(self, streams: Iterable[Followed], intake: Intake, epoch: str | None) -> None:
         self.intake, self.settings, self.ready = intake, intake.settings, intake.ready
+        self.counters = intake.counters
         self.progress: dict[Key, Progress] = {}
         self.followed = {stream.name: stream for stream in streams}
+        self.epoch = epoch
+        self.new_epoch: str | None = None
+        self.other_deployments: list[str] = []
+        self._doubted: str | None = None
+        self._question: FetchUpdates | None = None  # the page that was asked for because the epoch is in doubt
+        self._doubt_at = 0.0  # when it may be asked for again
+        self._refuted: set[str] = set()
+
+    def doubt(self, announced: str | None) -> None:
+        """Somebody says that the log is of this epoch: a page, read from the log itself, decides."""
+        if announced not in (None, self.epoch) and self.epoch is not None:
+            self._doubted = announced
+
+    def log_question(self, now: float) -> FetchUpdates | None:
+        """The page to fetch now because the epoch is in doubt, if it is, and no other such page was asked for."""
+        if self._doubted is None or self._question is not None or self._doubt_at > now:
+            return None
+        for progress in self.progress.values():
+            if progress.stream.durable:
+                # Below the floor nothing is answered, and that may be why there is a bootstrap.
+                at = progress.due if progress.state is State.BOOTSTRAPPING else progress.position
+                self._question = FetchUpdates(*progress.key, at, at, 1)
+                return self._question
+        self._doubted = None  # nothing followed here belongs to a fact log
+        return None
+
+    def is_another_log(self, epoch: str | None) -> bool:
+        """Whether a message of this epoch (None: it names none) is of another log than the one that is read here: of
+        another deployment, or of the time before a restore. Without a log to read nothing tells them apart."""
+        if epoch is None or self.epoch is None or epoch == self.epoch:
+            return False
+        return any(one.stream.durable for one in self.progress.values())
+
+    def proves(self, asked: FetchUpdates, found: str, now: float) -> bool:
+        """Whether a page of a stream with a table counts: it is of this log, and brings more than that answer."""
+        if self.epoch is None:
+            self.epoch = found
+        if found != self.epoch:
+            if self.new_epoch is None:
+                self.counters.epoch_changes += 1
+            self.new_epoch = found
+            return False
+        if asked is not self._question:
+            return self.new_epoch is None
+        # It may have been asked of a replica that lags: whoever says so again is believed enough to ask again.
+        self._settle_doubt(now)
+        refuted, self._doubted = self._doubted, None
+        if refuted is not None and refuted not in self._refuted and len(self._refuted) < MOST_REFUTED:
+            self._refuted.add(refuted)
+            self.other_deployments.append(refuted)
+        return False
+
+    def _settle_doubt(self, now: float) -> None:
+        self._question, self._doubt_at = None, now + self.settings.retry_max
 
     def disconnected(self) -> None:
         """The link is gone, or what came over it cannot be trusted: nothing is live any more."""

@@ -23,9 +23,8 @@ from busrep.errors import ConfigError, UnknownStream
 from busrep.settings import Settings
 from busrep.streams import Stream
 
-from .announcements import OPENING_ITEMS, Announcements
 from .chain import Chain, Draft
-from .outgoing import OutgoingFrame, OutgoingFrames
+from .outgoing import OPENING_ITEMS, Announcements, OutgoingFrame, OutgoingFrames
 
 
 class Writer:

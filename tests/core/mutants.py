@@ -833,7 +833,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Who bootstraps because its rows were pruned never finds out that the log is another one.",
         edits=(
             Edit(
-                "LogIdentity.question",
+                "FollowedWriters.log_question",
                 "                at = progress.due if progress.state is State.BOOTSTRAPPING else progress.position\n",
                 "                at = progress.position\n",
             ),
@@ -1031,7 +1031,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Reader.receive_page",
-                "        if progress.asked is not asked and not self._log.asked(asked):\n",
+                "        if progress.asked is not asked and asked is not self._question:\n",
                 "        if False:\n",
             ),
         ),
@@ -1102,14 +1102,14 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a restore from a backup readers mix rows of two logs, and skip what the new one has below them.",
         edits=(
             Edit(
-                "LogIdentity.verify",
+                "FollowedWriters.proves",
                 """\
-        if self.new is None:
-            self._intake.counters.epoch_changes += 1
-        self.new = found
-        return False
+            if self.new_epoch is None:
+                self.counters.epoch_changes += 1
+            self.new_epoch = found
+            return False
 """,
-                "        self.epoch = found\n        return True\n",
+                "            self.epoch = found\n            return True\n",
             ),
         ),
         checks=(
@@ -1123,10 +1123,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Refuted by a replica that lags, a restore is not noticed: rows of two logs are mixed.",
         edits=(
             Edit(
-                "LogIdentity.verify",
-                "                self._retry_at = now + self._intake.settings.retry_max\n"
-                "                return False\n",
-                '                self._retry_at = float("inf")\n                return False\n',
+                "FollowedWriters.proves",
+                "        self._settle_doubt(now)\n",
+                '        self._settle_doubt(float("inf"))\n',
             ),
         ),
         checks=(
@@ -1562,7 +1561,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Admission._present_life",
-                "        if self._log.is_another(self.senders.epoch_of(progress.writer)):\n",
+                "        if self._log.is_another_log(self.senders.epoch_of(progress.writer)):\n",
                 "        if False:\n",
             ),
         ),
