@@ -16,9 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 # Test files -> the core modules that they cover alone.
 OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("core/test_commands", "core/test_core_trust"): (
-        "core/commands", "core/fields", "core/line", "core/application_commands",
-    ),
+    ("core/test_commands", "core/test_core_trust"): ("core/commands", "core/fields", "core/application_commands"),
     ("core/test_framing", "core/test_hostile_messages", "core/test_core_trust"): ("core/framing", "core/row_lines"),
     ("core/test_senders", "core/test_core_trust"): ("core/senders",),
     ("core/test_streams", "core/test_core_trust"): ("streams",),

@@ -22,8 +22,7 @@ CORE_ORDER = (
     ("errors",),
     ("row_types",),
     ("settings", "core/catchup", "core/fields", "urls"),
-    ("core/line", "core/snapshots"),
-    ("core/application_commands", "core/row_lines"),
+    ("core/snapshots", "core/application_commands", "core/row_lines"),
     ("core/commands",),
     (
         "streams",
