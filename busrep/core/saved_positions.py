@@ -1,6 +1,4 @@
-"""What is saved of a reader's positions, as far as this process knows, and what that means for its rows.
-
-Rules 9.12 and 9.17 of protocol.md. Pure: it is told what a store answered.
+"""What is saved of a reader's positions, as far as this process knows, and what that means (rules 9.12 and 9.17).
 
 The saved position decides, not what this process has handled: another process under the same reader name may have
 handled more, and a restore or a failover may have taken back what was saved, with the effects that were saved with it.
@@ -17,6 +15,7 @@ from busrep.errors import PositionsAheadOfTable, PositionTooOld
 from busrep.stores.interface import ReaderState
 
 from .catchup import Key
+from .delivery import RawBatch
 
 Change = tuple[str, str, int, int]
 """Stream, writer, the position that is saved, and the one to save in its place."""
@@ -30,25 +29,6 @@ class Reread(enum.Enum):
     NOT_SAVED = enum.auto()  # the rows are to be handled again
     HANDLED = enum.auto()
     MOVED = enum.auto()  # go on at the saved position
-
-
-@attrs.frozen
-class Attempt:
-    """A batch whose handler may have saved its position: its bounds, and what else decides.
-
-    ``log_read``: the epoch that the rows are of; ``epoch``: that of the log now read; ``saved_epoch``: that of the
-    saved positions. ``void``: a bootstrap came in place of the rows. ``lost``: the saved position was gone, and
-    registered anew. ``in_hand``: the rows have not been given up meanwhile.
-    """
-
-    after: int
-    position: int
-    log_read: str | None
-    epoch: str | None
-    saved_epoch: str | None
-    void: bool
-    lost: bool
-    in_hand: bool
 
 
 @attrs.define(eq=False)
@@ -109,14 +89,8 @@ class SavedPositions:
     def compare(
         self, keys: Iterable[Key], before: Mapping[Key, int], found: Mapping[Key, int], began: Callable[[Key], int]
     ) -> list[tuple[Key, int]]:
-        """Take in what was read of these: give those that have to go back, and where to.
-
-        Args:
-            keys: What is compared.
-            before: What was known when the read began: a handler may have saved since.
-            found: What was read.
-            began: Where a (stream, writer) began, for one that is not among ``found``.
-        """
+        """Take in what was ``found`` of these: give those that have to go back, and where to. ``before``: what was known
+        when the read began: a handler may have saved since. ``began``: where one that is not found began."""
         back = []
         for key in keys:
             if self.at.get(key, 0) > before.get(key, 0):
@@ -131,17 +105,32 @@ class SavedPositions:
                 back.append((key, found.get(key, began(key))))
         return back
 
-    def reread(self, key: Key, saved: int | None, attempt: Attempt) -> Reread:
-        """What is saved decides, whatever became of the handler's transaction."""
-        # Rows of a log that is gone: what is saved in the new one is known.
-        if saved is None or attempt.epoch != attempt.log_read or attempt.void:
+    def reread(
+        self,
+        key: Key,
+        saved: int | None,
+        batch: RawBatch,
+        *,
+        log_read: str | None,
+        epoch: str | None,
+        saved_epoch: str | None,
+        lost: bool,
+        in_hand: bool,
+    ) -> Reread:
+        """What becomes of a batch whose handler may have saved its position, whatever became of its transaction.
+
+        ``saved``: what was read; None when there is none, or a bootstrap came in place of the rows. ``log_read``: the
+        epoch that the rows are of; ``epoch``: that of the log now read; ``saved_epoch``: that of the saved positions.
+        ``lost``: the saved position was gone, and registered anew. ``in_hand``: the rows were not given up meanwhile.
+        """
+        if saved is None or epoch != log_read:  # of a log that is gone: what is saved in the new one is known
             return Reread.VOID
-        if attempt.saved_epoch not in (None, attempt.log_read):
+        if saved_epoch not in (None, log_read):
             return Reread.OTHER_LOG
-        if saved == self.at.get(key) and saved <= attempt.after and not attempt.lost and attempt.in_hand:
+        if saved == self.at.get(key) and saved <= batch.after and not lost and in_hand:
             return Reread.NOT_SAVED
         self.at[key] = saved
-        return Reread.HANDLED if saved == attempt.position and attempt.in_hand else Reread.MOVED
+        return Reread.HANDLED if saved == batch.position and in_hand else Reread.MOVED
 
     def pruned(self, key: Key, saved: int, floor: int, handled: int) -> bool:
         """Whether another process under this reader's name has handled what was pruned up to ``floor``: then it goes on
