@@ -89,8 +89,8 @@ class SavedPositions:
     def compare(
         self, keys: Iterable[Key], before: Mapping[Key, int], found: Mapping[Key, int], began: Callable[[Key], int]
     ) -> list[tuple[Key, int]]:
-        """Take in what was ``found`` of these: give those that have to go back, and where to. ``before``: what was known
-        when the read began: a handler may have saved since. ``began``: where one that is not found began."""
+        """Take in what was ``found`` of these; give those that have to go back, and where to. ``before``: what was
+        known when the read began: a handler may have saved since. ``began``: where one that is not found began."""
         back = []
         for key in keys:
             if self.at.get(key, 0) > before.get(key, 0):
