@@ -109,7 +109,7 @@ class FollowedWriters:
         self._add(self.followed[stream], writer, position).began = position if began is None else began
 
     def learned(self, stream: str, writer: str, position: int) -> None:
-        """A proven position that was not heard on the wire: from the positions table, or of a finished writer."""
+        """See `Progress.learned`."""
         progress = self.progress.get((stream, writer)) or self._add(self.followed[stream], writer, 0)
         progress.learned(position)
 
@@ -119,11 +119,8 @@ class FollowedWriters:
         return self.intake.bootstrapping.keys()
 
     def bootstrap(self, stream: str) -> None:
-        """A snapshot of ``stream`` will be loaded: hold the lines of all its writers, and drop what waits unhandled.
-
-        One that is stopped is not any more: the snapshot comes in place of what stopped it. Raises ConfigError for a
-        stream without a table.
-        """
+        """A snapshot of ``stream`` will be loaded: hold the lines of all its writers, also of one that was stopped, and
+        drop what waits unhandled. Raises ConfigError for a stream without a table."""
         if not self.followed[stream].durable:
             raise ConfigError(f"stream {stream!r} is not kept in a table: there is no snapshot of it")
         if stream not in self.intake.bootstrapping:
@@ -132,10 +129,7 @@ class FollowedWriters:
                 progress.begin_bootstrap()
 
     def bootstrapped(self, stream: str, positions: Mapping[str, int]) -> None:
-        """The snapshot at ``positions`` ({writer: position}; who is not in it is at 0) is applied: go on behind it.
-
-        What is held passes through the usual rules, the rest comes by catch-up.
-        """
+        """The snapshot at ``positions`` ({writer: position}; who is not in it is at 0) is applied: go on behind it."""
         for writer in positions:
             if (stream, writer) not in self.progress:
                 self._add(self.followed[stream], writer, 0)
@@ -175,9 +169,8 @@ class FollowedWriters:
 
     def done(self, stream: str, writer: str) -> int:
         """What was taken has been handled; return the position now delivered."""
-        progress = self.progress[stream, writer]
-        progress.done()
-        return progress.queue.delivered
+        self.progress[stream, writer].done()
+        return self.delivered(stream, writer)
 
     def delivered(self, stream: str, writer: str) -> int:
         """Every row of this writer up to here has been handled."""
@@ -202,12 +195,8 @@ class FollowedWriters:
         states: dict[str, dict[str, str]] = {}
         for (stream, writer), progress in sorted(self.progress.items()):
             states.setdefault(stream, {})[writer] = progress.state.value
-        # Why what is catching up got no page, for whoever wonders about a stale one.
-        trouble = {
-            " ".join(key): repr(error)
-            for key in intake.catching
-            if (error := self.progress[key].retry.error) is not None
-        }
+        # Why what is catching up got no page.
+        errors = {" ".join(key): self.progress[key].retry.error for key in intake.catching}
         needed: dict[str, list[str]] = {}
         for stream, writer in sorted(intake.needed_catch_up):
             needed.setdefault(stream, []).append(writer)
@@ -218,6 +207,6 @@ class FollowedWriters:
             "buffer_bytes": intake.buffer_bytes,
             "buffer_bytes_peak": intake.buffer_bytes_peak,
             "states": states,
-            "trouble": trouble,
+            "trouble": {about: repr(error) for about, error in errors.items() if error is not None},
             "needed_catch_up": needed,
         }

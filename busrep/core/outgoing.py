@@ -58,7 +58,8 @@ class Announcements:
         self._asked = True
 
     def request(self, now: float) -> None:
-        """Somebody asks for the positions: answered now, or at the end of ``answer_interval`` since the last time."""
+        """Somebody asks for the positions: answered now, or at the end of ``answer_interval`` since the last time. One
+        answer serves all requests that arrive before it is composed."""
         if self._asked:
             return
         if now >= self._answer_from:
@@ -168,8 +169,7 @@ class OutgoingFrames:
         frames: list[OutgoingFrame] = []
         while self._in_flight < self._most:
             if self._in_flight == len(self.unconfirmed):
-                frame = compose()
-                if frame is None:
+                if (frame := compose()) is None:
                     break
                 self.unconfirmed.append(frame)
             frames.append(self.unconfirmed[self._in_flight])
@@ -186,13 +186,9 @@ class OutgoingFrames:
         self._in_flight = max(0, self._in_flight - 1)
         return True
 
-    def failed(self) -> None:
-        """Whether the frames in flight arrived is unknown: they go out again first, byte for byte."""
-        self._counts["publish_failures"] += 1
-        self.restart()
-
-    def restart(self) -> None:
-        """Another connection: what was handed out over the last one goes out again."""
+    def restart(self, *, failed: bool = False) -> None:
+        """What was handed out goes out again: it ``failed``, or there is another connection."""
+        self._counts["publish_failures"] += failed
         self._in_flight = 0
 
     def statistics(self) -> dict[str, int]:

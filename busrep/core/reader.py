@@ -1,12 +1,10 @@
 """The reader: frames in; fetches to do, and batches to handle, out. No I/O, no clock.
 
 For each (stream, writer) it knows one position: every row up to it has been taken in, in order. The parts:
-
-``followed``: all of them, and which fact log the positions belong to; ``progress``: one (stream, writer).
-``following``: what a line or a page does to its position and its state (``states``). Lines that have to wait are in
-``received``, rows to be handled in ``delivery``. ``admission``: whose lines count, by the NAME of their message, the
-registry and the claims.
-``intake``: what all (stream, writer) share.
+``followed``, all of them, and which fact log the positions belong to; ``progress``, one (stream, writer), and
+``following``, what a line or a page does to its position and its state (``states``); ``received``, lines that have to
+wait, and ``delivery``, rows to be handled; ``admission``, whose lines count; ``intake``, what all (stream, writer)
+share.
 
 How to drive it: after each of ``connected``, ``receive``, ``receive_page``, ``fetch_failed``, ``learned``, ``done`` and
 ``bootstrapped``, and when ``next_retry`` says so, call ``fetches()`` and do what it returns; whatever ``ready`` names
@@ -38,9 +36,8 @@ class Reader(FollowedWriters):
 
     For the runtime to drain after each input: ``commands`` (commands other than rows and positions), ``errors``,
     ``other_deployments`` (epochs), ``stepped_back`` and ``unproven`` ((stream, writer) whose position is to be compared
-    with the sequence), ``asks`` (REPLICATE is to be published: POSITIONs of foreign writers are due).
-
-    ``admission`` is told the registry each time it was read; ``intake`` has the bytes that wait.
+    with the sequence), ``asks`` (REPLICATE is to be published: POSITIONs of foreign writers are due). ``admission`` is
+    told the registry each time it was read.
     """
 
     def __init__(
@@ -81,11 +78,11 @@ class Reader(FollowedWriters):
         return [writer for writer, heard in self.last_heard.items() if now - heard > bound]
 
     def receive(self, data: bytes, now: float) -> None:
-        """Take in one message. Then drain ``commands`` and ``errors``, do ``fetches()``, look at ``ready``."""
+        """As ``receive_frame``, of a message that is not parsed."""
         self.receive_frame(parse_message(data, self.settings), now)
 
     def receive_frame(self, frame: Frame, now: float) -> None:
-        """As ``receive``, of a message that is parsed already."""
+        """Take in one message. Then drain ``commands`` and ``errors``, do ``fetches()``, look at ``ready``."""
         self.counters.frames_received += 1
         if frame.errors:
             self.counters.parse_errors += frame.malformed
@@ -120,9 +117,8 @@ class Reader(FollowedWriters):
             self._cut()
 
     def _cut(self) -> None:
-        """A message, or the rest of it, was dropped, and rows with it. A native writer's next frame shows by its
-        head what was in it. A foreign writer's next row shows nothing: its rows count again from its next POSITION on.
-        Of who was not heard no row counts as it is, and its catch-up goes on."""
+        """A message, or the rest of it, was dropped, and rows with it. A native writer's next frame shows by its head
+        what was in it. A foreign writer's next row shows nothing: its rows count again from its next POSITION on."""
         self.counters.messages_cut += 1
         for progress in self.progress.values():
             if progress.native or progress.state is State.STOPPED:

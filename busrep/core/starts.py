@@ -40,10 +40,9 @@ def plan_start(
 ) -> Start:
     """Decide positions at start from one snapshot of the store.
 
-    ``rows``: highest row ID per writer, of every writer with rows. ``positions``: the whole positions table.
-    Both as they stand in the table, negative for a negative stream. ``sequence``: the last ID the sequence
-    gave, 0 if none. ``writers``: the registry. ``own``: this process's writer name, only once its claim is
-    won and committed.
+    ``rows``: highest row ID per writer, of every writer with rows. ``positions``: the whole positions table. Both as
+    they stand in the table, negative for a negative stream. ``sequence``: the last ID the sequence gave, 0 if none.
+    ``writers``: the registry. ``own``: this process's writer name, only once its claim is won and committed.
 
     Rows prove a position for ``own`` alone (9.3), and the sequence proves nothing (9.8). A writer without a
     stored position was registered anew: ``own`` starts at the highest known ID, because a name that was never

@@ -205,9 +205,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a PUBLISH without an answer its rows are not sent again: those kept in memory only are lost.",
         edits=(
             Edit(
-                "OutgoingFrames.failed",
-                "        self.restart()\n",
-                "        self.restart()\n        self.unconfirmed.clear()\n",
+                "Writer.publish_failed",
+                "        self._outgoing.restart(failed=True)\n",
+                "        self._outgoing.restart(failed=True)\n        self._outgoing.unconfirmed.clear()\n",
             ),
         ),
         checks=(
@@ -355,9 +355,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="frames-without-a-name",
         rule="9.11",
         harm="Rows of a restarted writer are dropped as duplicates of those of its former life.",
-        edits=(
-            Edit("Writer._compose", "        lines = [self._head, *draft.lines]\n", "        lines = draft.lines\n"),
-        ),
+        edits=(Edit("Writer._compose", "draft.lines if one_line else [self._head, *draft.lines]", "draft.lines"),),
         checks=(
             SIMULATOR,
             WRITER + "rules[rule 9.11, 9.16 every frame opens with NAME, of resettable streams and of the others]",
