@@ -30,14 +30,12 @@ CORE_ORDER = (
         "stores/interface",
         "stores/transaction",
         "core/framing",
-        "core/senders",
         "core/delivery",
         "core/direct",
         "core/states",
         "core/intake",
         "core/retained",
         "core/bootstrap_work",
-        "core/bootstrap_states",
         "core/backoff",
         "core/failures",
         "core/health",
@@ -56,8 +54,7 @@ CORE_ORDER = (
         "core/outgoing",
         "core/writer",
         "core/bootstrap",
-        "core/own_facts",
-        "core/saved_positions",
+        "core/handled",
         "caches/keys",
         "caches/cached",
         "caches/cache",
@@ -88,7 +85,7 @@ MAY_IMPORT = {
     # Stores and sources are named by URLs, and a store may be another process, over HTTP.
     "options": CORE | {"stores", "snapshots", "http"},
     "stores": {"private_files", *CORE}
-    - {"core/reader", "core/writer", "core/retained", "core/delivery", "core/framing", "core/senders"},
+    - {"core/reader", "core/writer", "core/retained", "core/delivery", "core/framing", "core/admission"},
     "runtime": CORE,
     "links": CORE | {"runtime"},
     # A URL may say http: the source there is a source of snapshots as well, and a page's form is the body of a part.

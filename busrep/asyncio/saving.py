@@ -14,7 +14,7 @@ from typing import Any
 
 from busrep.core.catchup import Key
 from busrep.core.delivery import RawBatch
-from busrep.core.saved_positions import Change, Reread
+from busrep.core.handled import Change, Reread
 from busrep.errors import (
     BusrepError,
     ConfigError,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from busrep.core.delivery import RawBatch
-from busrep.core.saved_positions import OldestRows, Reread, SavedPositions
+from busrep.core.handled import OldestRows, Reread, SavedPositions
 from busrep.errors import PositionsAheadOfTable, PositionTooOld
 from busrep.stores.interface import ReaderState
 
