@@ -22,13 +22,13 @@ OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("core/test_ids", "core/test_core_trust"): ("core/ids", "core/runs", "core/starts"),
     ("core/test_reader", "core/test_senders", "core/test_late_rows", "core/test_hostile_messages",
      "asyncio/test_clock_behind", "core/test_core_trust"): (
-        "core/reader", "core/progress", "core/received", "core/following", "core/followed", "core/states",
+        "core/reader", "core/progress", "core/received", "core/following", "core/followed",
         "core/intake", "core/admission", "core/delivery", "core/catchup",
     ),
     ("core/test_backoff", "core/test_bootstrap_core"): ("core/backoff",),
     ("core/test_saved_positions", "core/test_own_facts"): ("core/handled",),
     ("core/test_bootstrap_core",): (
-        "core/bootstrap", "core/bootstrap_work",
+        "core/bootstrap", "core/bootstrap_work", "core/states",
     ),
     ("core/test_writer", "core/test_replicate_rate", "links/test_one_line", "core/test_core_trust"): (
         "core/writer", "core/chain", "core/outgoing",

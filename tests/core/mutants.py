@@ -477,9 +477,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A POSITION behind rows that are being handled makes them count as handled: lost in a crash.",
         edits=(
             Edit(
-                "DeliveryQueue._step",
-                "        elif self._entries or self.handling is not None:\n",
-                "        elif self._entries:\n",
+                "DeliveryQueue.put",
+                "            elif self._entries or self.handling is not None:\n",
+                "            elif self._entries:\n",
             ),
         ),
         checks=(
@@ -924,7 +924,7 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 "ReceivedRows._close_batch",
                 """\
-            self._drop(len(self.open))
+            self._intake.counters.rows_dropped += len(self.open)
             self.open, self.open_size = [], 0
 """,
                 "            self._drop(len(self.open))\n            self.open.clear()\n",
