@@ -16,26 +16,22 @@ ROOT = Path(__file__).parent.parent
 
 # Test files -> the core modules that they cover alone.
 OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("core/test_commands", "core/test_core_trust"): (
-        "core/commands", "core/fields", "core/line", "core/application_commands",
-    ),
+    ("core/test_commands", "core/test_core_trust"): ("core/commands", "core/fields", "core/application_commands"),
     ("core/test_framing", "core/test_hostile_messages", "core/test_core_trust"): ("core/framing", "core/row_lines"),
-    ("core/test_senders", "core/test_core_trust"): ("core/senders",),
     ("core/test_streams", "core/test_core_trust"): ("streams",),
     ("core/test_ids", "core/test_core_trust"): ("core/ids", "core/runs", "core/starts"),
-    ("core/test_reader", "core/test_late_rows", "core/test_hostile_messages", "asyncio/test_clock_behind",
-     "core/test_core_trust"): (
-        "core/reader", "core/progress", "core/received", "core/following", "core/followed", "core/states",
-        "core/intake", "core/admission", "core/log_identity", "core/delivery", "core/catchup",
+    ("core/test_reader", "core/test_senders", "core/test_late_rows", "core/test_hostile_messages",
+     "asyncio/test_clock_behind", "core/test_core_trust"): (
+        "core/reader", "core/progress", "core/received", "core/following", "core/followed",
+        "core/intake", "core/admission", "core/delivery", "core/catchup",
     ),
     ("core/test_backoff", "core/test_bootstrap_core"): ("core/backoff",),
-    ("core/test_saved_positions",): ("core/saved_positions",),
-    ("core/test_own_facts",): ("core/own_facts",),
+    ("core/test_saved_positions", "core/test_own_facts"): ("core/handled",),
     ("core/test_bootstrap_core",): (
-        "core/bootstrap", "core/bootstrap_states", "core/bootstrap_work",
+        "core/bootstrap", "core/bootstrap_work", "core/states",
     ),
     ("core/test_writer", "core/test_replicate_rate", "links/test_one_line", "core/test_core_trust"): (
-        "core/writer", "core/chain", "core/announcements", "core/outgoing",
+        "core/writer", "core/chain", "core/outgoing",
     ),
     ("test_package", "core/test_core_trust"): ("errors", "settings", "stores/interface"),
 }  # fmt: skip

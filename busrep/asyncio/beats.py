@@ -7,7 +7,7 @@ import logging
 import random
 from typing import Any
 
-from busrep.core.link_watch import LinkWatch
+from busrep.core.health import LinkWatch
 from busrep.errors import BusrepError
 from busrep.settings import Settings
 

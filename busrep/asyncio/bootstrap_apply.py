@@ -6,10 +6,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from busrep.core.bootstrap_states import BootstrapState, unfinished
 from busrep.core.bootstrap_work import Apply
 from busrep.core.failures import Verdict
 from busrep.core.snapshots import AppliedParts, BootstrapProgress
+from busrep.core.states import BootstrapState, unfinished
 from busrep.errors import BusrepError, ConfigError, HandlerFailed, ReaderMoved, RowError
 
 from ..runtime.tasks import call, forget_cancellation, heed_cancellation

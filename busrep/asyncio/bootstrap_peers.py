@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from busrep.core.bootstrap_states import unfinished
 from busrep.core.snapshots import BootstrapProgress
+from busrep.core.states import unfinished
 from busrep.errors import BusrepError
 from busrep.stores.interface import KnownWriter, ReaderState
 

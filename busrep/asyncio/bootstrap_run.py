@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from busrep.core.bootstrap import Bootstrap
-from busrep.core.bootstrap_states import BootstrapState, unfinished
 from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
 from busrep.core.snapshots import Agreement, BootstrapProgress
+from busrep.core.states import BootstrapState, unfinished
 from busrep.errors import BusrepError, Closed, ConfigError, NoSnapshots, Unavailable
 
 from ..runtime.tasks import being_cancelled, log_failure

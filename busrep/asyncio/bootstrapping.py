@@ -12,8 +12,8 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from busrep.core.bootstrap_states import BootstrapState, unfinished
 from busrep.core.snapshots import Agreement, AppliedParts, BootstrapProgress
+from busrep.core.states import BootstrapState, unfinished
 from busrep.errors import BusrepError, ConfigError, NoSnapshots, SnapshotGone
 from busrep.stores.interface import KnownWriter
 

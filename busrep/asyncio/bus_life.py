@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from busrep.core.commands import Name
-from busrep.core.link_watch import LinkWatch
+from busrep.core.health import LinkWatch
 from busrep.errors import BusrepError, Closed, ConfigError, WriterFenced
 from busrep.options import BusOptions
 from busrep.stores.interface import AsyncStore

@@ -10,10 +10,9 @@ from typing import Any
 
 from busrep.caches.cache import is_invalidations
 from busrep.core.catchup import Key
-from busrep.core.own_facts import OwnFacts
+from busrep.core.handled import OldestRows, OwnFacts, SavedPositions
 from busrep.core.reader import Reader
 from busrep.core.received import Followed
-from busrep.core.saved_positions import OldestRows, SavedPositions
 from busrep.errors import BusrepError
 from busrep.options import BusOptions
 from busrep.stores.interface import FactSource, ReaderPositions

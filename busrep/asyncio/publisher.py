@@ -13,7 +13,7 @@ from busrep.core.application_commands import UserIp
 from busrep.core.backoff import pause_after
 from busrep.core.commands import Command, Replicate
 from busrep.core.framing import COMMAND_BYTES
-from busrep.core.link_watch import LinkWatch
+from busrep.core.health import LinkWatch
 from busrep.errors import ConfigError, Unavailable
 from busrep.options import BusOptions
 

@@ -12,7 +12,7 @@ from typing import Any
 from busrep.core.backoff import LogLimiter
 from busrep.core.commands import Command, Name, Replicate, Server
 from busrep.core.framing import Frame, parse_message
-from busrep.core.link_watch import LinkWatch
+from busrep.core.health import LinkWatch
 from busrep.errors import ParseError
 from busrep.options import BusOptions
 

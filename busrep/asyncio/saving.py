@@ -14,7 +14,7 @@ from typing import Any
 
 from busrep.core.catchup import Key
 from busrep.core.delivery import RawBatch
-from busrep.core.saved_positions import Attempt, Change, Reread
+from busrep.core.handled import Change, Reread
 from busrep.errors import (
     BusrepError,
     ConfigError,
@@ -342,12 +342,9 @@ class BatchSaver:
             core.put_back(*key)
             return True
         core.doubt(state.epoch)
-        attempt = Attempt(
-            raw.after, raw.position,
-            log_read=log_read, epoch=core.epoch, saved_epoch=state.epoch,
-            void=void or context.holds(key[0]), lost=lost, in_hand=core.in_hand(key, raw),
-        )  # fmt: skip
-        after = self._saved.reread(key, saved, attempt)
+        saved = None if void or context.holds(key[0]) else saved
+        epochs = {"log_read": log_read, "epoch": core.epoch, "saved_epoch": state.epoch}
+        after = self._saved.reread(key, saved, raw, **epochs, lost=lost, in_hand=core.in_hand(key, raw))
         if after is Reread.OTHER_LOG:
             await asyncio.sleep(context.settings.retry_max)
             if core.in_hand(key, raw):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from . import fields
-from .line import Line
+from .fields import Line
 
 
 @attrs.frozen

@@ -24,30 +24,21 @@ the source all the time, and once the cause is gone nobody stays away for long."
 def pause_after(
     failures: int, settings: Settings, slowest: float | None = None, jitter: Callable[[], float] = random.random
 ) -> float:
-    """Return the seconds to wait after so many failures in a row: from ``retry_min`` doubling up to ``retry_max``.
-
-    Args:
-        failures: How many; none counts as one.
-        settings: They have ``retry_min`` and ``retry_max``.
-        slowest: The longest pause in seconds, if that is to be shorter than ``retry_max``.
-        jitter: Gives numbers in [0, 1). The pause is between half and all of what the doubling gives.
-    """
+    """Return the seconds to wait after so many failures in a row (none counts as one): from ``retry_min`` doubling up
+    to ``retry_max``, or ``slowest`` if that is shorter, of which ``jitter``, in [0, 1), leaves between half and all."""
     most = min(settings.retry_max, slowest or settings.retry_max)
     return min(most, settings.retry_min * 2.0 ** min(max(failures, 1) - 1, 16)) * (0.5 + jitter() / 2)
 
 
 @attrs.define(eq=False)
 class Retry:
-    """Something that is tried again until it succeeds.
-
-    ``failures``: how many in a row. ``error``: the last one, until something succeeds. ``at``: when to try again.
-    """
+    """Something that is tried again until it succeeds."""
 
     settings: Settings
     jitter: Callable[[], float]
-    failures: int = 0
-    at: float = 0.0
-    error: BaseException | str | None = None
+    failures: int = 0  # in a row
+    at: float = 0.0  # when to try again
+    error: BaseException | str | None = None  # the last one, until something succeeds
 
     def clear(self, at: float = 0.0) -> None:
         """It succeeded, or is tried anew; the next time is ``at``."""
@@ -65,14 +56,11 @@ class Retry:
 
 @attrs.define(eq=False)
 class FullSyncs:
-    """How many full syncs of a stream there were within an hour, and how long to wait before one more.
-
-    ``began``: when those of the last hour began, in seconds of one clock.
-    """
+    """How many full syncs of a stream there were within an hour, and how long to wait before one more."""
 
     settings: Settings
     jitter: Callable[[], float]
-    began: list[float] = attrs.field(factory=list)
+    began: list[float] = attrs.field(factory=list)  # within the last hour, in seconds of one clock
 
     def note(self, now: float) -> None:
         """One more begins."""

@@ -1,6 +1,4 @@
-"""A bootstrap of one stream: which snapshot, and which parts of it to load and to apply next. No I/O, no clock.
-
-Its states are in `bootstrap_states`; its parts, and what it asks for, are in `bootstrap_work`.
+"""A bootstrap of one stream: which snapshot, and which parts of it to load and to apply next.
 
 How to drive it: after each input, and when ``next_retry`` says so, give up what is not in ``under_way`` any more, do
 what ``work()`` returns, in its order, and answer each with the input that its class names; drain ``changes``.
@@ -15,9 +13,9 @@ from typing import Any
 from ..errors import SnapshotGone
 from ..settings import Settings
 from .backoff import FullSyncs, Retry
-from .bootstrap_states import TRANSITIONS, UNFINISHED, BootstrapEvent, BootstrapState, unfinished
 from .bootstrap_work import Agree, Apply, Begin, Drain, HandedOut, Leave, Load, Parts, Work
 from .snapshots import Agreement, BootstrapProgress, PartRows
+from .states import BOOTSTRAP_TRANSITIONS, UNFINISHED, BootstrapEvent, BootstrapState, unfinished
 
 
 class Bootstrap:
@@ -153,7 +151,8 @@ class Bootstrap:
 
     def _move(self, event: BootstrapEvent) -> None:
         # An event that the table does not list for this state is a bug here, and raises KeyError.
-        before, after = self.state, BootstrapState.REQUESTED if self.state is None else TRANSITIONS[self.state][event]
+        before = self.state
+        after = BootstrapState.REQUESTED if before is None else BOOTSTRAP_TRANSITIONS[before][event]
         if after is not before:
             self.state = after
             self.changes.append((before, after))

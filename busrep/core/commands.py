@@ -18,8 +18,7 @@ from busrep.errors import ParseError
 
 from . import application_commands as application
 from . import fields
-from .fields import INT64_MAX, BadFieldError, refuse_integer
-from .line import Line
+from .fields import INT64_MAX, BadFieldError, Line, refuse_integer
 
 _POSITION = re.compile(rb"([!-~]{1,255}) ([!-~]{1,255}) (0|[1-9][0-9]{0,17}) (0|[1-9][0-9]{0,17})")
 _COMMAND_NAME = re.compile(rb"[A-Z_]+")

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import attrs
 
-# What one row costs in memory beside its payload: a bytes header, an int and two list slots.
-ROW_OVERHEAD = 100
+from .framing import ROW_OVERHEAD
 
 # Tokens of a foreign writer that are remembered: a row that is late by more counts as a repetition.
 RECENT_TOKENS = 1_000
@@ -62,12 +61,9 @@ class Missed:
 
 @attrs.define(eq=False)
 class RecentTokens:
-    """The tokens last taken in of one foreign writer: they tell a row that comes late from one that is repeated.
+    """The tokens last taken in of one foreign writer: they tell a row that comes late from one that is repeated."""
 
-    ``floor``: what was taken in up to here is not known.
-    """
-
-    _floor: int
+    _floor: int  # what was taken in up to here is not known
     _tokens: deque[int] = attrs.field(factory=deque, init=False)
 
     def add(self, tokens: Sequence[int]) -> None:
@@ -119,20 +115,17 @@ class DeliveryQueue:
     def put(self, tokens: Sequence[int], payloads: Sequence[bytes], upto: int, *, fetched: bool) -> int:
         """Append rows that end at ``upto`` (bare step without rows); return the bytes they hold."""
         if not tokens:
-            return self._step(upto)
+            if self._entries and isinstance(last := self._entries[-1], Chunk):
+                last.upto = upto
+            elif self._entries or self.handling is not None:
+                self._entries.append(Chunk((), (), upto, False, 0))
+            else:
+                self.delivered = upto
+            return 0
         size = sum(map(len, payloads)) + ROW_OVERHEAD * len(payloads)
         self._entries.append(Chunk(tokens, payloads, upto, fetched, size))
         self.size += size
         return size
-
-    def _step(self, upto: int) -> int:
-        if self._entries and isinstance(last := self._entries[-1], Chunk):
-            last.upto = upto
-        elif self._entries or self.handling is not None:
-            self._entries.append(Chunk((), (), upto, False, 0))
-        else:
-            self.delivered = upto
-        return 0
 
     def notice(self, notice: Reset | Missed) -> None:
         """Append a notice, to be handled in its turn. Of resets that nobody was told of, the last will do, and of
@@ -157,10 +150,8 @@ class DeliveryQueue:
         return missed
 
     def take(self, most_rows: int) -> RawBatch | Reset | Missed | None:
-        """The next thing to handle: a notice, or a batch of at most ``most_rows`` rows (more only for one fact).
-
-        Small chunks are joined, so that a handler that lags behind gets fewer, larger batches.
-        """
+        """The next thing to handle: a notice, or a batch of at most ``most_rows`` rows (more only for one fact). Small
+        chunks are joined, so that a handler that lags behind gets fewer, larger batches."""
         if self.handling is not None or not self._entries:
             return None
         first = self._entries.popleft()
@@ -212,14 +203,11 @@ class DeliveryQueue:
         elif isinstance(handled, Missed):
             self.delivered = handled.upto
         self.size -= freed
-        self._settle()
-        return freed
-
-    def _settle(self) -> None:
         # Steps behind what was handled need no handler: nothing stands between them and the delivered position.
         while self._entries and isinstance(first := self._entries[0], Chunk) and not first.tokens:
             self.delivered = first.upto
             self._entries.popleft()
+        return freed
 
     def put_back(self) -> None:
         """Undo the last ``take``: the same rows come again, cut as the next ``take`` asks."""

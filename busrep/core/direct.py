@@ -1,9 +1,8 @@
-"""Direct TCP without the sockets: the same lines, newline-delimited, between a server and its clients.
+"""Direct TCP without the sockets: the same lines, newline-delimited (protocol.md, section 7).
 
 A connection carries no messages, only lines, while readers go by messages: each opens with who speaks. `FrameSplitter`
 cuts a stream of bytes into messages again. `PlainView` is what somebody with netcat, or a client of the reference
-system, is shown: the lines without those that say who speaks, and without positions that tell nothing new. `Liveness`
-says when to send a PING and when to give up the other side (protocol.md, section 7).
+system, is shown. `Liveness` says when to send a PING and when to give up the other side.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from busrep.core.fields import NAME_BYTES
 from busrep.errors import QUOTED_BYTES, ParseError
 from busrep.settings import Settings
 
-_OPENER = re.compile(rb"^(?:SERVER |NAME |\n)", re.MULTILINE)
+_OPENER = re.compile(rb"^(?:SERVER [^\n]*(?:\nNAME )?|NAME |\n)", re.MULTILINE)
+_PING = re.compile(rb"^PING ", re.MULTILINE)
 _SPEAKER = re.compile(rb"NAME [^ \n]+ [0-9]+(?:\n|\Z)")
 _EPOCH = re.compile(rb"SERVER .+ [0-9a-f]{32}\Z")
 
@@ -85,7 +85,6 @@ class FrameSplitter:
 
     def _cut(self, lines: bytes) -> list[bytes]:
         starts = [found.start() for found in _OPENER.finditer(lines)]
-        starts = [at for at in starts if not (lines.startswith(b"NAME ", at) and _after_server(lines, at))]
         pieces = [lines[start:end] for start, end in zip([0, *starts], [*starts, len(lines) + 1], strict=True)]
         first = pieces.pop(0).rstrip(b"\n")
         if first:
@@ -98,11 +97,6 @@ class FrameSplitter:
         elif pieces:
             self._opening = _opening_of(pieces[-1])
         return [piece for piece in pieces if piece]
-
-
-def _after_server(lines: bytes, at: int) -> bool:
-    before = lines.rfind(b"\n", 0, max(at - 1, 0)) + 1
-    return at > 0 and lines.startswith(b"SERVER ", before)
 
 
 def _opening_of(message: bytes) -> bytes:
@@ -180,12 +174,11 @@ class Liveness:
     unfinished_at: float | None = None
 
     def heard(self, now: float, messages: list[bytes], *, unfinished: bool = False) -> None:
-        """Whole lines came. Half a line is no sign of life: one that never ends could come byte by byte for ever.
-
-        ``unfinished``: it ends with half a line."""
+        """Whole lines came; ``unfinished``: and half a line, which is no sign of life: one that never ends could come
+        byte by byte for ever."""
         if messages:
             self.heard_at = now
-            self.pings = self.pings or any(b"PING " in message and _pings(message) for message in messages)
+            self.pings = self.pings or any(map(_PING.search, messages))
         if not unfinished:
             self.unfinished_at = None
         elif messages or self.unfinished_at is None:
@@ -205,7 +198,3 @@ class Liveness:
             return b""
         self.sent_at = now
         return b"PING %d\n" % unix_ms
-
-
-def _pings(message: bytes) -> bool:
-    return any(line.startswith(b"PING ") for line in message.split(b"\n"))

@@ -1,12 +1,9 @@
-"""What an error of a handler means, and what follows: call again, look for the fact, or give it up. Pure.
+"""What an error of a handler means, and what follows: call again, look for the fact, or give it up.
 
-Two kinds of errors are told apart:
-
-- an *outage*: a connection failed, or a server said that it cannot work now. The rows are not at fault. The handler is
-  called again, with backoff, for as long as it lasts.
-- a *suspicion*: anything else. The rows may be at fault. A batch of several facts is taken apart, to find the fact that
-  is; a single fact counts as poison only after ``handler_retries`` further calls and ``poison_after`` seconds, for the
-  cause may be an outage that looks like something else.
+An *outage*: a connection failed, or a server said that it cannot work now. The rows are not at fault. The handler is
+called again, with backoff, for as long as it lasts. A *suspicion* is anything else. The rows may be at fault. A batch
+of several facts is taken apart, to find the fact that is; a single fact counts as poison only after ``handler_retries``
+further calls and ``poison_after`` seconds, for the cause may be an outage that looks like something else.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import attrs
 
@@ -27,17 +24,9 @@ Transient = type[BaseException] | Iterable[type[BaseException]] | Callable[[Base
 """What else is an outage: classes of exceptions, or a predicate. It adds to what busrep knows, and takes nothing away.
 """
 
-# Errors of connections, (package, class): matched by name in the class's bases, so that no driver has to be installed.
-CONNECTION_ERRORS = frozenset(
-    {
-        ("psycopg", "OperationalError"),
-        ("psycopg", "InterfaceError"),
-        ("psycopg2", "OperationalError"),
-        ("psycopg2", "InterfaceError"),
-        ("redis", "ConnectionError"),
-        ("redis", "TimeoutError"),
-    }
-)
+# Errors of connections: matched by name in the class's bases, so that no driver has to be installed.
+DRIVERS = frozenset({"psycopg", "psycopg2", "redis"})
+CONNECTION_ERRORS = frozenset({"OperationalError", "InterfaceError", "ConnectionError", "TimeoutError"})
 # SQLSTATEs of other classes of psycopg's that say the same: the session was ended (25P03, 25P04), or the server is a
 # replica by now (25006).
 OUTAGE_STATES = frozenset({"25P03", "25P04", "25006"})
@@ -86,7 +75,8 @@ def _is_outage(error: BaseException) -> bool:
     if ("sqlite3", "OperationalError") in names:
         return getattr(error, "sqlite_errorcode", 0) & 0xFF in SQLITE_OUTAGES
     state = getattr(error, "sqlstate", None) or ""
-    return state in OUTAGE_STATES or (bool(names & CONNECTION_ERRORS) and not state.startswith(LIMIT_STATES))
+    connection = any(package in DRIVERS and name in CONNECTION_ERRORS for package, name in names)
+    return state in OUTAGE_STATES or (connection and not state.startswith(LIMIT_STATES))
 
 
 def _http_status(error: OSError) -> int | None:
@@ -101,31 +91,23 @@ def _is_busy(status: int | None) -> bool:
 
 def predicate_of(transient: Transient) -> Callable[[BaseException], bool]:
     """``transient=`` of connect() as a predicate. Raises ConfigError for something else."""
-    if transient is None:
-        return lambda _: False
-    if isinstance(transient, type):
-        transient = (transient,)
-    if isinstance(transient, Iterable):
-        kinds = tuple(transient)
-        for kind in kinds:
-            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                _refuse(kind)
-        return lambda error: isinstance(error, kinds)
-    if not callable(transient):
-        _refuse(transient)
-    ask = transient
+    wrong: object = transient
+    if transient is None or isinstance(transient, type | Iterable):
+        kinds = (transient,) if isinstance(transient, type) else tuple(transient or ())
+        others = [kind for kind in kinds if not (isinstance(kind, type) and issubclass(kind, BaseException))]
+        if not others:
+            return lambda error: isinstance(error, kinds)
+        wrong = others[0]
+    elif callable(transient):
 
-    def predicate(error: BaseException) -> bool:
-        try:
-            return bool(ask(error))
-        except Exception:  # it does not know this error; the error itself is logged
-            return False
+        def predicate(error: BaseException) -> bool:
+            try:
+                return bool(transient(error))
+            except Exception:  # it does not know this error; the error itself is logged
+                return False
 
-    return predicate
-
-
-def _refuse(given: object) -> NoReturn:
-    raise ConfigError(f"transient={given!r}: pass exception classes, or a function of an exception that says True")
+        return predicate
+    raise ConfigError(f"transient={wrong!r}: pass exception classes, or a function of an exception that says True")
 
 
 class Verdict(enum.Enum):

@@ -1,4 +1,5 @@
-"""The fields of command lines: which values they take, and how these are read and written (protocol.md, section 1).
+"""The fields of command lines: which values they take, how these are read and written, and the walk over those of a
+command (protocol.md, section 1).
 
 Numbers are integers of 64 bits with sign and have one spelling: ``+5``, ``007``, ``1_0`` and ``-0`` are
 refused. Nobody writes them, and so two different lines never mean the same position.
@@ -8,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from json.encoder import encode_basestring_ascii
+from typing import Any, ClassVar, cast
 
 import attrs
 import orjson
 
-from busrep.errors import ConfigError
+from busrep.errors import ConfigError, ParseError
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
@@ -22,6 +25,8 @@ NAME_BYTES = 255
 """The longest name on the wire, of whatever: as long as a user ID of the reference system may be, and the
 DNS name of a server. Names are remembered and stored, so all bounds that count names count bytes by it."""
 
+_JSON_ONLY = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 _INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 _USUAL_TEXT = re.compile(r"[ -~]{1,255}")
 _USUAL_NAME = re.compile(r"[!-~]{1,255}")
@@ -52,19 +57,9 @@ def json_bytes(value: object, default: Callable[[Any], Any] | None = None) -> by
     # orjson writes NaN and Infinity as null: where there is no null in the text there was none of them.
     if b"null" in text and not _finite(value):
         raise ValueError("NaN and Infinity are not JSON")
-    return text if text.isascii() else _NOT_ASCII.sub(_escape, text.decode()).encode()
-
-
-_JSON_ONLY = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-
-
-def _escape(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if code < 0x10000:
-        return f"\\u{code:04x}"
-    code -= 0x10000
-    return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+    if text.isascii():
+        return text
+    return _NOT_ASCII.sub(lambda wide: encode_basestring_ascii(wide[0])[1:-1], text.decode()).encode()
 
 
 def _finite(value: object) -> bool:
@@ -192,4 +187,57 @@ TOKEN = FieldKind(
 JSON = FieldKind(_refuse_json, read_json, json_bytes)
 # Inside a JSON array: read and written by it.
 STRING = FieldKind(_refuse_string, bytes.decode, str.encode)
-STRING_OR_NULL = FieldKind(lambda value: value if value is None else _refuse_string(value), bytes.decode, str.encode)
+STRING_OR_NULL = FieldKind(lambda value: None if value is None else _refuse_string(value), bytes.decode, str.encode)
+
+
+class Line:
+    """A command: the walk over the fields of its class."""
+
+    __slots__ = ()
+
+    NAME: ClassVar[bytes]
+    JSON_FROM: ClassVar[int | None] = None
+    """The fields from this one on are one JSON array."""
+
+    def format(self) -> bytes:
+        """The command as a line, without a newline."""
+        names, plain, _ = _shape(cast(Any, type(self)))
+        fields = [kind.write(getattr(self, name)) for name, kind in zip(names, plain, strict=False)]
+        if self.JSON_FROM is not None:
+            fields.append(json_bytes([getattr(self, name) for name in names[self.JSON_FROM :]]))
+        return b" ".join([self.NAME, *fields])
+
+    @classmethod
+    def read(cls, line: bytes, rest: bytes) -> Any:
+        """The command whose fields are ``rest``; ``line`` is for the error."""
+        names, plain, count = _shape(cast(Any, cls))
+        parts = rest.split(b" ", count - 1) if rest or count else []
+        if len(parts) != count:
+            raise ParseError(line, "line", f"{cls.NAME.decode()} takes {count} fields")
+        values: list[Any] = []
+        try:
+            for kind, part in zip(plain, parts, strict=False):
+                values.append(kind.read(part))
+        except ValueError as error:
+            raise ParseError(line, names[len(values)], str(error)) from None
+        if cls.JSON_FROM is not None:
+            values += _read_array(line, parts[-1], len(names) - len(plain))
+        return cls(*values)
+
+
+def _read_array(line: bytes, part: bytes, count: int) -> list[Any]:
+    try:
+        array = read_json(part)
+    except ValueError as error:
+        raise ParseError(line, "json", str(error)) from None
+    if type(array) is not list or len(array) != count:
+        raise ParseError(line, "json", f"an array of {count} is needed")
+    return array
+
+
+@cache
+def _shape(cls: Any) -> tuple[tuple[str, ...], tuple[FieldKind, ...], int]:
+    """Names of all fields, kinds of those outside JSON, and the number of fields on the wire."""
+    fields = attrs.fields(cls)
+    plain = tuple(field.validator for field in fields[: cls.JSON_FROM])
+    return tuple(field.name for field in fields), plain, len(plain) + (cls.JSON_FROM is not None)

@@ -1,4 +1,4 @@
-"""The (stream, writer)s that a reader follows: where each stands, what waits for its handlers, and snapshots."""
+"""The (stream, writer)s that a reader follows: where each stands, what waits for its handlers, and their log."""
 
 from __future__ import annotations
 
@@ -7,21 +7,85 @@ from collections.abc import Collection, Iterable, Mapping
 import attrs
 
 from ..errors import ConfigError
-from .catchup import Key
+from .catchup import FetchUpdates, Key
 from .delivery import Missed, RawBatch, Reset
 from .intake import Intake
 from .progress import Progress
 from .received import Followed
 from .states import State
 
+# Epochs of other deployments that are reported; each is reported once.
+MOST_REFUTED = 16
+
 
 class FollowedWriters:
-    """{(stream, writer): its progress}. ``followed``: the streams, by name. ``intake`` has the bytes that wait."""
+    """{(stream, writer): its progress}. ``followed``: the streams, by name. ``intake`` has the bytes that wait.
 
-    def __init__(self, streams: Iterable[Followed], intake: Intake) -> None:
+    ``epoch``: of the fact log that the positions belong to, None until one is known. Anybody may announce another
+    epoch on the channel. That is a hint. A page, read from the log itself, decides: it names the epoch of the log.
+    ``new_epoch``: the log is proven to be this other one; answer with ``rebase`` or ``keep_epoch``.
+    ``other_deployments``: epochs that were announced and are of other logs, for the runtime to report.
+    """
+
+    def __init__(self, streams: Iterable[Followed], intake: Intake, epoch: str | None) -> None:
         self.intake, self.settings, self.ready = intake, intake.settings, intake.ready
+        self.counters = intake.counters
         self.progress: dict[Key, Progress] = {}
         self.followed = {stream.name: stream for stream in streams}
+        self.epoch = epoch
+        self.new_epoch: str | None = None
+        self.other_deployments: list[str] = []
+        self._doubted: str | None = None
+        self._question: FetchUpdates | None = None  # the page that was asked for because the epoch is in doubt
+        self._doubt_at = 0.0  # when it may be asked for again
+        self._refuted: set[str] = set()
+
+    def doubt(self, announced: str | None) -> None:
+        """Somebody says that the log is of this epoch: a page, read from the log itself, decides."""
+        if announced not in (None, self.epoch) and self.epoch is not None:
+            self._doubted = announced
+
+    def log_question(self, now: float) -> FetchUpdates | None:
+        """The page to fetch now because the epoch is in doubt, if it is, and no other such page was asked for."""
+        if self._doubted is None or self._question is not None or self._doubt_at > now:
+            return None
+        for progress in self.progress.values():
+            if progress.stream.durable:
+                # Below the floor nothing is answered, and that may be why there is a bootstrap.
+                at = progress.due if progress.state is State.BOOTSTRAPPING else progress.position
+                self._question = FetchUpdates(*progress.key, at, at, 1)
+                return self._question
+        self._doubted = None  # nothing followed here belongs to a fact log
+        return None
+
+    def is_another_log(self, epoch: str | None) -> bool:
+        """Whether a message of this epoch (None: it names none) is of another log than the one that is read here: of
+        another deployment, or of the time before a restore. Without a log to read nothing tells them apart."""
+        if epoch is None or self.epoch is None or epoch == self.epoch:
+            return False
+        return any(one.stream.durable for one in self.progress.values())
+
+    def proves(self, asked: FetchUpdates, found: str, now: float) -> bool:
+        """Whether a page of a stream with a table counts: it is of this log, and brings more than that answer."""
+        if self.epoch is None:
+            self.epoch = found
+        if found != self.epoch:
+            if self.new_epoch is None:
+                self.counters.epoch_changes += 1
+            self.new_epoch = found
+            return False
+        if asked is not self._question:
+            return self.new_epoch is None
+        # It may have been asked of a replica that lags: whoever says so again is believed enough to ask again.
+        self._settle_doubt(now)
+        refuted, self._doubted = self._doubted, None
+        if refuted is not None and refuted not in self._refuted and len(self._refuted) < MOST_REFUTED:
+            self._refuted.add(refuted)
+            self.other_deployments.append(refuted)
+        return False
+
+    def _settle_doubt(self, now: float) -> None:
+        self._question, self._doubt_at = None, now + self.settings.retry_max
 
     def disconnected(self) -> None:
         """The link is gone, or what came over it cannot be trusted: nothing is live any more."""
@@ -45,7 +109,7 @@ class FollowedWriters:
         self._add(self.followed[stream], writer, position).began = position if began is None else began
 
     def learned(self, stream: str, writer: str, position: int) -> None:
-        """A proven position that was not heard on the wire: from the positions table, or of a finished writer."""
+        """See `Progress.learned`."""
         progress = self.progress.get((stream, writer)) or self._add(self.followed[stream], writer, 0)
         progress.learned(position)
 
@@ -55,11 +119,8 @@ class FollowedWriters:
         return self.intake.bootstrapping.keys()
 
     def bootstrap(self, stream: str) -> None:
-        """A snapshot of ``stream`` will be loaded: hold the lines of all its writers, and drop what waits unhandled.
-
-        One that is stopped is not any more: the snapshot comes in place of what stopped it. Raises ConfigError for a
-        stream without a table.
-        """
+        """A snapshot of ``stream`` will be loaded: hold the lines of all its writers, also of one that was stopped, and
+        drop what waits unhandled. Raises ConfigError for a stream without a table."""
         if not self.followed[stream].durable:
             raise ConfigError(f"stream {stream!r} is not kept in a table: there is no snapshot of it")
         if stream not in self.intake.bootstrapping:
@@ -68,10 +129,7 @@ class FollowedWriters:
                 progress.begin_bootstrap()
 
     def bootstrapped(self, stream: str, positions: Mapping[str, int]) -> None:
-        """The snapshot at ``positions`` ({writer: position}; who is not in it is at 0) is applied: go on behind it.
-
-        What is held passes through the usual rules, the rest comes by catch-up.
-        """
+        """The snapshot at ``positions`` ({writer: position}; who is not in it is at 0) is applied: go on behind it."""
         for writer in positions:
             if (stream, writer) not in self.progress:
                 self._add(self.followed[stream], writer, 0)
@@ -111,9 +169,8 @@ class FollowedWriters:
 
     def done(self, stream: str, writer: str) -> int:
         """What was taken has been handled; return the position now delivered."""
-        progress = self.progress[stream, writer]
-        progress.done()
-        return progress.queue.delivered
+        self.progress[stream, writer].done()
+        return self.delivered(stream, writer)
 
     def delivered(self, stream: str, writer: str) -> int:
         """Every row of this writer up to here has been handled."""
@@ -138,12 +195,8 @@ class FollowedWriters:
         states: dict[str, dict[str, str]] = {}
         for (stream, writer), progress in sorted(self.progress.items()):
             states.setdefault(stream, {})[writer] = progress.state.value
-        # Why what is catching up got no page, for whoever wonders about a stale one.
-        trouble = {
-            " ".join(key): repr(error)
-            for key in intake.catching
-            if (error := self.progress[key].retry.error) is not None
-        }
+        # Why what is catching up got no page.
+        errors = {" ".join(key): self.progress[key].retry.error for key in intake.catching}
         needed: dict[str, list[str]] = {}
         for stream, writer in sorted(intake.needed_catch_up):
             needed.setdefault(stream, []).append(writer)
@@ -154,6 +207,6 @@ class FollowedWriters:
             "buffer_bytes": intake.buffer_bytes,
             "buffer_bytes_peak": intake.buffer_bytes_peak,
             "states": states,
-            "trouble": trouble,
+            "trouble": {about: repr(error) for about, error in errors.items() if error is not None},
             "needed_catch_up": needed,
         }

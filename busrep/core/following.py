@@ -8,7 +8,7 @@ from .backoff import Retry
 from .catchup import FetchUpdates, UpdatesPage
 from .commands import Position
 from .delivery import Reset
-from .framing import Rows
+from .framing import ROW_OVERHEAD, Rows
 from .received import HeldLines, ReceivedRows, end_of
 from .states import TRANSITIONS, Event, State
 
@@ -65,25 +65,28 @@ class Following(ReceivedRows):
     def _hold(self, item: Rows | Position, incarnation: int | None) -> None:
         """Hold in order; when full drop the newest, and all after it."""
         if self.held.overflows(item):
-            self._drop(len(item.payloads) if isinstance(item, Rows) else 0)
+            self._intake.counters.rows_dropped += len(item.payloads) if isinstance(item, Rows) else 0
             # What is dropped still tells how far the writer is: there is no need to hear it again to fetch it.
             self.later = max(self.later, end_of(item))
             return
         # Unknown what came before these rows: once caught up they would pass for live ones.
         if isinstance(item, Rows) and not (self.heard or self.held):
-            self._drop(len(item.payloads))
+            self._intake.counters.rows_dropped += len(item.payloads)
             return
         self.held.append(item, incarnation)
 
     def _rows(self, rows: Rows) -> None:
         if self.state is not State.LIVE:
-            self._drop(len(rows.payloads))
+            self._intake.counters.rows_dropped += len(rows.payloads)
             return
         if lacking := self._take_rows(rows.tokens, rows.payloads):
             self._gap(lacking)  # fetched when there is room
-        if rows.open and not self._open_batch(rows.open):  # an endless batch
-            self._intake.counters.overflows += 1
-            self.lose()
+        if rows.open:
+            self.open += rows.open
+            self.open_size += sum(map(len, rows.open)) + ROW_OVERHEAD * len(rows.open)
+            if self.open_size > self._intake.settings.held_bytes:  # an endless batch
+                self._intake.counters.overflows += 1
+                self.lose()
 
     def _position(self, prev: int, new: int) -> None:
         self._close_batch()

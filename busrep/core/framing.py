@@ -104,11 +104,10 @@ def parse_frame(
 ) -> Frame:
     """The commands and rows of one message. Never raises: what is wrong stands in ``errors``.
 
-    From a malformed line on the rest of the message is dropped, as if it had been cut there: the chain
-    then shows the loss, while going on could step over a lost row. An unknown command is counted, and
-    parsing goes on. RDATA payloads are not decoded here. A message over ``max_bytes`` bytes, or not UTF-8, is
-    dropped whole; of one that holds more than ``most_items`` items (commands, known or not, and runs of rows) or
-    ``most_rows`` rows the rest is.
+    From a malformed line on the rest of the message is dropped, as if it had been cut there: the chain then shows the
+    loss, while going on could step over a lost row. An unknown command is counted, and parsing goes on. RDATA payloads
+    are not decoded here. A message over ``max_bytes`` bytes, or not UTF-8, is dropped whole; of one that holds more
+    than ``most_items`` items (commands, known or not, and runs of rows) or ``most_rows`` rows the rest is.
     """
     frame = Frame()
     try:

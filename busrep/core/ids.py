@@ -1,11 +1,9 @@
-"""Reserve and complete: from finished IDs to positions.
+"""Reserve and complete: from finished IDs to positions (protocol.md, section 5, rules 9.2 and 9.15).
 
-protocol.md, section 5, and rules 9.2 and 9.15.
-
-One `IdGenerator` per stream and process, pure: no clock, no SQL. It knows the runs of IDs that are *open*, the
-reservations that were asked for and not answered, and the runs of IDs that are *finished* above its position. The
-position is the largest finished ID below everything unfinished. A bulk of IDs costs one entry, and so does what
-finished without a gap; of finished runs beyond `MOST_RUNS` only those are kept that a position can stop at.
+One `IdGenerator` per stream and process. It knows the IDs that are *open*, the reservations that were asked for and not
+answered, and the IDs that are *finished* above its position: the largest finished ID below everything unfinished. IDs
+are kept as runs without a gap, so that a bulk of them costs one entry; of finished runs beyond `MOST_RUNS` only those
+are kept that a position can stop at.
 
 IDs are positive inside and on the wire; `IdGenerator.table_id` says what a negative stream's table holds.
 """
@@ -48,13 +46,10 @@ class Ticket:
 
 @attrs.define(eq=False)
 class IdGenerator:
-    """The IDs that one process writes to one stream, and its position there.
-
-    Not thread-safe: hold a lock round each call.
+    """The IDs that one process writes to one stream, and its position there. Hold a lock round each call.
 
     ``position``, ``highest``: of `plan_start`. ``stuck_after``: seconds after which an open fact is reported.
-    ``most_runs`` bounds what is remembered above an open ID. ``on_moved``: called with the position whenever that
-    has moved.
+    ``most_runs`` bounds what is remembered above an open ID. ``on_moved`` is called with each new position.
     """
 
     stream: str
@@ -92,10 +87,8 @@ class IdGenerator:
 
     @property
     def open_floor(self) -> int:
-        """The largest ID up to which this writer has nothing unfinished; ``highest`` when nothing is.
-
-        An idle writer may follow the others to there: note it before the own claim is read, see `follow`.
-        """
+        """The largest ID up to which this writer has nothing unfinished. An idle writer may follow the others to there:
+        note it before the own claim is read, see `follow`."""
         known = next(iter(self._tickets)).known if self._tickets else self.highest
         return min(known, self.firsts[0] - 1) if self.firsts else known
 
@@ -104,10 +97,8 @@ class IdGenerator:
         return -token if self.negative else token
 
     def ask(self, count: int = 1, *, now: float, owner: str = "") -> Ticket:
-        """Note that ``count`` IDs are about to be asked of the sequence: call before asking.
-
-        Raises `WriterFenced` once fenced. ``now``: seconds of any clock that does not go back.
-        """
+        """Note that ``count`` IDs are about to be asked of the sequence: call before asking. ``now``: seconds of any
+        clock that does not go back. Raises `WriterFenced` once fenced."""
         if self._fenced is not None:
             raise WriterFenced(self._fenced.writer, self._fenced.incarnation)
         if count < 1:
@@ -119,9 +110,8 @@ class IdGenerator:
     def answer(self, ticket: Ticket, ids: Sequence[int]) -> None:
         """Open the IDs that the sequence gave for ``ticket``.
 
-        Raises `SequenceWentBack` if one of them was known when they were asked for, or is in use;
-        `ValueError` if there are not as many as were asked for, or the ticket is not open. Then none is used
-        and the ticket given up.
+        Raises `SequenceWentBack` if one of them was known when they were asked for, or is in use; `ValueError` if their
+        number is another, or the ticket is not open. Then none is used and the ticket given up.
         """
         if ticket not in self._tickets:
             raise ValueError("the ticket was answered or given up before")
@@ -154,7 +144,7 @@ class IdGenerator:
                 raise SequenceWentBack(self.stream, first, last)
 
     def give_up(self, ticket: Ticket) -> None:
-        """Say that ``ticket`` will never be answered with an ID that is used. Again: nothing."""
+        """``ticket`` will never be answered with an ID that is used. Again: nothing."""
         if ticket in self._tickets:
             del self._tickets[ticket]
             if not self._tickets:
@@ -162,9 +152,9 @@ class IdGenerator:
             self._settle()
 
     def complete_many(self, ids: Iterable[int]) -> None:
-        """Finish IDs, in any order, committed or rolled back; the position may move. Again: nothing.
+        """Finish IDs, in any order, committed or rolled back; the position may move. Again, or once fenced: nothing.
 
-        Raises `ValueError` for an ID above every ID reserved here. Once fenced it completes nothing.
+        Raises `ValueError` for an ID above every ID reserved here.
         """
         runs = runs_of(ids)
         if runs and runs[-1][1] > self.own_highest:
@@ -172,10 +162,10 @@ class IdGenerator:
         self._finish(runs)
 
     def abandon(self, ids: Iterable[int]) -> None:
-        """Finish IDs that no row has, though nobody has looked at the claim since they were reserved.
+        """Finish IDs that no row has, though the claim was not looked at since they were reserved.
 
-        They hold nothing up, but the position does not move to them by themselves: a successor may have the name by
-        now, and rows below. It moves over them with a later fact, or as the others are followed.
+        The position does not move to them by themselves: a successor may have the name by now, and rows below. It moves
+        over them with a later fact, or as the others are followed.
         """
         self._finish(runs_of(ids), moves=False)
 

@@ -58,27 +58,18 @@ class Intake:
     jitter: Callable[[], float] = random.random
     counters: Counters = attrs.field(factory=Counters)
     errors: list[ParseError] = attrs.field(factory=list)
-    ready: dict[Key, None] = attrs.field(factory=dict)
-    """What has something to take."""
-    catching: dict[Key, None] = attrs.field(factory=dict)
-    """What is catching up; the next to ask for a page stands first."""
-    waiting: dict[Key, None] = attrs.field(factory=dict)
-    """What holds lines only because their rows have no room."""
-    draining: dict[Key, int] = attrs.field(factory=dict)
-    """What was bootstrapped, and is not delivered yet up to this position."""
-    bootstrapping: dict[str, None] = attrs.field(factory=dict)
-    """The streams of which a snapshot is being loaded."""
+    ready: dict[Key, None] = attrs.field(factory=dict)  # has something to take
+    catching: dict[Key, None] = attrs.field(factory=dict)  # is catching up; the next to ask for a page first
+    waiting: dict[Key, None] = attrs.field(factory=dict)  # holds lines only because their rows have no room
+    draining: dict[Key, int] = attrs.field(factory=dict)  # was bootstrapped, and is not delivered up to here
+    bootstrapping: dict[str, None] = attrs.field(factory=dict)  # streams of which a snapshot is loaded
     needed_catch_up: set[Key] = attrs.field(factory=set)
-    stepped_back: dict[Key, None] = attrs.field(factory=dict)
-    """Whose writer was heard below its position: look at the sequence."""
-    unproven: dict[Key, None] = attrs.field(factory=dict)
-    """Whose writer said more than a page proves: look at the sequence."""
-    fetching: int = 0
-    """Pages asked for and not answered."""
+    stepped_back: dict[Key, None] = attrs.field(factory=dict)  # heard below its position: look at the sequence
+    unproven: dict[Key, None] = attrs.field(factory=dict)  # said more than a page proves: likewise
+    fetching: int = 0  # pages asked for and not answered
     queue_bytes: int = 0
     queue_bytes_peak: int = 0
-    buffer_bytes: int = 0
-    """Held by bootstraps, all streams together."""
+    buffer_bytes: int = 0  # held by bootstraps, all streams together
     buffer_bytes_peak: int = 0
 
     def report(self, line: str, field: str, reason: str) -> None:

@@ -1,12 +1,10 @@
 """The reader: frames in; fetches to do, and batches to handle, out. No I/O, no clock.
 
 For each (stream, writer) it knows one position: every row up to it has been taken in, in order. The parts:
-
-``followed``: all of them; ``progress``: one (stream, writer). ``following``: what a line or a page does to its position
-and its state (``states``). Lines that have to wait are in ``received``, rows to be handled in ``delivery``.
-``admission``: whose lines count, by the NAME of their message, the registry and the claims.
-``log_identity``: which fact log the positions belong to.
-``intake``: what all (stream, writer) share.
+``followed``, all of them, and which fact log the positions belong to; ``progress``, one (stream, writer), and
+``following``, what a line or a page does to its position and its state (``states``); ``received``, lines that have to
+wait, and ``delivery``, rows to be handled; ``admission``, whose lines count; ``intake``, what all (stream, writer)
+share.
 
 How to drive it: after each of ``connected``, ``receive``, ``receive_page``, ``fetch_failed``, ``learned``, ``done`` and
 ``bootstrapped``, and when ``next_retry`` says so, call ``fetches()`` and do what it returns; whatever ``ready`` names
@@ -25,7 +23,6 @@ from .commands import Command, Name, Position, Server
 from .followed import FollowedWriters
 from .framing import Frame, Rows, parse_message
 from .intake import Intake
-from .log_identity import LogIdentity
 from .progress import Progress
 from .received import Followed
 from .states import State
@@ -39,9 +36,8 @@ class Reader(FollowedWriters):
 
     For the runtime to drain after each input: ``commands`` (commands other than rows and positions), ``errors``,
     ``other_deployments`` (epochs), ``stepped_back`` and ``unproven`` ((stream, writer) whose position is to be compared
-    with the sequence), ``asks`` (REPLICATE is to be published: POSITIONs of foreign writers are due).
-
-    ``admission`` is told the registry each time it was read; ``intake`` has the bytes that wait.
+    with the sequence), ``asks`` (REPLICATE is to be published: POSITIONs of foreign writers are due). ``admission`` is
+    told the registry each time it was read.
     """
 
     def __init__(
@@ -54,13 +50,10 @@ class Reader(FollowedWriters):
         epoch: str | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        super().__init__(streams, Intake(settings or Settings(), jitter))
-        intake = self.intake
-        self._log = LogIdentity(intake, self.progress, epoch)
-        self.admission = Admission(intake, self._log)
-        self.counters, self.errors = intake.counters, intake.errors
-        self.stepped_back, self.unproven = intake.stepped_back, intake.unproven
-        self.other_deployments = self._log.other_deployments
+        intake = Intake(settings or Settings(), jitter)
+        super().__init__(streams, intake, epoch)
+        self.admission = Admission(self)
+        self.errors, self.stepped_back, self.unproven = intake.errors, intake.stepped_back, intake.unproven
         self.commands: list[Command] = []
         self.asks = False
         self.last_heard: dict[str, float] = {}  # native writers only
@@ -85,11 +78,11 @@ class Reader(FollowedWriters):
         return [writer for writer, heard in self.last_heard.items() if now - heard > bound]
 
     def receive(self, data: bytes, now: float) -> None:
-        """Take in one message. Then drain ``commands`` and ``errors``, do ``fetches()``, look at ``ready``."""
+        """As ``receive_frame``, of a message that is not parsed."""
         self.receive_frame(parse_message(data, self.settings), now)
 
     def receive_frame(self, frame: Frame, now: float) -> None:
-        """As ``receive``, of a message that is parsed already."""
+        """Take in one message. Then drain ``commands`` and ``errors``, do ``fetches()``, look at ``ready``."""
         self.counters.frames_received += 1
         if frame.errors:
             self.counters.parse_errors += frame.malformed
@@ -124,9 +117,8 @@ class Reader(FollowedWriters):
             self._cut()
 
     def _cut(self) -> None:
-        """A message, or the rest of it, was dropped, and rows with it. A native writer's next frame shows by its
-        head what was in it. A foreign writer's next row shows nothing: its rows count again from its next POSITION on.
-        Of who was not heard no row counts as it is, and its catch-up goes on."""
+        """A message, or the rest of it, was dropped, and rows with it. A native writer's next frame shows by its head
+        what was in it. A foreign writer's next row shows nothing: its rows count again from its next POSITION on."""
         self.counters.messages_cut += 1
         for progress in self.progress.values():
             if progress.native or progress.state is State.STOPPED:
@@ -170,9 +162,9 @@ class Reader(FollowedWriters):
         intake = self.intake
         for key in list(intake.waiting):
             self.progress[key].release()
-        question = self._log.question(now)
+        question = self.log_question(now)
         wanted = [] if question is None else [question]
-        if self._log.new is not None:
+        if self.new_epoch is not None:
             return wanted
         full = intake.queue_bytes > self.settings.receive_queue_bytes // 2
         for key in list(intake.catching):
@@ -190,16 +182,16 @@ class Reader(FollowedWriters):
         """The answer to ``asked``."""
         progress = self.progress[asked.stream, asked.writer]
         # Given up meanwhile (a disconnect, a reset), it may even be of the log before: it proves nothing.
-        if progress.asked is not asked and not self._log.asked(asked):
+        if progress.asked is not asked and asked is not self._question:
             self.counters.pages_ignored += 1
-        elif progress.stream.resettable or self._log.verify(asked, page.epoch, now):
+        elif progress.stream.resettable or self.proves(asked, page.epoch, now):
             progress.page(asked, page, now)
 
     def fetch_failed(self, asked: FetchUpdates, error: BaseException | None, now: float) -> None:
         """``asked`` got no answer; it is asked again after a pause."""
         progress = self.progress.get((asked.stream, asked.writer))
-        if self._log.asked(asked):
-            self._log.failed(now)
+        if asked is self._question:
+            self._settle_doubt(now)
         elif progress is None or progress.asked is not asked:
             self.counters.pages_ignored += 1
         else:
@@ -209,39 +201,22 @@ class Reader(FollowedWriters):
         """When ``fetches()`` may next return something by the passing of time alone."""
         catching = [self.progress[key] for key in self.intake.catching]
         due = [one.retry.at for one in catching if one.asked is None and one.retry.at > now]
-        return min(due + self._log.retry_at(now), default=None)
-
-    @property
-    def epoch(self) -> str | None:
-        """The epoch of the log that the positions belong to, None until one is known."""
-        return self._log.epoch
-
-    @epoch.setter
-    def epoch(self, epoch: str | None) -> None:
-        self._log.epoch = epoch
-
-    @property
-    def new_epoch(self) -> str | None:
-        """The epoch of another log that took the place of this one; answer with ``rebase`` or ``keep_epoch``."""
-        return self._log.new
-
-    @new_epoch.setter
-    def new_epoch(self, epoch: str | None) -> None:
-        self._log.new = epoch
-
-    def doubt(self, announced: str | None) -> None:
-        """Somebody says that the log is of this epoch. A hint: a page, read from the log itself, decides."""
-        self._log.doubt(announced)
+        if self._doubted is not None and self._doubt_at > now:
+            due.append(self._doubt_at)
+        return min(due, default=None)
 
     def keep_epoch(self, now: float) -> None:
         """It turned out to be this log all the same: ask again for what was refused as another's."""
-        self._log.keep(now)
+        self.new_epoch = None
+        self._settle_doubt(now)
         for key in self.intake.catching:
             self.progress[key].abandon()
 
     def rebase(self, epoch: str, positions: Mapping[Key, int]) -> None:
         """Another fact log: all positions are void. Those given are where to go on; the rest starts at 0."""
-        self._log.replace(epoch)
+        self.epoch, self.new_epoch = epoch, None
+        self._doubted = self._question = None
+        self._refuted.discard(epoch)
         self.admission.forget_unconfirmed()
         for key in dict.fromkeys((*self.progress, *positions)):
             progress = self.progress.get(key) or self._add(self.followed[key[0]], key[1], 0)

@@ -58,9 +58,6 @@ class ReceivedRows:
         self.key = self.stream.name, self.writer
         self.queue = DeliveryQueue(*self.key, self.position)
 
-    def _drop(self, rows: int) -> None:
-        self._intake.counters.rows_dropped += rows
-
     def _below(self, tokens: list[int]) -> None:
         """Rows at or below the position: repeated ones, or late ones of a foreign writer, whose order nothing proves.
         A late one is not delivered: its place has passed, and the position says that it was handled."""
@@ -86,22 +83,16 @@ class ReceivedRows:
             return 0
         if intake.queue_bytes > intake.settings.receive_queue_bytes:
             intake.counters.overflows += 1
-            self._drop(len(tokens))
+            self._intake.counters.rows_dropped += len(tokens)
             return tokens[-1]
         intake.counters.rows_received += len(tokens)
         self._take_in(tokens, payloads, tokens[-1], fetched=False)
         return 0
 
-    def _open_batch(self, rows: list[bytes]) -> bool:
-        """Keep rows of a batch until the last one comes. False: there is no room, they come by fetch, or not at all."""
-        self.open += rows
-        self.open_size += sum(map(len, rows)) + 100 * len(rows)
-        return self.open_size <= self._intake.settings.held_bytes
-
     def _close_batch(self) -> None:
         """Rule 9.14: any POSITION, and any disconnect, ends a batch whose last row has not come."""
         if self.open:
-            self._drop(len(self.open))
+            self._intake.counters.rows_dropped += len(self.open)
             self.open, self.open_size = [], 0
 
     def _take_in(self, tokens: list[int], payloads: list[bytes], upto: int, *, fetched: bool) -> None:

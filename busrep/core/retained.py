@@ -1,7 +1,7 @@
 """Rows of a resettable stream that its writer keeps in memory until every expected consumer has acknowledged them.
 
-Pure: no socket, clock or task. It takes the same inputs as the writer core (``fact_completed``, ``rows_completed``,
-``position_moved``), and answers the one question of catch-up. A row is
+It takes the same inputs as the writer core (``fact_completed``, ``rows_completed``, ``position_moved``), and answers
+the one question of catch-up. A row is
 
     waiting      completed; an earlier fact of this writer is still open
     kept         proven by the position; it is handed out by ``fetch``
@@ -60,12 +60,9 @@ class RetainedRows:
         if max_bytes < 1 or max_rows < 1:
             raise ConfigError(f"max_bytes={max_bytes!r}, max_rows={max_rows!r}: both 1 or more")
         self.stream, self.writer, self.incarnation = stream, writer, incarnation
-        self.position = 0
-        """Every own fact up to here has ended."""
-        self.floor = 0
-        """The highest token that is gone; never above ``position``."""
-        self.bytes = self.rows = 0
-        """What is held now."""
+        self.position = 0  # every own fact up to here has ended
+        self.floor = 0  # the highest token that is gone; never above ``position``
+        self.bytes = self.rows = 0  # held now
         self.counters = RetainedCounters()
         self._max_bytes, self.max_rows, self._epoch = max_bytes, max_rows, epoch
         self._acknowledged: dict[str, int] = dict.fromkeys(expected, 0)
@@ -94,7 +91,13 @@ class RetainedRows:
             self.waiting[token] = kept
             heappush(self._order, token)
             self._count(kept, 1)
-            self._bound()
+            # Over the bound the oldest facts go: those kept, then those that wait for an open one.
+            while self.rows > self.max_rows or self.bytes > self._max_bytes:
+                if self._tokens:
+                    self.counters.rows_dropped += self._remove(self._tokens[0])
+                else:
+                    self._dropped = heappop(self._order)
+                    self.counters.rows_dropped += self._count(self.waiting.pop(self._dropped), -1)
 
     def rows_completed(self, stream: str, tokens: Sequence[int], payloads: Sequence[bytes]) -> None:
         """As ``fact_completed``, for many facts of one row each."""
@@ -112,7 +115,7 @@ class RetainedRows:
             self._tokens.append(token)
             self._facts.append(self.waiting.pop(token))
         if self._dropped:
-            self._let_go(min(self._dropped, position))
+            self.counters.rows_dropped += self._remove(min(self._dropped, position))
         self._trim()
 
     def _check(self, stream: str) -> None:
@@ -162,9 +165,7 @@ class RetainedRows:
         upto = max(after, min(question.upto, self.position))
         if question.incarnation not in (None, self.incarnation):
             upto = after
-        if upto == after:
-            return self._page(after, after, 0, 0, limited=False)
-        if after < self.floor:
+        if after < min(upto, self.floor):
             raise PositionTooOld(self.stream, self.writer, after, self.floor)
         first, end = bisect_right(self._tokens, after), bisect_right(self._tokens, upto)
         last, rows = first, 0
@@ -173,19 +174,15 @@ class RetainedRows:
             if rows > question.limit and at > first:
                 break
             last = at + 1
-        limited = last < end
-        return self._page(after, self._tokens[last - 1] if limited else upto, first, last, limited=limited)
-
-    def _page(self, after: int, upto: int, first: int, last: int, *, limited: bool) -> UpdatesPage:
-        tokens, payloads = self._tokens[first:last], self._facts[first:last]
+        tokens, facts = self._tokens[first:last], self._facts[first:last]
         return UpdatesPage(
             stream=self.stream,
             writer=self.writer,
             after=after,
-            upto=upto,
-            tokens=[token for token, rows in zip(tokens, payloads, strict=True) for _ in rows],
-            payloads=[row for rows in payloads for row in rows],
-            limited=limited,
+            upto=tokens[-1] if last < end else upto,
+            tokens=[token for token, rows in zip(tokens, facts, strict=True) for _ in rows],
+            payloads=[row for rows in facts for row in rows],
+            limited=last < end,
             epoch=self._epoch,
             incarnation=self.incarnation,
         )
@@ -195,14 +192,8 @@ class RetainedRows:
         self.bytes += sign * (FACT_BYTES + sum(map(len, payloads)))
         return len(payloads)
 
-    def _over(self) -> bool:
-        return self.rows > self.max_rows or self.bytes > self._max_bytes
-
     def _trim(self) -> None:
         self.counters.rows_acknowledged += self._remove(min(self._acknowledged.values()))
-
-    def _let_go(self, token: int) -> None:
-        self.counters.rows_dropped += self._remove(token)
 
     def _remove(self, upto: int) -> int:
         """Remove what is kept up to there; how many rows they were."""
@@ -211,14 +202,6 @@ class RetainedRows:
         rows = sum(self._count(payloads, -1) for payloads in self._facts[:end])
         del self._tokens[:end], self._facts[:end]
         return rows
-
-    def _bound(self) -> None:
-        """Drop the oldest facts until the rest fits: those kept, then those that wait for an open one."""
-        while self._over() and self._tokens:
-            self._let_go(self._tokens[0])
-        while self._over() and self._order:
-            self._dropped = heappop(self._order)
-            self.counters.rows_dropped += self._count(self.waiting.pop(self._dropped), -1)
 
     def statistics(self) -> dict[str, object]:
         """Counters since the start and levels now, JSON-able."""

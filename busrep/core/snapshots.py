@@ -1,9 +1,8 @@
 """Snapshots: what a bootstrap loads, and what a source of snapshots is.
 
 A snapshot of a stream is *all its rows at a map of positions*: of each writer the rows with token <= its position, of
-a writer not in the map none. Facts never change once they are proven, so this content is settled by the positions
-alone: whoever reads it, at whatever time and from whatever copy, reads the same bytes, as long as none of them was
-pruned. That is what makes a bootstrap resumable, its parts loadable in parallel, and its result comparable by hash.
+a writer not in the map none. Facts never change once they are proven, so the positions alone settle what is in it, as
+long as nothing is pruned. So a bootstrap is resumable, its parts load in parallel, and its result compares by hash.
 
 The agreement says which snapshot it is, and how it is cut into parts: ranges of tokens, all writers together, so that
 a fact goes whole. A part is text, one line a row, ordered by token and the row's place in its fact::
@@ -61,11 +60,8 @@ class Agreement:
 
     @property
     def digest(self) -> str:
-        """A stable hash of the content and of how it is cut: equal for agreements that are the `same`. 64 hex digits.
-
-        SHA-256 of canonical JSON (keys sorted, no spaces) of stream, epoch, positions, floors, the parts' bounds, and
-        ``content`` where there is one.
-        """
+        """Equal for agreements that are the `same`, 64 hex digits: SHA-256 of canonical JSON (keys sorted, no spaces)
+        of stream, epoch, positions, floors, the parts' bounds, and ``content`` where there is one."""
         content = self._content() | {"parts": [(part.after, part.upto) for part in self.parts]}
         return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
@@ -89,15 +85,12 @@ class Agreement:
         try:
             found = orjson.loads(text)
             parts = [PartRange(int(after), int(upto), int(rows)) for after, upto, rows in found["parts"]]
-            positions, floors = (
-                {str(writer): int(at) for writer, at in found[name].items()} for name in ("positions", "floors")
-            )
-            texts = [str(found[name]) for name in ("stream", "epoch", "source", "id")]
+            maps = [{str(key): int(at) for key, at in found[name].items()} for name in ("positions", "floors")]
+            stream, epoch, source, id = (str(found[name]) for name in ("stream", "epoch", "source", "id"))
             content = str(found.get("content", ""))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"no agreement on a snapshot: {type(error).__name__}: {error}") from None
-        stream, epoch, source, id = texts
-        return cls(stream, epoch, positions, floors, parts, source, id, content)
+        return cls(stream, epoch, maps[0], maps[1], parts, source, id, content)
 
     def same(self, other: Agreement) -> bool:
         """Whether two agreements are of the same content, cut in the same way: parts of one go on with the other."""
@@ -159,10 +152,8 @@ class SnapshotSource(Protocol):
         """
 
     def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
-        """The text of ``agreement.parts[number]``, in pieces of any size; ends early only with an exception.
-
-        Several may be under way at a time. Raises SnapshotGone when the snapshot cannot be had any more: agree anew.
-        """
+        """The text of ``agreement.parts[number]``, in pieces of any size; ends early only with an exception. Several
+        may be under way at a time. Raises SnapshotGone when the snapshot cannot be had any more: agree anew."""
 
     async def leave(self, agreement: Agreement) -> None:
         """Nothing more will be loaded: let go of what is held. Never raises."""

@@ -1,7 +1,4 @@
-"""Where a writer's IDs begin: positions at the start, from one snapshot of the store (rules 9.3, 9.8).
-
-IDs are positive inside and on the wire; the table of a negative stream holds them negated.
-"""
+"""Where a writer's IDs begin: positions at the start, from one snapshot of the store (rules 9.3, 9.8)."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ class Start:
     ``positions``: a proven position per registered writer. ``highest``: the largest ID known.
     ``repair_sequence_to``: if not None, the sequence must be set so that it gives larger IDs than this, and a
     warning logged. ``forget``: writers that left; what is stored of them must not serve a later registration
-    under the same name (G12). IDs are positive, of negative streams too.
+    under the same name (G12). IDs are positive, of negative streams too, whose table holds them negated.
     """
 
     positions: Mapping[str, int]
@@ -40,10 +37,9 @@ def plan_start(
 ) -> Start:
     """Decide positions at start from one snapshot of the store.
 
-    ``rows``: highest row ID per writer, of every writer with rows. ``positions``: the whole positions table.
-    Both as they stand in the table, negative for a negative stream. ``sequence``: the last ID the sequence
-    gave, 0 if none. ``writers``: the registry. ``own``: this process's writer name, only once its claim is
-    won and committed.
+    ``rows``: highest row ID per writer, of every writer with rows. ``positions``: the whole positions table. Both as
+    they stand in the table. ``sequence``: the last ID the sequence gave, 0 if none. ``writers``: the registry. ``own``:
+    this process's writer name, only once its claim is won and committed.
 
     Rows prove a position for ``own`` alone (9.3), and the sequence proves nothing (9.8). A writer without a
     stored position was registered anew: ``own`` starts at the highest known ID, because a name that was never

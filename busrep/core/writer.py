@@ -1,15 +1,15 @@
 """The writer core: completed facts in, chained frames out (protocol.md, sections 2, 4 and 9).
 
-Pure: no socket, clock or task. Each stream of the writer has one chain of frames, and a fact moves along it::
+Each stream of the writer has one chain of frames, and a fact moves along it::
 
     fact_completed     -> held       its transaction ended; an earlier fact of this writer may still be open
     position_moved     -> ready      every earlier fact has ended too; waits, in order, for room in a frame
     frames_to_publish  -> composed   in a frame that Redis has not confirmed
     published          -> sent
 
-``composed`` is the end of the chain. The next frame opens with ``POSITION stream writer composed composed``:
-a reader elsewhere knows that it missed something. Frames leave in the order in which they were composed, and
-if the outcome of a PUBLISH is unknown the same bytes go out again, before anything new (rule 9.6).
+``composed`` is the end of the chain. The next frame opens with ``POSITION stream writer composed composed``: a reader
+elsewhere knows that it missed something. Frames leave in the order in which they were composed, and if the outcome of a
+PUBLISH is unknown the same bytes go out again, before anything new (rule 9.6).
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from busrep.errors import ConfigError, UnknownStream
 from busrep.settings import Settings
 from busrep.streams import Stream
 
-from .announcements import OPENING_ITEMS, Announcements
 from .chain import Chain, Draft
-from .outgoing import OutgoingFrame, OutgoingFrames
+from .outgoing import OPENING_ITEMS, Announcements, OutgoingFrame, OutgoingFrames
 
 
 class Writer:
     """All streams that one process writes under one name.
 
-    Inputs are methods; after each of them take what is to be published from ``frames_to_publish()``, PUBLISH
-    it in that order on one connection, and report each outcome with ``published`` or ``publish_failed``. Call ``tick``
-    at ``announcements.next_deadline``. ``queued_bytes``: memory of facts that are in no frame yet, bounded by
+    After each input take what is to be published from ``frames_to_publish()``, PUBLISH it in that order on one
+    connection, and report each outcome with ``published`` or ``publish_failed``. Call ``tick`` at
+    ``announcements.next_deadline``. ``queued_bytes``: memory of facts that are in no frame yet, bounded by
     ``publish_queue_bytes``.
 
-    ``server``, ``epoch``, ``name`` and ``incarnation`` (rising per name) open every announcement. ``epoch``: None
-    for one that writes to no log. With ``listens=False`` they open every frame: nobody answers REPLICATE, so a reader
-    that subscribed after the last announcement would believe no frame before the next.
-    ``jitter`` gives numbers in [0, 1). Raises ConfigError for names that do not fit a line.
+    ``server``, ``epoch`` (None for one that writes to no log), ``name`` and ``incarnation`` (rising per name) open
+    every announcement. With ``listens=False`` they open every frame: nobody answers REPLICATE, so a reader that
+    subscribed after the last announcement would believe no frame before the next. ``jitter`` gives numbers in [0, 1).
+    Raises ConfigError for names that do not fit a line.
     """
 
     def __init__(
@@ -65,11 +64,8 @@ class Writer:
         self._connected = self._fenced = False
 
     def add_stream(self, stream: Stream[Any], start: int) -> None:
-        """Write ``stream`` too, announced as ``start start``: the own proven position at start.
-
-        Raises ConfigError for a second stream of that name, for names too long for ``frame_bytes``, and for a stream
-        that ``one_line_messages`` does not suit.
-        """
+        """Write ``stream`` too, announced as ``start start``: the own proven position at start. Raises ConfigError for
+        a second one of that name, names too long for ``frame_bytes``, and what ``one_line_messages`` does not suit."""
         if stream.name in self._chains:
             raise ConfigError(f"stream {stream.name!r} was added to writer {self._name!r} twice")
         if self._settings.one_line_messages and not stream.foreign_writers:
@@ -94,9 +90,8 @@ class Writer:
     def fact_completed(self, stream: str, token: int, payloads: Sequence[bytes]) -> None:
         """A fact's transaction has ended: its rows as JSON, or none. To be called once per ID, in any order.
 
-        Call ``position_moved`` when the ID generator's position moves over it. Over ``publish_queue_bytes``
-        the stream with the most waiting rows drops them: its readers will fetch them. Raises UnknownStream,
-        and ValueError for an ID that is completed already or that the position has passed.
+        Over ``publish_queue_bytes`` the stream with the most waiting rows drops them: its readers will fetch them.
+        Raises UnknownStream, and ValueError for an ID that is completed already or that the position has passed.
         """
         if self._fenced:
             return
@@ -123,21 +118,16 @@ class Writer:
             self._mark(largest)
 
     def position_moved(self, stream: str, position: int) -> None:
-        """The ID generator proved ``position``: all own facts up to it have ended, and were told here before.
-
-        Beyond the own facts it may lie only by the progress of others; that is published once a beat at most,
-        or along with rows, and not at all on a stream that does not follow (W6). A lower one is ignored.
-        """
+        """The ID generator proved ``position``: all own facts up to it have ended, and were told here before. Beyond
+        them it may lie by the progress of others; that is published once a beat at most, or along with rows, and not at
+        all on a stream that does not follow (W6). A lower one is ignored."""
         chain = self._chain(stream)
         if position > chain.position and not self._fenced:
             self.queued_bytes -= chain.move(position)
             self._mark(chain)
 
     def replicate_received(self, now: float) -> None:
-        """Somebody asks for the positions. One answer serves all requests that arrive before it is composed.
-
-        A request within ``answer_interval`` of the last announcement is answered at its end.
-        """
+        """Somebody asks for the positions, see `Announcements.request`."""
         if self._connected and not self._fenced:
             self.announcements.request(now)
 
@@ -160,8 +150,8 @@ class Writer:
         self._outgoing.restart()
 
     def tick(self, now: float) -> bool:
-        """It is ``now``. Queue the answer to a REPLICATE that waited; True if a beat was due: the announcement, and
-        others' progress, are queued."""
+        """Queue the answer to a REPLICATE that waited; True if a beat was due: the announcement, and others' progress,
+        are queued."""
         if not self.announcements.tick(now):
             return False
         for chain in self._chains.values():
@@ -183,7 +173,7 @@ class Writer:
 
     def publish_failed(self) -> None:
         """Whether the frames in flight arrived is unknown: they go out again first, byte for byte."""
-        self._outgoing.failed()
+        self._outgoing.restart(failed=True)
 
     def fenced(self) -> None:
         """Another process has the name: nothing is completed or published any more."""
@@ -244,7 +234,5 @@ class Writer:
             self._mark(chain)  # behind the others
             if draft.full:
                 break
-        lines = [self._head, *draft.lines]
-        if one_line:
-            lines = draft.lines
+        lines = draft.lines if one_line else [self._head, *draft.lines]
         return outgoing.new(channel, lines, draft.ends, rows=settings.frame_rows - draft.rows_left)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from busrep.core.admission import SenderTracker
 from busrep.core.commands import Name, Position, Server
 from busrep.core.framing import Frame, Rows
 from busrep.core.ids import IdGenerator
-from busrep.core.senders import SenderTracker
 from busrep.settings import Settings
 from busrep.stores.interface import Claim, Registered
 from busrep.streams import Stream

@@ -2,7 +2,7 @@
 
 What a writer says is taken for a position only when the lines themselves tell that it is of the log that is read: the
 message opens with the writer's ``NAME`` and incarnation, and that incarnation has announced this very epoch (see
-core/senders.py, as readers do it). All else, lines of foreign writers and of writers whose epoch has not been heard
+core/admission.py, as readers do it). All else, lines of foreign writers and of writers whose epoch has not been heard
 yet, is a signal to ask the table, and so is a link that is down. The table is asked once a heartbeat in any case.
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 import redis
 from redis.exceptions import NoPermissionError, RedisError
 
+from busrep.core.admission import SenderTracker
 from busrep.core.commands import Name, Position, Replicate, Server
 from busrep.core.framing import Rows, parse_message
-from busrep.core.senders import SenderTracker
 from busrep.settings import Settings
 from busrep.sync.publisher import redis_pool
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import attrs
 
-from busrep.core.bootstrap_states import BootstrapState, unfinished
 from busrep.core.bootstrap_work import Apply
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.delivery import RawBatch
 from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part, encode_rows
+from busrep.core.states import BootstrapState, unfinished
 from busrep.errors import PositionTooOld, ReaderMoved, SnapshotGone
 
 

@@ -12,10 +12,10 @@ import contextlib
 import random
 from collections.abc import Sequence
 
-from busrep.core.bootstrap_states import BootstrapState
 from busrep.core.bootstrap_work import Apply
 from busrep.core.delivery import RawBatch
 from busrep.core.snapshots import PartRows
+from busrep.core.states import BootstrapState
 from busrep.core.writer import Writer
 from busrep.errors import SnapshotGone
 from busrep.settings import Settings

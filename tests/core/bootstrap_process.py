@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 from busrep.core.bootstrap import Bootstrap
-from busrep.core.bootstrap_states import BootstrapState
 from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
 from busrep.core.catchup import FetchUpdates, Key
 from busrep.core.delivery import RawBatch
 from busrep.core.reader import Reader
 from busrep.core.received import Followed
 from busrep.core.snapshots import PartRows
+from busrep.core.states import BootstrapState
 from busrep.errors import PositionTooOld, ReaderMoved, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.settings import Settings
 

@@ -205,9 +205,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a PUBLISH without an answer its rows are not sent again: those kept in memory only are lost.",
         edits=(
             Edit(
-                "OutgoingFrames.failed",
-                "        self.restart()\n",
-                "        self.restart()\n        self.unconfirmed.clear()\n",
+                "Writer.publish_failed",
+                "        self._outgoing.restart(failed=True)\n",
+                "        self._outgoing.restart(failed=True)\n        self._outgoing.unconfirmed.clear()\n",
             ),
         ),
         checks=(
@@ -355,9 +355,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="frames-without-a-name",
         rule="9.11",
         harm="Rows of a restarted writer are dropped as duplicates of those of its former life.",
-        edits=(
-            Edit("Writer._compose", "        lines = [self._head, *draft.lines]\n", "        lines = draft.lines\n"),
-        ),
+        edits=(Edit("Writer._compose", "draft.lines if one_line else [self._head, *draft.lines]", "draft.lines"),),
         checks=(
             SIMULATOR,
             WRITER + "rules[rule 9.11, 9.16 every frame opens with NAME, of resettable streams and of the others]",
@@ -479,9 +477,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A POSITION behind rows that are being handled makes them count as handled: lost in a crash.",
         edits=(
             Edit(
-                "DeliveryQueue._step",
-                "        elif self._entries or self.handling is not None:\n",
-                "        elif self._entries:\n",
+                "DeliveryQueue.put",
+                "            elif self._entries or self.handling is not None:\n",
+                "            elif self._entries:\n",
             ),
         ),
         checks=(
@@ -833,7 +831,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Who bootstraps because its rows were pruned never finds out that the log is another one.",
         edits=(
             Edit(
-                "LogIdentity.question",
+                "FollowedWriters.log_question",
                 "                at = progress.due if progress.state is State.BOOTSTRAPPING else progress.position\n",
                 "                at = progress.position\n",
             ),
@@ -926,7 +924,7 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 "ReceivedRows._close_batch",
                 """\
-            self._drop(len(self.open))
+            self._intake.counters.rows_dropped += len(self.open)
             self.open, self.open_size = [], 0
 """,
                 "            self._drop(len(self.open))\n            self.open.clear()\n",
@@ -1031,7 +1029,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Reader.receive_page",
-                "        if progress.asked is not asked and not self._log.asked(asked):\n",
+                "        if progress.asked is not asked and asked is not self._question:\n",
                 "        if False:\n",
             ),
         ),
@@ -1102,14 +1100,14 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a restore from a backup readers mix rows of two logs, and skip what the new one has below them.",
         edits=(
             Edit(
-                "LogIdentity.verify",
+                "FollowedWriters.proves",
                 """\
-        if self.new is None:
-            self._intake.counters.epoch_changes += 1
-        self.new = found
-        return False
+            if self.new_epoch is None:
+                self.counters.epoch_changes += 1
+            self.new_epoch = found
+            return False
 """,
-                "        self.epoch = found\n        return True\n",
+                "            self.epoch = found\n            return True\n",
             ),
         ),
         checks=(
@@ -1123,10 +1121,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Refuted by a replica that lags, a restore is not noticed: rows of two logs are mixed.",
         edits=(
             Edit(
-                "LogIdentity.verify",
-                "                self._retry_at = now + self._intake.settings.retry_max\n"
-                "                return False\n",
-                '                self._retry_at = float("inf")\n                return False\n',
+                "FollowedWriters.proves",
+                "        self._settle_doubt(now)\n",
+                '        self._settle_doubt(float("inf"))\n',
             ),
         ),
         checks=(
@@ -1562,7 +1559,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Admission._present_life",
-                "        if self._log.is_another(self.senders.epoch_of(progress.writer)):\n",
+                "        if self._log.is_another_log(self.senders.epoch_of(progress.writer)):\n",
                 "        if False:\n",
             ),
         ),

@@ -10,12 +10,12 @@ import pytest
 
 from busrep.core.backoff import LONGEST_PAUSE
 from busrep.core.bootstrap import Bootstrap
-from busrep.core.bootstrap_states import TRANSITIONS, BootstrapState, unfinished
 from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
 from busrep.core.progress import Progress
 from busrep.core.reader import Reader
 from busrep.core.received import Followed, HeldLines
 from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part
+from busrep.core.states import BOOTSTRAP_TRANSITIONS, BootstrapState, unfinished
 from busrep.core.states import State as ReaderState
 from busrep.errors import ReaderMoved, RowError, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.settings import Settings
@@ -137,10 +137,10 @@ def test_all_states_in_their_order() -> None:
 
 
 def test_every_state_is_left_and_those_before_draining_survive_a_failure_and_a_loss() -> None:
-    assert set(TRANSITIONS) == set(BootstrapState)
-    reached = {after for moves in TRANSITIONS.values() for after in moves.values()}
+    assert set(BOOTSTRAP_TRANSITIONS) == set(BootstrapState)
+    reached = {after for moves in BOOTSTRAP_TRANSITIONS.values() for after in moves.values()}
     assert reached == set(BootstrapState)
-    for state, moves in TRANSITIONS.items():
+    for state, moves in BOOTSTRAP_TRANSITIONS.items():
         assert set(moves.values()) - {state}, state
         assert all(
             after is BootstrapState.REQUESTED for event, after in moves.items() if event.name in ("FAILED", "GONE")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from busrep.core.own_facts import OwnFacts
+from busrep.core.handled import OwnFacts
 from busrep.core.reader import Reader
 from busrep.core.received import Followed
 from busrep.settings import Settings

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import pytest
 
-from busrep.core.saved_positions import Attempt, OldestRows, Reread, SavedPositions
+from busrep.core.delivery import RawBatch
+from busrep.core.handled import OldestRows, Reread, SavedPositions
 from busrep.errors import PositionsAheadOfTable, PositionTooOld
 from busrep.stores.interface import ReaderState
 
@@ -78,9 +78,8 @@ def test_9_12_and_9_23_what_the_table_says_is_taken_in(
     assert saved.at == after
 
 
-ATTEMPT = Attempt(
-    after=5, position=9, log_read=LOG, epoch=LOG, saved_epoch=LOG, void=False, lost=False, in_hand=True
-)  # fmt: skip
+BATCH = RawBatch("s", "a", 5, 9, [9], [b"1"], fetched=False, size=1)
+NOW: dict[str, Any] = {"log_read": LOG, "epoch": LOG, "saved_epoch": LOG, "lost": False, "in_hand": True}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,6 @@ ATTEMPT = Attempt(
     [
         (None, {}, Reread.VOID, 5),
         (9, {"epoch": "f" * 32}, Reread.VOID, 5),
-        (9, {"void": True}, Reread.VOID, 5),
         (9, {"saved_epoch": "f" * 32}, Reread.OTHER_LOG, 5),
         (9, {"saved_epoch": None}, Reread.HANDLED, 9),
         (5, {}, Reread.NOT_SAVED, 5),
@@ -103,13 +101,13 @@ ATTEMPT = Attempt(
 )
 def test_9_12_what_is_saved_decides(saved: int | None, changes: dict[str, Any], then: Reread, known: int) -> None:
     positions = saved_at(a=5)
-    assert positions.reread(A, saved, attrs.evolve(ATTEMPT, **changes)) is then
+    assert positions.reread(A, saved, BATCH, **(NOW | changes)) is then
     assert positions.at == {A: known}
 
 
 def test_9_12_rows_after_what_is_saved_are_not_handled() -> None:
     """The table says what was known, and that is behind these rows' beginning: another batch saved it."""
-    assert saved_at(a=7).reread(A, 7, ATTEMPT) is Reread.MOVED
+    assert saved_at(a=7).reread(A, 7, BATCH, **NOW) is Reread.MOVED
 
 
 @pytest.mark.parametrize(

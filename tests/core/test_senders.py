@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from busrep.core.admission import INCARNATIONS, SenderTracker
 from busrep.core.commands import Name, Server
-from busrep.core.senders import INCARNATIONS, SenderTracker
 
 ONE, OTHER = "0" * 31 + "1", "0" * 31 + "2"
 

@@ -17,7 +17,7 @@ import pytest
 
 import busrep
 from busrep.cli.app import cli
-from busrep.core.bootstrap_states import TRANSITIONS, BootstrapState
+from busrep.core.states import BOOTSTRAP_TRANSITIONS, BootstrapState
 from busrep.settings import Settings
 from busrep.snapshots.parquet_manifest import read_manifest
 from busrep.stores import open_store
@@ -81,7 +81,7 @@ def test_the_states_and_what_leads_where_are_those_of_the_code() -> None:
 def diagram() -> str:
     """As the table of transitions has it; what does not change the state is no arrow."""
     lines = ["stateDiagram-v2", f"    [*] --> {BootstrapState.REQUESTED.value}"]
-    for before, events in TRANSITIONS.items():
+    for before, events in BOOTSTRAP_TRANSITIONS.items():
         arrows: dict[BootstrapState, list[str]] = {}
         for event, after in events.items():
             if after is not before:

@@ -1,6 +1,5 @@
-"""What is saved of a reader's positions, as far as this process knows, and what that means for its rows.
-
-Rules 9.12 and 9.17 of protocol.md. Pure: it is told what a store answered.
+"""What of a reader's rows counts as handled: by its saved positions, and of the facts of its own writer (rules 9.12,
+9.17).
 
 The saved position decides, not what this process has handled: another process under the same reader name may have
 handled more, and a restore or a failover may have taken back what was saved, with the effects that were saved with it.
@@ -14,9 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import attrs
 
 from busrep.errors import PositionsAheadOfTable, PositionTooOld
-from busrep.stores.interface import ReaderState
+from busrep.stores.interface import KnownWriter, ReaderState
 
 from .catchup import Key
+from .delivery import RawBatch
+from .reader import Reader
 
 Change = tuple[str, str, int, int]
 """Stream, writer, the position that is saved, and the one to save in its place."""
@@ -30,25 +31,6 @@ class Reread(enum.Enum):
     NOT_SAVED = enum.auto()  # the rows are to be handled again
     HANDLED = enum.auto()
     MOVED = enum.auto()  # go on at the saved position
-
-
-@attrs.frozen
-class Attempt:
-    """A batch whose handler may have saved its position: its bounds, and what else decides.
-
-    ``log_read``: the epoch that the rows are of; ``epoch``: that of the log now read; ``saved_epoch``: that of the
-    saved positions. ``void``: a bootstrap came in place of the rows. ``lost``: the saved position was gone, and
-    registered anew. ``in_hand``: the rows have not been given up meanwhile.
-    """
-
-    after: int
-    position: int
-    log_read: str | None
-    epoch: str | None
-    saved_epoch: str | None
-    void: bool
-    lost: bool
-    in_hand: bool
 
 
 @attrs.define(eq=False)
@@ -109,14 +91,8 @@ class SavedPositions:
     def compare(
         self, keys: Iterable[Key], before: Mapping[Key, int], found: Mapping[Key, int], began: Callable[[Key], int]
     ) -> list[tuple[Key, int]]:
-        """Take in what was read of these: give those that have to go back, and where to.
-
-        Args:
-            keys: What is compared.
-            before: What was known when the read began: a handler may have saved since.
-            found: What was read.
-            began: Where a (stream, writer) began, for one that is not among ``found``.
-        """
+        """Take in what was ``found`` of these; give those that have to go back, and where to. ``before``: what was
+        known when the read began: a handler may have saved since. ``began``: where one that is not found began."""
         back = []
         for key in keys:
             if self.at.get(key, 0) > before.get(key, 0):
@@ -131,17 +107,32 @@ class SavedPositions:
                 back.append((key, found.get(key, began(key))))
         return back
 
-    def reread(self, key: Key, saved: int | None, attempt: Attempt) -> Reread:
-        """What is saved decides, whatever became of the handler's transaction."""
-        # Rows of a log that is gone: what is saved in the new one is known.
-        if saved is None or attempt.epoch != attempt.log_read or attempt.void:
+    def reread(
+        self,
+        key: Key,
+        saved: int | None,
+        batch: RawBatch,
+        *,
+        log_read: str | None,
+        epoch: str | None,
+        saved_epoch: str | None,
+        lost: bool,
+        in_hand: bool,
+    ) -> Reread:
+        """What becomes of a batch whose handler may have saved its position, whatever became of its transaction.
+
+        ``saved``: what was read; None when there is none, or a bootstrap came in place of the rows. ``log_read``: the
+        epoch that the rows are of; ``epoch``: that of the log now read; ``saved_epoch``: that of the saved positions.
+        ``lost``: the saved position was gone, and registered anew. ``in_hand``: the rows were not given up meanwhile.
+        """
+        if saved is None or epoch != log_read:  # of a log that is gone: what is saved in the new one is known
             return Reread.VOID
-        if attempt.saved_epoch not in (None, attempt.log_read):
+        if saved_epoch not in (None, log_read):
             return Reread.OTHER_LOG
-        if saved == self.at.get(key) and saved <= attempt.after and not attempt.lost and attempt.in_hand:
+        if saved == self.at.get(key) and saved <= batch.after and not lost and in_hand:
             return Reread.NOT_SAVED
         self.at[key] = saved
-        return Reread.HANDLED if saved == attempt.position and attempt.in_hand else Reread.MOVED
+        return Reread.HANDLED if saved == batch.position and in_hand else Reread.MOVED
 
     def pruned(self, key: Key, saved: int, floor: int, handled: int) -> bool:
         """Whether another process under this reader's name has handled what was pruned up to ``floor``: then it goes on
@@ -173,3 +164,81 @@ class OldestRows:
     def handing_out(self, key: Key) -> None:
         """Rows of a (stream, writer) are handed out: from now on it does not begin later."""
         self.at.pop(key, None)
+
+
+@attrs.define(eq=False)
+class OwnFacts:
+    """The facts of this process's own writer, as its reader sees them.
+
+    A process does not hear itself: what its own writer published counts as handled. Two kinds of facts under the own
+    name do not, and are fetched and handled like another writer's: those that a predecessor left, and those behind a
+    snapshot, for the target was emptied after they had their effects.
+
+    ``name``: the own writer's; None for a process that writes nothing, or has lost its name. ``written``: gives of a
+    stream up to where all own facts are finished, and whether others are under way; None for one not written here.
+    """
+
+    _reader: Reader
+    name: str | None
+    _written: Callable[[str], tuple[int, bool] | None]
+    starts: Mapping[str, int] = attrs.field(factory=dict)  # stream -> where this process's own facts begin
+    # Stream -> the position up to which facts under the own name are due.
+    _due_upto: dict[str, int] = attrs.field(factory=dict)
+    # Streams that were bootstrapped, whose own facts are due as yet.
+    _behind_snapshot: dict[str, None] = attrs.field(factory=dict)
+
+    @property
+    def any_behind_snapshot(self) -> bool:
+        """Whether own facts are due behind a snapshot: look at them again at each beat."""
+        return bool(self._behind_snapshot)
+
+    def known(self, writer: KnownWriter) -> int:
+        """The position up to which the table's rows of a registered writer are due to this reader."""
+        if writer.writer != self.name:
+            return writer.position
+        position = min(writer.position, self.starts.get(writer.stream, writer.position))
+        self._due_upto[writer.stream] = position
+        return position
+
+    def learn(self) -> None:
+        """Go on fetching what is due: a lost link ends all catching up, and nobody announces the own positions."""
+        for stream, position in self._due_upto.items():
+            self._reader.learned(stream, self.name or "", position)
+
+    def count_as_handled(self, stream: str) -> bool:
+        """Whether what the own writer publishes counts as handled: all that was due before has been."""
+        if stream in self._behind_snapshot:
+            return False
+        return stream not in self._due_upto or (
+            self._reader.delivered(stream, self.name or "") >= self._due_upto[stream]
+        )
+
+    def bootstrapped(self, stream: str) -> None:
+        """A snapshot of the stream is applied."""
+        self._due_upto.pop(stream, None)
+        if self.name is not None and self._written(stream) is not None:
+            self._behind_snapshot[stream] = None
+
+    def learn_behind_snapshots(self, held: Callable[[str], bool]) -> None:
+        """Fetch own facts as another's would be, until all have been handled and none is under way: the handler of an
+        older one must not come after the effects of a later one. ``held``: whether a snapshot of a stream is loaded."""
+        for stream in list(self._behind_snapshot):
+            own, written = self.name or "", self._written(stream)
+            position, under_way = written or (0, False)
+            behind = self._reader.delivered(stream, own) < position
+            if written is None or not (held(stream) or under_way or behind):
+                del self._behind_snapshot[stream]
+            elif position > self._due_upto.get(stream, 0):
+                self._due_upto[stream] = position
+                self._reader.learned(stream, own, position)
+
+    def disown(self, handled: Mapping[str, int]) -> None:
+        """The own name was taken over: follow it as any other. ``handled``: {stream: where the own facts end}, of the
+        streams whose own facts count as handled."""
+        own, self.name = self.name, None
+        self._reader.disown()
+        for key, progress in self._reader.progress.items():
+            if key[1] == own and handled.get(key[0], 0) > progress.position:
+                progress.go_on_from(handled[key[0]])
+        self._due_upto.clear()
+        self._behind_snapshot.clear()
