@@ -13,13 +13,13 @@ import attrs
 import orjson
 
 from busrep.core.starts import Start, plan_start
-from busrep.errors import ClaimBlocked, ConfigError, Unavailable, WriterFenced
+from busrep.errors import ConfigError, Unavailable, WriterFenced
 from busrep.stores.backing import Backing, highest_row
 from busrep.stores.declared import init_command
-from busrep.stores.dialect import Dialect, begin_durably
-from busrep.stores.failover import follow_server
+from busrep.stores.dialect import Dialect, begin_durably, or_blocked
+from busrep.stores.fencing import follow_server
 from busrep.stores.interface import Claim, KnownWriter, Newest, Registered
-from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, Sql, T, in_transaction
+from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction
 from busrep.stores.schema import check_columns, record_fields
 
 log = logging.getLogger("busrep.stores")
@@ -113,15 +113,6 @@ def no_sequence(dialect: Dialect, stream: str, backings: Iterable[Backing]) -> C
     """What is raised for a stream without a sequence; it names the command that makes all of ``backings``."""
     command = init_command(dialect.store, [backing.definition for backing in backings])
     return ConfigError(f"stream {stream!r} has no sequence yet: run '{command}'")
-
-
-def or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
-    """Run the plan; ClaimBlocked names who holds the lock that it did not get."""
-    try:
-        return (yield from plan)
-    except Locked as locked:
-        blockers = yield from dialect.blockers(writer)
-        raise ClaimBlocked(writer, blockers) from locked
 
 
 def _win(

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from busrep.core.snapshots import LOADED
+from busrep.errors import ClaimBlocked
 from busrep.stores.backing import Backing
-from busrep.stores.plans import Control, Plan, Sql, Step
+from busrep.stores.plans import Control, Locked, Plan, Sql, Step, T
 
 # Condition on the row ``r`` of busrep_readers that ``v`` moves: no snapshot of the stream is being loaded, and none was
 # since the last one that the caller knew (NULL: does not tell).
@@ -44,6 +45,15 @@ def begin_durably(dialect: Dialect, *, wait: float | None = None) -> tuple[Step,
     return (Control.BEGIN, Sql(f"SELECT {dialect.durable}"), *bound)
 
 
+def or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
+    """Run the plan; ClaimBlocked names who holds the lock that it did not get."""
+    try:
+        return (yield from plan)
+    except Locked as locked:
+        blockers = yield from dialect.blockers(writer)
+        raise ClaimBlocked(writer, blockers) from locked
+
+
 def row_columns(dialect: Dialect, backing: Backing) -> tuple[str, str]:
     """What a query takes of the rows of a table: token, what `Dialect.payloads` needs, and place in the fact.
 
@@ -69,9 +79,7 @@ class Dialect(Protocol):
     server: str | None  # expression: the server's identity and timeline, '' where it only follows another
     same_server: str  # condition: they are those that busrep_meta holds
     largest: str  # function: the larger of its arguments
-
-    def ddl(self, version: int) -> Sequence[Sql]:
-        """The statements that bring the schema from ``version`` - 1 to ``version``."""
+    words: Mapping[str, str]  # what stands in the braces of schema.py's tables
 
     def init_lock(self) -> Sequence[Sql]:
         """What keeps two processes from migrating at once, within a transaction."""

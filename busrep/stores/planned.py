@@ -15,7 +15,7 @@ from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import Agreement
 from busrep.errors import ConfigError
 from busrep.settings import Settings
-from busrep.stores import bootstraps, claims, facts, fencing, readers, report, schema, snapshots
+from busrep.stores import claims, facts, fencing, readers, report, schema, snapshots
 from busrep.stores.backing import Backing, backing_of
 from busrep.stores.dialect import Dialect
 from busrep.stores.interface import (
@@ -162,9 +162,9 @@ class PlannedStore(AsyncStore):
     note_stopped = writes(ReaderPositions.note_stopped, readers.note_stopped)
     dead_letter = writes_for_caller(ReaderPositions.dead_letter, readers.dead_letter)
     dead_letters = reads(ReaderPositions.dead_letters, readers.dead_letters)
-    begin_bootstrap = writes(ReaderPositions.begin_bootstrap, bootstraps.begin)
-    save_bootstrap = writes_for_caller(ReaderPositions.save_bootstrap, bootstraps.save)
-    bootstraps = reads(ReaderPositions.bootstraps, bootstraps.listed)
+    begin_bootstrap = writes(ReaderPositions.begin_bootstrap, readers.begin_bootstrap)
+    save_bootstrap = writes_for_caller(ReaderPositions.save_bootstrap, readers.save_bootstrap)
+    bootstraps = reads(ReaderPositions.bootstraps, readers.bootstraps)
 
     def backing(self, stream: str) -> Backing:
         """Where a stream's rows lie: UnknownStream, or ConfigError for one that lives in memory."""

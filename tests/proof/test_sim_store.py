@@ -35,7 +35,7 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
-from busrep.stores import bootstraps, claims, facts, fencing, open_store, readers
+from busrep.stores import claims, facts, fencing, open_store, readers
 from busrep.stores.backing import backing_of
 from busrep.stores.interface import Claim
 from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step
@@ -247,8 +247,8 @@ def step(plan: Plan[Any], begins: str, answer: list[tuple[Any, ...]] | None = No
 def begun_steps() -> tuple[Step, ...]:
     """What a bootstrap that begins writes, of a reader that had w1 and w2."""
     agreement = Agreement("orders", "e" * 32, {"w1": 0}, {}, [])
-    with mock.patch.object(bootstraps, "new_id", return_value="7" * 16):
-        plan = bootstraps.begin(DIALECT, "r", agreement, 1, "new")
+    with mock.patch.object(readers, "new_id", return_value="7" * 16):
+        plan = readers.begin_bootstrap(DIALECT, "r", agreement, 1, "new")
     held = [("orders", "w1", "e" * 32), ("orders", "w2", "e" * 32)]
     next(plan)
     answers: list[Answers] = [[[]], [[]], [[("e" * 32,)], []], [held]]

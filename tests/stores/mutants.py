@@ -861,7 +861,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="What follows a snapshot is pruned by a prune that had not seen its reader: the reader stops, loaded.",
         edits=(
             Edit(
-                "begin.body",
+                "begin_bootstrap.body",
                 ", Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
                 ",)\n",
             ),
@@ -888,7 +888,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A writer's position that a twin made up stands among those of the snapshot: its rows are skipped.",
         edits=(
             Edit(
-                "begin.body",
+                "begin_bootstrap.body",
                 "Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
                 "Sql(LOCK_STREAM + dialect.share, (stream,)))\n",
             ),
@@ -908,7 +908,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Two processes under one name both apply a part, and both commit it.",
         edits=(
             Edit(
-                "bootstraps.save",
+                "readers.save_bootstrap",
                 "    if not answers[0]:\n        raise ReaderMoved(reader, stream, PARTS, step.parts)\n",
                 "",
             ),
@@ -921,7 +921,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Begun anew with the same snapshot, on a target emptied since: a part of before counts, and is lost.",
         edits=(
             Edit(
-                "bootstraps.save",
+                "readers.save_bootstrap",
                 "AND id = ? AND parts = ? RETURNING parts",
                 "AND ? <> '' AND parts = ? RETURNING parts",
             ),
@@ -1115,7 +1115,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A second standby that lacks what the first one committed gives the IDs again that were left out there.",
         edits=(
             Edit(
-                "failover._failovers",
+                "fencing._failovers",
                 "max(1, min(int(later, 16) - int(timeline, 16), FAILOVERS)) if system == same else 1",
                 "1",
             ),
@@ -1276,7 +1276,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-bootstrap-is-begun-asynchronously",
         rule="9.22",
         harm="After a crash a reader goes on from its old positions, over a target that was emptied for a snapshot.",
-        edits=(Edit("bootstraps.begin.body", "(*begin_durably(dialect), ", "(Control.BEGIN, "),),
+        edits=(Edit("begin_bootstrap.body", "(*begin_durably(dialect), ", "(Control.BEGIN, "),),
         checks=(DURABLE_POSITIONS + "what_a_reader_began_outlives_a_crash[a bootstrap]",),
     ),
     Mutant(

@@ -6,15 +6,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from busrep.stores.backing import Backing, columns_of
 from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Dialect, no_position_above, row_columns
 from busrep.stores.plans import Plan, Sql
-from busrep.stores.tables import statements
 
-# See tables.py. Tables that are updated often have room on the page, which keeps these updates off the index.
+# See schema.py. Tables that are updated often have room on the page, which keeps these updates off the index.
 WORDS = {
     "when": "timestamptz", "now": "now()", "number": "bigint GENERATED ALWAYS AS IDENTITY", "plain": "",
     "hot": " WITH (fillfactor = 50)", "unlogged": "UNLOGGED ", "bytewise": 'COLLATE "C" ',
@@ -61,13 +60,11 @@ class PostgresDialect(Dialect):
         "set_config('synchronous_commit', "
         "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'local'), true)"
     )
+    words: Mapping[str, str] = WORDS
     largest: str = "greatest"
 
     def __init__(self, store: str = "URL") -> None:
         self.store = store
-
-    def ddl(self, version: int) -> Sequence[Sql]:
-        return statements(version, WORDS)
 
     def init_lock(self) -> Sequence[Sql]:
         return [Sql(f"SELECT pg_advisory_xact_lock({INIT_LOCK})")]

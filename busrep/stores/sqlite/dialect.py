@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -13,12 +13,11 @@ import orjson
 from busrep.stores.backing import Backing, columns_of, field_types
 from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Dialect, no_position_above
 from busrep.stores.plans import NoSuchTable, Plan, Sql
-from busrep.stores.tables import statements
 
 # Timestamps are Unix seconds: a number that compares and subtracts without parsing.
 NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 
-# See tables.py.
+# See schema.py.
 WORDS = {
     "sqlite": "", "when": "REAL", "now": NOW, "number": "INTEGER", "plain": " WITHOUT ROWID", "hot": " WITHOUT ROWID",
     "unlogged": "", "bytewise": "",
@@ -37,13 +36,11 @@ class SqliteDialect(Dialect):
     server: str | None = None
     same_server: str = "1 = 1"
     durable: str = "''"  # each connection is: files.py
+    words: Mapping[str, str] = WORDS
     largest: str = "max"
 
     def __init__(self, store: str = "URL", name: str = "sqlite") -> None:
         self.store, self.name = store, name
-
-    def ddl(self, version: int) -> Sequence[Sql]:
-        return statements(version, WORDS)
 
     def init_lock(self) -> Sequence[Sql]:
         """See `Dialect`; the write lock is enough."""
