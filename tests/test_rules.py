@@ -893,7 +893,7 @@ def test_9_1_the_rows_are_read_after_the_transaction_was_seen_to_have_ended(on_p
         await transaction.begin()
         await transaction.insert("orders", [(token, [[1]], [b"[1]"])])
         await transaction.execute("SELECT 1")
-        question = facts.outcome(store.dialect, transaction.marker, [(store.backing("orders"), token)], "w1")
+        question = facts.outcome(store.dialect, claim, transaction.marker, [("orders", token)])
         with psycopg.connect(on_postgres.store, autocommit=True) as connection:
             step, answers = next(question), []
             try:
@@ -951,7 +951,7 @@ def test_9_9_a_page_is_of_one_snapshot(on_postgres: Deployment) -> None:
                             prune()
                     return answers
 
-                plan = facts.fetch(store.dialect, store.backing("orders"), FetchUpdates("orders", "w1", 0, 3, 100))
+                plan = facts.fetch(store.dialect, FetchUpdates("orders", "w1", 0, 3, 100))
                 return run_sync(plan, one_by_one)
 
         found = await asyncio.to_thread(fetch)
@@ -1009,7 +1009,7 @@ def test_9_5_nobody_claims_the_name_while_its_final_positions_are_taken(on_postg
                         blocked.append(True)
                     return answers
 
-                plan = fencing.finish(store.dialect, store.backings, "w1", claim.incarnation, 5.0)
+                plan = fencing.finish(store.dialect, "w1", claim.incarnation, timeout=5.0)
                 return run_sync(plan, claim_meanwhile)
 
         assert await asyncio.to_thread(finish) == {"orders": 0}

@@ -113,7 +113,7 @@ class Table:
 
         def body() -> Plan[LogState]:
             if not self._checked:
-                yield from schema.check(self.dialect, [self.backing])
+                yield from schema.check(self.dialect, self.backing)
                 answers = yield Sql("SELECT stream, backing FROM busrep_streams")
                 self._check(dict(answers[0]))
             return (yield from read_log(self.dialect, self.backing.stream))

@@ -17,7 +17,7 @@ from busrep.errors import ConfigError, Unavailable, WriterFenced
 from busrep.stores.backing import Backing, highest_row
 from busrep.stores.declared import init_command
 from busrep.stores.dialect import Dialect, begin_durably, or_blocked
-from busrep.stores.fencing import follow_server
+from busrep.stores.fencing import clock, follow_server
 from busrep.stores.interface import Claim, KnownWriter, Newest, Registered
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction
 from busrep.stores.schema import check_columns, record_fields
@@ -31,20 +31,22 @@ HELD = f"writer = ? AND incarnation = ? AND {LIVE}"
 
 
 def claim(
-    dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float, now: int, again: int | None = None
+    dialect: Dialect, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None
 ) -> Plan[Claim]:
     """Win the name, register it (9.7), commit, and only then read where it starts (9.4).
 
-    The incarnation is ``now``, the clock in ms, or above its predecessor's. So it rises even where a backup, or a table
+    The incarnation is the clock in ms, or above its predecessor's. So it rises even where a backup, or a table
     made anew, knows nothing of those that were given out; a process from before must not pass for its successor.
 
     ``again``: the name must be of this incarnation still, or finished and nobody else's since: else WriterFenced. A try
     that failed without an answer may have won it, so the row notes for whom: the same may ask again.
     """
-    yield from verify(dialect, backings)
+    # In a fixed order, so that two claims never wait for each other.
+    backings, now = [dialect.backing(stream) for stream in sorted(set(streams))], clock()
+    yield from _verify(dialect, backings)
     yield from record_fields(dialect, backings)
-    yield from or_blocked(dialect, "*", follow_server(dialect, seconds, now))
-    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
+    yield from or_blocked(dialect, "*", follow_server(dialect, timeout, now))
+    won = in_transaction(_win(dialect, writer, backings, timeout, now, again))
     incarnation, registered = yield from or_blocked(dialect, writer, won)
     # In a new snapshot: whatever a predecessor committed is visible now, or was fenced.
     epoch, found = yield from in_transaction(held_state(writer, incarnation, dialect, backings))
@@ -89,9 +91,13 @@ def _start(writer: str, stream: str, was_registered: bool, state: State) -> Star
     )
 
 
-def verify(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
+def verify(dialect: Dialect) -> Plan[None]:
+    """See `StoreAdmin.verify`."""
+    return _verify(dialect, list(dialect.backings.values()))
+
+
+def _verify(dialect: Dialect, backings: Sequence[Backing]) -> Plan[None]:
     """ConfigError unless each stream has a sequence without cache and cycle (9.15) and the declared columns."""
-    backings = list(backings)
     for backing in backings:
         try:
             found = (yield dialect.sequence(backing.stream))[0]
@@ -290,23 +296,24 @@ def known(dialect: Dialect) -> Plan[list[KnownWriter]]:
     ]
 
 
-def newest(dialect: Dialect, backing: Backing) -> Plan[Newest | None]:
+def newest(dialect: Dialect, stream: str) -> Plan[Newest | None]:
     """The highest row ID of every writer of a stream, deleted ones counting; None on a replica."""
+    backing = dialect.backing(stream)
     same_stream = "" if backing.own else "stream = p.stream AND "
     answers = yield Sql(  # one statement, one snapshot; without a writer the epoch all the same
         f"SELECT {dialect.replica}, m.value, p.writer, p.floor, (SELECT {backing.top} FROM {backing.table} "
         f"WHERE {same_stream}{backing.writer} = p.writer) FROM busrep_meta m LEFT JOIN busrep_positions p "
         "ON p.stream = ? WHERE m.key = 'epoch'",
-        (backing.stream,),
+        (stream,),
     )
     replica, epoch = answers[0][0][:2]
     rows = {writer: max(floor, highest or 0) for _, _, writer, floor, highest in answers[0] if writer is not None}
     return None if replica else Newest(epoch, rows)
 
 
-def sequence(dialect: Dialect, backing: Backing) -> Plan[int | None]:
+def sequence(dialect: Dialect, stream: str) -> Plan[int | None]:
     """The highest ID the stream's sequence gave; None on a replica, and after a failover until a claim has left out
     IDs: before that it may be behind positions that stand."""
     unsettled = Sql(f"SELECT CASE WHEN {dialect.same_server} THEN {dialect.replica} ELSE TRUE END")
-    answers = yield (unsettled, dialect.sequence(backing.stream))
+    answers = yield (unsettled, dialect.sequence(dialect.backing(stream).stream))
     return None if answers[0][0][0] or not answers[1] else int(answers[1][0][0])

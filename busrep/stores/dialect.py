@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from busrep.core.snapshots import LOADED
-from busrep.errors import ClaimBlocked
+from busrep.errors import ClaimBlocked, ConfigError
 from busrep.stores.backing import Backing
 from busrep.stores.plans import Control, Locked, Plan, Sql, Step, T
+from busrep.streams import Registry
 
 # Condition on the row ``r`` of busrep_readers that ``v`` moves: no snapshot of the stream is being loaded, and none was
 # since the last one that the caller knew (NULL: does not tell).
@@ -65,10 +66,24 @@ def row_columns(dialect: Dialect, backing: Backing) -> tuple[str, str]:
 
 
 class Dialect(Protocol):
-    """Pieces of SQL of one database. Pure."""
+    """Pieces of SQL of one database, and where the streams of one store lie in it. Pure.
 
+    ``store``: the store's URL for a person, without a password. ``streams``, ``backings``: set by the store.
+    """
+
+    def __init__(self, store: str = "URL") -> None:
+        self.store, self.streams, self.backings = store, Registry([]), {}
+
+    def backing(self, stream: str) -> Backing:
+        """Where a stream's rows lie: UnknownStream, or ConfigError for one that lives in memory."""
+        if self.streams[stream].resettable:
+            raise ConfigError(f"stream {stream!r} is resettable: it lives in memory, not in the store")
+        return self.backings[stream]
+
+    store: str
+    streams: Registry
+    backings: Mapping[str, Backing]
     name: str
-    store: str  # its URL for a person, without a password
     now: str  # expression: the database's clock, as a timestamp is stored
     seconds: str  # expression: the same clock, in seconds since 1970
     share: str  # suffix that locks a row against updates until the transaction ends

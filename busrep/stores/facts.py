@@ -9,7 +9,7 @@ import attrs
 import orjson
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.errors import PositionTooOld
+from busrep.errors import ConfigError, PositionTooOld
 from busrep.stores.backing import Backing
 from busrep.stores.claims import check_claim, no_sequence
 from busrep.stores.dialect import Dialect, row_columns
@@ -21,11 +21,12 @@ from busrep.stores.readers import LOCK_STREAM
 PRUNE_BATCH = 5_000
 
 
-def reserve(dialect: Dialect, stream: str, count: int, backings: Iterable[Backing]) -> Plan[list[int]]:
+def reserve(dialect: Dialect, stream: str, count: int) -> Plan[list[int]]:
     """Take ``count`` IDs from the stream's sequence, ascending. One statement is a transaction of its own.
 
-    ConfigError when there is no sequence; ``backings``: what the command that it names is for.
+    ConfigError when there is no sequence.
     """
+    backing = dialect.backing(stream)
     try:
         answer = (yield dialect.next_ids(stream, count))[0]
     except NoSuchTable:
@@ -33,25 +34,26 @@ def reserve(dialect: Dialect, stream: str, count: int, backings: Iterable[Backin
             raise
         answer = []
     if not answer:
-        raise no_sequence(dialect, stream, backings)
+        raise no_sequence(dialect, stream, [backing])
     return dialect.ids(answer, count)
 
 
-def insert(dialect: Dialect, backing: Backing, writer: str, facts: Iterable[FactRows]) -> Sequence[Sql]:
+def insert(dialect: Dialect, stream: str, writer: str, facts: Iterable[FactRows]) -> Sequence[Sql]:
     """Statements that write these facts' rows: one for all, where the database can."""
     rows = [(token, at, payload) for token, _, payloads in facts for at, payload in enumerate(payloads)]
-    return dialect.insert(backing, writer, rows) if rows else ()
+    return dialect.insert(dialect.backing(stream), writer, rows) if rows else ()
 
 
 def rows_of(
-    dialect: Dialect, facts: Sequence[tuple[Backing, int]], writer: str
+    dialect: Dialect, facts: Sequence[tuple[str, int]], writer: str
 ) -> Plan[dict[tuple[str, int], list[bytes]]]:
     """The payloads of these facts; one that has no rows is missing."""
-    asked: dict[str, tuple[Backing, list[int]]] = {}
-    for backing, token in facts:
-        asked.setdefault(backing.stream, (backing, []))[1].append(token)
+    asked: dict[str, list[int]] = {}
+    for stream, token in facts:
+        asked.setdefault(stream, []).append(token)
     found: dict[tuple[str, int], list[bytes]] = {}
-    for stream, (backing, tokens) in asked.items():
+    for stream, tokens in asked.items():
+        backing = dialect.backing(stream)
         rows = (yield _rows(dialect, backing, writer, tokens))[0]
         for row, payload in zip(rows, dialect.payloads(backing, rows), strict=True):
             found.setdefault((stream, row[0]), []).append(payload)
@@ -70,7 +72,7 @@ def _rows(dialect: Dialect, backing: Backing, writer: str, tokens: Sequence[int]
 
 
 def outcome(
-    dialect: Dialect, marker: object, facts: Sequence[tuple[Backing, int]], held: Claim
+    dialect: Dialect, held: Claim, marker: object, facts: Sequence[tuple[str, int]]
 ) -> Plan[dict[tuple[str, int], list[bytes]] | None]:
     """None while the transaction may be open. The rows are read by a later statement: its snapshot is taken after
     the transaction was seen to have ended (9.1). The claim is read last: it stands, so the rows are of its log still,
@@ -85,8 +87,9 @@ def outcome(
     return found
 
 
-def fetch(dialect: Dialect, backing: Backing, question: FetchUpdates) -> Plan[UpdatesPage]:
+def fetch(dialect: Dialect, question: FetchUpdates) -> Plan[UpdatesPage]:
     """One page, all of it from one snapshot: epoch, floor, proof (9.9) and rows up to a fact boundary (9.10)."""
+    backing = dialect.backing(question.stream)
 
     def body() -> Plan[UpdatesPage]:
         stream, writer, after, upto = question.stream, question.writer, question.after, question.upto
@@ -134,10 +137,26 @@ class Kept:
     reader_cap: float | None
 
 
-def prune(dialect: Dialect, backings: Iterable[Backing], kept: Kept) -> Plan[dict[tuple[str, str], int]]:
+def prune(
+    dialect: Dialect,
+    *,
+    older_than: float | None = None,
+    keep: int | None = None,
+    reader_cap: float | None = None,
+    stream: str | None = None,
+) -> Plan[dict[tuple[str, str], int]]:
     """Delete in batches; rows and floor move in one transaction. Returns the floors that moved."""
+    if older_than is None and keep is None:
+        raise ConfigError("prune needs older_than or keep: without either it would delete everything")
+    if stream is None:
+        chosen = [backing for backing in dialect.backings.values() if not backing.own]
+    else:
+        chosen = [dialect.backing(stream)]
+        if chosen[0].own and keep is None:
+            raise ConfigError(f"stream {stream!r} has its own table, without dates: prune it with keep")
+    kept = Kept(older_than, keep, reader_cap)
     moved: dict[tuple[str, str], int] = {}
-    for backing in backings:
+    for backing in chosen:
         listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
         for (writer,) in listed:
             while True:

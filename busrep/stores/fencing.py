@@ -6,13 +6,14 @@ failed over. Then IDs and incarnations that may have been lost are not given aga
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from functools import partial
 
 import attrs
 import orjson
 
-from busrep.stores.backing import Backing, highest_row
+from busrep.stores.backing import highest_row
 from busrep.stores.dialect import Dialect, begin_durably, or_blocked
 from busrep.stores.plans import Control, Plan, Sql, in_transaction
 from busrep.stores.schema import new_epoch
@@ -29,6 +30,15 @@ INCARNATIONS_LEFT_OUT = 10_000_000
 PER_SECOND = 1_000_000_000
 # Most failovers without a claim in between, of which each left out as many.
 FAILOVERS = 100
+
+
+# How long 'db restored' waits for open write transactions, seconds; a person is watching.
+RESTORE_WAIT = 30.0
+
+
+def clock() -> int:
+    """This process's clock, in ms: incarnations go on at it."""
+    return int(time.time() * 1000)
 
 
 @attrs.frozen
@@ -147,14 +157,12 @@ def _failovers(noted: str, now: str) -> int:
     return max(1, min(int(later, 16) - int(timeline, 16), FAILOVERS)) if system == same else 1
 
 
-def finish(
-    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
-) -> Plan[dict[str, int]]:
+def finish(dialect: Dialect, writer: str, incarnation: int, *, timeout: float) -> Plan[dict[str, int]]:
     """Fence (committed), then in a new snapshot take rows and sequence for the final positions (9.5)."""
-    fenced = yield from or_blocked(dialect, writer, in_transaction(_fence(dialect, writer, incarnation, seconds)))
+    fenced = yield from or_blocked(dialect, writer, in_transaction(_fence(dialect, writer, incarnation, timeout)))
     if fenced is None:
         return {}
-    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds))
+    finals = in_transaction(_finals(dialect, writer, fenced, timeout))
     return (yield from or_blocked(dialect, writer, finals))
 
 
@@ -178,9 +186,7 @@ def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> P
     return int(answers[-1][0][0]) if answers[-1] else None
 
 
-def _finals(
-    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
-) -> Plan[dict[str, int]]:
+def _finals(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> Plan[dict[str, int]]:
     answers = yield (
         *begin_durably(dialect, wait=seconds),
         # Holds back a new claim of the name: IDs it reserves would lie below the final positions taken here.
@@ -195,7 +201,7 @@ def _finals(
         if finished == incarnation:
             finals[stream] = position
         elif registered:
-            finals[stream] = yield from _final_position(dialect, backings.get(stream), stream, writer, position)
+            finals[stream] = yield from _final_position(dialect, stream, writer, position)
             yield Sql(
                 "UPDATE busrep_positions SET position = ?, registered = FALSE, finished = ? "
                 "WHERE stream = ? AND writer = ?",
@@ -205,7 +211,8 @@ def _finals(
     return finals
 
 
-def _final_position(dialect: Dialect, backing: Backing | None, stream: str, writer: str, position: int) -> Plan[int]:
+def _final_position(dialect: Dialect, stream: str, writer: str, position: int) -> Plan[int]:
+    backing = dialect.backings.get(stream)
     sequence = (yield dialect.sequence(stream))[0]
     highest = int(sequence[0][0]) if sequence else position  # never above the sequence
     if backing is not None:  # a sequence may be behind the table (restored, or rows written past it)
@@ -215,16 +222,15 @@ def _final_position(dialect: Dialect, backing: Backing | None, stream: str, writ
     return highest
 
 
-def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, now: int) -> Plan[str]:
-    """A new epoch; all writers fenced; positions back to what the rows hold; sequences not behind them.
-
-    ``now``: the clock in ms. Incarnations go on above it, as with a claim.
-    """
+def restored(dialect: Dialect) -> Plan[str]:
+    """A new epoch; all writers fenced; positions back to what the rows hold; sequences not behind them. Incarnations go
+    on above the clock, as with a claim."""
+    now = clock()
 
     def body() -> Plan[str]:
         epoch, no_server = new_epoch(), "''"
         yield (
-            *begin_durably(dialect, wait=seconds),
+            *begin_durably(dialect, wait=RESTORE_WAIT),
             # First, as a claim does: then the two never wait for each other.
             Sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", (epoch,)),
             Sql(f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),
@@ -233,7 +239,7 @@ def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, now:
             Sql(f"UPDATE busrep_meta SET value = {dialect.server or no_server} WHERE key = 'server'"),
         )
         yield from leave_out_incarnations(dialect, now)
-        for backing in backings:
+        for backing in dialect.backings.values():
             listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
             for (writer,) in listed:
                 where, params = backing.of_writer(writer)

@@ -3,12 +3,10 @@
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
-from busrep.stores.backing import Backing
 from busrep.stores.dialect import Dialect
 from busrep.stores.plans import Control, Plan, Row, Sql
 from busrep.stores.schema import VERSION
@@ -20,7 +18,7 @@ BOOTSTRAP = ("state", "parts", "parts_total", "rows", "rows_total", "bytes", "sy
 SINK = ("stream", "writer", "batch", "rows", "last", "done_ago")
 
 
-def status(dialect: Dialect, backings: Mapping[str, Backing]) -> Plan[dict[str, Any]]:
+def status(dialect: Dialect) -> Plan[dict[str, Any]]:
     """Everything ``busrep db status`` shows, from one snapshot."""
     answers = yield (Control.SNAPSHOT, *_questions(dialect))
     ((epoch, replica),), listed, writers, readers, ((dead,),), counts, bootstraps, sinks = answers
@@ -30,7 +28,7 @@ def status(dialect: Dialect, backings: Mapping[str, Backing]) -> Plan[dict[str, 
         staged = len((yield Sql("SELECT attempt, count(*) FROM busrep_staged GROUP BY attempt"))[0])
     streams: dict[str, Any] = {}
     for name, declared in listed:
-        streams[name] = yield from _stream(dialect, name, declared, backings.get(name), dict(counts).get(name, 0))
+        streams[name] = yield from _stream(dialect, name, declared, dict(counts).get(name, 0))
     yield Control.COMMIT
     for stream, writer, *state in writers:
         at = streams.setdefault(stream, {"table": None, "rows": None, "sequence": None, "writers": {}})
@@ -70,9 +68,8 @@ def _questions(dialect: Dialect) -> list[Sql]:
     ]
 
 
-def _stream(
-    dialect: Dialect, name: str, declared: str | None, backing: Backing | None, rows: int | None
-) -> Plan[dict[str, Any]]:
+def _stream(dialect: Dialect, name: str, declared: str | None, rows: int | None) -> Plan[dict[str, Any]]:
+    backing = dialect.backings.get(name)
     found = (yield dialect.sequence(name))[0]
     if declared is not None:  # counted only if this process declared it: else its name alone is known
         rows = (yield Sql(f"SELECT count(*) FROM {backing.table}"))[0][0][0] if backing else None

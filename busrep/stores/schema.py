@@ -101,13 +101,13 @@ def new_epoch() -> str:
     return secrets.token_hex(16)
 
 
-def init(dialect: Dialect, backings: Iterable[Backing], redefine: Collection[str] = ()) -> Plan[None]:
-    """Create or migrate all tables and the sequences of these streams.
+def init(dialect: Dialect, redefine: Collection[str] = ()) -> Plan[None]:
+    """Create or migrate all tables, and the sequences of the streams.
 
     ``redefine``: streams whose fields are stored as declared, whatever was stored. Raises SchemaError when the schema
     is newer, ConfigError when an application's table has other columns, RowClassMismatch.
     """
-    wanted = {backing.stream: backing for backing in backings}
+    wanted = dialect.backings
 
     def body() -> Plan[None]:
         yield (Control.BEGIN, *dialect.init_lock())
@@ -213,9 +213,11 @@ def _declared(backing: Backing) -> str | None:
     return orjson.dumps(backing.table).decode() if backing.own else None
 
 
-def missing(dialect: Dialect, backings: Iterable[Backing], found: int | None = None) -> SchemaError:
+def missing(dialect: Dialect, found: int | None = None) -> SchemaError:
     """The error of tables that are not there, or of version ``found``."""
-    return SchemaError(found, VERSION, init_command(dialect.store, [backing.definition for backing in backings]))
+    return SchemaError(
+        found, VERSION, init_command(dialect.store, [one.definition for one in dialect.backings.values()])
+    )
 
 
 @contextlib.contextmanager
@@ -228,12 +230,12 @@ def _with_command(dialect: Dialect, streams: Collection[Stream[Any]]) -> Iterato
         raise RowClassMismatch(error.stream, error.reason, error.declared, error.stored, command) from None
 
 
-def check(dialect: Dialect, backings: Iterable[Backing] = ()) -> Plan[str]:
-    """The epoch, after checking the version and the row classes: SchemaError, RowClassMismatch."""
+def check(dialect: Dialect, *others: Backing) -> Plan[str]:
+    """The epoch, after checking the version and the row classes, of ``others`` too: SchemaError, RowClassMismatch."""
     found = yield from dialect.version()
-    backings = list(backings)
     if found != VERSION:
-        raise missing(dialect, backings, found)
+        raise missing(dialect, found)
+    backings = [*dialect.backings.values(), *others]
     streams = [backing.definition for backing in backings if backing.definition.row_type is not None]
     if streams:
         stored = {stream: fields for stream, _, fields in (yield STREAMS)[0]}

@@ -187,10 +187,10 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "claims.claim",
-                "    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))\n",
+                "    won = in_transaction(_win(dialect, writer, backings, timeout, now, again))\n",
                 """\
     early = yield from in_transaction(held_state(writer, 0, dialect, backings))
-    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
+    won = in_transaction(_win(dialect, writer, backings, timeout, now, again))
 """,
             ),
             Edit(
@@ -256,7 +256,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "_finals",
-                "yield from _final_position(dialect, backings.get(stream), stream, writer, position)\n",
+                "yield from _final_position(dialect, stream, writer, position)\n",
                 "position\n",
             ),
         ),
@@ -275,31 +275,23 @@ MUTANTS: tuple[Mutant, ...] = (
                 "    fenced = yield from or_blocked(dialect, writer, in_transaction(_fence(",
                 """\
     early: dict[str, int] = {}
-    for stream, backing in backings.items():
-        early[stream] = yield from _final_position(dialect, backing, stream, writer, 0)
+    for stream in dialect.backings:
+        early[stream] = yield from _final_position(dialect, stream, writer, 0)
     fenced = yield from or_blocked(dialect, writer, in_transaction(_fence(""",
             ),
             Edit(
                 "fencing.finish",
-                "    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds))\n",
-                "    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds, early))\n",
+                "    finals = in_transaction(_finals(dialect, writer, fenced, timeout))\n",
+                "    finals = in_transaction(_finals(dialect, writer, fenced, timeout, early))\n",
             ),
             Edit(
                 "_finals",
-                """\
-    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
-) -> Plan[dict[str, int]]:
-    answers = yield (
-""",
-                """\
-    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float, early: dict
-) -> Plan[dict[str, int]]:
-    answers = yield (
-""",
+                "incarnation: int, seconds: float) -> Plan",
+                "incarnation: int, seconds: float, early: dict) -> Plan",
             ),
             Edit(
                 "_finals",
-                "yield from _final_position(dialect, backings.get(stream), stream, writer, position)\n",
+                "yield from _final_position(dialect, stream, writer, position)\n",
                 "max(position, early.get(stream, 0))\n",
             ),
         ),
@@ -546,7 +538,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A sequence with CACHE gives each session IDs of its own: lower ones come after higher ones were skipped.",
         edits=(
             Edit(
-                "claims.verify",
+                "claims._verify",
                 "        if (cache, bool(cycles), increment) != (1, False, 1):\n",
                 "        if not found:\n",
             ),

@@ -86,21 +86,22 @@ class MemoryStore(PlannedStore):
     on_loop = False
 
     def __init__(self, name: str, streams: Registry, settings: Settings) -> None:
-        super().__init__(streams, settings, SqliteDialect(f"memory://{name}", "memory"))
+        super().__init__(streams, settings, SqliteDialect(f"memory://{name}"))
+        self.dialect.name = "memory"
         # An application has no table here: all streams are in busrep's own.
-        self.backings = {stream.name: generic_backing(stream) for stream in streams if not stream.resettable}
+        self.dialect.backings = {stream.name: generic_backing(stream) for stream in streams if not stream.resettable}
         self.name = name
         self.world = world_of(name)
 
     async def open(self) -> None:
-        await self.read(schema.check(self.dialect, self.backings.values()))
+        await self.read(schema.check(self.dialect))
 
     async def close(self) -> None:
         """See `AsyncStore`; the contents stay as long as the process."""
         await self.snapshots.leave_all()
 
     async def init(self, redefine: Collection[str] = ()) -> None:
-        await self.write(schema.init(self.dialect, self.backings.values(), redefine))
+        await self.write(schema.init(self.dialect, redefine))
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan to its end; a transaction that it leaves open is rolled back."""

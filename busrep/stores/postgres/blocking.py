@@ -160,7 +160,7 @@ class BlockingPostgresStore(PostgresStore):
         for pool in self._pools:
             pool.open()
         try:
-            await self.read(schema.check(self.dialect, self.backings.values()))
+            await self.read(schema.check(self.dialect))
         except BaseException:
             await self.close()
             raise

@@ -63,9 +63,6 @@ class PostgresDialect(Dialect):
     words: Mapping[str, str] = WORDS
     largest: str = "greatest"
 
-    def __init__(self, store: str = "URL") -> None:
-        self.store = store
-
     def init_lock(self) -> Sequence[Sql]:
         return [Sql(f"SELECT pg_advisory_xact_lock({INIT_LOCK})")]
 

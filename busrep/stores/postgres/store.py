@@ -198,7 +198,7 @@ class PostgresStore(ServerStore):
         if self.questions is not None:
             return
         # On a connection of its own first: a pool would only say that none came in time, not why.
-        await self._alone(schema.check(self.dialect, self.backings.values()))
+        await self._alone(schema.check(self.dialect))
         self.transactions = self._pool("transactions", TRANSACTIONS)
         self.questions = self._pool("questions", max(QUESTIONS, self.settings.fetches + 1))
         # Of its own: a handler that writes facts as well must not wait for a connection that other handlers hold, who
@@ -245,7 +245,7 @@ class PostgresStore(ServerStore):
         self.transactions = self.questions = self.handlers = None
 
     async def init(self, redefine: Collection[str] = ()) -> None:
-        await self._alone(schema.init(self.dialect, self.backings.values(), redefine))
+        await self._alone(schema.init(self.dialect, redefine))
 
     async def read(self, plan: Plan[T], wait: float = 0.0) -> T:
         pool = self.questions

@@ -112,11 +112,11 @@ class FileStore(PlannedStore):
         """See `AsyncStore`; a missing file is a missing schema, and is not created."""
         try:
             if not Path(self.path).exists():  # noqa: ASYNC240 - one stat, at the start
-                raise schema.missing(self.dialect, self.backings.values())
+                raise schema.missing(self.dialect)
             self._file = file_at(self.path)
             for role in (WRITE, READ):
                 self._connections.append(await self.in_thread(role, lambda: connect(self.path, "rw")))
-            await self.read(schema.check(self.dialect, self.backings.values()))
+            await self.read(schema.check(self.dialect))
         except BaseException:
             await self.close()
             raise
@@ -128,7 +128,7 @@ class FileStore(PlannedStore):
     def make_tables(self, redefine: Collection[str]) -> None:
         """Create or migrate the tables, in this thread. See `AsyncStore.init`."""
         with contextlib.closing(connect(self.path, "rwc")) as connection:
-            self.run(connection, schema.init(self.dialect, self.backings.values(), redefine))
+            self.run(connection, schema.init(self.dialect, redefine))
 
     def role(self, role: int) -> sqlite3.Connection:
         """The connection of that role. Raises Unavailable."""

@@ -167,9 +167,8 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
 
     async def reserve(self, stream: str, count: int) -> list[int]:
         """IDs that are ours unless the transaction is rolled back. It takes the write lock. Raises Unavailable."""
-        backing = self.store.backing(stream)
         try:
-            ids = await self._run(facts.reserve(self.store.dialect, stream, count, [backing]))
+            ids = await self._run(facts.reserve(self.store.dialect, stream, count))
         except Unavailable as error:
             if getattr(error.__cause__, "sqlite_errorcode", 0) != sqlite3.SQLITE_BUSY_SNAPSHOT:
                 raise

@@ -27,6 +27,7 @@ WORDS = {
 class SqliteDialect(Dialect):
     """A `Dialect`. Rows need no locks: BEGIN IMMEDIATE is the lock."""
 
+    name: str = "sqlite"
     now: str = NOW
     seconds: str = NOW
     share: str = ""
@@ -38,9 +39,6 @@ class SqliteDialect(Dialect):
     durable: str = "''"  # each connection is: files.py
     words: Mapping[str, str] = WORDS
     largest: str = "max"
-
-    def __init__(self, store: str = "URL", name: str = "sqlite") -> None:
-        self.store, self.name = store, name
 
     def init_lock(self) -> Sequence[Sql]:
         """See `Dialect`; the write lock is enough."""

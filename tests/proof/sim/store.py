@@ -64,12 +64,12 @@ class SimStore(ServerStore):
     async def open(self) -> None:
         """See `AsyncStore`."""
         if self._idle is None:
-            await self._alone(schema.check(self.dialect, self.backings.values()))
+            await self._alone(schema.check(self.dialect))
             self._idle = []
 
     async def init(self, redefine: Collection[str] = ()) -> None:
         """See `AsyncStore`."""
-        await self._alone(schema.init(self.dialect, self.backings.values(), redefine))
+        await self._alone(schema.init(self.dialect, redefine))
 
     async def close(self) -> None:
         """See `AsyncStore`."""
