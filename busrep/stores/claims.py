@@ -19,7 +19,7 @@ from busrep.stores.declared import init_command
 from busrep.stores.dialect import Dialect, begin_durably, or_blocked
 from busrep.stores.fencing import clock, follow_server
 from busrep.stores.interface import Claim, KnownWriter, Newest, Registered
-from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction
+from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.schema import check_columns, record_fields
 
 log = logging.getLogger("busrep.stores")
@@ -252,35 +252,32 @@ def bounded(positions: Mapping[str, int], sequences: Mapping[str, int]) -> dict[
     return {stream: min(position, sequences.get(stream, position)) for stream, position in positions.items()}
 
 
+@transaction
 def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> Plan[Registered]:
     """Proven positions and a sign of life, while the claim stands; the registry as it is under that lock."""
-
-    def body() -> Plan[Registered]:
-        answers = yield (
-            Control.BEGIN, lock_claim(dialect, claim), *(dialect.sequence(stream) for stream in positions)
-        )  # fmt: skip
-        if not answers[0]:
-            raise WriterFenced(claim.writer, claim.incarnation)
-        given = zip(positions, answers[1:], strict=False)
-        sequences = {stream: int(rows[0][0]) for stream, rows in given if rows}
-        stored = bounded(positions, sequences)
-        moved = orjson.dumps([[stream, position] for stream, position in stored.items()]).decode()
-        answers = yield (
-            Sql(
-                f"UPDATE busrep_positions SET seen_at = {dialect.now}, position = {dialect.largest}(position, "
-                f"coalesce((SELECT v.position FROM {dialect.values(('stream', 'text'), ('position', 'bigint'))} "
-                "AS v WHERE v.stream = busrep_positions.stream), 0)) WHERE writer = ? AND registered",
-                (moved, claim.writer),
-            ),
-            Sql(
-                "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "
-                "LEFT JOIN busrep_writers w ON w.writer = p.writer WHERE p.registered"
-            ),
-            Control.COMMIT,
-        )
-        return Registered(answers[1], sequences)
-
-    return in_transaction(body())
+    answers = yield (
+        Control.BEGIN, lock_claim(dialect, claim), *(dialect.sequence(stream) for stream in positions)
+    )  # fmt: skip
+    if not answers[0]:
+        raise WriterFenced(claim.writer, claim.incarnation)
+    given = zip(positions, answers[1:], strict=False)
+    sequences = {stream: int(rows[0][0]) for stream, rows in given if rows}
+    stored = bounded(positions, sequences)
+    moved = orjson.dumps([[stream, position] for stream, position in stored.items()]).decode()
+    answers = yield (
+        Sql(
+            f"UPDATE busrep_positions SET seen_at = {dialect.now}, position = {dialect.largest}(position, "
+            f"coalesce((SELECT v.position FROM {dialect.values(('stream', 'text'), ('position', 'bigint'))} "
+            "AS v WHERE v.stream = busrep_positions.stream), 0)) WHERE writer = ? AND registered",
+            (moved, claim.writer),
+        ),
+        Sql(
+            "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "
+            "LEFT JOIN busrep_writers w ON w.writer = p.writer WHERE p.registered"
+        ),
+        Control.COMMIT,
+    )
+    return Registered(answers[1], sequences)
 
 
 def known(dialect: Dialect) -> Plan[list[KnownWriter]]:

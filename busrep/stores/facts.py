@@ -14,7 +14,7 @@ from busrep.stores.backing import Backing
 from busrep.stores.claims import check_claim, no_sequence
 from busrep.stores.dialect import Dialect, row_columns
 from busrep.stores.interface import Claim, FactRows
-from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction
+from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.readers import LOCK_STREAM
 
 # IDs deleted in one transaction: short enough that a writer on SQLite, which has one write lock, hardly waits.
@@ -87,45 +87,42 @@ def outcome(
     return found
 
 
+@transaction
 def fetch(dialect: Dialect, question: FetchUpdates) -> Plan[UpdatesPage]:
     """One page, all of it from one snapshot: epoch, floor, proof (9.9) and rows up to a fact boundary (9.10)."""
     backing = dialect.backing(question.stream)
-
-    def body() -> Plan[UpdatesPage]:
-        stream, writer, after, upto = question.stream, question.writer, question.after, question.upto
-        limit = max(1, question.limit)
-        answers = yield (
-            Control.SNAPSHOT,
-            Sql(
-                f"SELECT (SELECT value FROM busrep_meta WHERE key = 'epoch'), {dialect.replica}, "
-                "coalesce(max(floor), 0), coalesce(max(position), 0) FROM busrep_positions "
-                "WHERE stream = ? AND writer = ?",
-                (stream, writer),
-            ),
-            dialect.sequence(stream),
-            dialect.page(backing, writer, after, upto, limit),
-            Control.COMMIT,
-        )
-        ((epoch, replica, floor, position),), sequence, rows = answers
-        if after < floor and after < upto:
-            raise PositionTooOld(stream, writer, after, floor)
-        # A replica may lack rows below ones it has: there only the positions row, in the same snapshot, proves. The
-        # primary has all up to what was announced; nothing above its sequence was, though it may be behind rows.
-        given = max(sequence[0][0] if sequence else 0, rows[-1][0] if rows else 0)
-        proven = max(after, min(upto, position if replica else given))
-        if proven < upto:
-            rows = [row for row in rows if row[0] <= proven]
-        tokens = [row[0] for row in rows]
-        limited = len(tokens) > limit
-        if limited:
-            whole = tokens.index(tokens[-1])  # where the fact begins that crosses the limit
-            if whole > 0:
-                del tokens[whole:], rows[whole:]
-            proven = tokens[-1]
-        payloads = dialect.payloads(backing, rows)
-        return UpdatesPage(stream, writer, after, proven, tokens, payloads, limited, epoch)
-
-    return in_transaction(body())
+    stream, writer, after, upto = question.stream, question.writer, question.after, question.upto
+    limit = max(1, question.limit)
+    answers = yield (
+        Control.SNAPSHOT,
+        Sql(
+            f"SELECT (SELECT value FROM busrep_meta WHERE key = 'epoch'), {dialect.replica}, "
+            "coalesce(max(floor), 0), coalesce(max(position), 0) FROM busrep_positions "
+            "WHERE stream = ? AND writer = ?",
+            (stream, writer),
+        ),
+        dialect.sequence(stream),
+        dialect.page(backing, writer, after, upto, limit),
+        Control.COMMIT,
+    )
+    ((epoch, replica, floor, position),), sequence, rows = answers
+    if after < floor and after < upto:
+        raise PositionTooOld(stream, writer, after, floor)
+    # A replica may lack rows below ones it has: there only the positions row, in the same snapshot, proves. The
+    # primary has all up to what was announced; nothing above its sequence was, though it may be behind rows.
+    given = max(sequence[0][0] if sequence else 0, rows[-1][0] if rows else 0)
+    proven = max(after, min(upto, position if replica else given))
+    if proven < upto:
+        rows = [row for row in rows if row[0] <= proven]
+    tokens = [row[0] for row in rows]
+    limited = len(tokens) > limit
+    if limited:
+        whole = tokens.index(tokens[-1])  # where the fact begins that crosses the limit
+        if whole > 0:
+            del tokens[whole:], rows[whole:]
+        proven = tokens[-1]
+    payloads = dialect.payloads(backing, rows)
+    return UpdatesPage(stream, writer, after, proven, tokens, payloads, limited, epoch)
 
 
 @attrs.frozen

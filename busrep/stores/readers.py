@@ -14,7 +14,7 @@ from busrep.core.snapshots import LOADED, Agreement, AppliedParts, BootstrapProg
 from busrep.errors import PositionsAheadOfTable, ReaderMoved, SnapshotGone, Unavailable
 from busrep.stores.dialect import Dialect, begin_durably
 from busrep.stores.interface import MIXED, DeadLetter, ReaderState
-from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, Step, in_transaction
+from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, Step, in_transaction, transaction
 
 # Locked by whoever prunes the stream, and by whoever registers to read it.
 LOCK_STREAM = "SELECT 1 FROM busrep_streams WHERE stream = ?"
@@ -66,6 +66,7 @@ def _without(positions: Mapping[tuple[str, str], int], streams: Collection[str])
     return {key: at for key, at in positions.items() if key[0] not in streams}
 
 
+@transaction
 def register(
     dialect: Dialect,
     reader: str,
@@ -79,39 +80,32 @@ def register(
     Not while rows of the stream are being pruned, by bounds that do not know of this reader: whoever reads the floors
     afterwards sees what became of them. Where a snapshot is being loaded it alone says where this reader is.
     """
-
-    def body() -> Plan[None]:
-        *_, loading = yield (*_begin(dialect, positions), Sql(LOADING, (reader,)))
-        here, floors = (yield from floors_of(oldest)) if oldest else (None, {})
-        raised = _raised(positions, floors if here == epoch else {}, oldest)
-        yield (*rows_of(dialect, reader, _without(raised, {row[0] for row in loading}), epoch), Control.COMMIT)
-
-    return in_transaction(body())
+    *_, loading = yield (*_begin(dialect, positions), Sql(LOADING, (reader,)))
+    here, floors = (yield from floors_of(oldest)) if oldest else (None, {})
+    raised = _raised(positions, floors if here == epoch else {}, oldest)
+    yield (*rows_of(dialect, reader, _without(raised, {row[0] for row in loading}), epoch), Control.COMMIT)
 
 
+@transaction
 def load(_: Dialect, reader: str) -> Plan[ReaderState]:
     """The saved positions, and their epoch; in the same state of the database, the bootstraps they are of."""
-
-    def body() -> Plan[ReaderState]:
-        rows, begun = yield (
-            Control.SNAPSHOT,
-            Sql(
-                "SELECT stream, writer, position, epoch FROM busrep_readers WHERE reader = ? ORDER BY stream, writer",
-                (reader,),
-            ),
-            Sql("SELECT stream, id, state FROM busrep_bootstraps WHERE reader = ?", (reader,)),
-            Control.COMMIT,
-        )
-        epochs = {row[3] for row in rows}
-        return ReaderState(
-            epoch=MIXED if len(epochs) > 1 else next(iter(epochs), None),
-            positions={(stream, writer): position for stream, writer, position, _ in rows if writer},
-            streams=frozenset(row[0] for row in rows),
-            bootstraps={stream: id for stream, id, _ in begun},
-            loading=frozenset(stream for stream, _, state in begun if state not in LOADED),
-        )
-
-    return in_transaction(body())
+    rows, begun = yield (
+        Control.SNAPSHOT,
+        Sql(
+            "SELECT stream, writer, position, epoch FROM busrep_readers WHERE reader = ? ORDER BY stream, writer",
+            (reader,),
+        ),
+        Sql("SELECT stream, id, state FROM busrep_bootstraps WHERE reader = ?", (reader,)),
+        Control.COMMIT,
+    )
+    epochs = {row[3] for row in rows}
+    return ReaderState(
+        epoch=MIXED if len(epochs) > 1 else next(iter(epochs), None),
+        positions={(stream, writer): position for stream, writer, position, _ in rows if writer},
+        streams=frozenset(row[0] for row in rows),
+        bootstraps={stream: id for stream, id, _ in begun},
+        loading=frozenset(stream for stream, _, state in begun if state not in LOADED),
+    )
 
 
 def save(
@@ -159,33 +153,30 @@ def note_stopped(_: Dialect, reader: str, stream: str, writer: str, reason: str 
     )
 
 
+@transaction
 def reset(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> Plan[None]:
     """Replace saved positions of other epochs. Of this one: another process under this name has begun anew already.
 
     As in `register`: not while rows are being pruned that the replaced positions had let go. And nothing at all when
     the others are of the log that this very database keeps: then ``epoch`` is one that was, of a replica that lags.
     """
-
-    def body() -> Plan[None]:
-        yield _begin(dialect, positions)
-        here, floors = yield from floors_of(positions)
-        held, unfinished = yield (
-            Sql("SELECT stream, epoch FROM busrep_readers WHERE reader = ?", (reader,)),
-            Sql(LOADING, (reader,)),
-        )
-        if here != epoch and here in {row[1] for row in held}:
-            yield Control.COMMIT
-            return
-        # The snapshot of an epoch that is gone says nothing any more.
-        loading = {row[0] for row in held if row[1] == epoch} & {row[0] for row in unfinished}
-        raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)
-        yield (
-            Sql("DELETE FROM busrep_readers WHERE reader = ? AND epoch <> ?", (reader, epoch)),
-            *rows_of(dialect, reader, raised, epoch),
-            Control.COMMIT,
-        )
-
-    return in_transaction(body())
+    yield _begin(dialect, positions)
+    here, floors = yield from floors_of(positions)
+    held, unfinished = yield (
+        Sql("SELECT stream, epoch FROM busrep_readers WHERE reader = ?", (reader,)),
+        Sql(LOADING, (reader,)),
+    )
+    if here != epoch and here in {row[1] for row in held}:
+        yield Control.COMMIT
+        return
+    # The snapshot of an epoch that is gone says nothing any more.
+    loading = {row[0] for row in held if row[1] == epoch} & {row[0] for row in unfinished}
+    raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)
+    yield (
+        Sql("DELETE FROM busrep_readers WHERE reader = ? AND epoch <> ?", (reader, epoch)),
+        *rows_of(dialect, reader, raised, epoch),
+        Control.COMMIT,
+    )
 
 
 def dead_letter(

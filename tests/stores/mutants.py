@@ -104,7 +104,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that was paused and replaced goes on storing and announcing positions under its old name.",
         edits=(
             Edit(
-                "heartbeat.body",
+                "claims.heartbeat",
                 """\
         if not answers[0]:
             raise WriterFenced(claim.writer, claim.incarnation)
@@ -420,7 +420,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A page from a lagging replica counts up to what was asked for: rows not replayed yet are skipped.",
         edits=(
             Edit(
-                "fetch.body",
+                "facts.fetch",
                 "        proven = max(after, min(upto, position if replica else given))\n",
                 "        proven = max(after, min(upto, upto if replica else given))\n",
             ),
@@ -436,7 +436,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A replica that shows a row counts as complete below it, though an older transaction is not replayed yet.",
         edits=(
             Edit(
-                "fetch.body",
+                "facts.fetch",
                 "        proven = max(after, min(upto, position if replica else given))\n",
                 """\
         position = max(position, rows[-1][0] if rows else 0)
@@ -454,14 +454,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="two-statement-page",
         rule="9.9",
         harm="Rows pruned between the look at the floor and the look at the rows are skipped without a word.",
-        edits=(Edit("fetch.body", "            Control.SNAPSHOT,\n", "            Control.BEGIN,\n"),),
+        edits=(Edit("facts.fetch", "            Control.SNAPSHOT,\n", "            Control.BEGIN,\n"),),
         checks=(RULES + "9_9_a_page_is_of_one_snapshot",),
     ),
     Mutant(
         name="a-full-page-proves-all-that-was-asked",
         rule="9.10",
         harm="Who was away for more than a page of rows gets the first thousand and nothing else.",
-        edits=(Edit("fetch.body", "            proven = tokens[-1]\n", ""),),
+        edits=(Edit("facts.fetch", "            proven = tokens[-1]\n", ""),),
         checks=(
             SIMULATOR,
             STORES_POSTGRES + "9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact",
@@ -473,7 +473,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A fact of several rows that crosses a page's end is delivered in part, and its rest never.",
         edits=(
             Edit(
-                "fetch.body",
+                "facts.fetch",
                 "            if whole > 0:\n                del tokens[whole:], rows[whole:]\n",
                 "            if whole > 0:\n                del tokens[limit:], rows[limit:]\n",
             ),
@@ -579,7 +579,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-fetch-below-the-floor-is-answered",
         rule="8",
         harm="Who was away for longer than rows are kept goes on without those rows, and no word of it.",
-        edits=(Edit("fetch.body", "        if after < floor and after < upto:\n", "        if False:\n"),),
+        edits=(Edit("facts.fetch", "        if after < floor and after < upto:\n", "        if False:\n"),),
         checks=(STORES_POSTGRES + "pruning_moves_the_floor_and_a_fetch_below_it_is_told",),
     ),
     Mutant(
@@ -631,7 +631,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Of two processes under one reader name the second to notice a restore sends both back to the beginning.",
         edits=(
             Edit(
-                "reset.body",
+                "readers.reset",
                 '            Sql("DELETE FROM busrep_readers WHERE reader = ? AND epoch <> ?", (reader, epoch)),\n',
                 '            Sql("DELETE FROM busrep_readers WHERE reader = ?", (reader,)),\n',
             ),
@@ -661,7 +661,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A position that another process registered in the old log is taken for one of the new log.",
         edits=(
             Edit(
-                "load.body",
+                "readers.load",
                 "        epoch=MIXED if len(epochs) > 1 else next(iter(epochs), None),\n",
                 "        epoch=min(epochs, default=None),\n",
             ),
@@ -674,7 +674,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that registers while its stream is pruned begins below the floor: it stops at once, for good.",
         edits=(
             Edit(
-                "register.body",
+                "readers.register",
                 "loading = yield (*_begin(dialect, positions), Sql(LOADING, (reader,)))\n",
                 "loading = yield (Control.BEGIN, Sql(LOADING, (reader,)))\n",
             ),
@@ -689,7 +689,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A restored log is pruned by positions that are just being replaced: their reader stops at the rows gone.",
         edits=(
             Edit(
-                "reset.body",
+                "readers.reset",
                 "        yield _begin(dialect, positions)\n",
                 "        yield Control.BEGIN\n",
             ),
@@ -705,7 +705,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader is registered below a floor that moved since it looked: it stops there after a restart.",
         edits=(
             Edit(
-                "register.body",
+                "readers.register",
                 "        raised = _raised(positions, floors if here == epoch else {}, oldest)\n",
                 "        raised = positions\n",
             ),
@@ -718,7 +718,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that saves elsewhere begins at the floor of another log: rows are skipped without a word.",
         edits=(
             Edit(
-                "reset.body",
+                "readers.reset",
                 "        raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)\n",
                 "        raised = _without(_raised(positions, floors, positions), loading)\n",
             ),
@@ -731,7 +731,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader of a restored log is registered below a floor that moved since it looked: it stops there.",
         edits=(
             Edit(
-                "reset.body",
+                "readers.reset",
                 "        raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)\n",
                 "        raised = _without(positions, loading)\n",
             ),
@@ -744,7 +744,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A process that was told of the epoch before throws out what its twin has saved in this one: rows twice.",
         edits=(
             Edit(
-                "reset.body", "        if here != epoch and here in {row[1] for row in held}:\n", "        if False:\n"
+                "readers.reset",
+                "        if here != epoch and here in {row[1] for row in held}:\n",
+                "        if False:\n",
             ),
         ),
         checks=(STORES_POSTGRES + "9_12_positions_of_the_log_that_is_kept_here_are_replaced_by_none_of_another",),
@@ -1485,7 +1487,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A position that no sequence reaches is stored: writers refuse to start until 'busrep db restored'.",
         edits=(
             Edit(
-                "heartbeat.body",
+                "claims.heartbeat",
                 "        stored = bounded(positions, sequences)\n",
                 "        stored = dict(positions)\n",
             ),
@@ -1501,7 +1503,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that asks for a page up to a forged position is blind for all rows below it, over restarts.",
         edits=(
             Edit(
-                "fetch.body",
+                "facts.fetch",
                 "        proven = max(after, min(upto, position if replica else given))\n",
                 "        proven = max(after, min(upto, position if replica else upto))\n",
             ),
