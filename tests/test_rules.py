@@ -44,9 +44,8 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.runtime.config import WriterConfig
-from busrep.stores import facts, fencing, open_store
-from busrep.stores.memory import store as memory
-from busrep.stores.memory.store import MemoryStore, MemoryTransaction
+from busrep.stores import facts, fencing, memory, open_store
+from busrep.stores.memory import MemoryStore, MemoryTransaction
 from busrep.stores.plans import Answers, Sql, Step, complete, run_sync
 from busrep.streams import Registry
 from busrep.testing import virtual

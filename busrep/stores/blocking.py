@@ -112,4 +112,4 @@ class BlockingStore:
 
 def open_blocking_store(url: str, streams: Registry, *, settings: Settings | None = None) -> BlockingStore:
     """Make the store of a URL, for threads; it is not connected yet. Raises ConfigError, MissingExtra."""
-    return BlockingStore(store_of(url, streams, settings or Settings(), "blocking"))
+    return BlockingStore(store_of(url, streams, settings, blocking=True))

@@ -34,8 +34,7 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.settings import Settings
-from busrep.stores import CommitUnknown, open_store
-from busrep.stores.memory import store as memory
+from busrep.stores import CommitUnknown, memory, open_store
 from busrep.stores.postgres.dialect import sequence_name
 from busrep.stores.schema import VERSION
 from busrep.streams import Registry, Stream, Table

@@ -200,6 +200,3 @@ class BlockingPostgresTransaction(PostgresTransaction):
 
     async def _commit_in_time(self) -> None:
         await self._commit_checked()  # keepalives end the wait for a server that is gone
-
-
-STORE = BlockingPostgresStore

@@ -356,6 +356,3 @@ class PostgresTransaction(ServerTransaction):
     def _held(self) -> AnyConnection:
         assert self.connection is not None  # noqa: S101 - set by begin()
         return self.connection
-
-
-STORE = PostgresStore

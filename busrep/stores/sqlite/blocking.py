@@ -198,6 +198,3 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
         if self._mark is not None and self._mark.stands and in_transaction(self.connection):
             self._mark.clear()
         return True
-
-
-STORE = BlockingSqliteStore

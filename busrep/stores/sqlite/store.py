@@ -141,6 +141,3 @@ class TaskTransaction(SqliteTransaction):
 
     async def _end(self) -> None:
         await asyncio.shield(asyncio.ensure_future(super()._end()))
-
-
-STORE = SqliteStore

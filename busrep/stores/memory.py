@@ -154,6 +154,13 @@ class MemoryStore(PlannedStore):
         return MemoryTransaction(self, claim)
 
 
+class BlockingMemoryStore(MemoryStore):
+    """The memory store without an event loop. It shares its contents with all others of its name."""
+
+    async def _pause(self) -> None:
+        time.sleep(LOOK)  # noqa: ASYNC251 - no loop is meant to run it
+
+
 class MemoryTransaction(PlannedTransaction):
     """An `AsyncTransaction`: rows that become visible together."""
 
@@ -197,6 +204,3 @@ class MemoryTransaction(PlannedTransaction):
                 self.open = False
                 self.store.world.open[self.claim.writer] -= 1
         return True
-
-
-STORE = MemoryStore
