@@ -14,9 +14,8 @@ import orjson
 
 from busrep.core.starts import Start, plan_start
 from busrep.errors import ConfigError, Unavailable, WriterFenced
-from busrep.stores.backing import Backing, highest_row
 from busrep.stores.declared import init_command
-from busrep.stores.dialect import Dialect, begin_durably, or_blocked
+from busrep.stores.dialect import Backing, Dialect, begin_durably, highest_row, or_blocked
 from busrep.stores.fencing import clock, follow_server
 from busrep.stores.interface import Claim, KnownWriter, Newest, Registered
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction

@@ -10,9 +10,8 @@ import orjson
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError, PositionTooOld
-from busrep.stores.backing import Backing
 from busrep.stores.claims import check_claim, no_sequence
-from busrep.stores.dialect import Dialect, row_columns
+from busrep.stores.dialect import Backing, Dialect, row_columns
 from busrep.stores.interface import Claim, FactRows
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.readers import LOCK_STREAM
@@ -35,7 +34,8 @@ def reserve(dialect: Dialect, stream: str, count: int) -> Plan[list[int]]:
         answer = []
     if not answer:
         raise no_sequence(dialect, stream, [backing])
-    return dialect.ids(answer, count)
+    ids = [row[0] for row in answer]
+    return ids if len(ids) == count else list(range(ids[-1] - count + 1, ids[-1] + 1))
 
 
 def insert(dialect: Dialect, stream: str, writer: str, facts: Iterable[FactRows]) -> Sequence[Sql]:
@@ -207,7 +207,7 @@ def _bound(dialect: Dialect, backing: Backing, writer: str, position: int, kept:
     bounds = [position, (yield from _readers_bound(dialect, backing.stream, writer, position, kept.reader_cap))]
     if kept.older_than is not None and not backing.own:
         young = yield Sql(
-            f"SELECT id FROM busrep_facts WHERE {where} AND committed_at > {dialect.ago()} ORDER BY id, idx LIMIT 1",
+            f"SELECT id FROM busrep_facts WHERE {where} AND committed_at > {dialect.ago} ORDER BY id, idx LIMIT 1",
             (*params, kept.older_than),
         )
         bounds += [row[0] - 1 for row in young[0]]
@@ -226,7 +226,7 @@ def _bound(dialect: Dialect, backing: Backing, writer: str, position: int, kept:
 def _readers_bound(dialect: Dialect, stream: str, writer: str, position: int, reader_cap: float | None) -> Plan[int]:
     """The lowest saved position for this (stream, writer) of the readers that read this stream; a reader that has
     none yet will begin at 0."""
-    recent, cap = ("", ()) if reader_cap is None else (f" HAVING max(saved_at) > {dialect.ago()}", (reader_cap,))
+    recent, cap = ("", ()) if reader_cap is None else (f" HAVING max(saved_at) > {dialect.ago}", (reader_cap,))
     held = yield Sql(
         "SELECT coalesce(max(CASE WHEN writer = ? THEN position END), 0) FROM busrep_readers "
         f"WHERE stream = ? GROUP BY reader{recent}",

@@ -13,8 +13,7 @@ from functools import partial
 import attrs
 import orjson
 
-from busrep.stores.backing import highest_row
-from busrep.stores.dialect import Dialect, begin_durably, or_blocked
+from busrep.stores.dialect import Dialect, begin_durably, highest_row, or_blocked
 from busrep.stores.plans import Control, Plan, Sql, in_transaction
 from busrep.stores.schema import new_epoch
 

@@ -21,7 +21,7 @@ import attrs
 from busrep.errors import ClaimBlocked, ConfigError
 from busrep.settings import Settings
 from busrep.stores import claims, schema
-from busrep.stores.backing import generic_backing
+from busrep.stores.dialect import generic_backing
 from busrep.stores.interface import Claim
 from busrep.stores.planned import NO_CLAIM, PlannedStore, PlannedTransaction
 from busrep.stores.plans import Control, Plan, T

@@ -12,8 +12,7 @@ from typing import Any, Concatenate, ParamSpec
 from busrep.core.snapshots import Agreement
 from busrep.settings import Settings
 from busrep.stores import claims, facts, fencing, readers, report, schema, snapshots
-from busrep.stores.backing import backing_of
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Dialect, backing_of
 from busrep.stores.interface import (
     AsyncStore,
     AsyncTransaction,

@@ -33,9 +33,8 @@ import orjson
 
 from busrep.errors import ConfigError, RowClassMismatch, SchemaError
 from busrep.shapes import check_fields, fields_to_store, load
-from busrep.stores.backing import Backing
 from busrep.stores.declared import init_command
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Backing, Dialect
 from busrep.stores.interface import StoredStream
 from busrep.stores.plans import Control, NoSuchTable, Plan, Row, Sql, in_transaction
 from busrep.streams import Stream
@@ -110,7 +109,7 @@ def init(dialect: Dialect, redefine: Collection[str] = ()) -> Plan[None]:
     wanted = dialect.backings
 
     def body() -> Plan[None]:
-        yield (Control.BEGIN, *dialect.init_lock())
+        yield (Control.BEGIN, *dialect.init_lock)
         found = yield from dialect.version()
         if found is not None and found > VERSION:
             raise SchemaError(found, VERSION)
@@ -192,7 +191,7 @@ def record_fields(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
         return {stream: fields for stream, fields in wanted.items() if fields != stored.get(stream)}
 
     def body() -> Plan[None]:
-        answers = yield (Control.BEGIN, *dialect.init_lock(), STREAMS)
+        answers = yield (Control.BEGIN, *dialect.init_lock, STREAMS)
         for stream, fields in changes(answers[-1]).items():
             yield Sql("UPDATE busrep_streams SET fields = ? WHERE stream = ?", (fields, stream))
         yield Control.COMMIT

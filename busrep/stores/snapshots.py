@@ -18,8 +18,7 @@ import attrs
 
 from busrep.core.snapshots import Agreement, PartRange, encode_rows
 from busrep.errors import ConfigError, RowError, SnapshotBusy, SnapshotGone, Unavailable
-from busrep.stores.backing import Backing, Span, union
-from busrep.stores.dialect import Dialect, row_columns
+from busrep.stores.dialect import Backing, Dialect, Span, row_columns, union
 from busrep.stores.plans import Control, Plan, Row, Sql, T, in_transaction
 
 # Of one agreement, which is saved and read as a whole, in the event loop: with so many it is 360 kB of JSON, read in

@@ -36,7 +36,7 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.stores import claims, facts, fencing, open_store, readers
-from busrep.stores.backing import backing_of
+from busrep.stores.dialect import backing_of
 from busrep.stores.interface import Claim
 from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step
 from busrep.stores.postgres.dialect import PostgresDialect, sequence_name

@@ -1088,7 +1088,7 @@ def test_without_psycopg_the_extra_is_named() -> None:
 
 
 def test_a_table_can_be_declared_with_reserved_words() -> None:
-    from busrep.stores.backing import backing_of
+    from busrep.stores.dialect import backing_of
 
     backing = backing_of(Stream("s", table=Table("app.order", id="key", columns=("select",))))
     assert (backing.table, backing.id, backing.columns) == ('"app"."order"', '"key"', ('"select"',))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from busrep.core.snapshots import Agreement
 from busrep.errors import SnapshotBusy
 from busrep.stores import snapshots
-from busrep.stores.backing import Backing
+from busrep.stores.dialect import Backing
 from busrep.stores.plans import Control, Sql, only
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from busrep.core.snapshots import Agreement
 from busrep.stores import snapshots
-from busrep.stores.backing import Backing
+from busrep.stores.dialect import Backing
 from busrep.stores.plans import Plan
 from busrep.stores.sqlite.files import connect, run, translating
 
