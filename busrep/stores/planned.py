@@ -128,7 +128,7 @@ class PlannedStore(AsyncStore):
         dialect.streams = streams
         dialect.backings = {stream.name: backing_of(stream) for stream in streams if not stream.resettable}
         self.reservations = Reservations(self._reserve)
-        self.snapshots = snapshots.PlannedSnapshots(self.read, dialect, dialect.store, settings.snapshots)
+        self.snapshots = snapshots.PlannedSnapshots(self, dialect.store)
 
     @abc.abstractmethod
     async def read(self, plan: Plan[T], wait: float = 0.0) -> T:

@@ -955,9 +955,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A part is read in a later state than it was checked in: what was pruned is missing, and nobody told.",
         edits=(
             Edit(
-                "PlannedSnapshots.checked",
-                "read_log(self.dialect, backing.stream, Control.SNAPSHOT)",
-                "read_log(self.dialect, backing.stream, Control.BEGIN)",
+                "snapshots.checked",
+                "read_log(dialect, backing.stream, Control.SNAPSHOT)",
+                "read_log(dialect, backing.stream, Control.BEGIN)",
             ),
         ),
         checks=(SNAPSHOTS_POSTGRES + "a_part_is_of_the_state_in_which_it_was_checked",),

@@ -35,9 +35,10 @@ TIMEOUTS = (
 class PostgresSnapshots(snapshots.PlannedSnapshots):
     """The agreements of one store, and the loading of their parts."""
 
+    store: PostgresStore
+
     def __init__(self, store: PostgresStore) -> None:
-        super().__init__(store.read, store.dialect, store.where, store.settings.snapshots)
-        self.store = store
+        super().__init__(store, store.where)
         # Of each agreement: the connection that has its slot, and those that have loaded a part.
         self._slots: dict[str, AsyncConnection[Any]] = {}
         self._idle: dict[str, list[AsyncConnection[Any]]] = {}
@@ -47,7 +48,7 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
         try:
             await self.lock_slot(slot)
             plan = snapshots.agree(self.dialect, backing, part_rows, again, self.where)
-            agreement, _ = await self.store.run_on(slot, snapshots.in_snapshot(plan))
+            agreement = await self.store.run_on(slot, snapshots.in_snapshot(plan))
             self.store.check_open()  # it may have been closed meanwhile
         except BaseException:
             await slot.close()
@@ -78,7 +79,7 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
         idle, whole = self._idle.get(agreement.id, []), False
         connection = idle.pop() if idle else await self._connected()
         try:
-            await self.store.run_on(connection, self.checked(backing, agreement, number))
+            await self.store.run_on(connection, snapshots.checked(self.dialect, backing, agreement, number))
             if asked := snapshots.spans(agreement, number):
                 rows = snapshots.part_of(self.dialect, backing, asked)
                 cursor = Sql(f"DECLARE part NO SCROLL CURSOR FOR {rows.text}", rows.params)
