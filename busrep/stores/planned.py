@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from typing import Any, Concatenate, ParamSpec
 
 from busrep.core.snapshots import Agreement
+from busrep.errors import BusrepError
 from busrep.settings import Settings
 from busrep.stores import claims, facts, fencing, readers, report, schema, snapshots
 from busrep.stores.dialect import Dialect, backing_of
@@ -206,8 +207,6 @@ class PlannedTransaction(AsyncTransaction):
     ``connection`` is the driver's own; None until `begin` has taken one from the store.
     """
 
-    # What COMMIT raises when it has failed, or got no answer.
-    failures: type[Exception] = Exception
     joined: bool = False
     reserves: bool = False
     connection: Any = None
@@ -217,6 +216,12 @@ class PlannedTransaction(AsyncTransaction):
         # Whose connection it is, and whether code of the application's may have ended the transaction on it.
         self._callers = self._handed_out = connection is not None
         self._pending: list[Sql] = []
+
+    @property
+    def failures(self) -> type[Exception]:
+        """What COMMIT raises when it has failed, or got no answer: in the calling thread no exception of a signal
+        handler, which tells nothing of COMMIT."""
+        return Exception if self.store.on_loop else BusrepError
 
     @property
     def marker(self) -> object:

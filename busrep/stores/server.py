@@ -233,6 +233,9 @@ class ServerTransaction(PlannedTransaction):
 
     async def _commit_in_time(self) -> None:
         """Commit. CommitUnknown when this is cancelled, or has no answer within ``fetch_timeout``."""
+        if not self.store.on_loop:
+            await self._commit_checked()  # keepalives end the wait for a server that is gone
+            return
         committing = asyncio.ensure_future(self._commit_checked())
         try:
             async with asyncio.timeout(self.store.settings.fetch_timeout):

@@ -97,6 +97,8 @@ class FileStore(PlannedStore):
     """An `AsyncStore` on an SQLite file, whichever runtime it is for."""
 
     transactions: type[SqliteTransaction]
+    # In a transaction that the caller has begun; None: there are none.
+    joining: type[SqliteTransaction] | None = None
 
     def __init__(self, path: str, streams: Registry, settings: Settings, turn: Turn) -> None:
         super().__init__(streams, settings, SqliteDialect(f"sqlite:///{path}"))
@@ -189,15 +191,14 @@ class FileStore(PlannedStore):
     def transaction(self, claim: Claim, connection: Any = None) -> SqliteTransaction:
         """See `AsyncStore`. ConfigError inside an open fact of the same task or thread."""
         self.turn.check_not_nested()
-        if connection is not None and in_transaction(checked(connection)):
-            return self.joined(claim, connection)
+        made = self.transactions
         if connection is not None:
+            if in_transaction(checked(connection)):
+                if self.joining is None:
+                    raise ConfigError(IN_TRANSACTION)
+                made = self.joining
             require_durable(connection, self.path)
-        return self.transactions(self, claim, connection)
-
-    def joined(self, claim: Claim, connection: sqlite3.Connection) -> SqliteTransaction:  # noqa: ARG002
-        """A transaction in the one that the caller has begun. Raises ConfigError."""
-        raise ConfigError(IN_TRANSACTION)
+        return made(self, claim, connection)
 
 
 def checked(connection: Any) -> sqlite3.Connection:
