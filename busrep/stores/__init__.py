@@ -1,7 +1,7 @@
 """Where facts are kept: `open_store` makes the store that a URL names; interface.py says what a store promises.
 
 Every operation is a plan (plans.py), in the module of what it is about: schema, claims, fencing, facts, readers,
-snapshots, report. planned.py makes a store of them, blocking.py one for threads.
+snapshots. planned.py makes a store of them, blocking.py one for threads.
 
 A database is a package: ``dialect.py`` has its pieces of SQL, as dialect.py asks for them (beside ``ON CONFLICT`` and
 ``RETURNING``, which the plans use themselves); ``store.py`` and ``blocking.py`` run plans on its connections, for

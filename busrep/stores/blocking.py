@@ -53,16 +53,13 @@ class BlockingTransaction:
     marker = wrapped("marker")
     ended: bool = wrapped("ended")
     reserves: bool = wrapped("reserves")
+    hand_out: Callable[[], Any] = wrapped("hand_out")
     reserve = blocking(AsyncTransaction.reserve)
     begin = blocking(AsyncTransaction.begin)
     insert = blocking(AsyncTransaction.insert)
     execute = blocking(AsyncTransaction.execute)
     commit = blocking(AsyncTransaction.commit)
     rollback = blocking(AsyncTransaction.rollback)
-
-    def hand_out(self) -> Any:
-        """See `AsyncTransaction.hand_out`."""
-        return self.wrapped.hand_out()
 
 
 class BlockingStore:

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec
 from busrep.core.snapshots import Agreement
 from busrep.errors import BusrepError
 from busrep.settings import Settings
-from busrep.stores import claims, facts, fencing, readers, report, schema, snapshots
+from busrep.stores import claims, facts, fencing, readers, schema, snapshots
 from busrep.stores.dialect import Dialect, backing_of
 from busrep.stores.interface import (
     AsyncStore,
@@ -172,7 +172,7 @@ class PlannedStore(AsyncStore):
     stored_streams = reads(StoreAdmin.stored_streams, schema.stored_streams)
     prune = writes(StoreAdmin.prune, facts.prune)
     restored = writes(StoreAdmin.restored, fencing.restored, fencing.RESTORE_WAIT)
-    status = reads(StoreAdmin.status, report.status, STATUS_WAIT)
+    status = reads(StoreAdmin.status, schema.status, STATUS_WAIT)
     _reserve = writes(FactLog.reserve, facts.reserve)
 
     async def reserve(self, stream: str, count: int) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
@@ -103,7 +103,7 @@ def spans(agreement: Agreement, number: int) -> list[Span]:
     return [span for span in found if span[1] < span[2]]
 
 
-def bounds_of(backing: Backing, positions: Mapping[str, int], part_rows: int) -> Plan[Sequence[Row]]:
+def bounds_of(backing: Backing, positions: Mapping[str, int], part_rows: int) -> Plan[list[tuple[int, int]]]:
     """(token, rows up to it) of the last fact of each part, ascending. Of `MOST_PARTS` at most: larger ones, then.
 
     Counted first by runs of so many IDs that a part has a hundred of them where a fact is one row: a table of as many
@@ -116,7 +116,7 @@ def bounds_of(backing: Backing, positions: Mapping[str, int], part_rows: int) ->
     found = (yield _counted(backing, rows, part_rows, max(1, width)))[0]
     if width > 1 and found and found[0][2] > part_rows // 4:
         found = (yield _counted(backing, rows, part_rows, 1))[0]
-    return [row[:2] for row in found]
+    return [(upto, total) for upto, total, _ in found]
 
 
 def _counted(backing: Backing, rows: Sequence[Span], part_rows: int, width: int) -> Sql:
@@ -135,14 +135,6 @@ def _counted(backing: Backing, rows: Sequence[Span], part_rows: int, width: int)
     )
 
 
-def parts_of(bounds: Iterable[Row]) -> list[PartRange]:
-    """The parts that `bounds_of` found."""
-    return [
-        PartRange(after, upto, total - before)
-        for (after, before), (upto, total) in pairwise([(0, 0), *((row[0], row[1]) for row in bounds)])
-    ]
-
-
 def agree(dialect: Dialect, backing: Backing, part_rows: int, again: Agreement | None, source: str) -> Plan[Agreement]:
     """In the transaction that is open: the snapshot of before, if it can still be had, or that of this very state; it
     gets an ID of its own."""
@@ -151,8 +143,9 @@ def agree(dialect: Dialect, backing: Backing, part_rows: int, again: Agreement |
     log = yield from read_log(dialect, backing.stream)
     found = again
     if found is None or found.stream != backing.stream or not still(found, log):
-        bounds = yield from bounds_of(backing, log.positions, part_rows)
-        found = Agreement(backing.stream, log.epoch, log.positions, log.floors, parts_of(bounds))
+        bounds = pairwise([(0, 0), *(yield from bounds_of(backing, log.positions, part_rows))])
+        parts = [PartRange(after, upto, total - before) for (after, before), (upto, total) in bounds]
+        found = Agreement(backing.stream, log.epoch, log.positions, log.floors, parts)
     return attrs.evolve(found, source=source, id=secrets.token_hex(8))
 
 

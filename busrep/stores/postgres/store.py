@@ -327,7 +327,6 @@ class PostgresTransaction(ServerTransaction):
     """
 
     store: PostgresStore
-    connection: AnyConnection | None
 
     @property
     def _pool(self) -> Any:
@@ -340,19 +339,14 @@ class PostgresTransaction(ServerTransaction):
         self.store._give_back(self._pool, connection)
 
     def _idle(self) -> bool:
-        status = self._held.info.transaction_status
+        status = self.connection.info.transaction_status
         # Of a closed connection it is unknown; that it is closed will show.
         return status in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
 
     def _begins_itself(self) -> bool:
-        return not self._held.autocommit
+        return not self.connection.autocommit
 
     async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        cursor: Any = self._held.cursor(row_factory=tuple_row)
+        cursor: Any = self.connection.cursor(row_factory=tuple_row)
         await settled(cursor.execute(sql.encode(), params or None))
         return await fetched(cursor)
-
-    @property
-    def _held(self) -> AnyConnection:
-        assert self.connection is not None  # noqa: S101 - set by begin()
-        return self.connection

@@ -10,7 +10,6 @@ import abc
 import contextlib
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, Unavailable
@@ -24,7 +23,6 @@ from busrep.stores.sqlite.files import (
     BUSY,
     Mark,
     callers,
-    check_file,
     connect,
     file_at,
     in_transaction,
@@ -113,9 +111,9 @@ class FileStore(PlannedStore):
     async def open(self) -> None:
         """See `AsyncStore`; a missing file is a missing schema, and is not created."""
         try:
-            if not Path(self.path).exists():  # noqa: ASYNC240 - one stat, at the start
-                raise schema.missing(self.dialect)
             self._file = file_at(self.path)
+            if self._file is None:
+                raise schema.missing(self.dialect)
             for role in (WRITE, READ):
                 self._connections.append(await self.in_thread(role, lambda: connect(self.path, "rw")))
             await self.read(schema.check(self.dialect))
@@ -139,9 +137,12 @@ class FileStore(PlannedStore):
         return self._connections[role]
 
     def check_file(self) -> None:
-        """Raise Unavailable when the file is another than the one that was opened."""
-        if self._connections:
-            check_file(self.path, self._file)
+        """Raise Unavailable when the file is another than the one that was opened: no other process sees that one."""
+        if self._connections and file_at(self.path) != self._file:
+            raise Unavailable(
+                f"SQLite database {self.path}",
+                "its file was moved away, or replaced, since it was opened: restart this process",
+            )
 
     def check_open(self) -> None:
         self.role(WRITE)
@@ -213,7 +214,6 @@ class SqliteTransaction(PlannedTransaction, Holder):
     thread (which is the event loop's)."""
 
     store: FileStore
-    connection: sqlite3.Connection | None
 
     def __init__(self, store: FileStore, claim: Claim, connection: sqlite3.Connection | None) -> None:
         super().__init__(store, claim, connection)
@@ -236,7 +236,6 @@ class SqliteTransaction(PlannedTransaction, Holder):
 
     async def _run(self, plan: Plan[T]) -> T:
         connection = self.connection
-        assert connection is not None  # noqa: S101 - set by begin()
         if self._callers:
             return self.store.run(connection, plan)
         return await self.store.in_thread(WRITE, lambda: self.store.run(connection, plan))

@@ -171,7 +171,6 @@ class JoinedSqliteTransaction(SqliteTransaction):
     async def begin(self) -> None:
         """See `AsyncTransaction`. `reserve` has taken the write lock, which keeps any successor out."""
         await self._run(claims.hold(self.store.dialect, self.claim))
-        assert self.connection is not None  # noqa: S101 - given
         self._mark = Mark(self.connection, self.store.path)
         self._begun = True
 

@@ -182,7 +182,7 @@ class SqliteSnapshots(snapshots.PlannedSnapshots):
                 yield text
 
 
-class SnapshotThread:
+class SnapshotThread(contextlib.AbstractContextManager["SnapshotThread"]):
     """A thread with a connection of its own.
 
     The connection is closed there too, after whatever still runs: also when the caller was cancelled meanwhile.
@@ -193,9 +193,6 @@ class SnapshotThread:
         self._thread = ThreadPoolExecutor(1, "busrep-sqlite-snapshot")
         self._opened = contextlib.ExitStack()
         self._cursor: sqlite3.Cursor | None = None
-
-    def __enter__(self) -> SnapshotThread:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.submit(self._opened.close)
