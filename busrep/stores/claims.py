@@ -42,7 +42,7 @@ def claim(
     """
     # In a fixed order, so that two claims never wait for each other.
     backings, now = [dialect.backing(stream) for stream in sorted(set(streams))], clock()
-    yield from _verify(dialect, backings)
+    yield from verify(dialect, backings)
     yield from record_fields(dialect, backings)
     yield from or_blocked(dialect, "*", follow_server(dialect, timeout, now))
     won = in_transaction(_win(dialect, writer, backings, timeout, now, again))
@@ -90,13 +90,12 @@ def _start(writer: str, stream: str, was_registered: bool, state: State) -> Star
     )
 
 
-def verify(dialect: Dialect) -> Plan[None]:
-    """See `StoreAdmin.verify`."""
-    return _verify(dialect, list(dialect.backings.values()))
+def verify(dialect: Dialect, backings: Sequence[Backing] | None = None) -> Plan[None]:
+    """ConfigError unless each stream has a sequence without cache and cycle (9.15) and the declared columns.
 
-
-def _verify(dialect: Dialect, backings: Sequence[Backing]) -> Plan[None]:
-    """ConfigError unless each stream has a sequence without cache and cycle (9.15) and the declared columns."""
+    ``backings``: of the streams; None: all.
+    """
+    backings = list(dialect.backings.values()) if backings is None else backings
     for backing in backings:
         try:
             found = (yield dialect.sequence(backing.stream))[0]

@@ -538,7 +538,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A sequence with CACHE gives each session IDs of its own: lower ones come after higher ones were skipped.",
         edits=(
             Edit(
-                "claims._verify",
+                "claims.verify",
                 "        if (cache, bool(cycles), increment) != (1, False, 1):\n",
                 "        if not found:\n",
             ),
@@ -1290,8 +1290,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction.commit",
-                "            if isinstance(error, BusrepError) and not self",
-                "            if not self",
+                "            if isinstance(error, BusrepError) and not connection",
+                "            if not connection",
             ),
         ),
         checks=(DRIVER_ERRORS + "an_error_of_the_application_s_at_commit_is_no_refusal[asyncio]",),

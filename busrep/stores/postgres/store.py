@@ -294,9 +294,6 @@ class PostgresStore(ServerStore):
     async def run_plan(self, connection: AnyConnection, plan: Plan[T], within: float | None = None) -> T:
         return await on_connection(connection, plan, within)
 
-    def is_closed(self, connection: AnyConnection) -> bool:
-        return connection.closed
-
     def renew(self) -> None:
         """Replace the connections of all pools, and ask none of them: one without an answer would keep the others."""
         for pool in self._pools:
@@ -342,9 +339,6 @@ class PostgresTransaction(ServerTransaction):
         status = self.connection.info.transaction_status
         # Of a closed connection it is unknown; that it is closed will show.
         return status in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
-
-    def _begins_itself(self) -> bool:
-        return not self.connection.autocommit
 
     async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
         cursor: Any = self.connection.cursor(row_factory=tuple_row)
