@@ -44,9 +44,8 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.runtime.config import WriterConfig
-from busrep.stores import facts, fencing, open_store
-from busrep.stores.memory import store as memory
-from busrep.stores.memory.store import MemoryStore, MemoryTransaction
+from busrep.stores import facts, fencing, memory, open_store
+from busrep.stores.memory import MemoryStore, MemoryTransaction
 from busrep.stores.plans import Answers, Sql, Step, complete, run_sync
 from busrep.streams import Registry
 from busrep.testing import virtual
@@ -893,7 +892,7 @@ def test_9_1_the_rows_are_read_after_the_transaction_was_seen_to_have_ended(on_p
         await transaction.begin()
         await transaction.insert("orders", [(token, [[1]], [b"[1]"])])
         await transaction.execute("SELECT 1")
-        question = facts.outcome(store.dialect, transaction.marker, [(store.backing("orders"), token)], "w1")
+        question = facts.outcome(store.dialect, claim, transaction.marker, [("orders", token)])
         with psycopg.connect(on_postgres.store, autocommit=True) as connection:
             step, answers = next(question), []
             try:
@@ -951,7 +950,7 @@ def test_9_9_a_page_is_of_one_snapshot(on_postgres: Deployment) -> None:
                             prune()
                     return answers
 
-                plan = facts.fetch(store.dialect, store.backing("orders"), FetchUpdates("orders", "w1", 0, 3, 100))
+                plan = facts.fetch(store.dialect, FetchUpdates("orders", "w1", 0, 3, 100))
                 return run_sync(plan, one_by_one)
 
         found = await asyncio.to_thread(fetch)
@@ -1009,7 +1008,7 @@ def test_9_5_nobody_claims_the_name_while_its_final_positions_are_taken(on_postg
                         blocked.append(True)
                     return answers
 
-                plan = fencing.finish(store.dialect, store.backings, "w1", claim.incarnation, 5.0)
+                plan = fencing.finish(store.dialect, "w1", claim.incarnation, timeout=5.0)
                 return run_sync(plan, claim_meanwhile)
 
         assert await asyncio.to_thread(finish) == {"orders": 0}

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from busrep.stores.postgres.blocking import BlockingPostgresTransaction
+from busrep.stores.postgres.store import PostgresTransaction
 from busrep.stores.sqlite.base import SqliteTransaction
 from busrep.stores.sqlite.blocking import JoinedSqliteTransaction
 
 Method = Callable[..., Any]
 
-TRANSACTIONS: tuple[type, ...] = (BlockingPostgresTransaction, SqliteTransaction, JoinedSqliteTransaction)
+TRANSACTIONS: tuple[type, ...] = (PostgresTransaction, SqliteTransaction, JoinedSqliteTransaction)
 
 
 def nothing() -> None:

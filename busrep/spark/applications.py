@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from busrep.errors import MissingExtra, Unavailable
 from busrep.spark.planning import Span
 from busrep.spark.table import dialect_of, sqlite_path
-from busrep.stores.backing import Backing
+from busrep.stores.dialect import Backing
 from busrep.stores.plans import Control, Row
 from busrep.stores.snapshots import LogState, part_of, read_log
 from busrep.stores.sqlite.files import connect, run

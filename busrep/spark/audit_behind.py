@@ -9,8 +9,7 @@ from busrep.spark.archived import Archive
 from busrep.spark.audit_files import Finding
 from busrep.spark.planning import Span
 from busrep.spark.waiting import TableWriter
-from busrep.stores.backing import Backing
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Backing, Dialect
 from busrep.stores.plans import Plan, Sql
 from busrep.stores.snapshots import LogState
 

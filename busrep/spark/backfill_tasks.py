@@ -14,8 +14,8 @@ from busrep.spark.options import stream_of
 from busrep.spark.sink_options import SinkOptions
 from busrep.spark.sink_rows import Encoder
 from busrep.spark.staging_store import StagingPlace, open_staging_store
-from busrep.stores.backing import backing_of
 from busrep.stores.declared import NOT_THERE, named
+from busrep.stores.dialect import backing_of
 from busrep.streams import Registry, Stream
 
 try:

@@ -20,7 +20,7 @@ from busrep.spark.columns import Shape
 from busrep.spark.options import stream_of
 from busrep.spark.planning import Span
 from busrep.spark.table import committed, dialect_of, server, sqlite_path
-from busrep.stores.backing import Backing, backing_of
+from busrep.stores.dialect import Backing, backing_of
 from busrep.stores.plans import Answers, Control, Row, Signal, Sql, Step, run_sync
 from busrep.stores.server import by_state, final
 from busrep.stores.snapshots import LogState, part_of, read_log

@@ -21,7 +21,7 @@ import pyarrow as pa
 from busrep.core.fields import json_bytes
 from busrep.errors import ConfigError, RowError
 from busrep.spark.columns import GENERIC, Kind, fields_of
-from busrep.stores.backing import backing_of, columns_of
+from busrep.stores.dialect import backing_of, columns_of
 from busrep.streams import Stream
 
 Keyed = tuple[str, bytes]

@@ -12,8 +12,7 @@ from typing import Any
 
 import orjson
 
-from busrep.stores.backing import Backing
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Backing, Dialect
 from busrep.stores.plans import Plan, Sql
 from busrep.stores.postgres.dialect import PostgresDialect, sequence_name
 

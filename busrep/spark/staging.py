@@ -22,9 +22,8 @@ import attrs
 
 from busrep.errors import ConfigError, SequenceWentBack, StagedRowsGone, WriterFenced
 from busrep.spark.staged_rows import insert_staged
-from busrep.stores.backing import Backing
 from busrep.stores.claims import lock_claim
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Backing, Dialect
 from busrep.stores.interface import Claim
 from busrep.stores.plans import Control, Plan, Sql, in_transaction
 
@@ -222,5 +221,5 @@ def forget(query: str) -> Plan[None]:
 
 def clean(dialect: Dialect) -> Plan[None]:
     """Remove what queries left that are gone."""
-    yield Sql(f"DELETE FROM busrep_staged WHERE staged_at < {dialect.ago()}", (ABANDONED,))
-    yield Sql(f"DELETE FROM busrep_sinks WHERE once AND done_at < {dialect.ago()}", (ABANDONED,))
+    yield Sql(f"DELETE FROM busrep_staged WHERE staged_at < {dialect.ago}", (ABANDONED,))
+    yield Sql(f"DELETE FROM busrep_sinks WHERE once AND done_at < {dialect.ago}", (ABANDONED,))

@@ -108,11 +108,11 @@ class StagingStore(BlockingStore):
         """Make facts of a staged batch, once: see `staging.commit`. After Unavailable it may have happened: claim the
         name again, which waits for the transaction's end, and look with `done`."""
         store = self._planned
-        return self._write(staging.commit(store.dialect, store.backing(stream), claim, batch))
+        return self._write(staging.commit(store.dialect, store.dialect.backing(stream), claim, batch))
 
     def check_backing(self, stream: str) -> None:
         """Raises ConfigError when the stream is kept in a table of the application's that was not declared here."""
-        own = self._planned.backing(stream).own
+        own = self._planned.dialect.backing(stream).own
         if not own and self._read(staging.backing_declared(stream)):
             raise ConfigError(f"stream {stream!r} is kept in a table of the application's: pass the option streams")
 

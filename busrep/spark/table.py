@@ -19,8 +19,7 @@ from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
 from busrep.spark.planning import Span
 from busrep.stores import schema
-from busrep.stores.backing import Backing, backing_of, union
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Backing, Dialect, backing_of, union
 from busrep.stores.plans import Plan, Sql, complete
 from busrep.stores.snapshots import LogState, in_snapshot, read_log
 from busrep.stores.sqlite.dialect import SqliteDialect
@@ -113,7 +112,7 @@ class Table:
 
         def body() -> Plan[LogState]:
             if not self._checked:
-                yield from schema.check(self.dialect, [self.backing])
+                yield from schema.check(self.dialect, self.backing)
                 answers = yield Sql("SELECT stream, backing FROM busrep_streams")
                 self._check(dict(answers[0]))
             return (yield from read_log(self.dialect, self.backing.stream))

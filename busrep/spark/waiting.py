@@ -20,9 +20,8 @@ from busrep.spark import secrets
 from busrep.spark.options import declared_stream, stream_of
 from busrep.spark.table import Table
 from busrep.stores import schema
-from busrep.stores.backing import Backing, backing_of
 from busrep.stores.blocking import open_blocking_store
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Backing, Dialect, backing_of
 from busrep.stores.plans import Plan, Sql
 from busrep.streams import Registry, Stream
 

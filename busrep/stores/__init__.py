@@ -1,19 +1,17 @@
 """Where facts are kept: `open_store` makes the store that a URL names; interface.py says what a store promises.
 
-Every operation is a plan (plans.py), in the module of what it is about: schema, claims, fencing, failover, facts,
-readers, bootstraps, snapshots, report. planned.py makes a store of them, blocking.py one for threads.
+Every operation is a plan (plans.py), in the module of what it is about: schema, claims, fencing, facts, readers,
+snapshots. planned.py makes a store of them, blocking.py one for threads.
 
 A database is a package: ``dialect.py`` has its pieces of SQL, as dialect.py asks for them (beside ``ON CONFLICT`` and
-``RETURNING``, which the plans use themselves), ``snapshots.py`` reads a table as of one moment; ``store.py`` and
-``blocking.py`` run plans on its connections, for asyncio and in the calling thread, and name their class ``STORE``. It
-stands in `KINDS`. A server that speaks another protocol fills in the hooks of server.py, which says what a lost
-answer means.
+``RETURNING``, which the plans use themselves); ``store.py`` and ``blocking.py`` run plans on its connections, for
+asyncio, where snapshots are read as well, and in the calling thread. Its classes stand in `KINDS`. A server that
+speaks another protocol fills in the hooks of server.py, which says what a lost answer means.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Literal
+import pkgutil
 from urllib.parse import unquote
 
 from busrep.errors import CommitUnknown, ConfigError
@@ -34,8 +32,12 @@ __all__ = [
     "open_store",
 ]
 
-# The packages of the kinds of stores. In each the modules `store` and `blocking` name their class ``STORE``.
-KINDS = {"sqlite": "sqlite", "postgresql": "postgres", "memory": "memory"}
+# The class of each kind of store for asyncio, and the one that works in the calling thread.
+KINDS = {
+    "sqlite": ("sqlite.store:SqliteStore", "sqlite.blocking:BlockingSqliteStore"),
+    "postgresql": ("postgres.store:PostgresStore", "postgres.blocking:BlockingPostgresStore"),
+    "memory": ("memory:MemoryStore", "memory:BlockingMemoryStore"),
+}
 
 FORMS = "sqlite:///relative.db, sqlite:////absolute.db, postgresql://user@host/database, memory://name"
 
@@ -60,18 +62,18 @@ def split_store_url(url: str) -> tuple[str, str]:
     raise ConfigError(f"the store URL {shown_url(url)!r} does not work; these forms do: {FORMS}")
 
 
-def store_of(url: str, streams: Registry, settings: Settings, runtime: Literal["store", "blocking"]) -> AsyncStore:
-    """Make the store that a URL names, for asyncio ("store") or for the calling thread. Raises ConfigError,
-    MissingExtra.
+def store_of(url: str, streams: Registry, settings: Settings | None, *, blocking: bool) -> AsyncStore:
+    """Make the store that a URL names, for asyncio or for the calling thread. Raises ConfigError, MissingExtra.
 
     The module of a kind of store is imported only now: it may need what is not installed.
     """
     kind, place = split_store_url(url)
-    module = importlib.import_module(f"busrep.stores.{KINDS[kind]}.{runtime}")
-    made: AsyncStore = module.STORE(place, streams, settings)
+    made: AsyncStore = pkgutil.resolve_name(f"busrep.stores.{KINDS[kind][blocking]}")(
+        place, streams, settings or Settings()
+    )
     return made
 
 
 def open_store(url: str, streams: Registry, *, settings: Settings | None = None) -> AsyncStore:
     """Make the store of a URL, for asyncio; it is not connected yet. Raises ConfigError, MissingExtra."""
-    return store_of(url, streams, settings or Settings(), "store")
+    return store_of(url, streams, settings, blocking=False)

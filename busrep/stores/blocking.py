@@ -53,16 +53,13 @@ class BlockingTransaction:
     marker = wrapped("marker")
     ended: bool = wrapped("ended")
     reserves: bool = wrapped("reserves")
+    hand_out: Callable[[], Any] = wrapped("hand_out")
     reserve = blocking(AsyncTransaction.reserve)
     begin = blocking(AsyncTransaction.begin)
     insert = blocking(AsyncTransaction.insert)
     execute = blocking(AsyncTransaction.execute)
     commit = blocking(AsyncTransaction.commit)
     rollback = blocking(AsyncTransaction.rollback)
-
-    def hand_out(self) -> Any:
-        """See `AsyncTransaction.hand_out`."""
-        return self.wrapped.hand_out()
 
 
 class BlockingStore:
@@ -112,4 +109,4 @@ class BlockingStore:
 
 def open_blocking_store(url: str, streams: Registry, *, settings: Settings | None = None) -> BlockingStore:
     """Make the store of a URL, for threads; it is not connected yet. Raises ConfigError, MissingExtra."""
-    return BlockingStore(store_of(url, streams, settings or Settings(), "blocking"))
+    return BlockingStore(store_of(url, streams, settings, blocking=True))

@@ -13,13 +13,12 @@ import attrs
 import orjson
 
 from busrep.core.starts import Start, plan_start
-from busrep.errors import ClaimBlocked, ConfigError, Unavailable, WriterFenced
-from busrep.stores.backing import Backing, highest_row
+from busrep.errors import ConfigError, Unavailable, WriterFenced
 from busrep.stores.declared import init_command
-from busrep.stores.dialect import Dialect, begin_durably
-from busrep.stores.failover import follow_server
+from busrep.stores.dialect import Backing, Dialect, begin_durably, highest_row, or_blocked
+from busrep.stores.fencing import clock, follow_server
 from busrep.stores.interface import Claim, KnownWriter, Newest, Registered
-from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, Sql, T, in_transaction
+from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.schema import check_columns, record_fields
 
 log = logging.getLogger("busrep.stores")
@@ -31,20 +30,22 @@ HELD = f"writer = ? AND incarnation = ? AND {LIVE}"
 
 
 def claim(
-    dialect: Dialect, writer: str, backings: Sequence[Backing], seconds: float, now: int, again: int | None = None
+    dialect: Dialect, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None
 ) -> Plan[Claim]:
     """Win the name, register it (9.7), commit, and only then read where it starts (9.4).
 
-    The incarnation is ``now``, the clock in ms, or above its predecessor's. So it rises even where a backup, or a table
+    The incarnation is the clock in ms, or above its predecessor's. So it rises even where a backup, or a table
     made anew, knows nothing of those that were given out; a process from before must not pass for its successor.
 
     ``again``: the name must be of this incarnation still, or finished and nobody else's since: else WriterFenced. A try
     that failed without an answer may have won it, so the row notes for whom: the same may ask again.
     """
+    # In a fixed order, so that two claims never wait for each other.
+    backings, now = [dialect.backing(stream) for stream in sorted(set(streams))], clock()
     yield from verify(dialect, backings)
     yield from record_fields(dialect, backings)
-    yield from or_blocked(dialect, "*", follow_server(dialect, seconds, now))
-    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
+    yield from or_blocked(dialect, "*", follow_server(dialect, timeout, now))
+    won = in_transaction(_win(dialect, writer, backings, timeout, now, again))
     incarnation, registered = yield from or_blocked(dialect, writer, won)
     # In a new snapshot: whatever a predecessor committed is visible now, or was fenced.
     epoch, found = yield from in_transaction(held_state(writer, incarnation, dialect, backings))
@@ -89,9 +90,12 @@ def _start(writer: str, stream: str, was_registered: bool, state: State) -> Star
     )
 
 
-def verify(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
-    """ConfigError unless each stream has a sequence without cache and cycle (9.15) and the declared columns."""
-    backings = list(backings)
+def verify(dialect: Dialect, backings: Sequence[Backing] | None = None) -> Plan[None]:
+    """ConfigError unless each stream has a sequence without cache and cycle (9.15) and the declared columns.
+
+    ``backings``: of the streams; None: all.
+    """
+    backings = list(dialect.backings.values()) if backings is None else backings
     for backing in backings:
         try:
             found = (yield dialect.sequence(backing.stream))[0]
@@ -113,15 +117,6 @@ def no_sequence(dialect: Dialect, stream: str, backings: Iterable[Backing]) -> C
     """What is raised for a stream without a sequence; it names the command that makes all of ``backings``."""
     command = init_command(dialect.store, [backing.definition for backing in backings])
     return ConfigError(f"stream {stream!r} has no sequence yet: run '{command}'")
-
-
-def or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
-    """Run the plan; ClaimBlocked names who holds the lock that it did not get."""
-    try:
-        return (yield from plan)
-    except Locked as locked:
-        blockers = yield from dialect.blockers(writer)
-        raise ClaimBlocked(writer, blockers) from locked
 
 
 def _win(
@@ -255,35 +250,32 @@ def bounded(positions: Mapping[str, int], sequences: Mapping[str, int]) -> dict[
     return {stream: min(position, sequences.get(stream, position)) for stream, position in positions.items()}
 
 
+@transaction
 def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> Plan[Registered]:
     """Proven positions and a sign of life, while the claim stands; the registry as it is under that lock."""
-
-    def body() -> Plan[Registered]:
-        answers = yield (
-            Control.BEGIN, lock_claim(dialect, claim), *(dialect.sequence(stream) for stream in positions)
-        )  # fmt: skip
-        if not answers[0]:
-            raise WriterFenced(claim.writer, claim.incarnation)
-        given = zip(positions, answers[1:], strict=False)
-        sequences = {stream: int(rows[0][0]) for stream, rows in given if rows}
-        stored = bounded(positions, sequences)
-        moved = orjson.dumps([[stream, position] for stream, position in stored.items()]).decode()
-        answers = yield (
-            Sql(
-                f"UPDATE busrep_positions SET seen_at = {dialect.now}, position = {dialect.largest}(position, "
-                f"coalesce((SELECT v.position FROM {dialect.values(('stream', 'text'), ('position', 'bigint'))} "
-                "AS v WHERE v.stream = busrep_positions.stream), 0)) WHERE writer = ? AND registered",
-                (moved, claim.writer),
-            ),
-            Sql(
-                "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "
-                "LEFT JOIN busrep_writers w ON w.writer = p.writer WHERE p.registered"
-            ),
-            Control.COMMIT,
-        )
-        return Registered(answers[1], sequences)
-
-    return in_transaction(body())
+    answers = yield (
+        Control.BEGIN, lock_claim(dialect, claim), *(dialect.sequence(stream) for stream in positions)
+    )  # fmt: skip
+    if not answers[0]:
+        raise WriterFenced(claim.writer, claim.incarnation)
+    given = zip(positions, answers[1:], strict=False)
+    sequences = {stream: int(rows[0][0]) for stream, rows in given if rows}
+    stored = bounded(positions, sequences)
+    moved = orjson.dumps([[stream, position] for stream, position in stored.items()]).decode()
+    answers = yield (
+        Sql(
+            f"UPDATE busrep_positions SET seen_at = {dialect.now}, position = {dialect.largest}(position, "
+            f"coalesce((SELECT v.position FROM {dialect.values(('stream', 'text'), ('position', 'bigint'))} "
+            "AS v WHERE v.stream = busrep_positions.stream), 0)) WHERE writer = ? AND registered",
+            (moved, claim.writer),
+        ),
+        Sql(
+            "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "
+            "LEFT JOIN busrep_writers w ON w.writer = p.writer WHERE p.registered"
+        ),
+        Control.COMMIT,
+    )
+    return Registered(answers[1], sequences)
 
 
 def known(dialect: Dialect) -> Plan[list[KnownWriter]]:
@@ -299,23 +291,24 @@ def known(dialect: Dialect) -> Plan[list[KnownWriter]]:
     ]
 
 
-def newest(dialect: Dialect, backing: Backing) -> Plan[Newest | None]:
+def newest(dialect: Dialect, stream: str) -> Plan[Newest | None]:
     """The highest row ID of every writer of a stream, deleted ones counting; None on a replica."""
+    backing = dialect.backing(stream)
     same_stream = "" if backing.own else "stream = p.stream AND "
     answers = yield Sql(  # one statement, one snapshot; without a writer the epoch all the same
         f"SELECT {dialect.replica}, m.value, p.writer, p.floor, (SELECT {backing.top} FROM {backing.table} "
         f"WHERE {same_stream}{backing.writer} = p.writer) FROM busrep_meta m LEFT JOIN busrep_positions p "
         "ON p.stream = ? WHERE m.key = 'epoch'",
-        (backing.stream,),
+        (stream,),
     )
     replica, epoch = answers[0][0][:2]
     rows = {writer: max(floor, highest or 0) for _, _, writer, floor, highest in answers[0] if writer is not None}
     return None if replica else Newest(epoch, rows)
 
 
-def sequence(dialect: Dialect, backing: Backing) -> Plan[int | None]:
+def sequence(dialect: Dialect, stream: str) -> Plan[int | None]:
     """The highest ID the stream's sequence gave; None on a replica, and after a failover until a claim has left out
     IDs: before that it may be behind positions that stand."""
     unsettled = Sql(f"SELECT CASE WHEN {dialect.same_server} THEN {dialect.replica} ELSE TRUE END")
-    answers = yield (unsettled, dialect.sequence(backing.stream))
+    answers = yield (unsettled, dialect.sequence(dialect.backing(stream).stream))
     return None if answers[0][0][0] or not answers[1] else int(answers[1][0][0])

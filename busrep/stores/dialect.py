@@ -1,15 +1,140 @@
-"""What differs between the databases, as an interface; each store's module implements it."""
+"""Pieces of SQL text: where the rows of a stream lie (`Backing`), and what differs between the databases (`Dialect`).
 
-# ruff: noqa: S608 - constants
+IDs of a negative stream are positive inside; an application's table may hold them negative, so there ``id < 0`` and
+order are turned round.
+"""
 
+# ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import attrs
+import orjson
+
 from busrep.core.snapshots import LOADED
-from busrep.stores.backing import Backing
-from busrep.stores.plans import Control, Plan, Sql, Step
+from busrep.errors import ClaimBlocked, ConfigError, RowError
+from busrep.stores.plans import Control, Locked, Plan, Sql, Step, T
+from busrep.streams import Registry, Stream
+
+# SELECTs in one UNION ALL; SQLite takes at most 500. More are nested.
+MOST_SELECTS = 400
+
+Span = tuple[str, int, int]
+"""Rows of one writer: (writer, after, upto)."""
+
+
+def quoted(name: str) -> str:
+    """A name that `Table` has checked, in double quotes, so that reserved words work."""
+    return ".".join(f'"{part}"' for part in name.split("."))
+
+
+@attrs.frozen
+class Backing:
+    """The table of one stream. ``id`` ... are quoted column names; ``index`` None: one row per fact."""
+
+    stream: str
+    table: str
+    id: str
+    writer: str
+    index: str | None
+    columns: tuple[str, ...]
+    own: bool
+    negative: bool
+    definition: Stream[Any]
+
+    @property
+    def token(self) -> str:
+        """Expression of the ID as busrep counts it."""
+        return f"-{self.id}" if self.negative else self.id
+
+    @property
+    def top(self) -> str:
+        """Aggregate: the highest token."""
+        return f"-min({self.id})" if self.negative else f"max({self.id})"
+
+    def of_writer(self, writer: str) -> tuple[str, list[Any]]:
+        """Condition and parameters: rows of this stream and writer."""
+        if self.own:
+            return f"1 = 1 AND {self.writer} = ?", [writer]
+        return f"stream = ? AND {self.writer} = ?", [self.stream, writer]
+
+    def between(self, after: int, upto: int) -> tuple[str, list[Any]]:
+        """Condition and parameters: after < token <= upto."""
+        if self.negative:
+            return f"{self.id} < ? AND {self.id} >= ?", [-after, -upto]
+        return f"{self.id} > ? AND {self.id} <= ?", [after, upto]
+
+    @property
+    def by_token(self) -> str:
+        """ORDER BY the token alone."""
+        return f"{self.id} DESC" if self.negative else self.id
+
+    @property
+    def by_row(self) -> str:
+        """ORDER BY the token, then the row's place in its fact."""
+        return f"{self.by_token}, {self.index}" if self.index else self.by_token
+
+    def payload(self, text: str | bytes) -> bytes:
+        """The payload of a row as the table gave it: as it is, or, of an application's table, checked anew."""
+        raw = text.encode() if isinstance(text, str) else text
+        return self.definition.encode(self.definition.decode([raw])[0]) if self.own else raw
+
+
+def generic_backing(stream: Stream[Any]) -> Backing:
+    """Return where a stream's rows are in busrep's own table."""
+    return Backing(
+        stream=stream.name, table="busrep_facts", id="id", writer="writer", index="idx", columns=("row",),
+        own=False, negative=False, definition=stream,
+    )  # fmt: skip
+
+
+def backing_of(stream: Stream[Any]) -> Backing:
+    """The table of a stream."""
+    table = stream.table
+    if table is None:
+        return generic_backing(stream)
+    return Backing(
+        stream=stream.name, table=quoted(table.name), id=quoted(table.id), writer=quoted(table.writer),
+        index=quoted(table.index) if table.index else None, columns=tuple(map(quoted, table.columns)),
+        own=True, negative=stream.negative, definition=stream,
+    )  # fmt: skip
+
+
+def columns_of(backing: Backing, payload: bytes) -> list[Any]:
+    """The column values of one row; RowError when their number does not fit the table."""
+    values = orjson.loads(payload)
+    if not isinstance(values, list) or len(values) != len(backing.columns):
+        raise RowError(backing.stream, "row", f"does not have the {len(backing.columns)} columns of its table", values)
+    return values
+
+
+def union(backing: Backing, rows: Sequence[Span], columns: str) -> tuple[str, list[Any]]:
+    """A query of these columns of these rows, and its parameters; one SELECT a writer, each a range of the index."""
+    texts, params = [], []
+    for writer, after, upto in rows:
+        where, of = backing.of_writer(writer)
+        span, limits = backing.between(after, upto)
+        texts.append(f"SELECT {columns} FROM {backing.table} WHERE {where} AND {span}")
+        params += [*of, *limits]
+    groups = [" UNION ALL ".join(texts[at : at + MOST_SELECTS]) for at in range(0, len(texts), MOST_SELECTS)]
+    if len(groups) > 1:
+        groups = [f"SELECT * FROM ({text}) AS g{at}" for at, text in enumerate(groups)]
+    return " UNION ALL ".join(groups), params
+
+
+def highest_row(backing: Backing) -> Sql:
+    """The highest token in the stream's table, 0 without rows."""
+    if backing.own:
+        return Sql(f"SELECT coalesce({backing.top}, 0) FROM {backing.table}")
+    # One look at the index per writer; every writer has a positions row before its first fact.
+    return Sql(
+        "SELECT coalesce(max(highest), 0) FROM (SELECT (SELECT max(f.id) FROM busrep_facts f WHERE "
+        "f.stream = p.stream AND f.writer = p.writer) AS highest FROM busrep_positions p WHERE p.stream = ?) AS h",
+        (backing.stream,),
+    )
+
 
 # Condition on the row ``r`` of busrep_readers that ``v`` moves: no snapshot of the stream is being loaded, and none was
 # since the last one that the caller knew (NULL: does not tell).
@@ -44,6 +169,15 @@ def begin_durably(dialect: Dialect, *, wait: float | None = None) -> tuple[Step,
     return (Control.BEGIN, Sql(f"SELECT {dialect.durable}"), *bound)
 
 
+def or_blocked(dialect: Dialect, writer: str, plan: Plan[T]) -> Plan[T]:
+    """Run the plan; ClaimBlocked names who holds the lock that it did not get."""
+    try:
+        return (yield from plan)
+    except Locked as locked:
+        blockers = yield from dialect.blockers(writer)
+        raise ClaimBlocked(writer, blockers) from locked
+
+
 def row_columns(dialect: Dialect, backing: Backing) -> tuple[str, str]:
     """What a query takes of the rows of a table: token, what `Dialect.payloads` needs, and place in the fact.
 
@@ -55,11 +189,26 @@ def row_columns(dialect: Dialect, backing: Backing) -> tuple[str, str]:
 
 
 class Dialect(Protocol):
-    """Pieces of SQL of one database. Pure."""
+    """Pieces of SQL of one database, and where the streams of one store lie in it. Pure.
 
+    ``store``: the store's URL for a person, without a password. ``streams``, ``backings``: set by the store.
+    """
+
+    def __init__(self, store: str = "URL") -> None:
+        self.store, self.streams, self.backings = store, Registry([]), {}
+
+    def backing(self, stream: str) -> Backing:
+        """Where a stream's rows lie: UnknownStream, or ConfigError for one that lives in memory."""
+        if self.streams[stream].resettable:
+            raise ConfigError(f"stream {stream!r} is resettable: it lives in memory, not in the store")
+        return self.backings[stream]
+
+    store: str
+    streams: Registry
+    backings: Mapping[str, Backing]
     name: str
-    store: str  # its URL for a person, without a password
     now: str  # expression: the database's clock, as a timestamp is stored
+    ago: str  # expression with one parameter: the timestamp so many seconds ago
     seconds: str  # expression: the same clock, in seconds since 1970
     share: str  # suffix that locks a row against updates until the transaction ends
     exclusive: str  # suffix that locks a row against everything
@@ -69,21 +218,14 @@ class Dialect(Protocol):
     server: str | None  # expression: the server's identity and timeline, '' where it only follows another
     same_server: str  # condition: they are those that busrep_meta holds
     largest: str  # function: the larger of its arguments
-
-    def ddl(self, version: int) -> Sequence[Sql]:
-        """The statements that bring the schema from ``version`` - 1 to ``version``."""
-
-    def init_lock(self) -> Sequence[Sql]:
-        """What keeps two processes from migrating at once, within a transaction."""
+    init_lock: Sequence[Sql]  # what keeps two processes from migrating at once, within a transaction
+    words: Mapping[str, str]  # what stands in the braces of schema.py's tables
 
     def version(self) -> Plan[int | None]:
         """The schema version found; None without tables."""
 
     def age(self, column: str) -> str:
         """Expression: seconds since that timestamp."""
-
-    def ago(self) -> str:
-        """Expression with one parameter: the timestamp so many seconds ago."""
 
     def values(self, *columns: tuple[str, str]) -> str:
         """A table expression over one parameter, a JSON array of arrays; columns are (name, "text" | "bigint")."""
@@ -101,10 +243,7 @@ class Dialect(Protocol):
         """The names of a table's columns; none when there is no such table. ``table``: quoted."""
 
     def next_ids(self, stream: str, count: int) -> Sql:
-        """Reserve IDs."""
-
-    def ids(self, answer: Sequence[tuple[Any, ...]], count: int) -> list[int]:
-        """The IDs in the answer to ``next_ids``."""
+        """Reserve IDs. It answers with each of them, or with the last one alone."""
 
     def sequence(self, stream: str) -> Sql:
         """(highest ID given out, cache, cycles, increment); no row when there is no sequence."""

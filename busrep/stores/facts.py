@@ -9,23 +9,23 @@ import attrs
 import orjson
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.errors import PositionTooOld
-from busrep.stores.backing import Backing
+from busrep.errors import ConfigError, PositionTooOld
 from busrep.stores.claims import check_claim, no_sequence
-from busrep.stores.dialect import Dialect, row_columns
+from busrep.stores.dialect import Backing, Dialect, row_columns
 from busrep.stores.interface import Claim, FactRows
-from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction
+from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.readers import LOCK_STREAM
 
 # IDs deleted in one transaction: short enough that a writer on SQLite, which has one write lock, hardly waits.
 PRUNE_BATCH = 5_000
 
 
-def reserve(dialect: Dialect, stream: str, count: int, backings: Iterable[Backing]) -> Plan[list[int]]:
+def reserve(dialect: Dialect, stream: str, count: int) -> Plan[list[int]]:
     """Take ``count`` IDs from the stream's sequence, ascending. One statement is a transaction of its own.
 
-    ConfigError when there is no sequence; ``backings``: what the command that it names is for.
+    ConfigError when there is no sequence.
     """
+    backing = dialect.backing(stream)
     try:
         answer = (yield dialect.next_ids(stream, count))[0]
     except NoSuchTable:
@@ -33,25 +33,27 @@ def reserve(dialect: Dialect, stream: str, count: int, backings: Iterable[Backin
             raise
         answer = []
     if not answer:
-        raise no_sequence(dialect, stream, backings)
-    return dialect.ids(answer, count)
+        raise no_sequence(dialect, stream, [backing])
+    ids = [row[0] for row in answer]
+    return ids if len(ids) == count else list(range(ids[-1] - count + 1, ids[-1] + 1))
 
 
-def insert(dialect: Dialect, backing: Backing, writer: str, facts: Iterable[FactRows]) -> Sequence[Sql]:
+def insert(dialect: Dialect, stream: str, writer: str, facts: Iterable[FactRows]) -> Sequence[Sql]:
     """Statements that write these facts' rows: one for all, where the database can."""
     rows = [(token, at, payload) for token, _, payloads in facts for at, payload in enumerate(payloads)]
-    return dialect.insert(backing, writer, rows) if rows else ()
+    return dialect.insert(dialect.backing(stream), writer, rows) if rows else ()
 
 
 def rows_of(
-    dialect: Dialect, facts: Sequence[tuple[Backing, int]], writer: str
+    dialect: Dialect, facts: Sequence[tuple[str, int]], writer: str
 ) -> Plan[dict[tuple[str, int], list[bytes]]]:
     """The payloads of these facts; one that has no rows is missing."""
-    asked: dict[str, tuple[Backing, list[int]]] = {}
-    for backing, token in facts:
-        asked.setdefault(backing.stream, (backing, []))[1].append(token)
+    asked: dict[str, list[int]] = {}
+    for stream, token in facts:
+        asked.setdefault(stream, []).append(token)
     found: dict[tuple[str, int], list[bytes]] = {}
-    for stream, (backing, tokens) in asked.items():
+    for stream, tokens in asked.items():
+        backing = dialect.backing(stream)
         rows = (yield _rows(dialect, backing, writer, tokens))[0]
         for row, payload in zip(rows, dialect.payloads(backing, rows), strict=True):
             found.setdefault((stream, row[0]), []).append(payload)
@@ -70,7 +72,7 @@ def _rows(dialect: Dialect, backing: Backing, writer: str, tokens: Sequence[int]
 
 
 def outcome(
-    dialect: Dialect, marker: object, facts: Sequence[tuple[Backing, int]], held: Claim
+    dialect: Dialect, held: Claim, marker: object, facts: Sequence[tuple[str, int]]
 ) -> Plan[dict[tuple[str, int], list[bytes]] | None]:
     """None while the transaction may be open. The rows are read by a later statement: its snapshot is taken after
     the transaction was seen to have ended (9.1). The claim is read last: it stands, so the rows are of its log still,
@@ -85,44 +87,42 @@ def outcome(
     return found
 
 
-def fetch(dialect: Dialect, backing: Backing, question: FetchUpdates) -> Plan[UpdatesPage]:
+@transaction
+def fetch(dialect: Dialect, question: FetchUpdates) -> Plan[UpdatesPage]:
     """One page, all of it from one snapshot: epoch, floor, proof (9.9) and rows up to a fact boundary (9.10)."""
-
-    def body() -> Plan[UpdatesPage]:
-        stream, writer, after, upto = question.stream, question.writer, question.after, question.upto
-        limit = max(1, question.limit)
-        answers = yield (
-            Control.SNAPSHOT,
-            Sql(
-                f"SELECT (SELECT value FROM busrep_meta WHERE key = 'epoch'), {dialect.replica}, "
-                "coalesce(max(floor), 0), coalesce(max(position), 0) FROM busrep_positions "
-                "WHERE stream = ? AND writer = ?",
-                (stream, writer),
-            ),
-            dialect.sequence(stream),
-            dialect.page(backing, writer, after, upto, limit),
-            Control.COMMIT,
-        )
-        ((epoch, replica, floor, position),), sequence, rows = answers
-        if after < floor and after < upto:
-            raise PositionTooOld(stream, writer, after, floor)
-        # A replica may lack rows below ones it has: there only the positions row, in the same snapshot, proves. The
-        # primary has all up to what was announced; nothing above its sequence was, though it may be behind rows.
-        given = max(sequence[0][0] if sequence else 0, rows[-1][0] if rows else 0)
-        proven = max(after, min(upto, position if replica else given))
-        if proven < upto:
-            rows = [row for row in rows if row[0] <= proven]
-        tokens = [row[0] for row in rows]
-        limited = len(tokens) > limit
-        if limited:
-            whole = tokens.index(tokens[-1])  # where the fact begins that crosses the limit
-            if whole > 0:
-                del tokens[whole:], rows[whole:]
-            proven = tokens[-1]
-        payloads = dialect.payloads(backing, rows)
-        return UpdatesPage(stream, writer, after, proven, tokens, payloads, limited, epoch)
-
-    return in_transaction(body())
+    backing = dialect.backing(question.stream)
+    stream, writer, after, upto = question.stream, question.writer, question.after, question.upto
+    limit = max(1, question.limit)
+    answers = yield (
+        Control.SNAPSHOT,
+        Sql(
+            f"SELECT (SELECT value FROM busrep_meta WHERE key = 'epoch'), {dialect.replica}, "
+            "coalesce(max(floor), 0), coalesce(max(position), 0) FROM busrep_positions "
+            "WHERE stream = ? AND writer = ?",
+            (stream, writer),
+        ),
+        dialect.sequence(stream),
+        dialect.page(backing, writer, after, upto, limit),
+        Control.COMMIT,
+    )
+    ((epoch, replica, floor, position),), sequence, rows = answers
+    if after < floor and after < upto:
+        raise PositionTooOld(stream, writer, after, floor)
+    # A replica may lack rows below ones it has: there only the positions row, in the same snapshot, proves. The
+    # primary has all up to what was announced; nothing above its sequence was, though it may be behind rows.
+    given = max(sequence[0][0] if sequence else 0, rows[-1][0] if rows else 0)
+    proven = max(after, min(upto, position if replica else given))
+    if proven < upto:
+        rows = [row for row in rows if row[0] <= proven]
+    tokens = [row[0] for row in rows]
+    limited = len(tokens) > limit
+    if limited:
+        whole = tokens.index(tokens[-1])  # where the fact begins that crosses the limit
+        if whole > 0:
+            del tokens[whole:], rows[whole:]
+        proven = tokens[-1]
+    payloads = dialect.payloads(backing, rows)
+    return UpdatesPage(stream, writer, after, proven, tokens, payloads, limited, epoch)
 
 
 @attrs.frozen
@@ -134,10 +134,26 @@ class Kept:
     reader_cap: float | None
 
 
-def prune(dialect: Dialect, backings: Iterable[Backing], kept: Kept) -> Plan[dict[tuple[str, str], int]]:
+def prune(
+    dialect: Dialect,
+    *,
+    older_than: float | None = None,
+    keep: int | None = None,
+    reader_cap: float | None = None,
+    stream: str | None = None,
+) -> Plan[dict[tuple[str, str], int]]:
     """Delete in batches; rows and floor move in one transaction. Returns the floors that moved."""
+    if older_than is None and keep is None:
+        raise ConfigError("prune needs older_than or keep: without either it would delete everything")
+    if stream is None:
+        chosen = [backing for backing in dialect.backings.values() if not backing.own]
+    else:
+        chosen = [dialect.backing(stream)]
+        if chosen[0].own and keep is None:
+            raise ConfigError(f"stream {stream!r} has its own table, without dates: prune it with keep")
+    kept = Kept(older_than, keep, reader_cap)
     moved: dict[tuple[str, str], int] = {}
-    for backing in backings:
+    for backing in chosen:
         listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
         for (writer,) in listed:
             while True:
@@ -191,7 +207,7 @@ def _bound(dialect: Dialect, backing: Backing, writer: str, position: int, kept:
     bounds = [position, (yield from _readers_bound(dialect, backing.stream, writer, position, kept.reader_cap))]
     if kept.older_than is not None and not backing.own:
         young = yield Sql(
-            f"SELECT id FROM busrep_facts WHERE {where} AND committed_at > {dialect.ago()} ORDER BY id, idx LIMIT 1",
+            f"SELECT id FROM busrep_facts WHERE {where} AND committed_at > {dialect.ago} ORDER BY id, idx LIMIT 1",
             (*params, kept.older_than),
         )
         bounds += [row[0] - 1 for row in young[0]]
@@ -210,7 +226,7 @@ def _bound(dialect: Dialect, backing: Backing, writer: str, position: int, kept:
 def _readers_bound(dialect: Dialect, stream: str, writer: str, position: int, reader_cap: float | None) -> Plan[int]:
     """The lowest saved position for this (stream, writer) of the readers that read this stream; a reader that has
     none yet will begin at 0."""
-    recent, cap = ("", ()) if reader_cap is None else (f" HAVING max(saved_at) > {dialect.ago()}", (reader_cap,))
+    recent, cap = ("", ()) if reader_cap is None else (f" HAVING max(saved_at) > {dialect.ago}", (reader_cap,))
     held = yield Sql(
         "SELECT coalesce(max(CASE WHEN writer = ? THEN position END), 0) FROM busrep_readers "
         f"WHERE stream = ? GROUP BY reader{recent}",

@@ -1,26 +1,167 @@
-"""Plans that fence writers: a silent one, to take its final position (9.5), or all of them, of a restored log."""
+"""Plans that fence writers: a silent one, to take its final position (9.5), or all, of a log that was restored or has
+failed over. Then IDs and incarnations that may have been lost are not given again (9.23).
+"""
 
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Mapping
+from functools import partial
 
-from busrep.stores.backing import Backing, highest_row
-from busrep.stores.claims import or_blocked
-from busrep.stores.dialect import Dialect, begin_durably
-from busrep.stores.failover import leave_out_incarnations
+import attrs
+import orjson
+
+from busrep.stores.dialect import Dialect, begin_durably, highest_row, or_blocked
 from busrep.stores.plans import Control, Plan, Sql, in_transaction
 from busrep.stores.schema import new_epoch
 
+log = logging.getLogger("busrep.stores")
 
-def finish(
-    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
-) -> Plan[dict[str, int]]:
+# After a failover: more IDs than a lagging replica may have missed. Its sequence is behind by no more than that.
+IDS_LEFT_OUT = 100_000
+# How many incarnations a restore, and a failover that is noticed, leave out for all names at least, should the server's
+# clock have gone back. Claims that were lost are within that, also under a clock that was 2.7 hours ahead.
+INCARNATIONS_LEFT_OUT = 10_000_000
+# They go on at the server's clock in nanoseconds. Claims behind that go up one by one, and never use up as many as
+# pass: so incarnations rise, whichever restores and failovers another one takes back.
+PER_SECOND = 1_000_000_000
+# Most failovers without a claim in between, of which each left out as many.
+FAILOVERS = 100
+
+
+# How long 'db restored' waits for open write transactions, seconds; a person is watching.
+RESTORE_WAIT = 30.0
+
+
+def clock() -> int:
+    """This process's clock, in ms: incarnations go on at it."""
+    return int(time.time() * 1000)
+
+
+@attrs.frozen
+class Home:
+    """The row `server` of busrep_meta: which server and timeline the log is on, "" before the first claim.
+
+    After a failover it also holds, until that is done, ``successor``, where the log goes on, and ``up_to``: up to which
+    ID each stream's sequence is to be moved there. Nothing takes nextval() back, so whoever tries again must find the
+    same IDs, not as many more: the next failover leaves out what this one did and as many again, no more than that.
+    """
+
+    server: str
+    successor: str = ""
+    up_to: dict[str, int] = attrs.field(factory=dict)
+
+    @classmethod
+    def read(cls, text: str) -> Home:
+        """What the row's value says."""
+        return cls(**orjson.loads(text)) if text.startswith("{") else cls(text)
+
+    def written(self) -> str:
+        """The row's value."""
+        return orjson.dumps(attrs.asdict(self)).decode() if self.successor else self.server
+
+    def moved_to(self, now: str, given: Mapping[str, int]) -> Home:
+        """The next state, on the server ``now``; ``given``: the highest ID that each stream's sequence gave."""
+        if self.successor == now:
+            return self
+        left_out = _failovers(self.successor or self.server, now) * IDS_LEFT_OUT
+        up_to = {stream: max(highest, self.up_to.get(stream, 0)) + left_out for stream, highest in given.items()}
+        return Home(self.server, now, up_to)
+
+
+def follow_server(dialect: Dialect, seconds: float, clock: int) -> Plan[None]:
+    """Note which server and timeline the log is on (9.23). If they are others than were noted, no ID is given again
+    that was announced before, and all names are to be claimed again, above the incarnations that may have been lost.
+    ``clock``: in ms.
+
+    In two transactions: which IDs are left out is committed before the first of them is.
+    """
+    if dialect.server is None:
+        return
+    here = Sql(f"SELECT value, {dialect.server} FROM busrep_meta WHERE key = 'server'")
+    for step in (_choose_ids, partial(_leave_out_ids, clock)):
+        found = (yield here)[0]
+        if not found or found[0][0] == found[0][1]:
+            return
+        yield from in_transaction(step(dialect, here, seconds))
+
+
+def _alone_with_server(dialect: Dialect, here: Sql, seconds: float) -> Plan[tuple[Home, str]]:
+    """Begin a transaction: one of these at a time, and no claim meanwhile."""
+    answers = yield (
+        *begin_durably(dialect, wait=seconds),
+        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.exclusive),
+        here,
+    )
+    ((noted, now),) = answers[-1]
+    return Home.read(noted), now
+
+
+def _note(home: Home) -> Sql:
+    return Sql("UPDATE busrep_meta SET value = ? WHERE key = 'server'", (home.written(),))
+
+
+def leave_out_incarnations(dialect: Dialect, clock: int) -> Plan[None]:
+    """Let every claim from here on be above those that were lost (9.11), also of names that are not known here.
+
+    ``clock``: of this process, in ms.
+    """
+    asked = f"SELECT coalesce(max(incarnation), 0), {dialect.seconds} FROM busrep_writers"
+    highest, seconds = (yield Sql(asked))[0][0]
+    above = max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND))
+    yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'incarnations'", (str(above),))
+
+
+def _choose_ids(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
+    home, now = yield from _alone_with_server(dialect, here, seconds)
+    if not home.server:
+        yield _note(Home(now))
+    elif now != home.server or home.successor:  # back here before that was done: somebody may have written there
+        given: dict[str, int] = {}
+        for (stream,) in (yield Sql("SELECT stream FROM busrep_streams ORDER BY stream"))[0]:
+            given[stream] = int((yield dialect.sequence(stream))[0][0][0])
+        yield _note(home.moved_to(now, given))
+    yield Control.COMMIT
+
+
+def _leave_out_ids(clock: int, dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
+    home, now = yield from _alone_with_server(dialect, here, seconds)
+    if home.successor and home.successor == now:
+        # Whoever holds IDs of the new timeline already got them below those that readers may have passed.
+        yield Sql(
+            "UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "
+            "WHERE coalesce(finished, -1) <> incarnation - 1"
+        )
+        yield from leave_out_incarnations(dialect, clock)
+        for stream, last in home.up_to.items():
+            # nextval(), for which a writer has the right; setval() could undo one of another process.
+            while (missing := last - int((yield dialect.sequence(stream))[0][0][0])) > 0:
+                yield dialect.next_ids(stream, min(missing, IDS_LEFT_OUT))
+        log.error(
+            "PostgreSQL's system identifier and timeline were %s and are %s: a failover, or a restore. At least %d IDs "
+            "of each stream are left out, so that none is given twice. If the new primary lacks commits of the old "
+            "one (facts in tables of the application's are not looked for), run 'busrep db restored'",
+            home.server, now, IDS_LEFT_OUT,
+        )  # fmt: skip
+        yield _note(Home(now))
+    yield Control.COMMIT
+
+
+def _failovers(noted: str, now: str) -> int:
+    """How often IDs were left out since that server and timeline were noted, this time included: one that failed over
+    itself may have given IDs behind those, and a server that lacks its commits has taken its place."""
+    (system, timeline), (same, later) = noted.rsplit("/", 1), now.rsplit("/", 1)
+    return max(1, min(int(later, 16) - int(timeline, 16), FAILOVERS)) if system == same else 1
+
+
+def finish(dialect: Dialect, writer: str, incarnation: int, *, timeout: float) -> Plan[dict[str, int]]:
     """Fence (committed), then in a new snapshot take rows and sequence for the final positions (9.5)."""
-    fenced = yield from or_blocked(dialect, writer, in_transaction(_fence(dialect, writer, incarnation, seconds)))
+    fenced = yield from or_blocked(dialect, writer, in_transaction(_fence(dialect, writer, incarnation, timeout)))
     if fenced is None:
         return {}
-    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds))
+    finals = in_transaction(_finals(dialect, writer, fenced, timeout))
     return (yield from or_blocked(dialect, writer, finals))
 
 
@@ -44,9 +185,7 @@ def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> P
     return int(answers[-1][0][0]) if answers[-1] else None
 
 
-def _finals(
-    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
-) -> Plan[dict[str, int]]:
+def _finals(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> Plan[dict[str, int]]:
     answers = yield (
         *begin_durably(dialect, wait=seconds),
         # Holds back a new claim of the name: IDs it reserves would lie below the final positions taken here.
@@ -61,7 +200,7 @@ def _finals(
         if finished == incarnation:
             finals[stream] = position
         elif registered:
-            finals[stream] = yield from _final_position(dialect, backings.get(stream), stream, writer, position)
+            finals[stream] = yield from _final_position(dialect, stream, writer, position)
             yield Sql(
                 "UPDATE busrep_positions SET position = ?, registered = FALSE, finished = ? "
                 "WHERE stream = ? AND writer = ?",
@@ -71,7 +210,8 @@ def _finals(
     return finals
 
 
-def _final_position(dialect: Dialect, backing: Backing | None, stream: str, writer: str, position: int) -> Plan[int]:
+def _final_position(dialect: Dialect, stream: str, writer: str, position: int) -> Plan[int]:
+    backing = dialect.backings.get(stream)
     sequence = (yield dialect.sequence(stream))[0]
     highest = int(sequence[0][0]) if sequence else position  # never above the sequence
     if backing is not None:  # a sequence may be behind the table (restored, or rows written past it)
@@ -81,16 +221,15 @@ def _final_position(dialect: Dialect, backing: Backing | None, stream: str, writ
     return highest
 
 
-def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, now: int) -> Plan[str]:
-    """A new epoch; all writers fenced; positions back to what the rows hold; sequences not behind them.
-
-    ``now``: the clock in ms. Incarnations go on above it, as with a claim.
-    """
+def restored(dialect: Dialect) -> Plan[str]:
+    """A new epoch; all writers fenced; positions back to what the rows hold; sequences not behind them. Incarnations go
+    on above the clock, as with a claim."""
+    now = clock()
 
     def body() -> Plan[str]:
         epoch, no_server = new_epoch(), "''"
         yield (
-            *begin_durably(dialect, wait=seconds),
+            *begin_durably(dialect, wait=RESTORE_WAIT),
             # First, as a claim does: then the two never wait for each other.
             Sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", (epoch,)),
             Sql(f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),
@@ -99,7 +238,7 @@ def restored(dialect: Dialect, backings: Sequence[Backing], seconds: float, now:
             Sql(f"UPDATE busrep_meta SET value = {dialect.server or no_server} WHERE key = 'server'"),
         )
         yield from leave_out_incarnations(dialect, now)
-        for backing in backings:
+        for backing in dialect.backings.values():
             listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
             for (writer,) in listed:
                 where, params = backing.of_writer(writer)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import contextlib
 import functools
 import inspect
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec
 
-from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import Agreement
-from busrep.errors import ConfigError
+from busrep.errors import BusrepError
 from busrep.settings import Settings
-from busrep.stores import bootstraps, claims, facts, fencing, readers, report, schema, snapshots
-from busrep.stores.backing import Backing, backing_of
-from busrep.stores.dialect import Dialect
+from busrep.stores import claims, facts, fencing, readers, schema, snapshots
+from busrep.stores.dialect import Dialect, backing_of
 from busrep.stores.interface import (
     AsyncStore,
     AsyncTransaction,
@@ -25,7 +21,6 @@ from busrep.stores.interface import (
     FactLog,
     FactRows,
     FactSource,
-    Newest,
     ReaderPositions,
     StoreAdmin,
 )
@@ -35,8 +30,6 @@ from busrep.streams import Registry
 P = ParamSpec("P")
 Operation = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
-# How long 'db restored' waits for open write transactions, seconds; a person is watching.
-RESTORE_WAIT = 30.0
 # How long 'db status' counts the rows of a table, seconds.
 STATUS_WAIT = 3600.0
 
@@ -84,23 +77,28 @@ class Reservations:
             del self._tasks[stream]
 
 
-def reads(method: Operation[P, T], plan: Callable[Concatenate[Dialect, P], Plan[T]]) -> Operation[P, T]:
+def reads(
+    method: Operation[P, T], plan: Callable[Concatenate[Dialect, P], Plan[T]], wait: float = 0.0
+) -> Operation[P, T]:
     """Bind a plan that writes nothing as a method of `PlannedStore`. Its name, signature and docstring are those of
-    ``method``, which interface.py has."""
+    ``method``, which interface.py has. ``wait``: see `PlannedStore.read`."""
 
     @functools.wraps(method)
     def run(self: PlannedStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        return self.read(plan(self.dialect, *args, **kwargs))
+        return self.read(plan(self.dialect, *args, **kwargs), wait)
 
     return run
 
 
-def writes(method: Operation[P, T], plan: Callable[Concatenate[Dialect, P], Plan[T]]) -> Operation[P, T]:
-    """Bind a plan that writes. See `reads`."""
+def writes(
+    method: Operation[P, T], plan: Callable[Concatenate[Dialect, P], Plan[T]], wait: float | None = None
+) -> Operation[P, T]:
+    """Bind a plan that writes. See `reads`. ``wait``: see `PlannedStore.write`; else the method's ``timeout``."""
 
     @functools.wraps(method)
     def run(self: PlannedStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        return self.write(plan(self.dialect, *args, **kwargs))
+        timeout: Any = kwargs.get("timeout", wait)
+        return self.write(plan(self.dialect, *args, **kwargs), timeout)
 
     return run
 
@@ -128,9 +126,10 @@ class PlannedStore(AsyncStore):
 
     def __init__(self, streams: Registry, settings: Settings, dialect: Dialect) -> None:
         self.streams, self.settings, self.dialect = streams, settings, dialect
-        self.backings = {stream.name: backing_of(stream) for stream in streams if not stream.resettable}
+        dialect.streams = streams
+        dialect.backings = {stream.name: backing_of(stream) for stream in streams if not stream.resettable}
         self.reservations = Reservations(self._reserve)
-        self.snapshots = snapshots.PlannedSnapshots(self.read, dialect, dialect.store, settings.snapshots)
+        self.snapshots = snapshots.PlannedSnapshots(self, dialect.store)
 
     @abc.abstractmethod
     async def read(self, plan: Plan[T], wait: float = 0.0) -> T:
@@ -151,10 +150,14 @@ class PlannedStore(AsyncStore):
         return self.transaction(NO_CLAIM)
 
     epoch = reads(FactSource.epoch, schema.epoch)
+    sequence = reads(FactSource.sequence, claims.sequence)
+    fetch = reads(FactSource.fetch, facts.fetch)
     known = reads(FactSource.known, claims.known)
+    newest = reads(FactSource.newest, claims.newest)
+    claim = writes(FactLog.claim, claims.claim)
     check_claim = reads(FactLog.check_claim, claims.check_claim)
     heartbeat = writes(FactLog.heartbeat, claims.heartbeat)
-    stored_streams = reads(StoreAdmin.stored_streams, schema.stored_streams)
+    finish = writes(FactLog.finish, fencing.finish)
     load_reader = reads(ReaderPositions.load_reader, readers.load)
     register_reader = writes(ReaderPositions.register_reader, readers.register)
     reset_reader = writes(ReaderPositions.reset_reader, readers.reset)
@@ -162,33 +165,18 @@ class PlannedStore(AsyncStore):
     note_stopped = writes(ReaderPositions.note_stopped, readers.note_stopped)
     dead_letter = writes_for_caller(ReaderPositions.dead_letter, readers.dead_letter)
     dead_letters = reads(ReaderPositions.dead_letters, readers.dead_letters)
-    begin_bootstrap = writes(ReaderPositions.begin_bootstrap, bootstraps.begin)
-    save_bootstrap = writes_for_caller(ReaderPositions.save_bootstrap, bootstraps.save)
-    bootstraps = reads(ReaderPositions.bootstraps, bootstraps.listed)
-
-    def backing(self, stream: str) -> Backing:
-        """Where a stream's rows lie: UnknownStream, or ConfigError for one that lives in memory."""
-        if self.streams[stream].resettable:
-            raise ConfigError(f"stream {stream!r} is resettable: it lives in memory, not in the store")
-        return self.backings[stream]
-
-    async def verify(self) -> None:
-        await self.read(claims.verify(self.dialect, self.backings.values()))
-
-    async def sequence(self, stream: str) -> int | None:
-        return await self.read(claims.sequence(self.dialect, self.backing(stream)))
-
-    async def claim(self, writer: str, streams: Sequence[str], *, timeout: float, again: int | None = None) -> Claim:
-        # In a fixed order, so that two claims never wait for each other.
-        backings = [self.backing(stream) for stream in sorted(set(streams))]
-        now = int(time.time() * 1000)
-        return await self.write(claims.claim(self.dialect, writer, backings, timeout, now, again), timeout)
-
-    async def _reserve(self, stream: str, count: int) -> list[int]:
-        return await self.write(facts.reserve(self.dialect, stream, count, [self.backing(stream)]))
+    begin_bootstrap = writes(ReaderPositions.begin_bootstrap, readers.begin_bootstrap)
+    save_bootstrap = writes_for_caller(ReaderPositions.save_bootstrap, readers.save_bootstrap)
+    bootstraps = reads(ReaderPositions.bootstraps, readers.bootstraps)
+    verify = reads(StoreAdmin.verify, claims.verify)
+    stored_streams = reads(StoreAdmin.stored_streams, schema.stored_streams)
+    prune = writes(StoreAdmin.prune, facts.prune)
+    restored = writes(StoreAdmin.restored, fencing.restored, fencing.RESTORE_WAIT)
+    status = reads(StoreAdmin.status, schema.status, STATUS_WAIT)
+    _reserve = writes(FactLog.reserve, facts.reserve)
 
     async def reserve(self, stream: str, count: int) -> list[int]:
-        self.backing(stream)
+        self.dialect.backing(stream)
         return await (self.reservations.reserve if self.on_loop else self._reserve)(stream, count)
 
     async def outcome(
@@ -196,60 +184,21 @@ class PlannedStore(AsyncStore):
     ) -> dict[tuple[str, int], list[bytes]] | None:
         if isinstance(marker, PlannedTransaction) and await marker.still_open():
             return None
-        asked = [(self.backing(stream), token) for stream, token in facts_]
-        return await self.read(facts.outcome(self.dialect, marker, asked, claim))
-
-    async def fetch(self, question: FetchUpdates) -> UpdatesPage:
-        return await self.read(facts.fetch(self.dialect, self.backing(question.stream), question))
-
-    async def newest(self, stream: str) -> Newest | None:
-        return await self.read(claims.newest(self.dialect, self.backing(stream)))
-
-    async def finish(self, writer: str, incarnation: int, *, timeout: float) -> dict[str, int]:
-        return await self.write(fencing.finish(self.dialect, self.backings, writer, incarnation, timeout), timeout)
+        return await self.read(facts.outcome(self.dialect, claim, marker, facts_))
 
     def check_open(self) -> None:
         """Raise Unavailable unless the store is open."""
 
     async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> Agreement:
         self.check_open()
-        return await self.snapshots.agree(self.backing(stream), part_rows, again)
+        return await self.snapshots.agree(self.dialect.backing(stream), part_rows, again)
 
-    async def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
+    def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
         self.check_open()
-        pieces = self.snapshots.load(self.backing(agreement.stream), agreement, number)
-        async with contextlib.aclosing(pieces):
-            async for piece in pieces:
-                yield piece
+        return self.snapshots.load(self.dialect.backing(agreement.stream), agreement, number)
 
     async def leave(self, agreement: Agreement) -> None:
         await self.snapshots.leave(agreement)
-
-    async def prune(
-        self,
-        *,
-        older_than: float | None = None,
-        keep: int | None = None,
-        reader_cap: float | None = None,
-        stream: str | None = None,
-    ) -> dict[tuple[str, str], int]:
-        if older_than is None and keep is None:
-            raise ConfigError("prune needs older_than or keep: without either it would delete everything")
-        if stream is None:
-            chosen = [backing for backing in self.backings.values() if not backing.own]
-        else:
-            chosen = [self.backing(stream)]
-            if chosen[0].own and keep is None:
-                raise ConfigError(f"stream {stream!r} has its own table, without dates: prune it with keep")
-        return await self.write(facts.prune(self.dialect, chosen, facts.Kept(older_than, keep, reader_cap)))
-
-    async def restored(self) -> str:
-        now = int(time.time() * 1000)
-        plan = fencing.restored(self.dialect, list(self.backings.values()), RESTORE_WAIT, now)
-        return await self.write(plan, RESTORE_WAIT)
-
-    async def status(self) -> dict[str, Any]:
-        return await self.read(report.status(self.dialect, self.backings), STATUS_WAIT)
 
 
 class PlannedTransaction(AsyncTransaction):
@@ -258,8 +207,6 @@ class PlannedTransaction(AsyncTransaction):
     ``connection`` is the driver's own; None until `begin` has taken one from the store.
     """
 
-    # What COMMIT raises when it has failed, or got no answer.
-    failures: type[Exception] = Exception
     joined: bool = False
     reserves: bool = False
     connection: Any = None
@@ -269,6 +216,12 @@ class PlannedTransaction(AsyncTransaction):
         # Whose connection it is, and whether code of the application's may have ended the transaction on it.
         self._callers = self._handed_out = connection is not None
         self._pending: list[Sql] = []
+
+    @property
+    def failures(self) -> type[Exception]:
+        """What COMMIT raises when it has failed, or got no answer: in the calling thread no exception of a signal
+        handler, which tells nothing of COMMIT."""
+        return Exception if self.store.on_loop else BusrepError
 
     @property
     def marker(self) -> object:
@@ -288,7 +241,7 @@ class PlannedTransaction(AsyncTransaction):
 
     async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
         """See `AsyncTransaction`; sent together with the next statement or COMMIT: one round trip less."""
-        self._pending += facts.insert(self.store.dialect, self.store.backing(stream), self.claim.writer, facts_)
+        self._pending += facts.insert(self.store.dialect, stream, self.claim.writer, facts_)
 
     def _take_pending(self) -> list[Sql]:
         pending, self._pending = self._pending, []

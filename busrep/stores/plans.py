@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import attrs
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Row = tuple[Any, ...]
 Answers = list[list[Row]]
@@ -83,6 +85,16 @@ def in_transaction(body: Plan[T]) -> Plan[T]:
         with contextlib.suppress(Exception):
             yield Control.ROLLBACK
         raise
+
+
+def transaction(plan: Callable[P, Plan[T]]) -> Callable[P, Plan[T]]:
+    """Make of a plan one that runs `in_transaction`."""
+
+    @functools.wraps(plan)
+    def whole(*args: P.args, **kwargs: P.kwargs) -> Plan[T]:
+        return in_transaction(plan(*args, **kwargs))
+
+    return whole
 
 
 async def run_async(plan: Plan[T], execute: Callable[[tuple[Step, ...]], Awaitable[Answers]]) -> T:

@@ -26,24 +26,73 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from busrep.errors import ConfigError, RowClassMismatch, SchemaError
 from busrep.shapes import check_fields, fields_to_store, load
-from busrep.stores.backing import Backing
 from busrep.stores.declared import init_command
-from busrep.stores.dialect import Dialect
+from busrep.stores.dialect import Backing, Dialect
 from busrep.stores.interface import StoredStream
 from busrep.stores.plans import Control, NoSuchTable, Plan, Row, Sql, in_transaction
 from busrep.streams import Stream
 
-VERSION = 4
+# The tables, by the version of the schema that has them first. In braces stand the words of a dialect: {when} is the
+# type of a timestamp and {now} its default, {number} numbers rows, {plain} and {hot} are what stands behind a table,
+# {hot} where rows are updated often. A table of SQLite alone stands behind {sqlite}.
+VERSIONS: Mapping[int, Sequence[str]] = {
+    1: (
+        "CREATE TABLE busrep_meta (key text PRIMARY KEY, value text NOT NULL){plain}",
+        # Locked FOR SHARE by every write transaction: nothing that changes often may live here.
+        "CREATE TABLE busrep_writers (writer text PRIMARY KEY, incarnation bigint NOT NULL, claimed_at {when}, "
+        "finished bigint){plain}",
+        "CREATE TABLE busrep_positions (stream text, writer text, position bigint NOT NULL, floor bigint NOT NULL, "
+        "registered boolean NOT NULL, seen_at {when} NOT NULL, finished bigint, PRIMARY KEY (stream, writer)){hot}",
+        "CREATE TABLE busrep_streams (stream text PRIMARY KEY, backing text){plain}",
+        "{sqlite}CREATE TABLE busrep_sequences (stream text PRIMARY KEY, value bigint NOT NULL){plain}",
+        "CREATE TABLE busrep_facts (stream text, writer text, id bigint, idx integer, row text NOT NULL, "
+        "committed_at {when} NOT NULL DEFAULT {now}, PRIMARY KEY (stream, writer, id, idx)){plain}",
+        "CREATE TABLE busrep_readers (reader text, stream text, writer text, position bigint NOT NULL, "
+        "epoch text NOT NULL, saved_at {when} NOT NULL, PRIMARY KEY (reader, stream, writer)){hot}",
+        "CREATE TABLE busrep_dead_letters (id {number} PRIMARY KEY, reader text NOT NULL, stream text NOT NULL, "
+        "writer text NOT NULL, tokens text NOT NULL, payloads text NOT NULL, error text NOT NULL, "
+        "dead_at {when} NOT NULL)",
+    ),
+    2: (
+        "CREATE TABLE busrep_bootstraps (reader text, stream text, id text NOT NULL, agreement text NOT NULL, "
+        "digest text NOT NULL, state text NOT NULL, parts bigint NOT NULL, rows bigint NOT NULL, "
+        "bytes bigint NOT NULL, parts_total bigint NOT NULL, rows_total bigint NOT NULL, syncs bigint NOT NULL, "
+        "reason text NOT NULL, saved_at {when} NOT NULL, PRIMARY KEY (reader, stream)){hot}",
+    ),
+    3: (
+        # Unlogged: what a crash of the server takes is staged again, for its rows are counted before they become facts.
+        "CREATE {unlogged}TABLE busrep_staged (query text, attempt text, seq bigint, batch bigint NOT NULL, "
+        "part integer NOT NULL, key text {bytewise}NOT NULL, rows text NOT NULL, "
+        "staged_at {when} NOT NULL DEFAULT {now}, PRIMARY KEY (query, attempt, seq)){plain}",
+        "CREATE TABLE busrep_sinks (query text PRIMARY KEY, checkpoint text NOT NULL, batch bigint NOT NULL, "
+        "run text NOT NULL, stream text NOT NULL, writer text NOT NULL, incarnation bigint NOT NULL, "
+        "rows bigint NOT NULL, first bigint NOT NULL, last bigint NOT NULL, once boolean NOT NULL, "
+        "done_at {when} NOT NULL){hot}",
+    ),
+    4: (
+        "ALTER TABLE busrep_streams ADD COLUMN fields text",
+        "ALTER TABLE busrep_readers ADD COLUMN stopped text",
+    ),
+}
+
+VERSION = max(VERSIONS)
 
 INSERT_STREAM = "INSERT INTO busrep_streams (stream, backing, fields) VALUES (?, ?, ?)"
 STREAMS = Sql("SELECT stream, backing, fields FROM busrep_streams")
+
+
+def statements(dialect: Dialect, version: int) -> list[Sql]:
+    """The statements that bring the schema from ``version`` - 1 to ``version``."""
+    words = dialect.words
+    mine = [text for text in VERSIONS[version] if not text.startswith("{") or text[1 : text.index("}")] in words]
+    return [Sql(text.format_map(words)) for text in mine]
 
 
 def new_epoch() -> str:
@@ -51,21 +100,21 @@ def new_epoch() -> str:
     return secrets.token_hex(16)
 
 
-def init(dialect: Dialect, backings: Iterable[Backing], redefine: Collection[str] = ()) -> Plan[None]:
-    """Create or migrate all tables and the sequences of these streams.
+def init(dialect: Dialect, redefine: Collection[str] = ()) -> Plan[None]:
+    """Create or migrate all tables, and the sequences of the streams.
 
     ``redefine``: streams whose fields are stored as declared, whatever was stored. Raises SchemaError when the schema
     is newer, ConfigError when an application's table has other columns, RowClassMismatch.
     """
-    wanted = {backing.stream: backing for backing in backings}
+    wanted = dialect.backings
 
     def body() -> Plan[None]:
-        yield (Control.BEGIN, *dialect.init_lock())
+        yield (Control.BEGIN, *dialect.init_lock)
         found = yield from dialect.version()
         if found is not None and found > VERSION:
             raise SchemaError(found, VERSION)
         for version in range((found or 0) + 1, VERSION + 1):
-            yield tuple(dialect.ddl(version))
+            yield tuple(statements(dialect, version))
         if found is None:
             yield Sql("INSERT INTO busrep_meta (key, value) VALUES ('epoch', ?)", (new_epoch(),))
         here = dialect.server or "''"  # noted at once: a standby may take its place before the first claim
@@ -142,7 +191,7 @@ def record_fields(dialect: Dialect, backings: Iterable[Backing]) -> Plan[None]:
         return {stream: fields for stream, fields in wanted.items() if fields != stored.get(stream)}
 
     def body() -> Plan[None]:
-        answers = yield (Control.BEGIN, *dialect.init_lock(), STREAMS)
+        answers = yield (Control.BEGIN, *dialect.init_lock, STREAMS)
         for stream, fields in changes(answers[-1]).items():
             yield Sql("UPDATE busrep_streams SET fields = ? WHERE stream = ?", (fields, stream))
         yield Control.COMMIT
@@ -163,9 +212,11 @@ def _declared(backing: Backing) -> str | None:
     return orjson.dumps(backing.table).decode() if backing.own else None
 
 
-def missing(dialect: Dialect, backings: Iterable[Backing], found: int | None = None) -> SchemaError:
+def missing(dialect: Dialect, found: int | None = None) -> SchemaError:
     """The error of tables that are not there, or of version ``found``."""
-    return SchemaError(found, VERSION, init_command(dialect.store, [backing.definition for backing in backings]))
+    return SchemaError(
+        found, VERSION, init_command(dialect.store, [one.definition for one in dialect.backings.values()])
+    )
 
 
 @contextlib.contextmanager
@@ -178,12 +229,12 @@ def _with_command(dialect: Dialect, streams: Collection[Stream[Any]]) -> Iterato
         raise RowClassMismatch(error.stream, error.reason, error.declared, error.stored, command) from None
 
 
-def check(dialect: Dialect, backings: Iterable[Backing] = ()) -> Plan[str]:
-    """The epoch, after checking the version and the row classes: SchemaError, RowClassMismatch."""
+def check(dialect: Dialect, *others: Backing) -> Plan[str]:
+    """The epoch, after checking the version and the row classes, of ``others`` too: SchemaError, RowClassMismatch."""
     found = yield from dialect.version()
-    backings = list(backings)
     if found != VERSION:
-        raise missing(dialect, backings, found)
+        raise missing(dialect, found)
+    backings = [*dialect.backings.values(), *others]
     streams = [backing.definition for backing in backings if backing.definition.row_type is not None]
     if streams:
         stored = {stream: fields for stream, _, fields in (yield STREAMS)[0]}
@@ -196,3 +247,79 @@ def epoch(_: Dialect) -> Plan[str]:
     """The identity of the fact log."""
     answers = yield Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'")
     return str(answers[0][0][0])
+
+
+# The fields of each entry, in the order of the queries below.
+WRITER = ("position", "floor", "registered", "incarnation", "silent_for")
+READER = ("position", "lag", "epoch", "saved_ago", "stopped")
+BOOTSTRAP = ("state", "parts", "parts_total", "rows", "rows_total", "bytes", "syncs", "reason", "saved_ago")
+SINK = ("stream", "writer", "batch", "rows", "last", "done_ago")
+
+
+def status(dialect: Dialect) -> Plan[dict[str, Any]]:
+    """Everything ``busrep db status`` shows, from one snapshot."""
+    answers = yield (Control.SNAPSHOT, *_questions(dialect))
+    ((epoch, replica),), listed, writers, readers, ((dead,),), counts, bootstraps, sinks = answers
+    # What is staged is in no log of the server's: a replica does not have it.
+    staged = None
+    if not replica:
+        staged = len((yield Sql("SELECT attempt, count(*) FROM busrep_staged GROUP BY attempt"))[0])
+    streams: dict[str, Any] = {}
+    for name, declared in listed:
+        streams[name] = yield from _stream(dialect, name, declared, dict(counts).get(name, 0))
+    yield Control.COMMIT
+    for stream, writer, *state in writers:
+        at = streams.setdefault(stream, {"table": None, "rows": None, "sequence": None, "writers": {}})
+        told = dict(zip(WRITER, state, strict=True))
+        at["writers"][writer] = told | {"registered": bool(told["registered"]), "silent_for": float(told["silent_for"])}
+    reading: dict[str, Any] = {}
+    for reader, stream, writer, *state in readers:
+        told = dict(zip(READER, state, strict=True))
+        told |= {"lag": max(0, told["lag"]), "saved_ago": float(told["saved_ago"])}
+        reading.setdefault(reader, {}).setdefault(stream, {})[writer] = told
+    loading: dict[str, Any] = {}
+    for reader, stream, *saved in bootstraps:
+        loading.setdefault(reader, {})[stream] = dict(zip(BOOTSTRAP, saved, strict=True))
+    return {
+        "schema_version": VERSION, "database": dialect.name, "epoch": epoch, "streams": streams,
+        "readers": reading, "dead_letters": dead, "bootstraps": loading,
+        "sinks": {query: dict(zip(SINK, done, strict=True)) for query, *done in sinks}, "staged": staged,
+    }  # fmt: skip
+
+
+def _questions(dialect: Dialect) -> list[Sql]:
+    return [
+        Sql(f"SELECT value, {dialect.replica} FROM busrep_meta WHERE key = 'epoch'"),
+        Sql("SELECT stream, backing FROM busrep_streams ORDER BY stream"),
+        Sql(
+            "SELECT p.stream, p.writer, p.position, p.floor, p.registered, coalesce(w.incarnation, 0), "
+            f"{dialect.age('p.seen_at')} FROM busrep_positions p LEFT JOIN busrep_writers w "
+            "ON w.writer = p.writer ORDER BY p.stream, p.writer"
+        ),
+        Sql(
+            "SELECT r.reader, r.stream, r.writer, r.position, coalesce(p.position, 0) - r.position, r.epoch, "
+            f"{dialect.age('r.saved_at')}, r.stopped FROM busrep_readers r LEFT JOIN busrep_positions p "
+            "ON p.stream = r.stream AND p.writer = r.writer WHERE r.writer <> '' ORDER BY r.reader, r.stream, r.writer"
+        ),
+        Sql("SELECT count(*) FROM busrep_dead_letters"),
+        Sql("SELECT stream, count(*) FROM busrep_facts GROUP BY stream"),
+        Sql(
+            "SELECT reader, stream, state, parts, parts_total, rows, rows_total, bytes, syncs, reason, "
+            f"{dialect.age('saved_at')} FROM busrep_bootstraps ORDER BY reader, stream"
+        ),
+        Sql(
+            f"SELECT query, stream, writer, batch, rows, last, {dialect.age('done_at')} FROM busrep_sinks "
+            "WHERE batch >= 0 ORDER BY query"
+        ),
+    ]
+
+
+def _stream(dialect: Dialect, name: str, declared: str | None, rows: int | None) -> Plan[dict[str, Any]]:
+    backing = dialect.backings.get(name)
+    found = (yield dialect.sequence(name))[0]
+    if declared is not None:  # counted only if this process declared it: else its name alone is known
+        rows = (yield Sql(f"SELECT count(*) FROM {backing.table}"))[0][0][0] if backing else None
+    return {
+        "table": orjson.loads(declared) if declared else "busrep_facts", "rows": rows,
+        "sequence": found[0][0] if found else None, "writers": {},
+    }  # fmt: skip

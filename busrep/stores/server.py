@@ -68,6 +68,7 @@ class ServerStore(PlannedStore):
     """An `AsyncStore` on a PostgreSQL server, without its driver.
 
     A driver says in ``serialization_failure`` and ``unknown_marker`` which of its errors are SQLSTATE 40001 and 22023.
+    Its connections have ``closed`` (it has seen that they are gone) and ``autocommit`` (it does not begin by itself).
     """
 
     where: str  # for a person: which server
@@ -78,10 +79,6 @@ class ServerStore(PlannedStore):
     @abc.abstractmethod
     async def run_plan(self, connection: Any, plan: Plan[T], within: float | None = None) -> T:
         """Run a plan on a connection; the driver's errors as busrep's. ``within``: seconds for the answer to a step."""
-
-    @abc.abstractmethod
-    def is_closed(self, connection: Any) -> bool:
-        """Whether the driver has seen that the connection is gone."""
 
     @abc.abstractmethod
     def renew(self) -> None:
@@ -102,7 +99,7 @@ class ServerStore(PlannedStore):
         try:
             return await self.run_plan(connection, plan, within)
         except (Unavailable, StatementRefused) as error:
-            if self.is_closed(connection):
+            if connection.closed:
                 self.renew()
             raise self.located(error) from error
 
@@ -150,10 +147,6 @@ class ServerTransaction(PlannedTransaction):
         """Whether no transaction is open on the connection."""
 
     @abc.abstractmethod
-    def _begins_itself(self) -> bool:
-        """Whether the driver sends BEGIN by itself."""
-
-    @abc.abstractmethod
     async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """The caller's statement, in the driver's own way."""
 
@@ -169,12 +162,12 @@ class ServerTransaction(PlannedTransaction):
 
     @property
     def ended(self) -> bool:
-        return not self.store.is_closed(self.connection) and self._idle()
+        return not self.connection.closed and self._idle()
 
     async def begin(self) -> None:
         if self.connection is None:
             self.connection = await self._take()
-        begin = () if self.joined or self._begins_itself() else (Control.BEGIN,)
+        begin = (Control.BEGIN,) if self.connection.autocommit and not self.joined else ()  # else the driver sends it
         try:
             self._marker = await self._lock(*begin)
         except BaseException as error:
@@ -225,7 +218,7 @@ class ServerTransaction(PlannedTransaction):
             raise
         except self.failures as error:
             # What is not busrep's came from code of the application's that the driver calls: the server did not say it.
-            if isinstance(error, BusrepError) and not self.store.is_closed(connection):
+            if isinstance(error, BusrepError) and not connection.closed:
                 raise  # the server refused, and said so: nothing was committed
             await self.rollback()
             raise CommitUnknown(self.marker, error) from error
@@ -233,6 +226,9 @@ class ServerTransaction(PlannedTransaction):
 
     async def _commit_in_time(self) -> None:
         """Commit. CommitUnknown when this is cancelled, or has no answer within ``fetch_timeout``."""
+        if not self.store.on_loop:
+            await self._commit_checked()  # keepalives end the wait for a server that is gone
+            return
         committing = asyncio.ensure_future(self._commit_checked())
         try:
             async with asyncio.timeout(self.store.settings.fetch_timeout):
@@ -257,7 +253,7 @@ class ServerTransaction(PlannedTransaction):
 
         Where it had the connection another one may have begun since: only the server can tell.
         """
-        if self.store.is_closed(self.connection):
+        if self.connection.closed:
             return  # which COMMIT will show
         try:
             ended = self._idle() or (self._handed_out and await self._lock() != self.marker)
@@ -293,7 +289,7 @@ class ServerTransaction(PlannedTransaction):
         self._take_pending()
         if self.joined or self.connection is None:
             return True
-        closed = self.store.is_closed(self.connection)
+        closed = self.connection.closed
         known = self.marker is None or not self._handed_out
         if not closed and not self._idle():
             # Whatever goes wrong, the server rolls back when the connection ends.

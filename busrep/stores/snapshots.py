@@ -10,27 +10,23 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import pairwise
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
 from busrep.core.snapshots import Agreement, PartRange, encode_rows
 from busrep.errors import ConfigError, RowError, SnapshotBusy, SnapshotGone, Unavailable
-from busrep.stores.backing import Backing, Span, union
-from busrep.stores.dialect import Dialect, row_columns
+from busrep.stores.dialect import Backing, Dialect, Span, row_columns, union
 from busrep.stores.plans import Control, Plan, Row, Sql, T, in_transaction
+
+if TYPE_CHECKING:
+    from busrep.stores.planned import PlannedStore
 
 # Of one agreement, which is saved and read as a whole, in the event loop: with so many it is 360 kB of JSON, read in
 # some 25 ms; with ten times as many, in 400 ms. Of 20,000 rows each they hold 200 million.
 MOST_PARTS = 10_000
-
-
-class Read(Protocol):
-    """Runs a plan that writes nothing."""
-
-    async def __call__(self, plan: Plan[T]) -> T: ...  # noqa: D102
 
 
 # Rows that are turned into text at a time: some 70 kB of usual rows.
@@ -107,7 +103,7 @@ def spans(agreement: Agreement, number: int) -> list[Span]:
     return [span for span in found if span[1] < span[2]]
 
 
-def bounds_of(backing: Backing, positions: Mapping[str, int], part_rows: int) -> Plan[Sequence[Row]]:
+def bounds_of(backing: Backing, positions: Mapping[str, int], part_rows: int) -> Plan[list[tuple[int, int]]]:
     """(token, rows up to it) of the last fact of each part, ascending. Of `MOST_PARTS` at most: larger ones, then.
 
     Counted first by runs of so many IDs that a part has a hundred of them where a fact is one row: a table of as many
@@ -120,7 +116,7 @@ def bounds_of(backing: Backing, positions: Mapping[str, int], part_rows: int) ->
     found = (yield _counted(backing, rows, part_rows, max(1, width)))[0]
     if width > 1 and found and found[0][2] > part_rows // 4:
         found = (yield _counted(backing, rows, part_rows, 1))[0]
-    return [row[:2] for row in found]
+    return [(upto, total) for upto, total, _ in found]
 
 
 def _counted(backing: Backing, rows: Sequence[Span], part_rows: int, width: int) -> Sql:
@@ -139,31 +135,18 @@ def _counted(backing: Backing, rows: Sequence[Span], part_rows: int, width: int)
     )
 
 
-def parts_of(bounds: Iterable[Row]) -> list[PartRange]:
-    """The parts that `bounds_of` found."""
-    return [
-        PartRange(after, upto, total - before)
-        for (after, before), (upto, total) in pairwise([(0, 0), *((row[0], row[1]) for row in bounds)])
-    ]
-
-
-def agree(
-    dialect: Dialect, backing: Backing, part_rows: int, again: Agreement | None, source: str
-) -> Plan[tuple[Agreement, LogState]]:
-    """In the transaction that is open: the snapshot of before, if it can still be had, or that of this very state."""
+def agree(dialect: Dialect, backing: Backing, part_rows: int, again: Agreement | None, source: str) -> Plan[Agreement]:
+    """In the transaction that is open: the snapshot of before, if it can still be had, or that of this very state; it
+    gets an ID of its own."""
     if part_rows < 1:
         raise ConfigError(f"a part of a snapshot has at least one row, not {part_rows}")
     log = yield from read_log(dialect, backing.stream)
-    if again is not None and again.stream == backing.stream and still(again, log):
-        return named(again, source), log
-    bounds = yield from bounds_of(backing, log.positions, part_rows)
-    fresh = Agreement(backing.stream, log.epoch, log.positions, log.floors, parts_of(bounds))
-    return named(fresh, source), log
-
-
-def named(agreement: Agreement, source: str) -> Agreement:
-    """The same, as it is known here from now on."""
-    return attrs.evolve(agreement, source=source, id=secrets.token_hex(8))
+    found = again
+    if found is None or found.stream != backing.stream or not still(found, log):
+        bounds = pairwise([(0, 0), *(yield from bounds_of(backing, log.positions, part_rows))])
+        parts = [PartRange(after, upto, total - before) for (after, before), (upto, total) in bounds]
+        found = Agreement(backing.stream, log.epoch, log.positions, log.floors, parts)
+    return attrs.evolve(found, source=source, id=secrets.token_hex(8))
 
 
 def in_snapshot(body: Plan[T]) -> Plan[T]:
@@ -178,12 +161,10 @@ def in_snapshot(body: Plan[T]) -> Plan[T]:
     return in_transaction(whole())
 
 
-def rows_of_part(dialect: Dialect, backing: Backing, agreement: Agreement, number: int) -> Plan[list[Row]]:
-    """The rows of a part, each (writer, token, column...), in the transaction that is open."""
-    log = yield from read_log(dialect, backing.stream)
+def checked(dialect: Dialect, backing: Backing, agreement: Agreement, number: int) -> Plan[None]:
+    """Begin a reading transaction in which all rows of that part are. Raises SnapshotGone, Unavailable."""
+    log = yield from read_log(dialect, backing.stream, Control.SNAPSHOT)
     check_part(agreement, number, log)
-    asked = spans(agreement, number)
-    return (yield part_of(dialect, backing, asked))[0] if asked else []
 
 
 def part_of(dialect: Dialect, backing: Backing, asked: Sequence[Span]) -> Sql:
@@ -214,19 +195,20 @@ def lines_of(stream: str, tokens: Sequence[int], writers: Sequence[str], payload
 class PlannedSnapshots:
     """Agreements of one store, and the loading of their parts: each in one transaction, a part at once.
 
-    Args:
-        read: Runs a plan that writes nothing.
-        dialect: The database's.
-        where: The database, for a person; the same for all its stores.
-        most: How many agreements this process may hold of that database, whichever of its stores they are of.
+    ``where``: the database, for a person; the same for all its stores. So many agreements as the setting `snapshots`
+    allows may this process hold of it, whichever of its stores they are of.
     """
 
     _lock = threading.Lock()
     _taken: ClassVar[Counter[str]] = Counter()
 
-    def __init__(self, read: Read, dialect: Dialect, where: str, most: int) -> None:
-        self.read, self.dialect, self.where, self.most = read, dialect, where, most
+    def __init__(self, store: PlannedStore, where: str) -> None:
+        self.store, self.dialect, self.where, self.most = store, store.dialect, where, store.settings.snapshots
         self._held: set[str] = set()
+
+    async def read(self, plan: Plan[T]) -> T:
+        """Run a plan that writes nothing."""
+        return await self.store.read(plan)
 
     async def agree(self, backing: Backing, part_rows: int, again: Agreement | None) -> Agreement:
         """See `SnapshotSource`. Raises SnapshotBusy."""
@@ -235,7 +217,7 @@ class PlannedSnapshots:
                 raise SnapshotBusy(self.where, self.most)
             self._taken[self.where] += 1
         try:
-            agreement, _ = await self.read(in_snapshot(agree(self.dialect, backing, part_rows, again, self.where)))
+            agreement = await self.read(in_snapshot(agree(self.dialect, backing, part_rows, again, self.where)))
         except BaseException:
             self._give_back()
             raise
@@ -248,14 +230,17 @@ class PlannedSnapshots:
 
     async def load(self, backing: Backing, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
         """See `SnapshotSource`."""
-        rows = await self.read(in_snapshot(rows_of_part(self.dialect, backing, agreement, number)))
+
+        def part() -> Plan[list[Row]]:
+            yield from checked(self.dialect, backing, agreement, number)
+            asked = spans(agreement, number)
+            rows = (yield part_of(self.dialect, backing, asked))[0] if asked else []
+            yield Control.COMMIT
+            return rows
+
+        rows = await self.read(in_transaction(part()))
         for at in range(0, len(rows), PIECE_ROWS):
             yield text_of(self.dialect, backing, rows[at : at + PIECE_ROWS])
-
-    def checked(self, backing: Backing, agreement: Agreement, number: int) -> Plan[None]:
-        """Begin a reading transaction in which all rows of that part are. Raises SnapshotGone, Unavailable."""
-        log = yield from read_log(self.dialect, backing.stream, Control.SNAPSHOT)
-        check_part(agreement, number, log)
 
     async def leave(self, agreement: Agreement) -> None:
         """See `SnapshotSource`."""

@@ -21,8 +21,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from busrep.errors import ConfigError, MissingExtra
-from busrep.stores import open_store
-from busrep.stores.memory import store as memory
+from busrep.stores import memory, open_store
 from busrep.streams import Registry, Stream
 from busrep.testing import links, pair, servers, virtual
 

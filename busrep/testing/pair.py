@@ -29,8 +29,7 @@ from redis.exceptions import RedisError, ResponseError
 from busrep.asyncio import Bus
 from busrep.options import BusOptions
 from busrep.settings import Settings
-from busrep.stores import open_store
-from busrep.stores.memory import store as memory
+from busrep.stores import memory, open_store
 from busrep.streams import Registry, Stream
 
 # A deployment in memory loses nothing, so beats matter only to tests that break something; those do not want to wait.

@@ -23,9 +23,8 @@ from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError, PositionTooOld, SchemaError, Unavailable, UnknownStream
 from busrep.http.serve import ServeLimits, Serving, serve
 from busrep.http.server import CatchUpLimits, catch_up_app
-from busrep.stores import open_store
+from busrep.stores import memory, open_store
 from busrep.stores.interface import KnownWriter
-from busrep.stores.memory import store as memory
 from busrep.streams import Registry, Stream
 from tests import DATA
 from tests.blocked import DEPENDED_ON, run_blocked

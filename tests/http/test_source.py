@@ -28,7 +28,7 @@ from busrep.http.serve import serve
 from busrep.http.server import CatchUpLimits, catch_up_app
 from busrep.http.source import HttpSource
 from busrep.stores.interface import FactLog, FactSource, KnownWriter, ReaderPositions, provides
-from busrep.stores.memory.store import MemoryStore
+from busrep.stores.memory import MemoryStore
 from busrep.streams import Registry, Stream
 from tests import DATA
 from tests.stores.store_conformance import sync, write

@@ -20,8 +20,7 @@ from busrep.links import link as links
 from busrep.links.tcp_relay import _has_line_over
 from busrep.links.tcp_routes import Routes
 from busrep.links.tcp_server import TcpServer
-from busrep.stores import open_store
-from busrep.stores.memory import store as memory
+from busrep.stores import memory, open_store
 from busrep.streams import Registry
 from busrep.testing import MemoryRedis
 from busrep.testing.pair import _Connection

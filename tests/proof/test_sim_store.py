@@ -35,8 +35,8 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
-from busrep.stores import bootstraps, claims, facts, fencing, open_store, readers
-from busrep.stores.backing import backing_of
+from busrep.stores import claims, facts, fencing, open_store, readers
+from busrep.stores.dialect import backing_of
 from busrep.stores.interface import Claim
 from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step
 from busrep.stores.postgres.dialect import PostgresDialect, sequence_name
@@ -225,6 +225,7 @@ LOCK = claims.lock_claim(DIALECT, HELD)
 INCARNATION = Sql("SELECT 1 FROM busrep_writers WHERE writer = ? AND incarnation = ?", ("w1", 2))
 POSITIONS = Sql("SELECT writer, position, registered FROM busrep_positions WHERE stream = ?", ("orders",))
 ORDERS = backing_of(Stream("orders"))
+DIALECT.streams, DIALECT.backings = Registry([Stream("orders")]), {"orders": ORDERS}
 
 
 def steps_of(plan: Plan[Any], answer: list[tuple[Any, ...]] | None = None) -> tuple[Step, ...]:
@@ -247,8 +248,8 @@ def step(plan: Plan[Any], begins: str, answer: list[tuple[Any, ...]] | None = No
 def begun_steps() -> tuple[Step, ...]:
     """What a bootstrap that begins writes, of a reader that had w1 and w2."""
     agreement = Agreement("orders", "e" * 32, {"w1": 0}, {}, [])
-    with mock.patch.object(bootstraps, "new_id", return_value="7" * 16):
-        plan = bootstraps.begin(DIALECT, "r", agreement, 1, "new")
+    with mock.patch.object(readers, "new_id", return_value="7" * 16):
+        plan = readers.begin_bootstrap(DIALECT, "r", agreement, 1, "new")
     held = [("orders", "w1", "e" * 32), ("orders", "w2", "e" * 32)]
     next(plan)
     answers: list[Answers] = [[[]], [[]], [[("e" * 32,)], []], [held]]
@@ -267,7 +268,7 @@ FINISH = Sql(
     "UPDATE busrep_positions SET position = ?, registered = FALSE, finished = ? WHERE stream = ? AND writer = ?",
     (9, 1, "orders", "w1"),
 )
-FINALS = step(fencing._finals(DIALECT, {}, "w1", 1, 10), "SELECT 1 FROM busrep_writers")
+FINALS = step(fencing._finals(DIALECT, "w1", 1, 10), "SELECT 1 FROM busrep_writers")
 REPEATABLE = Sql("BEGIN ISOLATION LEVEL REPEATABLE READ")
 KNOWN = Sql("SELECT stream, writer, position FROM busrep_positions WHERE registered")
 IDS = DIALECT.next_ids("orders", 2)
@@ -276,7 +277,7 @@ RAISE = steps_of(DIALECT.raise_sequence("orders", 50))
 DUPLICATE = Sql("INSERT INTO busrep_meta (key, value) VALUES ('epoch', ?)", ("x",))
 FACT = DIALECT.insert(ORDERS, "w1", [(7, 0, b"[7]"), (7, 1, b"[8]")])[0]
 ONE_FACT = DIALECT.insert(ORDERS, "w1", [(8, 0, b"[9]")])[0]
-FETCH = next(facts.fetch(DIALECT, ORDERS, FetchUpdates("orders", "w1", 0, 9, 1)))
+FETCH = next(facts.fetch(DIALECT, FetchUpdates("orders", "w1", 0, 9, 1)))
 PAGE = DIALECT.page(ORDERS, "w1", 0, 9, 1)
 FLOOR = Sql(
     "SELECT coalesce(max(floor), 0), coalesce(max(position), 0) FROM busrep_positions WHERE stream = ? AND writer = ?",
@@ -1020,7 +1021,7 @@ PROGRAM = """
 import asyncio, hashlib, random
 from unittest import mock
 from busrep import Settings
-from busrep.stores import planned, schema
+from busrep.stores import fencing, schema
 from busrep.streams import Registry, Stream
 from tests.proof.sim import virtual
 from tests.proof.sim.database import Path, SimDatabase
@@ -1030,7 +1031,7 @@ schema.secrets.token_hex = lambda size: "0" * 2 * size
 
 async def main():
     loop = asyncio.get_running_loop()
-    planned.time = mock.Mock(time=loop.time)  # incarnations are the clock
+    fencing.time = mock.Mock(time=loop.time)  # incarnations are the clock
     database, dice = SimDatabase(), random.Random(5)
     paths = [Path(database, dice) for _ in range(4)]
     stores = [SimStore(Registry([Stream("s")]), Settings(), path) for path in paths]

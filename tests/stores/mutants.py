@@ -104,7 +104,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that was paused and replaced goes on storing and announcing positions under its old name.",
         edits=(
             Edit(
-                "heartbeat.body",
+                "claims.heartbeat",
                 """\
         if not answers[0]:
             raise WriterFenced(claim.writer, claim.incarnation)
@@ -187,10 +187,10 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "claims.claim",
-                "    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))\n",
+                "    won = in_transaction(_win(dialect, writer, backings, timeout, now, again))\n",
                 """\
     early = yield from in_transaction(held_state(writer, 0, dialect, backings))
-    won = in_transaction(_win(dialect, writer, backings, seconds, now, again))
+    won = in_transaction(_win(dialect, writer, backings, timeout, now, again))
 """,
             ),
             Edit(
@@ -256,7 +256,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "_finals",
-                "yield from _final_position(dialect, backings.get(stream), stream, writer, position)\n",
+                "yield from _final_position(dialect, stream, writer, position)\n",
                 "position\n",
             ),
         ),
@@ -275,31 +275,23 @@ MUTANTS: tuple[Mutant, ...] = (
                 "    fenced = yield from or_blocked(dialect, writer, in_transaction(_fence(",
                 """\
     early: dict[str, int] = {}
-    for stream, backing in backings.items():
-        early[stream] = yield from _final_position(dialect, backing, stream, writer, 0)
+    for stream in dialect.backings:
+        early[stream] = yield from _final_position(dialect, stream, writer, 0)
     fenced = yield from or_blocked(dialect, writer, in_transaction(_fence(""",
             ),
             Edit(
                 "fencing.finish",
-                "    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds))\n",
-                "    finals = in_transaction(_finals(dialect, backings, writer, fenced, seconds, early))\n",
+                "    finals = in_transaction(_finals(dialect, writer, fenced, timeout))\n",
+                "    finals = in_transaction(_finals(dialect, writer, fenced, timeout, early))\n",
             ),
             Edit(
                 "_finals",
-                """\
-    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float
-) -> Plan[dict[str, int]]:
-    answers = yield (
-""",
-                """\
-    dialect: Dialect, backings: Mapping[str, Backing], writer: str, incarnation: int, seconds: float, early: dict
-) -> Plan[dict[str, int]]:
-    answers = yield (
-""",
+                "incarnation: int, seconds: float) -> Plan",
+                "incarnation: int, seconds: float, early: dict) -> Plan",
             ),
             Edit(
                 "_finals",
-                "yield from _final_position(dialect, backings.get(stream), stream, writer, position)\n",
+                "yield from _final_position(dialect, stream, writer, position)\n",
                 "max(position, early.get(stream, 0))\n",
             ),
         ),
@@ -428,7 +420,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A page from a lagging replica counts up to what was asked for: rows not replayed yet are skipped.",
         edits=(
             Edit(
-                "fetch.body",
+                "facts.fetch",
                 "        proven = max(after, min(upto, position if replica else given))\n",
                 "        proven = max(after, min(upto, upto if replica else given))\n",
             ),
@@ -444,7 +436,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A replica that shows a row counts as complete below it, though an older transaction is not replayed yet.",
         edits=(
             Edit(
-                "fetch.body",
+                "facts.fetch",
                 "        proven = max(after, min(upto, position if replica else given))\n",
                 """\
         position = max(position, rows[-1][0] if rows else 0)
@@ -462,14 +454,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="two-statement-page",
         rule="9.9",
         harm="Rows pruned between the look at the floor and the look at the rows are skipped without a word.",
-        edits=(Edit("fetch.body", "            Control.SNAPSHOT,\n", "            Control.BEGIN,\n"),),
+        edits=(Edit("facts.fetch", "            Control.SNAPSHOT,\n", "            Control.BEGIN,\n"),),
         checks=(RULES + "9_9_a_page_is_of_one_snapshot",),
     ),
     Mutant(
         name="a-full-page-proves-all-that-was-asked",
         rule="9.10",
         harm="Who was away for more than a page of rows gets the first thousand and nothing else.",
-        edits=(Edit("fetch.body", "            proven = tokens[-1]\n", ""),),
+        edits=(Edit("facts.fetch", "            proven = tokens[-1]\n", ""),),
         checks=(
             SIMULATOR,
             STORES_POSTGRES + "9_10_pages_end_on_fact_boundaries_and_hold_a_whole_fact",
@@ -481,7 +473,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A fact of several rows that crosses a page's end is delivered in part, and its rest never.",
         edits=(
             Edit(
-                "fetch.body",
+                "facts.fetch",
                 "            if whole > 0:\n                del tokens[whole:], rows[whole:]\n",
                 "            if whole > 0:\n                del tokens[limit:], rows[limit:]\n",
             ),
@@ -587,7 +579,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-fetch-below-the-floor-is-answered",
         rule="8",
         harm="Who was away for longer than rows are kept goes on without those rows, and no word of it.",
-        edits=(Edit("fetch.body", "        if after < floor and after < upto:\n", "        if False:\n"),),
+        edits=(Edit("facts.fetch", "        if after < floor and after < upto:\n", "        if False:\n"),),
         checks=(STORES_POSTGRES + "pruning_moves_the_floor_and_a_fetch_below_it_is_told",),
     ),
     Mutant(
@@ -639,7 +631,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Of two processes under one reader name the second to notice a restore sends both back to the beginning.",
         edits=(
             Edit(
-                "reset.body",
+                "readers.reset",
                 '            Sql("DELETE FROM busrep_readers WHERE reader = ? AND epoch <> ?", (reader, epoch)),\n',
                 '            Sql("DELETE FROM busrep_readers WHERE reader = ?", (reader,)),\n',
             ),
@@ -669,7 +661,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A position that another process registered in the old log is taken for one of the new log.",
         edits=(
             Edit(
-                "load.body",
+                "readers.load",
                 "        epoch=MIXED if len(epochs) > 1 else next(iter(epochs), None),\n",
                 "        epoch=min(epochs, default=None),\n",
             ),
@@ -682,7 +674,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that registers while its stream is pruned begins below the floor: it stops at once, for good.",
         edits=(
             Edit(
-                "register.body",
+                "readers.register",
                 "loading = yield (*_begin(dialect, positions), Sql(LOADING, (reader,)))\n",
                 "loading = yield (Control.BEGIN, Sql(LOADING, (reader,)))\n",
             ),
@@ -697,7 +689,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A restored log is pruned by positions that are just being replaced: their reader stops at the rows gone.",
         edits=(
             Edit(
-                "reset.body",
+                "readers.reset",
                 "        yield _begin(dialect, positions)\n",
                 "        yield Control.BEGIN\n",
             ),
@@ -713,7 +705,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader is registered below a floor that moved since it looked: it stops there after a restart.",
         edits=(
             Edit(
-                "register.body",
+                "readers.register",
                 "        raised = _raised(positions, floors if here == epoch else {}, oldest)\n",
                 "        raised = positions\n",
             ),
@@ -726,7 +718,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that saves elsewhere begins at the floor of another log: rows are skipped without a word.",
         edits=(
             Edit(
-                "reset.body",
+                "readers.reset",
                 "        raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)\n",
                 "        raised = _without(_raised(positions, floors, positions), loading)\n",
             ),
@@ -739,7 +731,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader of a restored log is registered below a floor that moved since it looked: it stops there.",
         edits=(
             Edit(
-                "reset.body",
+                "readers.reset",
                 "        raised = _without(_raised(positions, floors if here == epoch else {}, positions), loading)\n",
                 "        raised = _without(positions, loading)\n",
             ),
@@ -752,7 +744,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A process that was told of the epoch before throws out what its twin has saved in this one: rows twice.",
         edits=(
             Edit(
-                "reset.body", "        if here != epoch and here in {row[1] for row in held}:\n", "        if False:\n"
+                "readers.reset",
+                "        if here != epoch and here in {row[1] for row in held}:\n",
+                "        if False:\n",
             ),
         ),
         checks=(STORES_POSTGRES + "9_12_positions_of_the_log_that_is_kept_here_are_replaced_by_none_of_another",),
@@ -861,7 +855,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="What follows a snapshot is pruned by a prune that had not seen its reader: the reader stops, loaded.",
         edits=(
             Edit(
-                "begin.body",
+                "begin_bootstrap.body",
                 ", Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
                 ",)\n",
             ),
@@ -888,7 +882,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A writer's position that a twin made up stands among those of the snapshot: its rows are skipped.",
         edits=(
             Edit(
-                "begin.body",
+                "begin_bootstrap.body",
                 "Sql(LOCK_STREAM + dialect.exclusive, (stream,)))\n",
                 "Sql(LOCK_STREAM + dialect.share, (stream,)))\n",
             ),
@@ -908,7 +902,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Two processes under one name both apply a part, and both commit it.",
         edits=(
             Edit(
-                "bootstraps.save",
+                "readers.save_bootstrap",
                 "    if not answers[0]:\n        raise ReaderMoved(reader, stream, PARTS, step.parts)\n",
                 "",
             ),
@@ -921,7 +915,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Begun anew with the same snapshot, on a target emptied since: a part of before counts, and is lost.",
         edits=(
             Edit(
-                "bootstraps.save",
+                "readers.save_bootstrap",
                 "AND id = ? AND parts = ? RETURNING parts",
                 "AND ? <> '' AND parts = ? RETURNING parts",
             ),
@@ -961,9 +955,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A part is read in a later state than it was checked in: what was pruned is missing, and nobody told.",
         edits=(
             Edit(
-                "PlannedSnapshots.checked",
-                "read_log(self.dialect, backing.stream, Control.SNAPSHOT)",
-                "read_log(self.dialect, backing.stream, Control.BEGIN)",
+                "snapshots.checked",
+                "read_log(dialect, backing.stream, Control.SNAPSHOT)",
+                "read_log(dialect, backing.stream, Control.BEGIN)",
             ),
         ),
         checks=(SNAPSHOTS_POSTGRES + "a_part_is_of_the_state_in_which_it_was_checked",),
@@ -1115,7 +1109,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A second standby that lacks what the first one committed gives the IDs again that were left out there.",
         edits=(
             Edit(
-                "failover._failovers",
+                "fencing._failovers",
                 "max(1, min(int(later, 16) - int(timeline, 16), FAILOVERS)) if system == same else 1",
                 "1",
             ),
@@ -1276,7 +1270,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-bootstrap-is-begun-asynchronously",
         rule="9.22",
         harm="After a crash a reader goes on from its old positions, over a target that was emptied for a snapshot.",
-        edits=(Edit("bootstraps.begin.body", "(*begin_durably(dialect), ", "(Control.BEGIN, "),),
+        edits=(Edit("begin_bootstrap.body", "(*begin_durably(dialect), ", "(Control.BEGIN, "),),
         checks=(DURABLE_POSITIONS + "what_a_reader_began_outlives_a_crash[a bootstrap]",),
     ),
     Mutant(
@@ -1296,8 +1290,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction.commit",
-                "            if isinstance(error, BusrepError) and not self",
-                "            if not self",
+                "            if isinstance(error, BusrepError) and not connection",
+                "            if not connection",
             ),
         ),
         checks=(DRIVER_ERRORS + "an_error_of_the_application_s_at_commit_is_no_refusal[asyncio]",),
@@ -1493,7 +1487,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A position that no sequence reaches is stored: writers refuse to start until 'busrep db restored'.",
         edits=(
             Edit(
-                "heartbeat.body",
+                "claims.heartbeat",
                 "        stored = bounded(positions, sequences)\n",
                 "        stored = dict(positions)\n",
             ),
@@ -1509,7 +1503,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A reader that asks for a page up to a forged position is blind for all rows below it, over restarts.",
         edits=(
             Edit(
-                "fetch.body",
+                "facts.fetch",
                 "        proven = max(after, min(upto, position if replica else given))\n",
                 "        proven = max(after, min(upto, position if replica else upto))\n",
             ),

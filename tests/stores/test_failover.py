@@ -21,7 +21,7 @@ import pytest
 import busrep
 from busrep import sync
 from busrep.errors import CommitsLost, StatementRefused, Unavailable, WriterFenced
-from busrep.stores.failover import Home, _failovers
+from busrep.stores.fencing import Home, _failovers
 from busrep.testing import virtual
 from busrep.testing.links import FaultyLink
 from busrep.testing.pair import MemoryDeployment

@@ -15,8 +15,6 @@ from busrep.spark.staging import StagedBatch
 from busrep.spark.staging_store import StagingPlace, StagingStore, open_staging_store
 from busrep.stores import open_store, readers, schema
 from busrep.stores.plans import Plan, Sql
-from busrep.stores.postgres.dialect import PostgresDialect
-from busrep.stores.sqlite.dialect import SqliteDialect
 from busrep.streams import Registry
 
 orders = busrep.Stream("orders")
@@ -31,15 +29,8 @@ def url(request: pytest.FixtureRequest) -> str:
 def next_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busrep whose schema is one further: dead letters got a column."""
     monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
-    for dialect in (SqliteDialect, PostgresDialect):
-        old = dialect.ddl
-
-        def ddl(self: Any, version: int, old: Any = old) -> Any:
-            if version == schema.VERSION:
-                return [Sql("ALTER TABLE busrep_dead_letters ADD COLUMN seen INTEGER")]
-            return old(self, version)
-
-        monkeypatch.setattr(dialect, "ddl", ddl)
+    versions = {**schema.VERSIONS, schema.VERSION: ("ALTER TABLE busrep_dead_letters ADD COLUMN seen INTEGER",)}
+    monkeypatch.setattr(schema, "VERSIONS", versions)
 
 
 async def _with_facts(store: Any) -> str:
@@ -64,7 +55,7 @@ def older(url: str, version: int) -> str:
 
     def without_later(dialect: Any) -> Plan[None]:
         for later in range(schema.VERSION, version, -1):
-            for step in reversed(dialect.ddl(later)):
+            for step in reversed(schema.statements(dialect, later)):
                 if made := re.match(r"CREATE (?:UNLOGGED )?TABLE (\w+)", step.text):
                     yield Sql(f"DROP TABLE {made[1]}")
                 elif added := re.match(r"ALTER TABLE (\w+) ADD COLUMN (\w+)", step.text):

@@ -131,7 +131,7 @@ class SqlConformance(SnapshotConformance):
         old = await store.reserve("backfill", 5)
         await transaction.begin()
         orders = [Order('ä\'\\ "x" \t', 1.5, True, ["a", "\n", "\\N"]), Order("", 1e300, False, [], "")]
-        payloads = [store.backings["own"].definition.encode(one) for one in orders]  # type: ignore[attr-defined]
+        payloads = [store.dialect.backings["own"].definition.encode(one) for one in orders]  # type: ignore[attr-defined]
         await transaction.insert("own", [(token, orders, payloads) for token in own])
         await transaction.insert("backfill", [(token, [[f"{token}\\"]], [row(f"{token}\\")]) for token in old])
         await transaction.commit()

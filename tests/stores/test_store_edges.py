@@ -135,7 +135,7 @@ async def test_a_claim_lost_before_its_start_was_read_is_fenced(url: str) -> Non
     old = await store.claim("w1", ["orders"], timeout=1)
     await store.claim("w1", ["orders"], timeout=1)
     with pytest.raises(WriterFenced):
-        await store.read(claims.held_state("w1", old.incarnation, store.dialect, list(store.backings.values())))
+        await store.read(claims.held_state("w1", old.incarnation, store.dialect, list(store.dialect.backings.values())))
     await store.close()
 
 

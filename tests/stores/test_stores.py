@@ -34,8 +34,7 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.settings import Settings
-from busrep.stores import CommitUnknown, open_store
-from busrep.stores.memory import store as memory
+from busrep.stores import CommitUnknown, memory, open_store
 from busrep.stores.postgres.dialect import sequence_name
 from busrep.stores.schema import VERSION
 from busrep.streams import Registry, Stream, Table
@@ -1089,7 +1088,7 @@ def test_without_psycopg_the_extra_is_named() -> None:
 
 
 def test_a_table_can_be_declared_with_reserved_words() -> None:
-    from busrep.stores.backing import backing_of
+    from busrep.stores.dialect import backing_of
 
     backing = backing_of(Stream("s", table=Table("app.order", id="key", columns=("select",))))
     assert (backing.table, backing.id, backing.columns) == ('"app"."order"', '"key"', ('"select"',))

@@ -13,28 +13,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from busrep.errors import BusrepError, Unavailable
+from busrep.errors import Unavailable
 from busrep.settings import Settings
 from busrep.stores import schema
-from busrep.stores.interface import Claim
 from busrep.stores.plans import Plan, T
-from busrep.stores.postgres.store import (
-    POOL_WAIT,
-    QUESTIONS,
-    TRANSACTIONS,
-    PostgresStore,
-    PostgresTransaction,
-    on_connection,
-)
+from busrep.stores.postgres.store import POOL_WAIT, QUESTIONS, TRANSACTIONS, PostgresStore, on_connection
 from busrep.streams import Registry
 
-try:
-    import psycopg
-    from psycopg.pq import TransactionStatus
-except ImportError as missing:
-    from busrep.errors import MissingExtra
-
-    raise MissingExtra("postgres", "the PostgreSQL store") from missing
+# Not first: store.py says which extra is missing.
+import psycopg  # isort: skip
+from psycopg.pq import TransactionStatus  # isort: skip
 
 Connection = psycopg.Connection[Any]
 
@@ -160,7 +148,7 @@ class BlockingPostgresStore(PostgresStore):
         for pool in self._pools:
             pool.open()
         try:
-            await self.read(schema.check(self.dialect, self.backings.values()))
+            await self.read(schema.check(self.dialect))
         except BaseException:
             await self.close()
             raise
@@ -188,18 +176,3 @@ class BlockingPostgresStore(PostgresStore):
         """Close the connections of both pools that are not in use."""
         for pool in self._pools:
             pool.renew()
-
-    def transaction(self, claim: Claim, connection: Any = None) -> PostgresTransaction:
-        return BlockingPostgresTransaction(self, claim, self.checked(connection))
-
-
-class BlockingPostgresTransaction(PostgresTransaction):
-    """An `AsyncTransaction` on a connection of the store's pool, or the caller's."""
-
-    failures = BusrepError  # what a signal handler raises tells nothing of COMMIT
-
-    async def _commit_in_time(self) -> None:
-        await self._commit_checked()  # keepalives end the wait for a server that is gone
-
-
-STORE = BlockingPostgresStore

@@ -1,27 +1,22 @@
 """PostgreSQL's pieces of SQL (13 or newer: WITH TIES, pg_current_xact_id)."""
 
-# ruff: noqa: S608, ARG002 - table and column names are quoted, values are parameters; one interface for both databases
+# ruff: noqa: S608 - table and column names are quoted, values are parameters; one interface for both databases
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from busrep.stores.backing import Backing, columns_of
-from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Dialect, no_position_above, row_columns
+from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Backing, Dialect, columns_of, no_position_above, row_columns
 from busrep.stores.plans import Plan, Sql
-from busrep.stores.tables import statements
 
-# See tables.py. Tables that are updated often have room on the page, which keeps these updates off the index.
+# See schema.py. Tables that are updated often have room on the page, which keeps these updates off the index.
 WORDS = {
     "when": "timestamptz", "now": "now()", "number": "bigint GENERATED ALWAYS AS IDENTITY", "plain": "",
     "hot": " WITH (fillfactor = 50)", "unlogged": "UNLOGGED ", "bytewise": 'COLLATE "C" ',
 }  # fmt: skip
-
-# Key of the advisory lock that keeps two processes from migrating at once: any constant, "busrep" in hex.
-INIT_LOCK = 0x627573726570
 
 
 def sequence_name(stream: str) -> str:
@@ -45,6 +40,7 @@ class PostgresDialect(Dialect):
 
     name: str = "postgresql"
     now: str = "clock_timestamp()"
+    ago: str = "(clock_timestamp() - ? * interval '1 second')"
     seconds: str = "extract(epoch FROM statement_timestamp())::float8"
     share: str = " FOR SHARE"
     exclusive: str = " FOR UPDATE"
@@ -61,16 +57,10 @@ class PostgresDialect(Dialect):
         "set_config('synchronous_commit', "
         "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'local'), true)"
     )
+    # An advisory lock, whose key may be any constant: "busrep" in hex.
+    init_lock: Sequence[Sql] = (Sql(f"SELECT pg_advisory_xact_lock({0x627573726570})"),)
+    words: Mapping[str, str] = WORDS
     largest: str = "greatest"
-
-    def __init__(self, store: str = "URL") -> None:
-        self.store = store
-
-    def ddl(self, version: int) -> Sequence[Sql]:
-        return statements(version, WORDS)
-
-    def init_lock(self) -> Sequence[Sql]:
-        return [Sql(f"SELECT pg_advisory_xact_lock({INIT_LOCK})")]
 
     def version(self) -> Plan[int | None]:
         """See `Dialect`; asked in two steps, since an error would end the transaction this may run in.
@@ -85,9 +75,6 @@ class PostgresDialect(Dialect):
 
     def age(self, column: str) -> str:
         return f"extract(epoch FROM clock_timestamp() - {column})::float8"
-
-    def ago(self) -> str:
-        return "(clock_timestamp() - ? * interval '1 second')"
 
     def values(self, *columns: tuple[str, str]) -> str:
         picked = ", ".join(f"(value->>{at})::{kind} AS {name}" for at, (name, kind) in enumerate(columns))
@@ -145,9 +132,6 @@ class PostgresDialect(Dialect):
             "CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn() "
             f"THEN pg_logical_emit_message(true, 'busrep', '') IS NULL ELSE false END{each}"
         )
-
-    def ids(self, answer: Sequence[tuple[Any, ...]], count: int) -> list[int]:
-        return [row[0] for row in answer]
 
     def sequence(self, stream: str) -> Sql:
         name = sequence_name(stream)
@@ -226,8 +210,6 @@ class PostgresDialect(Dialect):
         )
 
     def payloads(self, backing: Backing, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
-        if not backing.own:
-            return [row[1].encode() for row in rows]
         return [backing.payload(row[1]) for row in rows]
 
     def outcome(self, marker: object) -> Sql | None:

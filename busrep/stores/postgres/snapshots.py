@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from busrep.core.snapshots import Agreement
 from busrep.errors import SnapshotBusy
 from busrep.stores import snapshots
-from busrep.stores.backing import Backing
+from busrep.stores.dialect import Backing
 from busrep.stores.plans import Control, Sql, only
 
 if TYPE_CHECKING:
@@ -35,24 +35,24 @@ TIMEOUTS = (
 class PostgresSnapshots(snapshots.PlannedSnapshots):
     """The agreements of one store, and the loading of their parts."""
 
+    store: PostgresStore
+
     def __init__(self, store: PostgresStore) -> None:
-        super().__init__(store.read, store.dialect, store.where, store.settings.snapshots)
-        self.store = store
-        # Of each agreement: the connection that has its slot, and those that have loaded a part.
-        self._slots: dict[str, AsyncConnection[Any]] = {}
-        self._idle: dict[str, list[AsyncConnection[Any]]] = {}
+        super().__init__(store, store.where)
+        # Of each agreement: the connection that has its slot, and behind that those that have loaded a part.
+        self._connections: dict[str, list[AsyncConnection[Any]]] = {}
 
     async def agree(self, backing: Backing, part_rows: int, again: Agreement | None) -> Agreement:
         slot = await self._connected()
         try:
             await self.lock_slot(slot)
             plan = snapshots.agree(self.dialect, backing, part_rows, again, self.where)
-            agreement, _ = await self.store.run_on(slot, snapshots.in_snapshot(plan))
+            agreement = await self.store.run_on(slot, snapshots.in_snapshot(plan))
             self.store.check_open()  # it may have been closed meanwhile
         except BaseException:
             await slot.close()
             raise
-        self._slots[agreement.id], self._idle[agreement.id] = slot, []
+        self._connections[agreement.id] = [slot]
         return agreement
 
     async def _connected(self) -> AsyncConnection[Any]:
@@ -75,10 +75,10 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
 
     async def load(self, backing: Backing, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
         """See `SnapshotSource`. In pieces of so many rows: the part as a whole is never in memory."""
-        idle, whole = self._idle.get(agreement.id, []), False
-        connection = idle.pop() if idle else await self._connected()
+        connections, whole = self._connections.get(agreement.id, []), False
+        connection = connections.pop() if len(connections) > 1 else await self._connected()
         try:
-            await self.store.run_on(connection, self.checked(backing, agreement, number))
+            await self.store.run_on(connection, snapshots.checked(self.dialect, backing, agreement, number))
             if asked := snapshots.spans(agreement, number):
                 rows = snapshots.part_of(self.dialect, backing, asked)
                 cursor = Sql(f"DECLARE part NO SCROLL CURSOR FOR {rows.text}", rows.params)
@@ -89,18 +89,17 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
             await self.store.run_on(connection, only(Control.COMMIT))
             whole = True
         finally:
-            if whole and agreement.id in self._idle:
-                idle.append(connection)
+            if whole and agreement.id in self._connections:
+                connections.append(connection)
             else:
                 await connection.close()
 
     async def leave(self, agreement: Agreement) -> None:
         """See `SnapshotSource`. A part that is under way comes to its end."""
-        if agreement.id in self._slots:
-            for connection in (self._slots.pop(agreement.id), *self._idle.pop(agreement.id)):
-                await connection.close()
+        for connection in self._connections.pop(agreement.id, ()):
+            await connection.close()
 
     async def leave_all(self) -> None:
-        while self._slots:
-            for connection in (self._slots.popitem()[1], *self._idle.popitem()[1]):
+        while self._connections:
+            for connection in self._connections.popitem()[1]:
                 await connection.close()

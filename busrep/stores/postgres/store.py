@@ -198,7 +198,7 @@ class PostgresStore(ServerStore):
         if self.questions is not None:
             return
         # On a connection of its own first: a pool would only say that none came in time, not why.
-        await self._alone(schema.check(self.dialect, self.backings.values()))
+        await self._alone(schema.check(self.dialect))
         self.transactions = self._pool("transactions", TRANSACTIONS)
         self.questions = self._pool("questions", max(QUESTIONS, self.settings.fetches + 1))
         # Of its own: a handler that writes facts as well must not wait for a connection that other handlers hold, who
@@ -245,7 +245,7 @@ class PostgresStore(ServerStore):
         self.transactions = self.questions = self.handlers = None
 
     async def init(self, redefine: Collection[str] = ()) -> None:
-        await self._alone(schema.init(self.dialect, self.backings.values(), redefine))
+        await self._alone(schema.init(self.dialect, redefine))
 
     async def read(self, plan: Plan[T], wait: float = 0.0) -> T:
         pool = self.questions
@@ -294,9 +294,6 @@ class PostgresStore(ServerStore):
     async def run_plan(self, connection: AnyConnection, plan: Plan[T], within: float | None = None) -> T:
         return await on_connection(connection, plan, within)
 
-    def is_closed(self, connection: AnyConnection) -> bool:
-        return connection.closed
-
     def renew(self) -> None:
         """Replace the connections of all pools, and ask none of them: one without an answer would keep the others."""
         for pool in self._pools:
@@ -327,7 +324,6 @@ class PostgresTransaction(ServerTransaction):
     """
 
     store: PostgresStore
-    connection: AnyConnection | None
 
     @property
     def _pool(self) -> Any:
@@ -340,22 +336,11 @@ class PostgresTransaction(ServerTransaction):
         self.store._give_back(self._pool, connection)
 
     def _idle(self) -> bool:
-        status = self._held.info.transaction_status
+        status = self.connection.info.transaction_status
         # Of a closed connection it is unknown; that it is closed will show.
         return status in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
 
-    def _begins_itself(self) -> bool:
-        return not self._held.autocommit
-
     async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        cursor: Any = self._held.cursor(row_factory=tuple_row)
+        cursor: Any = self.connection.cursor(row_factory=tuple_row)
         await settled(cursor.execute(sql.encode(), params or None))
         return await fetched(cursor)
-
-    @property
-    def _held(self) -> AnyConnection:
-        assert self.connection is not None  # noqa: S101 - set by begin()
-        return self.connection
-
-
-STORE = PostgresStore

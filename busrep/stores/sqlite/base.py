@@ -10,7 +10,6 @@ import abc
 import contextlib
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, Unavailable
@@ -24,7 +23,6 @@ from busrep.stores.sqlite.files import (
     BUSY,
     Mark,
     callers,
-    check_file,
     connect,
     file_at,
     in_transaction,
@@ -97,6 +95,8 @@ class FileStore(PlannedStore):
     """An `AsyncStore` on an SQLite file, whichever runtime it is for."""
 
     transactions: type[SqliteTransaction]
+    # In a transaction that the caller has begun; None: there are none.
+    joining: type[SqliteTransaction] | None = None
 
     def __init__(self, path: str, streams: Registry, settings: Settings, turn: Turn) -> None:
         super().__init__(streams, settings, SqliteDialect(f"sqlite:///{path}"))
@@ -111,12 +111,12 @@ class FileStore(PlannedStore):
     async def open(self) -> None:
         """See `AsyncStore`; a missing file is a missing schema, and is not created."""
         try:
-            if not Path(self.path).exists():  # noqa: ASYNC240 - one stat, at the start
-                raise schema.missing(self.dialect, self.backings.values())
             self._file = file_at(self.path)
+            if self._file is None:
+                raise schema.missing(self.dialect)
             for role in (WRITE, READ):
                 self._connections.append(await self.in_thread(role, lambda: connect(self.path, "rw")))
-            await self.read(schema.check(self.dialect, self.backings.values()))
+            await self.read(schema.check(self.dialect))
         except BaseException:
             await self.close()
             raise
@@ -128,7 +128,7 @@ class FileStore(PlannedStore):
     def make_tables(self, redefine: Collection[str]) -> None:
         """Create or migrate the tables, in this thread. See `AsyncStore.init`."""
         with contextlib.closing(connect(self.path, "rwc")) as connection:
-            self.run(connection, schema.init(self.dialect, self.backings.values(), redefine))
+            self.run(connection, schema.init(self.dialect, redefine))
 
     def role(self, role: int) -> sqlite3.Connection:
         """The connection of that role. Raises Unavailable."""
@@ -137,9 +137,12 @@ class FileStore(PlannedStore):
         return self._connections[role]
 
     def check_file(self) -> None:
-        """Raise Unavailable when the file is another than the one that was opened."""
-        if self._connections:
-            check_file(self.path, self._file)
+        """Raise Unavailable when the file is another than the one that was opened: no other process sees that one."""
+        if self._connections and file_at(self.path) != self._file:
+            raise Unavailable(
+                f"SQLite database {self.path}",
+                "its file was moved away, or replaced, since it was opened: restart this process",
+            )
 
     def check_open(self) -> None:
         self.role(WRITE)
@@ -189,15 +192,14 @@ class FileStore(PlannedStore):
     def transaction(self, claim: Claim, connection: Any = None) -> SqliteTransaction:
         """See `AsyncStore`. ConfigError inside an open fact of the same task or thread."""
         self.turn.check_not_nested()
-        if connection is not None and in_transaction(checked(connection)):
-            return self.joined(claim, connection)
+        made = self.transactions
         if connection is not None:
+            if in_transaction(checked(connection)):
+                if self.joining is None:
+                    raise ConfigError(IN_TRANSACTION)
+                made = self.joining
             require_durable(connection, self.path)
-        return self.transactions(self, claim, connection)
-
-    def joined(self, claim: Claim, connection: sqlite3.Connection) -> SqliteTransaction:  # noqa: ARG002
-        """A transaction in the one that the caller has begun. Raises ConfigError."""
-        raise ConfigError(IN_TRANSACTION)
+        return made(self, claim, connection)
 
 
 def checked(connection: Any) -> sqlite3.Connection:
@@ -212,7 +214,6 @@ class SqliteTransaction(PlannedTransaction, Holder):
     thread (which is the event loop's)."""
 
     store: FileStore
-    connection: sqlite3.Connection | None
 
     def __init__(self, store: FileStore, claim: Claim, connection: sqlite3.Connection | None) -> None:
         super().__init__(store, claim, connection)
@@ -235,7 +236,6 @@ class SqliteTransaction(PlannedTransaction, Holder):
 
     async def _run(self, plan: Plan[T]) -> T:
         connection = self.connection
-        assert connection is not None  # noqa: S101 - set by begin()
         if self._callers:
             return self.store.run(connection, plan)
         return await self.store.in_thread(WRITE, lambda: self.store.run(connection, plan))

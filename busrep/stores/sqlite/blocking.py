@@ -14,7 +14,7 @@ from busrep.stores import claims, facts
 from busrep.stores.interface import Claim
 from busrep.stores.plans import Control, Plan, T, only
 from busrep.stores.sqlite.base import READ, FileStore, Holder, SqliteTransaction, Turn
-from busrep.stores.sqlite.files import Mark, in_transaction, last_steps, require_durable
+from busrep.stores.sqlite.files import Mark, in_transaction, last_steps
 from busrep.streams import Registry
 
 # A thread that was interrupted when it let its turn go tells nobody: who waits looks again after so many seconds.
@@ -62,7 +62,7 @@ class BlockingSqliteStore(FileStore):
 
     def __init__(self, path: str, streams: Registry, settings: Settings) -> None:
         super().__init__(path, streams, settings, ThreadTurn(path))
-        self.transactions = BlockingSqliteTransaction
+        self.transactions, self.joining = SqliteTransaction, JoinedSqliteTransaction
         self._reading = threading.RLock()
         self._closing = Holder()
 
@@ -99,10 +99,6 @@ class BlockingSqliteStore(FileStore):
             holder.over = True  # an interrupt may come before `leave` begins
             self.turn.leave(holder)
 
-    def joined(self, claim: Claim, connection: sqlite3.Connection) -> SqliteTransaction:
-        require_durable(connection, self.path)
-        return JoinedSqliteTransaction(self, claim, connection)
-
     async def lock_is_free(self) -> bool:
         """Whether nobody holds the write lock, at this moment."""
         try:
@@ -112,13 +108,7 @@ class BlockingSqliteStore(FileStore):
         return True
 
 
-class BlockingSqliteTransaction(SqliteTransaction):
-    """An `AsyncTransaction` in the calling thread."""
-
-    failures = BusrepError  # what a signal handler raises tells nothing of COMMIT
-
-
-class JoinedSqliteTransaction(BlockingSqliteTransaction):
+class JoinedSqliteTransaction(SqliteTransaction):
     """An `AsyncTransaction` in the one that the caller has begun on a connection of his own.
 
     He may hold the one write lock already, so IDs can be reserved nowhere else but here, where ROLLBACK takes them
@@ -131,7 +121,7 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
 
     store: BlockingSqliteStore
 
-    def __init__(self, store: BlockingSqliteStore, claim: Claim, connection: sqlite3.Connection) -> None:
+    def __init__(self, store: FileStore, claim: Claim, connection: sqlite3.Connection | None) -> None:
         super().__init__(store, claim, connection)
         self._thread = threading.get_ident()
         self._begun = False
@@ -167,9 +157,8 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
 
     async def reserve(self, stream: str, count: int) -> list[int]:
         """IDs that are ours unless the transaction is rolled back. It takes the write lock. Raises Unavailable."""
-        backing = self.store.backing(stream)
         try:
-            ids = await self._run(facts.reserve(self.store.dialect, stream, count, [backing]))
+            ids = await self._run(facts.reserve(self.store.dialect, stream, count))
         except Unavailable as error:
             if getattr(error.__cause__, "sqlite_errorcode", 0) != sqlite3.SQLITE_BUSY_SNAPSHOT:
                 raise
@@ -182,7 +171,6 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
     async def begin(self) -> None:
         """See `AsyncTransaction`. `reserve` has taken the write lock, which keeps any successor out."""
         await self._run(claims.hold(self.store.dialect, self.claim))
-        assert self.connection is not None  # noqa: S101 - given
         self._mark = Mark(self.connection, self.store.path)
         self._begun = True
 
@@ -199,6 +187,3 @@ class JoinedSqliteTransaction(BlockingSqliteTransaction):
         if self._mark is not None and self._mark.stands and in_transaction(self.connection):
             self._mark.clear()
         return True
-
-
-STORE = BlockingSqliteStore

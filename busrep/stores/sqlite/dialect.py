@@ -5,20 +5,18 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from busrep.stores.backing import Backing, columns_of, field_types
-from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Dialect, no_position_above
+from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Backing, Dialect, columns_of, no_position_above
 from busrep.stores.plans import NoSuchTable, Plan, Sql
-from busrep.stores.tables import statements
 
 # Timestamps are Unix seconds: a number that compares and subtracts without parsing.
 NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 
-# See tables.py.
+# See schema.py.
 WORDS = {
     "sqlite": "", "when": "REAL", "now": NOW, "number": "INTEGER", "plain": " WITHOUT ROWID", "hot": " WITHOUT ROWID",
     "unlogged": "", "bytewise": "",
@@ -28,7 +26,9 @@ WORDS = {
 class SqliteDialect(Dialect):
     """A `Dialect`. Rows need no locks: BEGIN IMMEDIATE is the lock."""
 
+    name: str = "sqlite"
     now: str = NOW
+    ago: str = f"({NOW} - ?)"
     seconds: str = NOW
     share: str = ""
     exclusive: str = ""
@@ -37,17 +37,9 @@ class SqliteDialect(Dialect):
     server: str | None = None
     same_server: str = "1 = 1"
     durable: str = "''"  # each connection is: files.py
+    init_lock: Sequence[Sql] = ()  # the write lock is enough
+    words: Mapping[str, str] = WORDS
     largest: str = "max"
-
-    def __init__(self, store: str = "URL", name: str = "sqlite") -> None:
-        self.store, self.name = store, name
-
-    def ddl(self, version: int) -> Sequence[Sql]:
-        return statements(version, WORDS)
-
-    def init_lock(self) -> Sequence[Sql]:
-        """See `Dialect`; the write lock is enough."""
-        return ()
 
     def version(self) -> Plan[int | None]:
         try:
@@ -58,9 +50,6 @@ class SqliteDialect(Dialect):
 
     def age(self, column: str) -> str:
         return f"({NOW} - {column})"
-
-    def ago(self) -> str:
-        return f"({NOW} - ?)"
 
     def values(self, *columns: tuple[str, str]) -> str:
         picked = ", ".join(f"json_extract(value, '$[{at}]') AS {name}" for at, (name, _) in enumerate(columns))
@@ -84,10 +73,6 @@ class SqliteDialect(Dialect):
 
     def next_ids(self, stream: str, count: int) -> Sql:
         return Sql("UPDATE busrep_sequences SET value = value + ? WHERE stream = ? RETURNING value", (count, stream))
-
-    def ids(self, answer: Sequence[tuple[Any, ...]], count: int) -> list[int]:
-        last = answer[0][0]
-        return list(range(last - count + 1, last + 1))
 
     def sequence(self, stream: str) -> Sql:
         return Sql("SELECT value, 1, 0, 1 FROM busrep_sequences WHERE stream = ?", (stream,))
@@ -133,8 +118,10 @@ class SqliteDialect(Dialect):
     def payloads(self, backing: Backing, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
         """See `Dialect`; columns have no booleans and no containers, the row type tells where they were."""
         if not backing.own:
-            return [row[1].encode() for row in rows]
-        types = list(field_types(backing.definition).values()) or [Any] * len(backing.columns)
+            return [backing.payload(row[1]) for row in rows]
+        row_type = backing.definition.row_type
+        fields = {} if row_type is None else typing.get_type_hints(row_type)
+        types = list(fields.values()) or [Any] * len(backing.columns)
         raw = [orjson.dumps([loaded(value, kind) for value, kind in zip(row[1:], types, strict=True)]) for row in rows]
         return [backing.payload(text) for text in raw]
 

@@ -172,17 +172,9 @@ def file_at(path: str) -> tuple[int, int] | None:
     """Which file is there, (device, inode); None if there is none."""
     try:
         found = os.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
-
-
-def check_file(path: str, opened: tuple[int, int] | None) -> None:
-    """Raise Unavailable when the file is another by now: what is in ours, nobody else sees, and it proves nothing."""
-    if file_at(path) != opened:
-        raise Unavailable(
-            f"SQLite database {path}", "its file was moved away, or replaced, since it was opened: restart this process"
-        )
 
 
 def _use_wal(connection: sqlite3.Connection, path: str) -> None:

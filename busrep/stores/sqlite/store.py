@@ -6,17 +6,21 @@ Each of the two connections has a thread of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import contextlib
+import sqlite3
+from collections.abc import AsyncGenerator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from busrep.core.snapshots import Agreement
 from busrep.errors import CommitUnknown
 from busrep.settings import Settings
+from busrep.stores import snapshots
+from busrep.stores.dialect import Backing
 from busrep.stores.plans import Plan, T
 from busrep.stores.sqlite.base import WRITE, FileStore, Holder, SqliteTransaction, Turn
-from busrep.stores.sqlite.files import in_transaction
-from busrep.stores.sqlite.snapshots import SqliteSnapshots
+from busrep.stores.sqlite.files import connect, in_transaction, translating
 from busrep.streams import Registry
 
 
@@ -143,4 +147,67 @@ class TaskTransaction(SqliteTransaction):
         await asyncio.shield(asyncio.ensure_future(super()._end()))
 
 
-STORE = SqliteStore
+class SqliteSnapshots(snapshots.PlannedSnapshots):
+    """Each part is read in a transaction of its own, on a connection and in a thread of its own, so that neither the
+    store's questions nor its writes wait; in WAL mode a reader holds up no writer.
+    """
+
+    store: SqliteStore
+
+    def __init__(self, store: SqliteStore) -> None:
+        super().__init__(store, f"SQLite database {store.path}")
+
+    async def read(self, plan: Plan[T]) -> T:
+        """See `PlannedSnapshots`; aside."""
+        with SnapshotThread(self.store.path) as thread:
+            found = await thread.run(lambda cursor: self.store.run(cursor.connection, plan))
+        self.store.check_open()  # it may have been closed meanwhile
+        return found
+
+    async def load(self, backing: Backing, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
+        """See `SnapshotSource`. In pieces of so many rows: the part as a whole is never in memory."""
+
+        def begin(cursor: sqlite3.Cursor) -> None:
+            self.store.run(cursor.connection, snapshots.checked(self.dialect, backing, agreement, number))
+            if asked := snapshots.spans(agreement, number):
+                question = snapshots.part_of(self.dialect, backing, asked)
+                cursor.execute(question.text, question.params)
+
+        def piece(cursor: sqlite3.Cursor) -> bytes:
+            return snapshots.text_of(self.dialect, backing, cursor.fetchmany(snapshots.PIECE_ROWS))
+
+        with SnapshotThread(self.store.path) as thread:
+            await thread.run(begin)
+            while text := await thread.run(piece):
+                yield text
+
+
+class SnapshotThread(contextlib.AbstractContextManager["SnapshotThread"]):
+    """A thread with a connection of its own.
+
+    The connection is closed there too, after whatever still runs: also when the caller was cancelled meanwhile.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._thread = ThreadPoolExecutor(1, "busrep-sqlite-snapshot")
+        self._opened = contextlib.ExitStack()
+        self._cursor: sqlite3.Cursor | None = None
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.submit(self._opened.close)
+        self._thread.shutdown(wait=False)
+
+    async def run(self, work: Callable[[sqlite3.Cursor], T]) -> T:
+        """Do it in the thread. Raises what it raises, the driver's errors as busrep's."""
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, self._translating, work))
+
+    def _translating(self, work: Callable[[sqlite3.Cursor], T]) -> T:
+        with translating(self.path):
+            if self._cursor is None:
+                connection = self._opened.enter_context(contextlib.closing(connect(self.path, "rw")))
+                # A question that has not come to its end keeps its connection, and with it the state that it reads, as
+                # long as somebody keeps the cursor (an exception's frames do): no checkpoint gets past it, and the WAL
+                # grows. So it is closed as well.
+                self._cursor = self._opened.enter_context(contextlib.closing(connection.cursor()))
+            return work(self._cursor)

@@ -48,6 +48,8 @@ class SimConnection:
     use will find out.
     """
 
+    autocommit = True
+
     def __init__(self, path: Path, session: Session) -> None:
         self.path, self.session = path, session
         self.closed = self.gone = False

@@ -64,12 +64,12 @@ class SimStore(ServerStore):
     async def open(self) -> None:
         """See `AsyncStore`."""
         if self._idle is None:
-            await self._alone(schema.check(self.dialect, self.backings.values()))
+            await self._alone(schema.check(self.dialect))
             self._idle = []
 
     async def init(self, redefine: Collection[str] = ()) -> None:
         """See `AsyncStore`."""
-        await self._alone(schema.init(self.dialect, self.backings.values(), redefine))
+        await self._alone(schema.init(self.dialect, redefine))
 
     async def close(self) -> None:
         """See `AsyncStore`."""
@@ -126,9 +126,6 @@ class SimStore(ServerStore):
     async def run_plan(self, connection: SimConnection, plan: Plan[T], within: float | None = None) -> T:
         return await on_connection(connection, plan)
 
-    def is_closed(self, connection: SimConnection) -> bool:
-        return connection.closed
-
     def renew(self) -> None:
         """Throw away the idle connections that broke."""
         if self._idle is not None:
@@ -161,9 +158,6 @@ class SimTransaction(ServerTransaction):
 
     def _idle(self) -> bool:
         return not self._held.in_transaction
-
-    def _begins_itself(self) -> bool:
-        return False
 
     async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
         if isinstance(params, Mapping):

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from busrep.stores.postgres.dialect import PostgresDialect
-from busrep.stores.schema import VERSION
+from busrep.stores.schema import VERSION, statements
 
 Values = tuple[Any, ...]
 Key = tuple[Any, ...]
@@ -186,7 +186,7 @@ EFFECTS = (
 )
 
 DEFINITIONS = _defined(
-    (EFFECTS, *(sql.text for version in range(VERSION) for sql in PostgresDialect().ddl(version + 1)))
+    (EFFECTS, *(sql.text for version in range(VERSION) for sql in statements(PostgresDialect(), version + 1)))
 )
 
 

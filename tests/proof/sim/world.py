@@ -570,7 +570,7 @@ def steered(seed: int, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     try:
         with (
             mock.patch("busrep.runtime.own_name.time", clock),
-            mock.patch("busrep.stores.planned.time", clock),
+            mock.patch("busrep.stores.fencing.time", clock),
             mock.patch("busrep.stores.schema.secrets", tokens),
         ):
             yield

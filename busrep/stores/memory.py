@@ -21,7 +21,7 @@ import attrs
 from busrep.errors import ClaimBlocked, ConfigError
 from busrep.settings import Settings
 from busrep.stores import claims, schema
-from busrep.stores.backing import generic_backing
+from busrep.stores.dialect import generic_backing
 from busrep.stores.interface import Claim
 from busrep.stores.planned import NO_CLAIM, PlannedStore, PlannedTransaction
 from busrep.stores.plans import Control, Plan, T
@@ -86,21 +86,22 @@ class MemoryStore(PlannedStore):
     on_loop = False
 
     def __init__(self, name: str, streams: Registry, settings: Settings) -> None:
-        super().__init__(streams, settings, SqliteDialect(f"memory://{name}", "memory"))
+        super().__init__(streams, settings, SqliteDialect(f"memory://{name}"))
+        self.dialect.name = "memory"
         # An application has no table here: all streams are in busrep's own.
-        self.backings = {stream.name: generic_backing(stream) for stream in streams if not stream.resettable}
+        self.dialect.backings = {stream.name: generic_backing(stream) for stream in streams if not stream.resettable}
         self.name = name
         self.world = world_of(name)
 
     async def open(self) -> None:
-        await self.read(schema.check(self.dialect, self.backings.values()))
+        await self.read(schema.check(self.dialect))
 
     async def close(self) -> None:
         """See `AsyncStore`; the contents stay as long as the process."""
         await self.snapshots.leave_all()
 
     async def init(self, redefine: Collection[str] = ()) -> None:
-        await self.write(schema.init(self.dialect, self.backings.values(), redefine))
+        await self.write(schema.init(self.dialect, redefine))
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan to its end; a transaction that it leaves open is rolled back."""
@@ -153,6 +154,13 @@ class MemoryStore(PlannedStore):
         return MemoryTransaction(self, claim)
 
 
+class BlockingMemoryStore(MemoryStore):
+    """The memory store without an event loop. It shares its contents with all others of its name."""
+
+    async def _pause(self) -> None:
+        time.sleep(LOOK)  # noqa: ASYNC251 - no loop is meant to run it
+
+
 class MemoryTransaction(PlannedTransaction):
     """An `AsyncTransaction`: rows that become visible together."""
 
@@ -196,6 +204,3 @@ class MemoryTransaction(PlannedTransaction):
                 self.open = False
                 self.store.world.open[self.claim.writer] -= 1
         return True
-
-
-STORE = MemoryStore

@@ -1,1 +1,0 @@
-"""Backing tables that end with the process."""
