@@ -28,7 +28,7 @@ from busrep.errors import (
 from busrep.stores.interface import FactSource, provides
 from busrep.streams import Registry, Stream
 
-from .guard import Gate, Guard, response_of
+from .guard import GZIP_LEVEL, Guard, Places, Refused, accepts_gzip, params_of, position_of, response_of
 from .pages import (
     REFERENCE_PATH,
     STATE_PATH,
@@ -38,7 +38,6 @@ from .pages import (
     write_page,
     write_state,
 )
-from .requests import GZIP_LEVEL, Places, Refused, accepts_gzip, params_of, position_of
 from .snapshots_limits import SnapshotLimits
 from .snapshots_server import SnapshotPaths
 
@@ -120,7 +119,7 @@ def catch_up_app(
         routes.append(Route(REFERENCE_PATH + "{stream:path}/{txn_id}", service.reference_updates, methods=["GET"]))
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, gate=service.gate)],
+        middleware=[Middleware(service.guard.around)],
         exception_handlers={HTTPException: _not_found},
     )
     app.router.redirect_slashes = False
@@ -148,7 +147,7 @@ class CatchUp:
         self._streams = {stream.name for stream in streams if not stream.resettable}
         if not self._streams:
             raise ConfigError("none of these streams is kept in a table: there is nothing to catch up with over HTTP")
-        self.gate = Gate(secret, limits.deadline, limits.retry_after)
+        self.guard = Guard(secret, limits.deadline, limits.retry_after)
         self.places = Places(limits.concurrency, limits.queue)
         # Stores of others' making need not have snapshots.
         source = snapshot_source or (store if provides(store, SnapshotSource) else None)
@@ -162,12 +161,12 @@ class CatchUp:
         were refused, by reason; and of snapshots (`Snapshots.statistics`)."""
         snapshots = self.snapshots.snapshots
         return {
-            "requests": self.gate.requests,
+            "requests": self.guard.requests,
             "rows": self.rows,
-            "bytes": self.gate.bytes,
-            "in_flight": self.gate.in_flight,
+            "bytes": self.guard.bytes,
+            "in_flight": self.guard.in_flight,
             "waiting": self.places.waiting,
-            "refused": dict(self.gate.refused),
+            "refused": dict(self.guard.refused),
             "snapshots": None if snapshots is None else snapshots.statistics(),
         }
 

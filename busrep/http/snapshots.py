@@ -25,7 +25,7 @@ from busrep.core.snapshots import Agreement, SnapshotSource
 from busrep.errors import SnapshotBusy, SnapshotGone, Unavailable
 
 from ..runtime.tasks import being_cancelled, stop
-from .requests import Refused
+from .guard import AGREEMENT_BYTES, Refused
 from .snapshots_limits import SnapshotLimits
 
 T = TypeVar("T")
@@ -37,8 +37,6 @@ WHAT = "the snapshots of this server"
 PARTS_KEPT = 8
 # Agreements that are remembered; a client sends along one that is not.
 AGREEMENTS_KEPT = 16
-# Largest agreement, as JSON: some 100,000 parts.
-AGREEMENT_BYTES = 4 * 2**20
 
 
 class SharedTasks(Generic[T]):

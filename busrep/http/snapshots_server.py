@@ -11,8 +11,8 @@ from busrep.core.snapshots import Agreement, SnapshotSource
 from busrep.errors import MissingExtra
 
 from ..snapshots.sources import check_agreement
+from .guard import GZIP_LEVEL, Places, Refused, accepts_gzip, params_of, position_of
 from .pages import PART_PATH, SNAPSHOTS_PATH
-from .requests import GZIP_LEVEL, Places, Refused, accepts_gzip, params_of, position_of
 from .snapshots import PartText, Snapshots
 from .snapshots_limits import SnapshotLimits
 

@@ -7,7 +7,6 @@ from tests.mutant import Edit, Mutant
 PAGES = "http/test_pages.py::test_"
 REFERENCE = "http/test_reference.py::test_"
 SNAPSHOTS = "http/test_snapshots.py::test_"
-STRANGERS = "http/test_strangers.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -110,37 +109,6 @@ MUTANTS: tuple[Mutant, ...] = (
             REFERENCE + "each_writer_is_asked_at_its_own_address",
             REFERENCE + "a_reader_over_http_alone_ends_where_a_reader_of_the_channel_does",
         ),
-    ),
-    Mutant(
-        name="the-newest-stranger-is-cut",
-        rule="8",
-        harm="200 silent connections keep every new reader out for ten seconds, and for ever if they come again.",
-        edits=(
-            Edit(
-                "_Places.add_stranger", "        return next(iter(self._strangers)) if", "        return connection if"
-            ),
-        ),
-        checks=(STRANGERS + "a_reader_gets_its_page_beside_silent_connections[205]",),
-    ),
-    Mutant(
-        name="readers-are-strangers-between-requests",
-        rule="8",
-        harm="Silent connections push out readers that are being served.",
-        edits=(Edit("_BoundedProtocol.on_response_complete", "        if self._refused and not", "        if not"),),
-        checks=(STRANGERS + "readers_with_an_answer_are_left_alone",),
-    ),
-    Mutant(
-        name="a-closed-connection-keeps-its-place",
-        rule="8",
-        harm="After 200 connections the server answers nobody but with 'come back later'.",
-        edits=(
-            Edit(
-                "_Places.remove",
-                "        self._strangers.pop(connection, None)\n        self._members.discard(connection)\n",
-                "        self._strangers.pop(connection, None)\n",
-            ),
-        ),
-        checks=(STRANGERS + "places_are_given_back",),
     ),
     Mutant(
         name="a-part-of-another-snapshot-is-sent",

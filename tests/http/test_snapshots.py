@@ -30,8 +30,8 @@ from busrep.http import guard as http_guard
 from busrep.http import snapshots as http_snapshots
 from busrep.http import snapshots_server as http_snapshots_server
 from busrep.http.client import HttpOptions
-from busrep.http.requests import Refused
-from busrep.http.serve import ServeLimits, serve
+from busrep.http.guard import Refused
+from busrep.http.serve import serve
 from busrep.http.server import CatchUpLimits, catch_up_app
 from busrep.http.snapshots import Snapshots
 from busrep.http.snapshots_limits import SnapshotLimits
@@ -350,7 +350,7 @@ async def test_a_server_without_snapshots_says_so() -> None:
 @sync
 async def test_a_hundred_readers_at_once_cost_as_much_as_one() -> None:
     source, context, patient = Table(parts=4, rows=300), ssl.create_default_context(), Settings()
-    async with closing(app_of(source)) as app, serve(app, limits=ServeLimits(connections=500)) as serving:
+    async with closing(app_of(source)) as app, serve(app, connections=500) as serving:
 
         async def read() -> bytes:
             reader = HttpSource(serving.url, [orders], patient, options=HttpOptions(secret=SECRET, verify=context))
