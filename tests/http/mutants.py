@@ -120,10 +120,16 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(SNAPSHOTS + "a_reader_goes_on_with_a_server_that_was_restarted",),
     ),
     Mutant(
-        name="a-load-ends-with-the-request-that-began-it",
+        name="an-agreement-ends-with-the-request-that-began-it",
         rule="9",
-        harm="A part that takes longer than one request is begun again and again, and never comes.",
-        edits=(Edit("result_of", "        return await asyncio.shield(task)\n", "        return await task\n"),),
+        harm="An agreement that takes longer than one request is begun again and again, and never comes.",
+        edits=(
+            Edit(
+                "Snapshots._agreed",
+                "            found = await asyncio.shield(task)\n",
+                "            found = await task\n",
+            ),
+        ),
         checks=(
             SNAPSHOTS + "a_reader_that_hangs_up_leaves_the_work_to_the_others",
             SNAPSHOTS + "a_slow_agreement_outlives_the_requests_that_wait_for_it",
@@ -135,9 +141,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Clients that take their parts slowly, each another one, make a server run out of memory.",
         edits=(
             Edit(
-                "Snapshots._check_memory",
-                "        if self._bytes() > self.limits.memory:\n            raise Refused(",
-                "        if False:\n            raise Refused(",
+                "Snapshots.part",
+                "            async with self.downloads.taken():\n",
+                "            if True:\n",
             ),
         ),
         checks=(SNAPSHOTS + "parts_in_memory_are_bounded_together",),
