@@ -171,4 +171,4 @@ async def _http(
     app = http_server.catch_up_app(store, streams.values(), secret=plan.secret, reference_paths=plan.reference_paths)
     stack.push_async_callback(app.state.catch_up.close)
     serving = await stack.enter_async_context(http_serve.serve(app, address.host, address.port, tls=tls))
-    return serving, lambda: {**app.state.catch_up.statistics(), "server": serving.statistics()}
+    return serving, app.state.catch_up.statistics

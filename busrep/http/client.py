@@ -35,8 +35,7 @@ FORM = "http://:SECRET@host:port/prefix or https://..., the secret percent-encod
 
 # Largest answer that is read, unpacked: a page's bound on the server (4 MiB of rows) with room for one large fact.
 MAX_BYTES = 64 * 2**20
-# Asked so often for one answer, or for a part of a snapshot of which nothing more comes; after that the reader waits,
-# says that it is stale, and asks again.
+# Asked so often for one answer; after that the reader waits, says that it is stale, and asks again.
 TRIES = 4
 # A server is not waited for longer than this at a time, whatever its Retry-After says, seconds.
 LONGEST_PAUSE = 5.0
@@ -173,12 +172,26 @@ class HttpClient:
                 await self.refuse(response, explain)
             return await self._read(response)
 
+        within = SHARE_OF_DEADLINE * self.settings.fetch_timeout
+        return await self.exchange(use, path, params=params, content=content, within=within)
+
+    async def exchange(
+        self,
+        use: Callable[[httpx.Response], Awaitable[T]],
+        path: str,
+        *,
+        params: Mapping[str, Any] = {},
+        content: bytes = b"",
+        within: float | None = None,
+    ) -> T:
+        """Do a request, and ``use`` its answer; `TRIES` times where that may help, ``within`` so many seconds. Raises
+        Unavailable, ConfigError, and what ``use`` raises."""
         reason = "no answer in time"
         try:
-            async with asyncio.timeout(SHARE_OF_DEADLINE * self.settings.fetch_timeout):
+            async with asyncio.timeout(within):
                 for failures in range(1, TRIES + 1):
                     try:
-                        return await self.exchange(use, path, params=params, content=content)
+                        return await self._once(use, path, params, content)
                     except TryAgain as trouble:
                         reason = str(trouble)
                         if failures < TRIES:
@@ -189,17 +202,10 @@ class HttpClient:
             raise self.distrust(misfit) from None
         raise Unavailable(self.where, reason)
 
-    async def exchange(
-        self,
-        use: Callable[[httpx.Response], Awaitable[T]],
-        path: str,
-        *,
-        params: Mapping[str, Any] = {},
-        headers: Mapping[str, str] = {},
-        content: bytes = b"",
+    async def _once(
+        self, use: Callable[[httpx.Response], Awaitable[T]], path: str, params: Mapping[str, Any], content: bytes
     ) -> T:
-        """Do one request, and ``use`` its answer: the one place where the driver's errors become ours. Raises TryAgain,
-        Unavailable, ConfigError, and what ``use`` raises."""
+        """The one place where the driver's errors become ours."""
         transport = self.transport
         if transport is None:
             raise Unavailable(self.where, "the source is not open")
@@ -210,7 +216,7 @@ class HttpClient:
                 "POST" if content else "GET",
                 self.url + path,
                 params=params,
-                headers={**self.headers, **headers},
+                headers=self.headers,
                 content=content or None,
                 extensions={"timeout": timeout},
             )

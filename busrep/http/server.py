@@ -28,9 +28,11 @@ from busrep.errors import (
 from busrep.stores.interface import FactSource, provides
 from busrep.streams import Registry, Stream
 
-from .guard import Gate, Guard, response_of
+from .guard import GZIP_LEVEL, Guard, Places, Refused, accepts_gzip, params_of, position_of, response_of
 from .pages import (
+    PART_PATH,
     REFERENCE_PATH,
+    SNAPSHOTS_PATH,
     STATE_PATH,
     UPDATES_PATH,
     CatchUpState,
@@ -38,9 +40,7 @@ from .pages import (
     write_page,
     write_state,
 )
-from .requests import GZIP_LEVEL, Places, Refused, accepts_gzip, params_of, position_of
-from .snapshots_limits import SnapshotLimits
-from .snapshots_server import SnapshotPaths
+from .snapshots import SnapshotLimits, Snapshots
 
 try:
     from starlette.applications import Starlette
@@ -76,7 +76,8 @@ class CatchUpLimits:
     """Requests that wait for a place; further ones are told to come back (503)."""
 
     deadline: float = attrs.field(default=20.0, validator=gt(0))
-    """Of one request, waiting included: below the 30 s after which a reader gives up (`Settings.fetch_timeout`)."""
+    """For an answer to begin, waiting included, and then for each piece of it that the client takes: below the 30 s
+    after which a reader gives up (`Settings.fetch_timeout`)."""
 
     retry_after: int = attrs.field(default=1, validator=ge(0))
     """What a 503 says in Retry-After."""
@@ -106,21 +107,23 @@ def catch_up_app(
     default: the store.
 
     ``app.state.catch_up.statistics()`` has its counters. ``await app.state.catch_up.close()`` before the store is
-    closed lets go of snapshots and removes their files, which otherwise happens at the process's end.
+    closed ends the agreements on snapshots that are being made.
 
     Raises ConfigError for a secret that no header can hold, and for no streams that are kept in a table; MissingExtra.
     """
     service = CatchUp(store, Registry(streams), secret, limits or CatchUpLimits(), snapshot_source)
+    given = service.snapshots
     routes = [
         Route(UPDATES_PATH + "{stream:path}", service.updates, methods=["GET"]),
         Route(STATE_PATH, service.state, methods=["GET"]),
-        *service.snapshots.routes(),
+        Route(PART_PATH + "{number}", given.part if given else _no_snapshots, methods=["GET", "POST"]),
+        Route(SNAPSHOTS_PATH + "{stream:path}", given.agree if given else _no_snapshots, methods=["GET", "POST"]),
     ]
     if reference_paths:
         routes.append(Route(REFERENCE_PATH + "{stream:path}/{txn_id}", service.reference_updates, methods=["GET"]))
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, gate=service.gate)],
+        middleware=[Middleware(service.guard.around)],
         exception_handlers={HTTPException: _not_found},
     )
     app.router.redirect_slashes = False
@@ -131,6 +134,10 @@ def catch_up_app(
 async def _not_found(_request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     raise Refused(status, "not_found", "no such path: is the prefix of the URL right?")
+
+
+async def _no_snapshots(_request: Request) -> Response:
+    raise Refused(404, "no_snapshots", "this server gives no snapshots")
 
 
 class CatchUp:
@@ -148,33 +155,32 @@ class CatchUp:
         self._streams = {stream.name for stream in streams if not stream.resettable}
         if not self._streams:
             raise ConfigError("none of these streams is kept in a table: there is nothing to catch up with over HTTP")
-        self.gate = Gate(secret, limits.deadline, limits.retry_after)
+        self.guard = Guard(secret, limits.deadline, limits.retry_after)
         self.places = Places(limits.concurrency, limits.queue)
         # Stores of others' making need not have snapshots.
         source = snapshot_source or (store if provides(store, SnapshotSource) else None)
-        self.snapshots = SnapshotPaths(
-            source if limits.snapshots else None, limits.snapshots or SnapshotLimits(), self._check_stream
-        )
+        self.snapshots: Snapshots | None = None
+        if source is not None and limits.snapshots is not None:
+            self.snapshots = Snapshots(source, limits.snapshots, self._check_stream)
         self.rows = 0
 
     def statistics(self) -> dict[str, Any]:
         """Counters, JSON-able: requests, rows and bytes sent, requests in flight and waiting for a place, how many
         were refused, by reason; and of snapshots (`Snapshots.statistics`)."""
-        snapshots = self.snapshots.snapshots
         return {
-            "requests": self.gate.requests,
+            "requests": self.guard.requests,
             "rows": self.rows,
-            "bytes": self.gate.bytes,
-            "in_flight": self.gate.in_flight,
+            "bytes": self.guard.bytes,
+            "in_flight": self.guard.in_flight,
             "waiting": self.places.waiting,
-            "refused": dict(self.gate.refused),
-            "snapshots": None if snapshots is None else snapshots.statistics(),
+            "refused": dict(self.guard.refused),
+            "snapshots": None if self.snapshots is None else self.snapshots.statistics(),
         }
 
     async def close(self) -> None:
-        """Let go of snapshots and of their files. May be called twice."""
-        if self.snapshots.snapshots is not None:
-            await self.snapshots.snapshots.close()
+        """End the agreements on snapshots that are being made. May be called twice."""
+        if self.snapshots is not None:
+            await self.snapshots.close()
 
     # -- the paths --------------------------------------------------------------------------------------------
 

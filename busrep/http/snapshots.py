@@ -1,256 +1,238 @@
-"""Snapshots for readers over HTTP, out of one source: what stands behind the paths of snapshots_server.py.
+"""Snapshots for readers over HTTP, out of one source (docs/http.md has the paths).
 
 A part is loaded into memory whole before it is sent. So its SHA-256 is known before its first byte is sent, and a slow
-reader, or one that stalls, costs the store nothing. Parts that are being sent, or kept for other readers, are bounded
-together.
+reader, or one that stalls, costs the source nothing. The places for downloads bound what is in memory.
 
-The source holds nothing between two parts: each is loaded under the agreement *again*, because the positions alone
-settle what is in a snapshot (core/snapshots.py). For the same reason an agreement may be forgotten here at any time:
-its reader brings it along.
+Nothing is held between two parts, at the source or here: a reader brings its agreement along, and each part is loaded
+under it *again*, because the positions alone settle what is in a snapshot (core/snapshots.py). An agreement may take
+longer than one request, so it is made by a task, which those share that ask for the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
+import gzip
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Hashable
-from typing import Any, Generic, TypeVar
-from weakref import WeakSet
+from collections.abc import AsyncIterator, Callable, Hashable
+from functools import partial
+from typing import Any
 
 import attrs
+from attrs.validators import ge
 
-from busrep.core.snapshots import Agreement, SnapshotSource
-from busrep.errors import SnapshotBusy, SnapshotGone, Unavailable
+from busrep.core.snapshots import Agreement, SnapshotSource, part_hash
+from busrep.errors import MissingExtra, SnapshotBusy, SnapshotGone, Unavailable
 
 from ..runtime.tasks import being_cancelled, stop
-from .requests import Refused
-from .snapshots_limits import SnapshotLimits
+from ..snapshots.sources import check_agreement
+from .guard import AGREEMENT_BYTES, GZIP_LEVEL, Places, Refused, accepts_gzip, params_of, position_of, response_of
 
-T = TypeVar("T")
+try:
+    from starlette.datastructures import Headers
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+except ImportError:
+    raise MissingExtra("http", "catch-up over HTTP") from None
 
 log = logging.getLogger("busrep.http")
 
 WHAT = "the snapshots of this server"
-# Finished parts that stay for other readers: those of some readers that load the same at about the same time.
-PARTS_KEPT = 8
-# Agreements that are remembered; a client sends along one that is not.
-AGREEMENTS_KEPT = 16
-# Largest agreement, as JSON: some 100,000 parts.
-AGREEMENT_BYTES = 4 * 2**20
+# For the source to agree, seconds. Clients wait for it in several requests.
+AGREE_TIMEOUT = 600.0
+# For how long an agreement is given to readers that come new, seconds: they have to catch up with what came after it.
+SHARED_FOR = 60.0
+# Agreements that are kept for them.
+KEPT = 16
+# Requests for parts that wait for a place; further ones are told to come back.
+QUEUE = 256
+# Sent at a time: what one client costs in memory, beside the part; each piece has a deadline of its own.
+PIECE = 65_536
 
 
-class SharedTasks(Generic[T]):
-    """Work that is done once for all who ask for it at about the same time.
+@attrs.frozen(kw_only=True)
+class SnapshotLimits:
+    """Bounds of one application's snapshots, whatever its clients ask for."""
 
-    It goes on when those who wait for it hang up, because it may take longer than one request, and the client comes
-    again. ``kept``: most results that are kept, and ``seconds``: for how long.
-    """
+    snapshots: int = attrs.field(default=2, validator=ge(1))
+    """Agreements that are made at a time; further readers are told to come back (`SnapshotBusy`). With ``loads`` as
+    many as `Settings.snapshots`. Readers that ask for the same at about the same time count once."""
 
-    def __init__(self, kept: int, seconds: float) -> None:
-        self._kept, self._seconds = kept, seconds
-        self._tasks: dict[Hashable, asyncio.Task[T]] = {}
-        self._timers: dict[Hashable, asyncio.TimerHandle] = {}
+    loads: int = attrs.field(default=2, validator=ge(1))
+    """Parts that are loaded from the source at a time, as many as one reader with the database loads
+    (`Settings.snapshot_connections`); further ones wait."""
 
-    @property
-    def running(self) -> int:
-        """Tasks that have not ended."""
-        return sum(not task.done() for task in self._tasks.values())
+    downloads: int = attrs.field(default=16, validator=ge(1))
+    """Parts that are in memory, loaded or being sent, at a time; the others wait."""
 
-    def __len__(self) -> int:
-        return len(self._tasks)
+    part_rows: int = attrs.field(default=100_000, validator=ge(1))
+    """Most rows of one part of an agreement made here (`Settings.snapshot_part_rows`), whatever is asked for."""
 
-    def find(self, key: Hashable) -> asyncio.Task[T] | None:
-        """The task of that key, under way or done."""
-        return self._tasks.get(key)
-
-    def start(self, key: Hashable, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do the work of a key that has no task."""
-        task = self._tasks[key] = asyncio.create_task(work, name="busrep-snapshots")
-        task.add_done_callback(lambda done: self._ended(key, done))
-        return task
-
-    def _ended(self, key: Hashable, task: asyncio.Task[T]) -> None:
-        if task.cancelled() or (error := task.exception()) is not None:
-            if not task.cancelled():  # those who wait are told; there may be none any more
-                log.debug("%s failed: %s", task.get_name(), error)
-            self.forget(key)
-            return
-        if key in self._tasks:
-            self._timers[key] = asyncio.get_running_loop().call_later(self._seconds, self.forget, key)
-        for old in list(self._timers)[: -self._kept]:
-            self.forget(old)
-
-    def forget(self, key: Hashable) -> None:
-        """Do not give this result to anybody else."""
-        self._tasks.pop(key, None)
-        if (timer := self._timers.pop(key, None)) is not None:
-            timer.cancel()
-
-    def forget_results(self, unwanted: Callable[[T], bool]) -> None:
-        """The same of all results that are ``unwanted``."""
-        for key in [key for key in self._timers if unwanted(self._tasks[key].result())]:
-            self.forget(key)
-
-    async def close(self) -> None:
-        """End what is under way, and forget everything."""
-        await stop([task for task in self._tasks.values() if not task.done()], 5.0)
-        for key in list(self._tasks):
-            self.forget(key)
-
-
-async def result_of(task: asyncio.Task[T]) -> T:
-    """What a task gives to one of many that wait for it."""
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if being_cancelled():
-            raise
-        raise Unavailable(WHAT, "it is being closed") from None
-
-
-@attrs.frozen(eq=False)
-class PartText:
-    """The text of a part, and its SHA-256, in hexadecimal."""
-
-    text: bytes = attrs.field(repr=False)
-    digest: str
+    part_bytes: int = attrs.field(default=2**26, validator=ge(65_536))
+    """Largest part, in bytes. An `HttpSource` reads no larger one by default."""
 
 
 class Snapshots:
-    """``source``: opened and closed by the caller."""
+    """``source``: opened and closed by the caller. ``check_stream``: raises Refused for a stream that is not served."""
 
-    def __init__(self, source: SnapshotSource, limits: SnapshotLimits) -> None:
-        self.source, self.limits = source, limits
-        self._known: dict[str, Agreement] = {}  # by digest
-        self._agreements = SharedTasks[Agreement](AGREEMENTS_KEPT, limits.shared_for)
-        self._parts = SharedTasks[PartText](PARTS_KEPT, limits.shared_for)
+    def __init__(self, source: SnapshotSource, limits: SnapshotLimits, check_stream: Callable[[str], None]) -> None:
+        self.source, self.limits, self._check_stream = source, limits, check_stream
+        self._agreeing: dict[Hashable, asyncio.Task[Agreement]] = {}
         self._loads = asyncio.Semaphore(limits.loads)
-        self._texts: WeakSet[PartText] = WeakSet()  # all that are in memory, whoever has them
+        self.downloads = Places(limits.downloads, QUEUE)
         self.agreements = self.parts_loaded = 0
 
     def statistics(self) -> dict[str, Any]:
-        """Counters, JSON-able: agreements that are remembered, parts that are loaded or kept for others, agreements
-        made, and parts loaded from the source."""
-        return {
-            "kept": len(self._known),
-            "parts": len(self._parts),
-            "agreements": self.agreements,
-            "parts_loaded": self.parts_loaded,
-        }
+        """Counters, JSON-able: agreements made, and parts loaded from the source."""
+        return {"agreements": self.agreements, "parts_loaded": self.parts_loaded}
 
     async def close(self) -> None:
-        """Let go of everything. May be called twice."""
-        await self._agreements.close()
-        await self._parts.close()
-        self._known.clear()
+        """End the agreements that are being made. May be called twice."""
+        await stop([task for task in self._agreeing.values() if not task.done()], 5.0)
+        self._agreeing.clear()
 
-    async def agree(self, stream: str, part_rows: int, again: Agreement | None) -> Agreement:
-        """The agreement for a client. Raises what the source raises, SnapshotBusy, Refused."""
+    # -- agreements -------------------------------------------------------------------------------------------
+
+    async def agree(self, request: Request) -> Response:
+        """An agreement; with a body, the one in it again, if that can be."""
+        stream, params = request.path_params["stream"], params_of(request)
+        self._check_stream(stream)
+        part_rows = position_of(params, "part_rows")
+        if part_rows == 0:
+            raise Refused(400, "bad_parameter", "part_rows is 0")
+        again = await self._brought(request)
+        if again is not None and again.stream != stream:
+            raise Refused(400, "bad_agreement", f"the agreement in the body is of stream {again.stream!r}")
+        agreement = await self._agreed(stream, min(part_rows, self.limits.part_rows), again)
+        return response_of(200, agreement.to_json(), {})
+
+    async def _brought(self, request: Request) -> Agreement | None:
+        """The agreement in a request's body."""
+        if not (body := await request.body()):
+            return None
+        try:
+            agreement = Agreement.from_json(body)
+            check_agreement(agreement, agreement.stream)
+        except (ValueError, OverflowError) as error:
+            raise Refused(400, "bad_agreement", f"the agreement in the body: {error}") from None
+        self._check_stream(agreement.stream)
+        return agreement
+
+    async def _agreed(self, stream: str, part_rows: int, again: Agreement | None) -> Agreement:
         key = (stream, part_rows, None if again is None else again.digest)
-        task = self._agreements.find(key)
+        task = self._agreeing.get(key)
         if task is None:
-            if self._agreements.running >= self.limits.snapshots:
+            if sum(not one.done() for one in self._agreeing.values()) >= self.limits.snapshots:
                 raise SnapshotBusy(WHAT, self.limits.snapshots)
-            task = self._agreements.start(key, self._agree(stream, part_rows, again))
-        found = await result_of(task)
+            making = self._agree(stream, part_rows, again)
+            task = self._agreeing[key] = asyncio.create_task(making, name="busrep-snapshots")
+            task.add_done_callback(partial(self._made, key))
+        try:
+            found = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if being_cancelled():
+                raise
+            raise Unavailable(WHAT, "it is being closed") from None
         if again is None or not again.same(found):
             return found
         # Its own back: how many rows its parts have is not in the digest, and may be known to it alone.
         return attrs.evolve(again, source="", id=found.id)
 
     async def _agree(self, stream: str, part_rows: int, again: Agreement | None) -> Agreement:
-        async with self._held(stream, part_rows, again) as held:
-            agreement = attrs.evolve(held, source="", id=held.digest)  # where our store is concerns nobody
+        try:
+            async with asyncio.timeout(AGREE_TIMEOUT), self._held(stream, part_rows, again) as held:
+                agreement = attrs.evolve(held, source="", id=held.digest)  # where our store is concerns nobody
+        except TimeoutError:
+            raise Unavailable(WHAT, f"the store took more than {AGREE_TIMEOUT:g} s") from None
         if len(agreement.to_json()) > AGREEMENT_BYTES:
-            raise Refused(
-                400,
-                "too_many_parts",
-                f"a snapshot in {len(agreement.parts)} parts: raise Settings.snapshot_part_rows",
-            )
-        self._remember(agreement)
+            reason = f"a snapshot in {len(agreement.parts)} parts: raise Settings.snapshot_part_rows"
+            raise Refused(400, "too_many_parts", reason)
         self.agreements += 1
         return agreement
 
-    def _remember(self, agreement: Agreement) -> None:
-        self._known.pop(agreement.digest, None)
-        self._known[agreement.digest] = agreement
-        if len(self._known) > AGREEMENTS_KEPT:
-            del self._known[next(iter(self._known))]
+    def _made(self, key: Hashable, task: asyncio.Task[Agreement]) -> None:
+        if not task.cancelled() and (error := task.exception()) is None:
+            asyncio.get_running_loop().call_later(SHARED_FOR, self._forget, key, task)
+            done = [(key, one) for key, one in self._agreeing.items() if one.done()]
+            for old in done[:-KEPT]:
+                self._forget(*old)
+            return
+        if not task.cancelled():  # those who wait are told; there may be none any more
+            log.debug("%s failed: %s", task.get_name(), error)
+        self._forget(key, task)
 
-    async def part(self, id: str, number: int, agreement: Agreement | None) -> PartText:
-        """A part of the agreement with that digest, which a client may bring along. Raises Refused, SnapshotGone, and
-        what else the source raises."""
-        agreement = agreement or self._known.get(id)
-        if agreement is None:
-            raise Refused(410, "snapshot_unknown", "this agreement is not known here (any more): send it again")
-        if not 0 <= number < len(agreement.parts):
-            raise Refused(400, "bad_parameter", "there is no part of this number")
-        key = (id, number)
-        task = self._parts.find(key)
-        if task is None:
-            await self._loads.acquire()  # what a client waits for that hangs up is not begun
-            task = self._parts.find(key)
-            if task is None:
-                task = self._parts.start(key, self._load(agreement, number))
-                task.add_done_callback(lambda _: self._loads.release())
-            else:
-                self._loads.release()
-        return await result_of(task)
-
-    async def _load(self, agreement: Agreement, number: int) -> PartText:
-        self._check_memory()
-        try:
-            async with self._held(agreement.stream, self.limits.part_rows, agreement) as held:
-                if not held.same(agreement):
-                    raise SnapshotGone(agreement.stream, "rows of it were pruned, or the fact log was replaced")
-                async with contextlib.aclosing(self.source.load(held, number)) as pieces:
-                    part = await self._whole(pieces)
-        except SnapshotGone:
-            gone = agreement.digest
-            self._agreements.forget_results(lambda one: one.id == gone)
-            raise
-        self._remember(agreement)
-        self.parts_loaded += 1
-        return part
+    def _forget(self, key: Hashable, task: asyncio.Task[Agreement]) -> None:
+        if self._agreeing.get(key) is task:
+            del self._agreeing[key]
 
     @contextlib.asynccontextmanager
     async def _held(self, stream: str, part_rows: int, again: Agreement | None) -> AsyncIterator[Agreement]:
-        """What the source agrees on and holds meanwhile; all of it within a deadline."""
+        """What the source agrees on, and holds meanwhile."""
+        held = await self.source.agree(stream, part_rows=part_rows, again=again)
         try:
-            async with asyncio.timeout(self.limits.load_timeout):
-                held = await self.source.agree(stream, part_rows=part_rows, again=again)
-                try:
-                    yield held
-                finally:
-                    await self.source.leave(held)
-        except TimeoutError:
-            raise Unavailable(WHAT, f"the store took more than {self.limits.load_timeout:g} s") from None
+            yield held
+        finally:
+            await self.source.leave(held)
 
-    def _check_memory(self) -> None:
-        """Let go of the parts that are only kept, when all together are too large. Raises Refused when those that are
-        being sent are."""
-        if self._bytes() > self.limits.memory:
-            self._parts.forget_results(lambda _: True)
-        if self._bytes() > self.limits.memory:
-            raise Refused(503, "busy", "too many parts of snapshots are being sent: come back later")
+    # -- parts ------------------------------------------------------------------------------------------------
 
-    def _bytes(self) -> int:
-        return sum(len(part.text) for part in self._texts)
+    async def part(self, request: Request) -> ASGIApp:
+        """The text of a part of the agreement in the body."""
+        params_of(request)
+        number, agreement = position_of(request.path_params, "number"), await self._brought(request)
+        if agreement is None:
+            raise Refused(400, "bad_agreement", "there is no agreement in the body")
+        if number >= len(agreement.parts):
+            raise Refused(400, "bad_parameter", "there is no part of this number")
 
-    async def _whole(self, pieces: AsyncIterable[bytes]) -> PartText:
-        """A part. Raises Refused, and what ``pieces`` raises."""
+        async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
+            async with self.downloads.taken():
+                text = await self._load(agreement, number)
+                await _send_part(text, request.headers, send)
+
+        return answer
+
+    async def _load(self, agreement: Agreement, number: int) -> bytes:
+        """The text of a part. Raises SnapshotGone, Refused, and what else the source raises."""
         text, most = bytearray(), self.limits.part_bytes
-        async for piece in pieces:
-            text += piece
-            if len(text) > most:
-                raise Refused(
-                    400,
-                    "part_too_long",
-                    f"a part of the snapshot is longer than {most} bytes: lower Settings.snapshot_part_rows before a "
-                    "snapshot is agreed on, or raise SnapshotLimits.part_bytes",
-                )
-        part = PartText(bytes(text), await asyncio.to_thread(lambda: hashlib.sha256(text).hexdigest()))
-        self._texts.add(part)
-        return part
+        try:
+            async with self._loads, self._held(agreement.stream, self.limits.part_rows, agreement) as held:
+                if not held.same(agreement):
+                    raise SnapshotGone(agreement.stream, "rows of it were pruned, or the fact log was replaced")
+                async with contextlib.aclosing(self.source.load(held, number)) as pieces:
+                    async for piece in pieces:
+                        text += piece
+                        if len(text) > most:
+                            break
+        except SnapshotGone:  # newcomers are to get another one
+            for key, task in [item for item in self._agreeing.items() if item[1].done()]:
+                self._forget(key, task)
+            raise
+        if len(text) > most:
+            raise Refused(
+                400,
+                "part_too_long",
+                f"a part of the snapshot is longer than {most} bytes: lower Settings.snapshot_part_rows before a "
+                "snapshot is agreed on, or raise SnapshotLimits.part_bytes",
+            )
+        self.parts_loaded += 1
+        return bytes(text)
+
+
+async def _send_part(text: bytes, asked: Headers, send: Send) -> None:
+    headers = {
+        "cache-control": "no-store",
+        "content-type": "text/plain; charset=utf-8",
+        "vary": "accept-encoding",
+        "busrep-sha256": await asyncio.to_thread(part_hash, text),  # of the text, however it is packed
+    }
+    if accepts_gzip(asked):
+        text = await asyncio.to_thread(gzip.compress, text, GZIP_LEVEL, mtime=0)
+        headers["content-encoding"] = "gzip"
+    headers["content-length"] = str(len(text))
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 200, "headers": raw})
+    for at in range(0, len(text), PIECE):
+        await send({"type": "http.response.body", "body": text[at : at + PIECE], "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -7,7 +7,9 @@ positions are saved elsewhere (``reader_store=``), writers need the database.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -17,15 +19,29 @@ import attrs
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.fields import INT64_MAX
 from busrep.core.snapshots import Agreement
-from busrep.errors import ConfigError, NoSnapshots, PositionTooOld, SnapshotBusy, Unavailable
+from busrep.errors import (
+    ConfigError,
+    MissingExtra,
+    NoSnapshots,
+    PositionTooOld,
+    SnapshotBusy,
+    SnapshotGone,
+    Unavailable,
+)
 from busrep.settings import Settings
 from busrep.stores.interface import KnownWriter, Newest
 from busrep.streams import Registry, Stream
 
 from ..snapshots.sources import check_agreement
-from .client import HttpClient, HttpOptions, Refusal
-from .pages import SNAPSHOTS_PATH, STATE_PATH, UPDATES_PATH, CatchUpState, is_epoch, read_page, read_state
-from .snapshots_client import PartDownload
+from .client import HttpClient, HttpOptions, Misfit, Refusal, unpacked
+from .pages import PART_PATH, SNAPSHOTS_PATH, STATE_PATH, UPDATES_PATH, CatchUpState, is_epoch, read_page, read_state
+
+try:
+    import httpx
+except ImportError:
+    raise MissingExtra("http", "catch-up over HTTP") from None
+
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class _AnotherLog(Exception):
@@ -138,7 +154,8 @@ class HttpSource:
         """See `SnapshotSource`: what the server agrees on with its store, for all readers at about this time."""
         self._check(stream)
         path, params = SNAPSHOTS_PATH + segment(stream), {"part_rows": part_rows}
-        body = await self.client.ask(path, params, self._explain_snapshots, b"" if again is None else again.to_json())
+        explain = partial(self._explain_snapshots, stream)
+        body = await self.client.ask(path, params, explain, b"" if again is None else again.to_json())
         try:
             agreement = Agreement.from_json(body)
             check_agreement(agreement, stream)
@@ -150,8 +167,8 @@ class HttpSource:
         """See `SnapshotSource`: as it comes; a text of another hash than the server has announced ends with Unavailable
         instead of its end."""
         pieces: asyncio.Queue[bytes | None] = asyncio.Queue()  # what is loaded anyway: not more than ``max_bytes``
-        download = PartDownload(self._parts, agreement, number, pieces.put_nowait)
-        loading = asyncio.create_task(download.run(self._explain_snapshots), name="busrep-http-part")
+        download = self._download(agreement, number, pieces.put_nowait)
+        loading = asyncio.create_task(download, name="busrep-http-part")
         loading.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:
@@ -160,6 +177,37 @@ class HttpSource:
         finally:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
+
+    async def _download(self, agreement: Agreement, number: int, give: Callable[[bytes], None]) -> None:
+        """A part, piece by piece. A download that was cut is begun anew, and what has come of it is left out."""
+        size, found, announced = 0, hashlib.sha256(), ""
+
+        async def use(response: httpx.Response) -> None:
+            nonlocal size, announced
+            if response.status_code != 200:
+                await self._parts.refuse(response, partial(self._explain_snapshots, agreement.stream))
+            digest = response.headers.get("busrep-sha256", "")
+            if not _HASH.fullmatch(digest):
+                raise Misfit("it names no SHA-256: does a proxy drop headers?")
+            if announced not in ("", digest):
+                raise Misfit(f"the server has another text for part {number} by now")
+            announced, at = digest, 0
+            async for piece in unpacked(response):
+                new = piece[max(0, size - at) :]
+                at += len(piece)
+                if at > (most := self._parts.max_bytes):  # as it will be the next time: nothing to be tried again
+                    raise ConfigError(
+                        f"a part of the snapshot is longer than {most} bytes: raise max_bytes= of HttpSource, or "
+                        "lower Settings.snapshot_part_rows before a snapshot is agreed on"
+                    )
+                size += len(new)
+                found.update(new)
+                if new:
+                    give(new)
+            if found.hexdigest() != announced:
+                raise Misfit(f"part {number} does not have the SHA-256 that was announced: it was changed on its way")
+
+        await self._parts.exchange(use, f"{PART_PATH}{number}", content=agreement.to_json())
 
     async def leave(self, agreement: Agreement) -> None:
         """See `SnapshotSource`: the server holds nothing for one reader."""
@@ -192,8 +240,10 @@ class HttpSource:
 
     # -- what refusals mean -----------------------------------------------------------------------------------
 
-    def _explain_snapshots(self, refusal: Refusal) -> None:
+    def _explain_snapshots(self, stream: str, refusal: Refusal) -> None:
         match refusal.said.get("code"):
+            case "snapshot_gone":
+                raise SnapshotGone(stream, f"{self.where} says {refusal.words}")
             case "no_snapshots":
                 raise NoSnapshots(self.where)
             case "snapshot_busy" if type(limit := refusal.said.get("limit")) is int:

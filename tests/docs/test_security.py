@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from inspect import signature
 
 import pytest
 
 from busrep.cli.app import cli
 from busrep.errors import ConfigError
-from busrep.http.serve import ServeLimits
+from busrep.http.serve import serve
 from busrep.http.server import CatchUpLimits
 from busrep.links import tcp_clients
 from busrep.urls import check_url, shown_url
@@ -28,7 +29,7 @@ def test_its_numbers_are_the_defaults() -> None:
     limits = CatchUpLimits()
     for said in (
         f"one of {tcp_clients.STRANGERS} places for strangers",
-        f"one of {ServeLimits().connections} places for strangers",
+        f"one of {signature(serve).parameters['connections'].default} connections",
         f"{limits.concurrency} questions at the store at a time, {limits.queue} waiting",
         f"{limits.snapshots.snapshots} snapshots",
     ):

@@ -7,7 +7,6 @@ from tests.mutant import Edit, Mutant
 PAGES = "http/test_pages.py::test_"
 REFERENCE = "http/test_reference.py::test_"
 SNAPSHOTS = "http/test_snapshots.py::test_"
-STRANGERS = "http/test_strangers.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -112,37 +111,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
-        name="the-newest-stranger-is-cut",
-        rule="8",
-        harm="200 silent connections keep every new reader out for ten seconds, and for ever if they come again.",
-        edits=(
-            Edit(
-                "_Places.add_stranger", "        return next(iter(self._strangers)) if", "        return connection if"
-            ),
-        ),
-        checks=(STRANGERS + "a_reader_gets_its_page_beside_silent_connections[205]",),
-    ),
-    Mutant(
-        name="readers-are-strangers-between-requests",
-        rule="8",
-        harm="Silent connections push out readers that are being served.",
-        edits=(Edit("_BoundedProtocol.on_response_complete", "        if self._refused and not", "        if not"),),
-        checks=(STRANGERS + "readers_with_an_answer_are_left_alone",),
-    ),
-    Mutant(
-        name="a-closed-connection-keeps-its-place",
-        rule="8",
-        harm="After 200 connections the server answers nobody but with 'come back later'.",
-        edits=(
-            Edit(
-                "_Places.remove",
-                "        self._strangers.pop(connection, None)\n        self._members.discard(connection)\n",
-                "        self._strangers.pop(connection, None)\n",
-            ),
-        ),
-        checks=(STRANGERS + "places_are_given_back",),
-    ),
-    Mutant(
         name="a-part-of-another-snapshot-is-sent",
         rule="9",
         harm="Rows were pruned, or the log was replaced: a reader is given parts of two snapshots for one.",
@@ -152,10 +120,16 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(SNAPSHOTS + "a_reader_goes_on_with_a_server_that_was_restarted",),
     ),
     Mutant(
-        name="a-load-ends-with-the-request-that-began-it",
+        name="an-agreement-ends-with-the-request-that-began-it",
         rule="9",
-        harm="A part that takes longer than one request is begun again and again, and never comes.",
-        edits=(Edit("result_of", "        return await asyncio.shield(task)\n", "        return await task\n"),),
+        harm="An agreement that takes longer than one request is begun again and again, and never comes.",
+        edits=(
+            Edit(
+                "Snapshots._agreed",
+                "            found = await asyncio.shield(task)\n",
+                "            found = await task\n",
+            ),
+        ),
         checks=(
             SNAPSHOTS + "a_reader_that_hangs_up_leaves_the_work_to_the_others",
             SNAPSHOTS + "a_slow_agreement_outlives_the_requests_that_wait_for_it",
@@ -167,9 +141,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Clients that take their parts slowly, each another one, make a server run out of memory.",
         edits=(
             Edit(
-                "Snapshots._check_memory",
-                "        if self._bytes() > self.limits.memory:\n            raise Refused(",
-                "        if False:\n            raise Refused(",
+                "Snapshots.part",
+                "            async with self.downloads.taken():\n",
+                "            if True:\n",
             ),
         ),
         checks=(SNAPSHOTS + "parts_in_memory_are_bounded_together",),

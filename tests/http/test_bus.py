@@ -32,7 +32,7 @@ from busrep import Batch, Settings, Stream
 from busrep.asyncio import ReferenceSource
 from busrep.errors import ConfigError, PositionsAheadOfTable, PositionTooOld, Unavailable
 from busrep.http.client import HttpOptions
-from busrep.http.serve import ServeLimits, Serving, serve
+from busrep.http.serve import Serving, serve
 from busrep.http.server import CatchUpLimits, catch_up_app
 from busrep.http.source import HttpSource
 from busrep.stores import open_store
@@ -593,7 +593,7 @@ async def test_readers_are_served_among_strangers_who_are_counted_and_leave_noth
             service = Starlette()
             app = catch_up_app(store, STREAMS, secret=SECRET)
             service.mount("/shop/busrep", app)
-            serving = await stack.enter_async_context(serve(service, limits=ServeLimits(head_timeout=2.0)))
+            serving = await stack.enter_async_context(serve(service))
             deployment.port = serving.port
             coming = [asyncio.create_task(one(serving.port, sent)) for sent in strangers.values() for _ in range(10)]
             reader = await stack.enter_async_context(deployment.bus(deployment.url, start="earliest"))
@@ -601,12 +601,10 @@ async def test_readers_are_served_among_strangers_who_are_counted_and_leave_noth
             reader.subscribe(orders)(seen)
             await reader.wait_for(orders, "w1", expected[-1][0], timeout=20)
             assert seen.of("w1") == expected
-            await asyncio.gather(*coming)
+            await until(lambda: sum(one.done() for one in coming) == 60)  # the others wait, as slow ones do
             refused = app.state.catch_up.statistics()["refused"]
             assert (refused["unauthorized"], refused["method"]) == (20, 10)
-            cut = serving.statistics()["refused"]
-            assert cut["slow"] >= 20  # on a machine that is very busy another one may look slow
-            assert cut["not HTTP"] == 30
+        await asyncio.gather(*coming)
         assert (serving.connections, app.state.catch_up.statistics()["in_flight"]) == (0, 0)
         await until(lambda: open_sockets() <= sockets and len(asyncio.all_tasks()) <= tasks)
     logged = [one for one in caplog.records if one.name.startswith(("busrep.http", "uvicorn"))]

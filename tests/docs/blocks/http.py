@@ -29,7 +29,7 @@ async def limits(at: Scope) -> AsyncGenerator[None, None]:
     at.streams, at.secret = Registry([orders]), "hush"
     at.store = open_store("sqlite:///shop.db", at.streams)
     yield
-    assert at.limits.snapshots.downloads == 16
+    assert at.limits.snapshots.downloads == 8
     assert at.app.state.catch_up.statistics()["requests"] == 0
     await at.app.state.catch_up.close()
 
