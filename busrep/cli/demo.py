@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import multiprocessing
 import secrets
 import signal
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import attrs
 import click
+import redis as redis_py
 
-from busrep.cli.demo_run import DemoRun, Slot
-from busrep.cli.demo_table import prepared
+import busrep
+from busrep.cli.demo_child import FENCED, READ_TIMEOUT, STREAMS, Task, live
+from busrep.cli.demo_table import WRONG, Truth, judge, prepared
 from busrep.cli.options import json_option
 from busrep.cli.output import print_json, print_table
-from busrep.cli.servers import check_redis, run
-from busrep.errors import ConfigError
+from busrep.cli.servers import make_store, run
+from busrep.errors import BusrepError, ConfigError
+from busrep.links.redis import tls_defaults
 from busrep.stores import split_store_url
 from busrep.testing.servers import start_redis
 from busrep.urls import shown_url
+
+# Seconds between two looks at the processes.
+LOOK = 0.02
+# Seconds without a new fact, written or handled, after which the run is given up.
+PATIENCE = READ_TIMEOUT + 30.0
+# The exit status of a process that ended by SIGKILL.
+KILLED = -9
+
+_SPAWN = multiprocessing.get_context("spawn")
 
 
 @click.command()
@@ -83,11 +102,231 @@ def _prepared(
     if redis is None:
         server = stack.enter_context(start_redis())
         redis, restart = server.url, server.restart
-    run(check_redis(redis))
+    run(_check(redis, name))
     show(f"Redis: {shown_url(redis)}, table: {shown_url(database)}")
-    return DemoRun(
-        name=name, redis=redis, store=database, folder=folder, restart_redis=restart, facts=counts["facts"], show=show,
-        writers=[Slot("writer", f"{name}-writer-{n + 1}") for n in range(counts["writers"])],
-        # Some save their position with what they did (exactly-once), the others a little later.
-        readers=[Slot("reader", f"{name}-reader-{n + 1}", exactly_once=n % 2 == 0) for n in range(counts["readers"])],
-    )  # fmt: skip
+
+    def slot(role: str, number: int) -> Slot:
+        who = f"{name}-{role}-{number + 1}"
+        # The name tells our links from those of other programs on the same Redis.
+        named = f"{redis}{'&' if '?' in redis else '?'}client_name={who}"
+        # Some readers save their position with what they did (exactly-once), the others a little later.
+        once = role == "reader" and number % 2 == 0
+        task = Task(role=role, who=who, redis=named, store=database, channel=name, exactly_once=once)
+        return Slot(task, folder / f"{who}.log")
+
+    writers, readers = ([slot(role, n) for n in range(counts[f"{role}s"])] for role in ("writer", "reader"))
+    return DemoRun(redis, database, counts["facts"], writers, readers, show, restart_redis=restart)
+
+
+async def _check(redis: str, name: str) -> None:
+    """Raises ConfigError, Unavailable: a bus that does not require Redis would go on trying for ever, as a service
+    should; a person wants to be told."""
+    async with busrep.connect(redis, name=name, streams=[]):
+        pass
+
+
+@attrs.define(eq=False)
+class Slot:
+    """The processes that do one task, one after the other. ``reports``: the newest value of all that each reported."""
+
+    task: Task
+    log: Path
+    reports: list[dict[str, Any]] = attrs.field(factory=list)
+    process: SpawnProcess | None = None
+    pipe: Connection | None = None
+
+    def latest(self, what: str) -> Any:
+        """What the newest process has reported of this; None: nothing yet."""
+        return self.reports[-1].get(what)
+
+    @property
+    def facts(self) -> int:
+        """Facts written or handled, as far as they were reported."""
+        return max((report.get("facts", 0) for report in self.reports), default=0)
+
+    def start(self) -> None:
+        """Start a process."""
+        task = attrs.evolve(self.task, life=len(self.reports) + 1, facts=self.facts)
+        self.pipe, theirs = _SPAWN.Pipe()
+        self.process = _SPAWN.Process(target=live, args=(task, theirs, str(self.log)), name=task.who)
+        self.process.start()
+        theirs.close()
+        self.reports.append({})
+
+    def tell(self, orders: dict[str, Any]) -> None:
+        """Send the process orders; one that has just ended does not read them."""
+        if self.pipe is not None:
+            with contextlib.suppress(OSError):
+                self.pipe.send(orders)
+
+    def hear(self) -> int | None:
+        """Take in what the process has reported; its exit status once it has ended."""
+        if self.process is None or self.pipe is None:
+            return None
+        status = self.process.exitcode  # before the last reports, or one could come in between
+        with contextlib.suppress(EOFError, OSError):  # it has ended; killed in the middle of a report, perhaps
+            while self.pipe.poll():
+                self.reports[-1].update(self.pipe.recv())
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+
+
+@attrs.define(eq=False)
+class DemoRun:
+    """One run on a Redis that ``restart_redis`` restarts, if there is such a function, and on a store of its own.
+    ``show`` is called with a sentence for each event. ``orders``: what all processes were told."""
+
+    redis: str = attrs.field(repr=False)
+    store: str = attrs.field(repr=False)
+    facts: int
+    writers: list[Slot]
+    readers: list[Slot]
+    show: Callable[[str], None]
+    restart_redis: Callable[[], None] | None = None
+    orders: dict[str, Any] = attrs.field(factory=dict)
+    counts: dict[str, int] = attrs.field(
+        factory=lambda: dict.fromkeys(("kills", "links_cut", "redis_restarts", "fenced"), 0)
+    )
+
+    @property
+    def slots(self) -> list[Slot]:
+        """Of writers and readers."""
+        return [*self.writers, *self.readers]
+
+    def run(self) -> dict[str, Any]:
+        """The whole demo; returns the summary. Raises BusrepError when it cannot be run to its end."""
+        run(make_store(self.store, STREAMS).init())
+        try:
+            for slot in self.slots:
+                slot.start()
+            self._until(lambda: all(slot.reports[-1] for slot in self.slots), "the processes to start")
+            self.show(f"{len(self.slots)} processes are up")
+            started = time.monotonic()
+            self._write()
+            self._let_readers_finish()
+            seconds = time.monotonic() - started
+        finally:
+            for slot in self.slots:
+                slot.kill()
+        self.show("comparing every reader's record with the table")
+        return self._summary(Truth.of(self.store), seconds)
+
+    def _order(self, **orders: Any) -> None:
+        self.orders |= orders
+        for slot in self.slots:
+            slot.tell(self.orders)
+
+    def _look(self) -> None:
+        """Take in all reports; start again what was killed or fenced. Raises BusrepError for what failed."""
+        for slot in self.slots:
+            status = slot.hear()
+            if status in (KILLED, FENCED):
+                self.counts["fenced"] += status == FENCED
+                slot.start()
+                slot.tell(self.orders)
+            elif status is not None:
+                said = slot.latest("error") or slot.log.read_text(errors="replace").strip()[-1_500:]
+                raise BusrepError(f"{slot.task.who} ended with status {status}: {said}")
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for reports; patience begins anew with every fact that is written or handled."""
+        seen, deadline = -1, 0.0
+        self._look()
+        while not condition():
+            facts = sum(slot.facts for slot in self.slots)
+            if facts != seen:
+                seen, deadline = facts, time.monotonic() + PATIENCE
+            if time.monotonic() > deadline:
+                raise BusrepError(f"waited {PATIENCE:g} s without any progress for {what}")
+            time.sleep(LOOK)
+            self._look()
+
+    def _write(self) -> None:
+        killed = self.writers[0], *self.readers[:2], self.writers[-1]
+        first, second, *others = (partial(self._kill, slot) for slot in killed)
+        faults: list[Callable[[], None]] = [
+            first,
+            self._cut_links,
+            second,
+            self._restart_redis,
+            *others,
+            self._cut_links,
+        ]
+        for number, fault in enumerate(faults):
+            self._let_write((number + 1) / len(faults), until=(number + 0.5) / len(faults))
+            fault()
+        self._let_write(1, until=1)
+        # Each of them, not only the sum: a fact behind the ends that readers are told would count as lost.
+        allowed = self.orders["allowed"]
+        self._until(lambda: all((one.latest("facts") or 0) >= allowed for one in self.writers), "the writers")
+
+    def _let_write(self, part: float, *, until: float) -> None:
+        """Allow a part of all facts, and wait for a smaller one: the rest is written while harm is done."""
+        self._order(allowed=math.ceil(self.facts * part / len(self.writers)))
+        self._until(lambda: sum(slot.facts for slot in self.writers) >= self.facts * until, "the writers")
+
+    def _kill(self, slot: Slot) -> None:
+        self.show(f"kill -9 {slot.task.who}, and start it again under the same name")
+        slot.kill()
+        self.counts["kills"] += 1
+
+    def _cut_links(self) -> None:
+        ours = {slot.task.who for slot in self.readers}
+        try:
+            with redis_py.Redis.from_url(self.redis, **tls_defaults(self.redis)) as client:
+                links = [one for one in client.client_list(_type="pubsub") if one.get("name") in ours]
+                for link in links:
+                    client.client_kill_filter(_id=link["id"])
+        except redis_py.RedisError as error:
+            self.show(f"the readers' links could not be cut: {error}")
+        else:
+            self.counts["links_cut"] += len(links)
+            self.show(f"cut {len(links)} links of readers")
+
+    def _restart_redis(self) -> None:
+        if self.restart_redis is not None:
+            self.show("restart Redis")
+            self.restart_redis()
+            self.counts["redis_restarts"] += 1
+
+    def _let_readers_finish(self) -> None:
+        self.show("all facts are written; waiting for the readers")
+        ends = {(stream, writer): token for stream, writer, token in sorted(Truth.of(self.store).facts)}
+        self._order(ends=[(*key, token) for key, token in ends.items()])
+        self._until(lambda: all(slot.latest("behind") is not None for slot in self.readers), "the readers")
+
+    def _summary(self, truth: Truth, seconds: float) -> dict[str, Any]:
+        """The readers' records judged, and the numbers of all processes added up; JSON-able."""
+        # Names of a run are demo-RUN-reader-1; the run's number says nothing here.
+        verdicts = {
+            who.split("-", 2)[2]: judge(truth.facts, truth.records.get(who, ()), exactly_once=slot.task.exactly_once)
+            for slot in self.readers
+            for who in [slot.task.who]
+        }
+        behind = [f"{slot.task.who}: {text}" for slot in self.readers for text in slot.latest("behind")]
+        reading = [report["statistics"]["reader"] for slot in self.readers for report in slot.reports if report]
+        counted = ("gaps_found", "gaps_filled", "duplicates_dropped", "parse_errors")
+        judged = {name: sum(one[name] for one in verdicts.values()) for name in ("rows", "redeliveries", *WRONG)}
+        rows, handled = sum(count for count, _ in truth.facts.values()), judged.pop("rows")
+        return {
+            "facts": len(truth.facts),
+            "rows": rows,
+            "writers": len(self.writers),
+            "readers": len(self.readers),
+            "rows_handled": handled,
+            "seconds": round(seconds, 3),
+            "rows_per_second": round(rows / seconds, 1),
+            "rollbacks": sum(report.get("rollbacks", 0) for slot in self.writers for report in slot.reports),
+            **self.counts,
+            **{name: sum(found[name] for found in reading) for name in counted},
+            **judged,
+            "broken_transactions": truth.broken,
+            "not_reached": behind,
+            "ok": not behind and not truth.broken and not any(judged[name] for name in WRONG),
+            "by_reader": verdicts,
+        }
