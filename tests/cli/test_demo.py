@@ -226,7 +226,9 @@ def test_ended_from_outside_it_leaves_no_process(how: signal.Signals, status: in
 
 
 def test_without_a_redis_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("busrep.testing.servers.find_redis", lambda: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("BUSREP_REDIS_SERVER", raising=False)
+    monkeypatch.setattr("busrep.testing.servers.package_directory", lambda name: None)
     result = CliRunner().invoke(cli, ["demo", "--json"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "pip install 'busrep[embedded]'" in result.stderr
