@@ -257,7 +257,8 @@ def test_each_writer_has_written_its_facts_before_the_ends_are_read(
     monkeypatch.setattr(DemoRun, "_look", look)
     for fault in ("_kill", "_cut_links", "_restart_redis"):
         monkeypatch.setattr(DemoRun, fault, lambda *_: None)
-    run = DemoRun("", "", 3, [fast, slow], [reader], lambda _: None)
+    monkeypatch.setattr(Slot, "tell", lambda *_: None)
+    run = DemoRun(facts=3, writers=2, readers=1, slots={"writer": [fast, slow], "reader": [reader]})
     run._write()
     assert slow.facts == run.orders["allowed"] == 2
 
