@@ -106,14 +106,15 @@ class Slot:
         """Facts written or handled, as far as they were reported."""
         return max((report.get("facts", 0) for report in self.reports), default=0)
 
-    def start(self) -> None:
-        """Start a process."""
+    def start(self, orders: dict[str, Any]) -> None:
+        """Start a process, and send it its orders."""
         task = attrs.evolve(self.task, life=len(self.reports) + 1, facts=self.facts)
         self.pipe, theirs = _SPAWN.Pipe()
         self.process = _SPAWN.Process(target=live, args=(task, theirs, str(self.log)), name=task.who)
         self.process.start()
         theirs.close()
         self.reports.append({})
+        self.tell(orders)
 
     def tell(self, orders: dict[str, Any]) -> None:
         """Send the process orders; one that has just ended does not read them."""
@@ -162,7 +163,7 @@ class DemoRun:
         with contextlib.ExitStack() as stack:
             store = self._prepare(stack)
             for slot in self.all_slots:
-                slot.start()
+                slot.start(self.orders)
                 stack.callback(slot.kill)
             self._until(lambda: all(slot.reports[-1] for slot in self.all_slots), "the processes to start")
             self.show(f"{len(self.all_slots)} processes are up")
@@ -170,8 +171,6 @@ class DemoRun:
             self._write()
             self._let_readers_finish(store)
             seconds = time.monotonic() - started
-            for slot in self.all_slots:
-                slot.kill()
             self.show("comparing every reader's record with the table")
             return self._summary(Truth.of(store), seconds)
 
@@ -221,8 +220,7 @@ class DemoRun:
             status = slot.hear()
             if status in (KILLED, FENCED):
                 self.counts["fenced"] += status == FENCED
-                slot.start()
-                slot.tell(self.orders)
+                slot.start(self.orders)
             elif status is not None:
                 said = slot.latest("error") or slot.log.read_text(errors="replace").strip()[-1_500:]
                 raise BusrepError(f"{slot.task.who} ended with status {status}: {said}")
@@ -242,16 +240,9 @@ class DemoRun:
 
     def _write(self) -> None:
         writers, readers = self.slots["writer"], self.slots["reader"]
-        killed = writers[0], *readers[:2], writers[-1]
-        first, second, *others = (partial(self._kill, slot) for slot in killed)
-        faults: list[Callable[[], None]] = [
-            first,
-            self._cut_links,
-            second,
-            self._restart_redis,
-            *others,
-            self._cut_links,
-        ]
+        kills = [partial(self._kill, slot) for slot in (writers[0], *readers[:2], writers[-1])]
+        cut = self._cut_links
+        faults: list[Callable[[], None]] = [kills[0], cut, kills[1], self._restart_redis, *kills[2:], cut]
         for number, fault in enumerate(faults):
             self._let_write((number + 1) / len(faults), until=(number + 0.5) / len(faults))
             fault()

@@ -163,21 +163,16 @@ class FaultyLink:
     # -- inside -----------------------------------------------------------------------------------------------
 
     def _do(self, name: str, action: Callable[[], object]) -> None:
-        def counted() -> None:
-            self.counts[name] += 1
-            action()
-
-        self._on_loop(counted)
+        self._on_loop(lambda: (self.counts.update([name]), action()))
 
     def _on_loop(self, action: Callable[[], object]) -> None:
-        if threading.get_ident() == self._thread:
-            action()
-            return
-
         async def act() -> None:
             action()
 
-        asyncio.run_coroutine_threadsafe(act(), self._loop).result()
+        if threading.get_ident() == self._thread:
+            action()
+        else:
+            asyncio.run_coroutine_threadsafe(act(), self._loop).result()
 
     def _change(self, name: str, direction: Direction | None, **values: Any) -> None:
         which = _directions(direction)

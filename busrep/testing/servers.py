@@ -216,21 +216,18 @@ def start_postgres(*, config: Mapping[str, object] | None = None) -> PostgresSer
     """
     programs = find_postgres()
     nobody = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+    folders = [tempfile.gettempdir(), "/tmp", "/var/tmp"]  # noqa: S108 - mkdtemp makes the name
+    if nobody:  # a TMPDIR that only root may enter is no place for another user's data
+        folders = [folder for folder in folders if anyone_may_enter(Path(folder))]
+    if not folders:
+        raise ConfigError(f"PostgreSQL does not run as root, and others cannot reach {tempfile.gettempdir()}")
     return PostgresServer(
-        Path(tempfile.mkdtemp(prefix="busrep-postgres-", dir=_reachable_folder() if nobody else None)),
+        Path(tempfile.mkdtemp(prefix="busrep-postgres-", dir=folders[0])),
         None if nobody is None else (nobody.pw_uid, nobody.pw_gid),
         programs=programs,
         password=secrets.token_hex(8),
         config={"fsync": "off", "full_page_writes": "off", **(config or {})},
     ).opened()
-
-
-def _reachable_folder() -> str:
-    # A TMPDIR that only root may enter is no place for another user's data.
-    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108 - mkdtemp makes the name
-        if anyone_may_enter(Path(folder)):
-            return folder
-    raise ConfigError(f"PostgreSQL does not run as root, and others cannot reach {tempfile.gettempdir()}")
 
 
 def anyone_may_enter(path: Path) -> bool:
