@@ -46,7 +46,8 @@ import busrep
 from busrep.snapshots.sources import open_source
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.servers import free_port, start_postgres, start_redis
+from busrep.testing.processes import free_port
+from busrep.testing.servers import start_postgres, start_redis
 
 SECRET = "benchmark"
 

@@ -12,12 +12,11 @@ from busrep import __version__
 from busrep.cli.bootstrap import bootstrap
 from busrep.cli.db import db, lag
 from busrep.cli.demo import demo
+from busrep.cli.listen import positions, tail
 from busrep.cli.output import fail
 from busrep.cli.pipeline import pipeline
-from busrep.cli.positions import positions
 from busrep.cli.publish import publish
 from busrep.cli.serve import serve
-from busrep.cli.tail import tail
 from busrep.errors import BusrepError, Unavailable
 from busrep.urls import hide_secrets
 

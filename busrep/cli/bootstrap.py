@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import attrs
 import click
 from click.core import ParameterSource
 from rich.progress import Progress, ProgressColumn, Task, TimeRemainingColumn
@@ -62,97 +61,77 @@ def bootstrap(context: click.Context, /, only_status: bool, as_json: bool, **opt
     same positions, wherever it comes from. A line of --out is TOKEN WRITER ROW. The file appears when it is whole: of a
     run that was interrupted there is none.
     """
+    _check_usage(context, only_status, options)
     if only_status:
-        _check_alone(context, "--status", "source_url", "out", "target", "overwrite", "part_rows")
-        if options["store_url"] is None:
-            raise click.UsageError("--status needs --store")
         _status(options["store_url"], options["readers"], options["name"], as_json)
         return
-    _check_alone(context, "a load, but with --status", "readers")
-    if options["source_url"] is not None and _given(context, "store_url"):
-        raise click.UsageError("--store and --source are two places to load from: one is enough")
-    del options["readers"]
-    plan = BootstrapPlan(**options)
-    if plan.store_url is None and plan.source_url is None:
-        raise click.UsageError("say where to load from: --store or --source")
-    if plan.out is not None and plan.target is not None:
-        raise click.UsageError("--out and --to: one at a time")
-    if plan.overwrite and plan.out is None:
-        raise click.UsageError("--overwrite is for --out")
-    found = run(plan.load(quiet=as_json))
+    started, out = time.monotonic(), options["out"]
+    if out is not None and out.exists() and not (options["overwrite"] and out.is_file()):
+        raise ConfigError(f"{out} is there: name another file, or pass --overwrite to replace a plain file")
+    declared = declared_streams(options["declared"])
+    name = declared[0].name if options["name"] is None and len(declared) == 1 else options["name"]
+    if name is None:
+        raise ConfigError("say which stream to load: --stream NAME")
+    source: contextlib.AbstractAsyncContextManager[SnapshotSource]
+    if options["source_url"] is None:
+        source = with_all_streams(options["store_url"], declared, name)
+    else:
+        streams = [stream for stream in declared if stream.name == name] or [Stream[Any](name)]
+        source = opened(open_source(options["source_url"], streams))
+    with (
+        progress_bars(_Rows(), TimeRemainingColumn(), quiet=as_json) as progress,
+        contextlib.nullcontext() if out is None else replacing(out) as file,
+    ):
+        tally = Tally(progress, file)
+        place = run(_load(source, name, tally, options["part_rows"], options["target"]))
+    found = tally.summary() | (place or {"out": out and str(out)}) | {"seconds": round(time.monotonic() - started, 3)}
     if as_json:
         print_json(found)
     else:
         _print(found)
 
 
-def _given(context: click.Context, name: str) -> bool:
-    """Whether a person wrote it: what the environment says is for all commands."""
-    return context.get_parameter_source(name) == ParameterSource.COMMANDLINE
-
-
-def _check_alone(context: click.Context, what: str, *unfitting: str) -> None:
-    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    for name in unfitting:
-        if _given(context, name):
+def _check_usage(context: click.Context, only_status: bool, options: dict[str, Any]) -> None:
+    """What a person wrote must fit together; what the environment says is for all commands. Raises UsageError."""
+    flags = {one.name: one.opts[0] for one in context.command.params if one.name}
+    given = {name for name in flags if context.get_parameter_source(name) == ParameterSource.COMMANDLINE}
+    what = "--status" if only_status else "a load, but with --status"
+    for name in ("source_url", "out", "target", "overwrite", "part_rows") if only_status else ("readers",):
+        if name in given:
             raise click.UsageError(f"{flags[name]} does not go with {what}")
+    wrong = {
+        "--status needs --store": only_status and options["store_url"] is None,
+        "--store and --source are two places to load from: one is enough": given >= {"store_url", "source_url"},
+        "say where to load from: --store or --source": options["store_url"] is options["source_url"] is None,
+        "--out and --to: one at a time": given >= {"out", "target"},
+        "--overwrite is for --out": options["overwrite"] and options["out"] is None,
+    }
+    for message in (text for text, found in wrong.items() if found):
+        raise click.UsageError(message)
 
 
-@attrs.frozen(kw_only=True)
-class BootstrapPlan:
-    """What to load, from where, and where to: the options of the command. ``source_url`` comes before ``store_url``."""
+async def _load(
+    opening: contextlib.AbstractAsyncContextManager[SnapshotSource],
+    name: str,
+    tally: Tally,
+    part_rows: int,
+    target: str | None,
+) -> dict[str, str]:
+    """Copy the snapshot, as Parquet if there is a ``target``; the place it is at then."""
+    async with opening as source:
+        if target is not None:
+            from busrep.snapshots.parquet import write_snapshot  # extra
 
-    store_url: str | None = attrs.field(repr=False)
-    source_url: str | None = attrs.field(repr=False)
-    declared: tuple[str, ...]
-    name: str | None
-    out: Path | None
-    target: str | None
-    overwrite: bool
-    part_rows: int
-
-    async def load(self, *, quiet: bool) -> dict[str, Any]:
-        """Do it; what is printed at the end."""
-        declared = declared_streams(self.declared)
-        name = declared[0].name if self.name is None and len(declared) == 1 else self.name
-        if name is None:
-            raise ConfigError("say which stream to load: --stream NAME")
-        started = time.monotonic()
-        async with self._opened(name, declared) as source:
-            with contextlib.ExitStack() as stack:
-                progress = stack.enter_context(progress_bars(_Rows(), TimeRemainingColumn(), quiet=quiet))
-                file = None if self.out is None else stack.enter_context(replacing(self._checked(self.out)))
-                tally = Tally(progress, file)
-                load = self._to_lines if self.target is None else self._to_parquet
-                found = await load(source, name, tally)
-        return found | {"seconds": round(time.monotonic() - started, 3)}
-
-    def _opened(self, name: str, declared: list[Stream[Any]]) -> contextlib.AbstractAsyncContextManager[SnapshotSource]:
-        if self.source_url is None:
-            return with_all_streams(self.store_url or "", declared, name)
-        streams = [stream for stream in declared if stream.name == name] or [Stream[Any](name)]
-        return opened(open_source(self.source_url, streams))
-
-    def _checked(self, out: Path) -> Path:
-        if out.exists() and not (self.overwrite and out.is_file()):
-            raise ConfigError(f"{out} is there: name another file, or pass --overwrite to replace a plain file")
-        return out
-
-    async def _to_lines(self, source: SnapshotSource, name: str, tally: Tally) -> dict[str, Any]:
-        agreement = await source.agree(name, part_rows=self.part_rows)
+            written = await write_snapshot(source, name, target, part_rows=part_rows, tally=tally)
+            return {"to": written.source}
+        agreement = await source.agree(name, part_rows=part_rows)
         try:
             tally.begin(agreement)
             for number in range(len(agreement.parts)):
                 await _copy_part(source, agreement, number, tally)
         finally:
             await source.leave(agreement)
-        return tally.summary() | {"out": None if self.out is None else str(self.out)}
-
-    async def _to_parquet(self, source: SnapshotSource, name: str, tally: Tally) -> dict[str, Any]:
-        from busrep.snapshots.parquet import write_snapshot  # extra
-
-        written = await write_snapshot(source, name, self.target or "", part_rows=self.part_rows, tally=tally)
-        return tally.summary() | {"to": written.source}
+    return {}
 
 
 class Tally:

@@ -26,22 +26,20 @@ ABORTED = "aborted"
 # Rows of this kind came by publish(), without a row of the application.
 BULK = "bulk"
 
+# What is wrong in a verdict that is not zero there. ``lost``: rows of the table that were never handled. ``extra``:
+# facts that were handled and that the table does not hold, such as rolled back ones. ``torn``: facts with other rows
+# than the table's, or only a part of them. ``out_of_order``: facts handled after a later one of the same writer, or
+# twice, in one process.
+WRONG = ("lost", "out_of_order", "extra", "torn")
+
+Fact = tuple[str, str, int]
+"""(stream, writer, token)."""
+
 FactContent = tuple[int, str]
 """Number of rows of a fact, and the digest of its rows."""
 
-Facts = Mapping[tuple[str, str], Mapping[int, FactContent]]
-"""(stream, writer) -> token -> content: all facts that the table holds."""
-
-
-@attrs.frozen
-class Handled:
-    """One fact as a reader handled it, in its ``life``-th process."""
-
-    life: int
-    stream: str
-    writer: str
-    token: int
-    content: FactContent
+Handled = tuple[int, Fact, FactContent]
+"""One fact as a reader handled it; the number says in which of its processes."""
 
 
 @contextlib.contextmanager
@@ -85,94 +83,63 @@ def connected(store: str) -> Iterator[Any]:
         raise Unavailable("PostgreSQL", str(error).strip().splitlines()[-1]) from None
 
 
-def fact_digest(payloads: Iterable[bytes]) -> str:
-    """Tells whether two facts hold the same rows in the same order."""
-    return hashlib.blake2b(b"\n".join(payloads), digest_size=8).hexdigest()
+def content_of(payloads: Iterable[bytes]) -> FactContent:
+    """The same for two facts that hold the same rows in the same order."""
+    rows = list(payloads)
+    return len(rows), hashlib.blake2b(b"\n".join(rows), digest_size=8).hexdigest()
 
 
-@attrs.define
+@attrs.frozen
 class Truth:
-    """What the database holds of a run.
+    """What the database holds of a run. ``broken``: rows of the application without their fact, facts without their row
+    of the application, and facts that were rolled back. ``records``: reader -> what it handled, in its order."""
 
-    ``facts``: (stream, writer) -> token -> content. ``broken``: rows of the application without their fact, facts
-    without their row of the application, and facts that were rolled back. ``records``: reader -> what it handled, in
-    its order.
-    """
-
-    facts: Facts
+    facts: dict[Fact, FactContent]
     broken: int
-    records: dict[str, list[Handled]]
+    records: Mapping[str, list[Handled]]
 
     @classmethod
     def of(cls, store: str) -> Truth:
         """Read it. Blocking."""
-        facts: dict[tuple[str, str], dict[int, FactContent]] = defaultdict(dict)
+        facts: dict[Fact, FactContent] = {}
         records: dict[str, list[Handled]] = defaultdict(list)
         expected, rolled_back = set(), 0
         with connected(store) as connection:
             found = connection.execute(
                 "SELECT stream, writer, id, row FROM busrep_facts ORDER BY stream, writer, id, idx"
             )
-            for (stream, writer, token), group in groupby(found, key=lambda row: row[:3]):
+            for fact, group in groupby(found, key=lambda row: row[:3]):
                 payloads = [str(row[3]).encode() for row in group]
-                facts[stream, writer][token] = len(payloads), fact_digest(payloads)
+                facts[fact] = content_of(payloads)
                 kind = json.loads(payloads[0])[2]
                 rolled_back += kind == ABORTED
                 if kind != BULK:
-                    expected.add((stream, writer, token))
+                    expected.add(fact)
             orders = set(connection.execute("SELECT stream, writer, id FROM orders"))
             for reader, life, line in connection.execute("SELECT reader, life, line FROM handled ORDER BY life, n"):
                 stream, writer, handled = json.loads(line)
-                records[reader] += [Handled(life, stream, writer, id, (rows, digest)) for id, rows, digest in handled]
+                records[reader] += [(life, (stream, writer, token), tuple(content)) for token, content in handled]
         return cls(facts, rolled_back + len(expected ^ orders), records)
 
 
-@attrs.define
-class ReaderVerdict:
-    """What is wrong with one reader's record; all zero but the first three when nothing is.
-
-    ``lost``: rows of the table it never handled. ``extra``: facts it handled that the table does not hold, such
-    as rolled back ones. ``torn``: facts with other rows than the table's, or only a part of them.
-    ``out_of_order``: facts handled after a later one of the same writer, or twice, in one process.
-    ``redeliveries``: facts handled again by the process after a kill, which at-least-once allows.
-    """
-
-    facts: int = 0
-    rows: int = 0
-    redeliveries: int = 0
-    lost: int = 0
-    out_of_order: int = 0
-    extra: int = 0
-    torn: int = 0
-
-    @property
-    def clean(self) -> bool:
-        """Whether nothing is wrong."""
-        return not (self.lost or self.extra or self.torn or self.out_of_order)
-
-
-def judge(truth: Facts, record: Iterable[Handled], *, exactly_once: bool) -> ReaderVerdict:
-    """Compare one reader's record, in the order in which it was written, with the table."""
-    verdict = ReaderVerdict()
-    seen: dict[tuple[str, str], set[int]] = {key: set() for key in truth}
+def judge(truth: Mapping[Fact, FactContent], record: Iterable[Handled], *, exactly_once: bool) -> dict[str, int]:
+    """Compare one reader's record, in the order in which it was written, with the table: what it handled, and what is
+    `WRONG`. ``redeliveries``: facts handled again by the process after a kill, which at-least-once allows."""
+    verdict = dict.fromkeys(("facts", "rows", "redeliveries", *WRONG), 0)
+    seen: set[Fact] = set()
     last: dict[tuple[str, str], tuple[int, int]] = {}
-    for one in record:
-        key = one.stream, one.writer
-        life, token = last.get(key, (0, 0))
-        if token >= one.token and (life == one.life or exactly_once):
-            verdict.out_of_order += 1
-        last[key] = one.life, one.token
-        content = truth.get(key, {}).get(one.token)
-        if content is None:
-            verdict.extra += 1
-        elif content != one.content:
-            verdict.torn += 1
-        if one.token in seen.setdefault(key, set()):
-            verdict.redeliveries += 1
+    for life, fact, content in record:
+        stream, writer, token = fact
+        last_life, last_token = last.get((stream, writer), (0, 0))
+        verdict["out_of_order"] += last_token >= token and (last_life == life or exactly_once)
+        last[stream, writer] = life, token
+        verdict["extra"] += fact not in truth
+        verdict["torn"] += truth.get(fact, content) != content
+        if fact in seen:
+            verdict["redeliveries"] += 1
             continue
-        seen[key].add(one.token)
-        verdict.facts += 1
-        verdict.rows += one.content[0]
-    for key, facts in truth.items():
-        verdict.lost += sum(content[0] for token, content in facts.items() if token not in seen[key])
+        seen.add(fact)
+        verdict["facts"] += 1
+        verdict["rows"] += content[0]
+    verdict["lost"] = sum(rows for fact, (rows, _) in truth.items() if fact not in seen)
     return verdict

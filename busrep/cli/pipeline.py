@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pkgutil
+import threading
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import attrs
 import click
+import orjson
 from click.core import ParameterSource
+from rich.progress import TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from busrep.cli.options import DURATION, json_option
-from busrep.cli.output import print_json
-from busrep.cli.pipeline_output import check_report_file, describe, stage_bars, write_report
+from busrep.cli.output import print_json, progress_bars
 from busrep.errors import BusrepError, ConfigError
+from busrep.private_files import replacing
 from busrep.urls import has_secret
 
 if TYPE_CHECKING:
@@ -103,37 +107,28 @@ def parameter(field: attrs.Attribute[Any], hint: Any) -> click.Option:
     several = get_origin(kind) is tuple
     if several:
         kind = get_args(kind)[0]
-    required = field.default is attrs.NOTHING
     common: dict[str, Any] = {"help": told.help, "envvar": told.env, "show_envvar": told.env is not None}
     if kind is bool:
         both = f"{flag}/--no-{flag[2:]}" if field.default is True else flag
         return click.Option([both, field.name], is_flag=True, default=bool(field.default), **common)
-    if not required and field.default not in (None, ()):
+    if field.default not in (attrs.NOTHING, None, ()):
         common |= {"default": field.default, "show_default": True}
     if several or told.joined:
         common["help"] += " May be repeated."
     if told.joined:
         common["callback"] = lambda _context, _parameter, given: ",".join(given) or None
-    return click.Option(
-        [flag, field.name],
-        type=_click_type(kind, told),
-        metavar=told.metavar,
-        required=required,
-        multiple=several or told.joined,
-        **common,
-    )
-
-
-def _click_type(kind: Any, told: Any) -> Any:
     if told.duration:
-        return DURATION
-    if get_origin(kind) is Literal:
-        return click.Choice(get_args(kind))
-    if kind is Path:
-        return click.Path(path_type=Path)
-    if told.minimum is not None:
-        return click.IntRange(min=told.minimum) if kind is int else click.FloatRange(min=told.minimum)
-    return click.types.convert_type(kind)
+        kind = DURATION
+    elif get_origin(kind) is Literal:
+        kind = click.Choice(get_args(kind))
+    elif kind is Path:
+        kind = click.Path(path_type=Path)
+    elif told.minimum is not None:
+        kind = click.IntRange(min=int(told.minimum)) if kind is int else click.FloatRange(min=told.minimum)
+    required, multiple = field.default is attrs.NOTHING, several or told.joined
+    return click.Option(
+        [flag, field.name], type=kind, metavar=told.metavar, required=required, multiple=multiple, **common
+    )
 
 
 def settings(given: tuple[str, ...]) -> dict[str, str]:
@@ -259,3 +254,60 @@ class Job:
                 if is_slow_worker(error):
                     raise WorkersTooSlow(1) from error
                 raise BusrepError(reason(error)) from error
+
+
+@contextlib.contextmanager
+def stage_bars(job: str, *, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for each stage of a job, on standard error, where that is a terminal. Yields a job's ``progress``."""
+    shown = TextColumn("{task.completed:,.0f}{task.fields[of]}")
+    lock = threading.Lock()  # Spark calls back in threads of its own
+    stages: dict[str, TaskID] = {}
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        of = "" if total is None else f" of {total:,}"
+        with lock:
+            if stage in stages:
+                bars.update(stages[stage], completed=done, total=total, of=of)
+                return
+            for before in stages.values():  # what comes before is over
+                bars.stop_task(before)
+            stages[stage] = bars.add_task(f"{job}: {stage}", total=total, completed=done, of=of)
+
+    with progress_bars(shown, TimeElapsedColumn(), TimeRemainingColumn(), quiet=quiet) as bars:
+        yield progress
+
+
+def check_report_file(file: Path | None) -> None:
+    """Raises ConfigError for one that cannot be written."""
+    if file is not None and not os.access(file if _is_special(file) else file.resolve().parent, os.W_OK):
+        raise ConfigError(f"--report {file}: its folder is not there, or cannot be written to")
+
+
+def write_report(file: Path | None, found: Mapping[str, Any]) -> None:
+    """Write it as JSON: whoever waits for the file finds it whole. Raises OSError."""
+    if file is None:
+        return
+    content = orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    if _is_special(file):
+        file.write_bytes(content)
+        return
+    with replacing(file.resolve()) as written:
+        written.write(content)
+
+
+def _is_special(file: Path) -> bool:
+    # A pipe, a terminal, /dev/null: to be written into, and not to be replaced.
+    return file.exists() and not file.is_file()
+
+
+def describe(report: Mapping[str, Any], indent: str = "") -> str:
+    """A report for a person: a line for each value, nested ones indented."""
+    lines = []
+    width = max(map(len, report), default=0)
+    for name, value in report.items():
+        if isinstance(value, Mapping) and value:
+            lines += [f"{indent}{name}", describe(value, indent + "  ")]
+        else:
+            shown = f"{value:,}" if type(value) in (int, float) else str(value)
+            lines.append(f"{indent}{name:<{width}}  {shown}")
+    return "\n".join(lines)

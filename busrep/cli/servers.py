@@ -1,4 +1,4 @@
-"""From options to a store, its streams and a Redis; each command's work is one run of an event loop."""
+"""From options to a store and its streams; each command's work is one run of an event loop."""
 
 from __future__ import annotations
 
@@ -7,23 +7,15 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-import redis
-import redis.asyncio
-
 from busrep.core.snapshots import SnapshotSource
-from busrep.errors import BusrepError, ConfigError, Unavailable
-from busrep.links.redis import FORMS, tls_defaults
+from busrep.errors import BusrepError, ConfigError
 from busrep.stores import open_store
 from busrep.stores.declared import NOT_THERE, declared_in
 from busrep.stores.interface import AsyncStore
 from busrep.streams import Registry, Stream
-from busrep.urls import check_url, shown_url
 
 T = TypeVar("T")
 SourceT = TypeVar("SourceT", bound=SnapshotSource)
-
-# Seconds that one command waits for a server to accept a connection and answer: a person is waiting.
-CONNECT_TIMEOUT = 5.0
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -102,25 +94,3 @@ def ask(
             return await question(store)
 
     return run(work())
-
-
-def redis_client(url: str) -> redis.asyncio.Redis:
-    """A client for a few commands. Raises ConfigError for a URL that is none."""
-    check_url(url, "--redis", FORMS)
-    options = {"socket_connect_timeout": CONNECT_TIMEOUT, "socket_timeout": CONNECT_TIMEOUT, **tls_defaults(url)}
-    try:
-        return redis.asyncio.Redis.from_url(url, **options)
-    except ValueError as error:
-        raise ConfigError(f"--redis {shown_url(url)!r}: {error}; use {FORMS}") from None
-
-
-async def check_redis(url: str) -> None:
-    """Make sure that Redis answers: ConfigError, or Unavailable.
-
-    The bus itself would go on trying for ever, as a service should; a person wants to be told.
-    """
-    try:
-        async with redis_client(url) as client:
-            await client.ping()
-    except (redis.RedisError, OSError, TimeoutError) as error:
-        raise Unavailable(f"Redis at {shown_url(url)}", str(error) or type(error).__name__) from None

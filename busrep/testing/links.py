@@ -19,8 +19,10 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
+
+import attrs
 
 from busrep.errors import ConfigError
 from busrep.testing.pipes import DIRECTIONS, Direction, Faults, Pipe, PipedConnection, Side, Trigger, reset
@@ -50,7 +52,8 @@ class FaultyLink:
         self._parts = parts._replace(scheme="rediss") if tls and parts.scheme == "redis" else parts
         self._target = (parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme])
         self._tls = tls
-        self._random = random.Random(seed)
+        self.random = random.Random(seed)
+        self.faults = {direction: Faults() for direction in DIRECTIONS}
         self.open_connections: dict[PipedConnection, None] = {}
         self.url = ""
         self.refuse = False
@@ -81,7 +84,6 @@ class FaultyLink:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._faults = Faults(self._loop, self._random, self.counts)
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
@@ -92,8 +94,8 @@ class FaultyLink:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        self._faults.disarm()
-        self._cut_all()
+        self._heal()
+        self._end("client", "server")
         await self._all_closed.wait()
         await self._server.wait_closed()
 
@@ -101,42 +103,34 @@ class FaultyLink:
 
     def cut(self) -> None:
         """Reset all connections, and throw away what is still on its way."""
-        self._do("cut", self._cut_all)
+        self._do("cut", lambda: self._end("client", "server"))
 
     def black_hole(self, direction: Direction | None = None) -> None:
         """Pass on nothing any more, in one direction or both: connections stay open, new ones are accepted.
 
         What is sent into the hole is kept, as a sender would send it again, and arrives after ``heal()``.
         """
-        which = _directions(direction)
-        self._do("black_hole", lambda: self._faults.holes.update(which))
+        self._change("black_hole", direction, hole=True)
 
     def abandon(self, closed: Side = "server") -> None:
         """Make all connections half-open: ``closed`` is the side that sees a reset.
 
         The other side keeps an open connection on which nobody answers.
         """
-
-        def abandon() -> None:
-            for connection in list(self.open_connections):
-                connection.abandon(closed)
-
-        self._do("abandon", abandon)
+        self._do("abandon", lambda: self._end(closed))
 
     def delay(self, seconds: float | tuple[float, float], direction: Direction | None = None) -> None:
         """Hold all that comes from now on for so long, or for a time within (least, most); the order is kept."""
         low, high = seconds if isinstance(seconds, tuple) else (seconds, seconds)
         if not 0 <= low <= high:
             raise ValueError(f"a delay of {seconds} s")
-        change = dict.fromkeys(_directions(direction), (low, high))
-        self._do("delay", lambda: self._faults.delays.update(change))
+        self._change("delay", direction, delay=(low, high))
 
     def bandwidth(self, bytes_per_second: float | None, direction: Direction | None = None) -> None:
         """Pass on no more than this, for each connection and direction; None: no limit."""
         if bytes_per_second is not None and bytes_per_second <= 0:
             raise ValueError(f"a bandwidth of {bytes_per_second} bytes/s: use black_hole()")
-        change = dict.fromkeys(_directions(direction), bytes_per_second)
-        self._do("bandwidth", lambda: self._faults.bandwidths.update(change))
+        self._change("bandwidth", direction, bandwidth=bytes_per_second)
 
     def cut_after(self, count: int, direction: Direction = "from_server") -> concurrent.futures.Future[None]:
         """Cut the connection on which the ``count``-th byte from now passes, right behind that byte.
@@ -146,7 +140,7 @@ class FaultyLink:
         """
         if count < 1:
             raise ValueError(f"cut after {count} bytes")
-        return self._arm(direction, Trigger("cut_after", concurrent.futures.Future(), left=count))
+        return self._arm(direction, Trigger("cut_after", left=count))
 
     def cut_when(
         self, pattern: bytes, direction: Direction = "to_server", *, after: bool = True
@@ -160,7 +154,7 @@ class FaultyLink:
         """
         if not pattern:
             raise ValueError("cut at an empty pattern")
-        return self._arm(direction, Trigger("cut_when", concurrent.futures.Future(), pattern, after))
+        return self._arm(direction, Trigger("cut_when", pattern, after))
 
     def heal(self) -> None:
         """End every fault: no hole, refusal, delay or limit, nothing armed. Abandoned connections stay so."""
@@ -169,42 +163,50 @@ class FaultyLink:
     # -- inside -----------------------------------------------------------------------------------------------
 
     def _do(self, name: str, action: Callable[[], object]) -> None:
-        def counted() -> None:
-            self.counts[name] += 1
-            action()
+        self._on_loop(lambda: (self.counts.update([name]), action()))
 
-        self._on_loop(counted)
-
-    def _on_loop(self, action: Callable[[], None]) -> None:
-        if threading.get_ident() == self._thread:
-            action()
-            return
-
+    def _on_loop(self, action: Callable[[], object]) -> None:
         async def act() -> None:
             action()
 
-        asyncio.run_coroutine_threadsafe(act(), self._loop).result()
+        if threading.get_ident() == self._thread:
+            action()
+        else:
+            asyncio.run_coroutine_threadsafe(act(), self._loop).result()
+
+    def _change(self, name: str, direction: Direction | None, **values: Any) -> None:
+        which = _directions(direction)
+        self._do(name, lambda: self.faults.update({one: attrs.evolve(self.faults[one], **values) for one in which}))
 
     def _arm(self, direction: Direction, trigger: Trigger) -> concurrent.futures.Future[None]:
         _directions(direction)
-        self._on_loop(lambda: self._faults.triggers[direction].append(trigger))
+        self._on_loop(lambda: self.faults[direction].triggers.append(trigger))
         return trigger.happened
+
+    def fire(self, direction: Direction, trigger: Trigger) -> None:
+        """Take the trigger away and say that it happened."""
+        self.faults[direction].triggers.remove(trigger)
+        self.counts[trigger.kind] += 1
+        if trigger.happened.set_running_or_notify_cancel():
+            trigger.happened.set_result(None)
 
     def _heal(self) -> None:
         self.refuse = False
-        self._faults.clear()
+        for direction, faults in self.faults.items():
+            for trigger in faults.triggers:
+                trigger.happened.cancel()
+            self.faults[direction] = Faults()
         for connection in list(self.open_connections):
             for pipe in connection.pipes:
                 pipe.hurry()
 
-    def _cut_all(self) -> None:
+    def _end(self, *sides: Side) -> None:
         for connection in list(self.open_connections):
-            connection.cut()
+            connection.end(*sides)
 
-    def _pipe(
-        self, faults: Faults, direction: Direction, source: asyncio.StreamReader, target: asyncio.StreamWriter
-    ) -> Pipe:
-        return Pipe(faults, direction, source, target)
+    def pipe(self, *of: Any) -> Pipe:
+        """Make one direction of a connection."""
+        return Pipe(*of)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refuse:
@@ -212,7 +214,7 @@ class FaultyLink:
             reset(writer)
             return
         self.connections += 1
-        connection = PipedConnection(self._faults, reader, writer, self._pipe)
+        connection = PipedConnection(self, reader, writer)
         self.open_connections[connection] = None
         self._all_closed.clear()
         try:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
-from weakref import WeakSet
 
 import attrs
 
@@ -22,6 +22,8 @@ from busrep.errors import ConfigError
 
 # A server that is not ready after this many seconds counts as broken; a loaded machine needs a few.
 START_TIMEOUT = 30.0
+# Free ports tried before giving up: another process may take one between our look and the server's bind.
+PORT_ATTEMPTS = 5
 # Between two looks at a starting server, seconds.
 POLL = 0.005
 # Lines of the server's log that an error message quotes.
@@ -44,26 +46,17 @@ if signum:
 os.execv(sys.argv[5], sys.argv[5:])
 """
 
-_started: WeakSet[ServerProcess] = WeakSet()
 
-
-@atexit.register
-def _stop_all() -> None:
-    for server in list(_started):
-        server.close()
-
-
-@attrs.define(eq=False, weakref_slot=True)
+@attrs.define(eq=False)
 class ServerProcess:
-    """One server that this process started. ``close()``, or leaving ``with``, stops it, removes its files."""
+    """One server that this process starts. ``close()``, or leaving ``with``, stops it and removes its files."""
 
-    port: int
-    """The TCP port on 127.0.0.1."""
     directory: Path
     """Where its data and its log are."""
-    remove_directory: bool
     identity: tuple[int, int] | None = None
     """(uid, gid) that it runs as; None: as this process."""
+    port: int = attrs.field(default=0, init=False)
+    """The TCP port on 127.0.0.1; 0 before the first start."""
     child: subprocess.Popen[bytes] | None = attrs.field(default=None, init=False)
 
     death_signal = signal.SIGKILL
@@ -98,27 +91,40 @@ class ServerProcess:
         """Whether this very process (not another one on its port) serves requests."""
         raise NotImplementedError
 
-    def start(self) -> None:
-        """Start it on its port and return once it serves. Raises ConfigError with the log if it does not."""
-        if self.running:
-            return
-        deadline = time.monotonic() + START_TIMEOUT
-        # An outgoing connection may have got the number of our port for a moment: try the same one again.
-        while not self.try_start(deadline):
-            if not self.port_taken() or time.monotonic() > deadline:
-                raise ConfigError(f"{self.command()[0]} did not start; its log ends:\n{self.log}")
-            time.sleep(0.05)
+    def prepare(self) -> None:
+        """Make what it needs before its first start. Raises ConfigError."""
 
-    def try_start(self, deadline: float) -> bool:
-        """Start it once; False, with the reason in the log, when it does not serve by ``deadline``."""
-        _started.add(self)
+    def opened(self) -> Self:
+        """Prepare it, and start it on a free port. Raises ConfigError; nothing of it is left then."""
+        atexit.register(self.close)
+        try:
+            self.prepare()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def start(self) -> None:
+        """Start it and return once it serves: on the port that it had, for the first time on a free one. Raises
+        ConfigError with the log if it does not serve."""
+        first, deadline = self.port == 0, time.monotonic() + START_TIMEOUT
+        for attempt in itertools.count(1):
+            if first:
+                self.port = free_port()
+            if self.running or self._try_start(deadline):
+                return
+            if not self.port_taken() or time.monotonic() > deadline or (first and attempt == PORT_ATTEMPTS):
+                raise ConfigError(f"{self.command()[0]} did not start; its log ends:\n{self.log}")
+            if not first:  # an outgoing connection may have got the number of our port for a moment
+                time.sleep(0.05)
+
+    def _try_start(self, deadline: float) -> bool:
         (self.directory / "server.log").unlink(missing_ok=True)
         self.child = spawn(self.command(), self.directory, self.identity, self.death_signal)
-        while self.child.poll() is None:
+        while self.child.poll() is None and time.monotonic() < deadline:
             if self.is_ready():
                 return True
-            if time.monotonic() > deadline:
-                break
             time.sleep(POLL)
         self.end(signal.SIGKILL)
         return False
@@ -149,11 +155,10 @@ class ServerProcess:
         self.process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop it for good and remove its files, not a directory the caller named. May be called twice."""
+        """Stop it for good and remove its files. May be called twice."""
         self.stop()
-        _started.discard(self)
-        if self.remove_directory:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        atexit.unregister(self.close)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def end(self, signum: signal.Signals) -> None:
         """Send it a signal and wait until it is gone; SIGKILL after ten seconds."""
@@ -172,38 +177,34 @@ class ServerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def spawn(
     command: Sequence[str], directory: Path, identity: tuple[int, int] | None, death_signal: signal.Signals
 ) -> subprocess.Popen[bytes]:
     """Start a program, as another user if ``identity`` says so; its output goes to ``server.log``."""
-    uid, gid = identity or (-1, -1)
     # The kernel sends the death signal when the *thread* that forked ends; only the main one lasts.
-    linux = sys.platform == "linux"
-    signum = int(death_signal) if linux and _in_main_thread() else 0
-    launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, *map(str, (uid, gid, signum, os.getpid()))]
+    lasts = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
+    told = (*(identity or (-1, -1)), int(death_signal) if lasts else 0, os.getpid())
+    # PGDATA, PGPORT and the like would change what our command line says.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     with open(directory / "server.log", "ab") as log:
         return subprocess.Popen(  # noqa: S603 - the command is made here
-            [*launcher, *command],
+            [sys.executable, "-I", "-S", "-c", _LAUNCHER, *map(str, told), *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd=directory,
-            env=_clean_environment(),
+            env={**kept, "LC_ALL": "C"},
             start_new_session=True,
         )
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def _clean_environment() -> dict[str, str]:
-    # PGDATA, PGPORT and the like would change what our command line says.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
-    return {**kept, "LC_ALL": "C"}

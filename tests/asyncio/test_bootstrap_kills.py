@@ -28,7 +28,8 @@ import busrep
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
-from busrep.testing.servers import PostgresServer, RedisServer, free_port, start_postgres, start_redis
+from busrep.testing.processes import free_port
+from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, start_redis
 from tests import ROOT
 from tests.shop import Order, orders
 

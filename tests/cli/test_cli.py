@@ -24,8 +24,8 @@ import redis
 from click.testing import CliRunner, Result
 
 from busrep.cli.app import cli
+from busrep.cli.listen import Lines
 from busrep.cli.output import ago
-from busrep.cli.tail import Lines
 from busrep.stores import open_store
 from busrep.streams import Registry, Stream
 

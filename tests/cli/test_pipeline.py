@@ -22,8 +22,7 @@ from click.testing import CliRunner, Result
 
 import busrep.spark.jobs
 from busrep.cli.app import cli
-from busrep.cli.pipeline import job_command
-from busrep.cli.pipeline_output import describe, stage_bars
+from busrep.cli.pipeline import describe, job_command, stage_bars
 from busrep.errors import ConfigError
 from busrep.spark import job
 from busrep.spark.failures import is_sparks, quiet, reason

@@ -38,7 +38,7 @@ from busrep.http.source import HttpSource
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
-from busrep.testing.servers import free_port
+from busrep.testing.processes import free_port
 from tests import ROOT
 from tests.stores import test_replica
 from tests.stores.store_conformance import sync, write

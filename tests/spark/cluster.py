@@ -19,7 +19,6 @@ import pytest
 
 from busrep.spark.java import find_java
 from busrep.testing.processes import POLL, ServerProcess
-from busrep.testing.servers import start_on_a_port
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -183,17 +182,13 @@ def started_cluster(workers: int = 2) -> Iterator[Cluster]:
         def start(name: str, main_class: str, started: str, *arguments: str) -> Daemon:
             (folder / name).mkdir()
             daemon = Daemon(
-                0,
                 folder / name,
-                True,
                 started=started,
                 main_class=f"org.apache.spark.deploy.{main_class}",
                 arguments=arguments,
                 environment=environment,
             )
-            stack.callback(daemon.close)
-            start_on_a_port(daemon)
-            return daemon
+            return stack.enter_context(daemon.opened())
 
         daemon = start("master", "master.Master", "New state: ALIVE")
         master = f"spark://127.0.0.1:{daemon.port}"

@@ -24,7 +24,7 @@ from busrep.errors import ConfigError, MissingExtra, Unavailable
 from busrep.spark import register, session
 from busrep.spark.masters import check_master, is_loopback
 from busrep.spark.session import DEFAULTS, active, modules_path
-from busrep.testing.servers import free_port
+from busrep.testing.processes import free_port
 from tests.spark.archives import Bench
 from tests.spark.cluster import DRIVER_MEMORY, ROOT, Cluster, end_session, settings
 from tests.spark.long import long

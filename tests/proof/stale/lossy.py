@@ -6,13 +6,13 @@ under way; here it is done by dice, and counted.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from busrep.testing.links import FaultyLink
-from busrep.testing.pipes import Direction, Ending, Faults, Pipe
+from busrep.testing.pipes import Ending, Pipe
 
 CRLF = b"\r\n"
 # How a pushed message begins, in RESP2 and in RESP3.
@@ -42,10 +42,8 @@ def reply_end(data: bytes | bytearray, start: int = 0) -> int | None:
 class LossyPipe(Pipe):
     """What comes from the server, reply by reply, without the messages that are lost."""
 
-    def __init__(
-        self, loses: Callable[[], bool], faults: Faults, source: asyncio.StreamReader, target: asyncio.StreamWriter
-    ) -> None:
-        super().__init__(faults, "from_server", source, target)
+    def __init__(self, loses: Callable[[], bool], *of: Any) -> None:
+        super().__init__(*of)
         self._loses, self._rest = loses, bytearray()
 
     def take(self, what: bytes | Ending) -> None:
@@ -79,9 +77,7 @@ class LossyLink(FaultyLink):
         self.counts["messages_lost"] += lost
         return lost
 
-    def _pipe(
-        self, faults: Faults, direction: Direction, source: asyncio.StreamReader, target: asyncio.StreamWriter
-    ) -> Pipe:
-        if direction == "to_server":
-            return super()._pipe(faults, direction, source, target)
-        return LossyPipe(self.loses, faults, source, target)
+    def pipe(self, *of: Any) -> Pipe:
+        """One that loses messages, if they come from the server."""
+        pipe = super().pipe(*of)
+        return pipe if pipe.direction == "to_server" else LossyPipe(self.loses, *of)
