@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from busrep.core.backoff import pause_after
@@ -23,14 +23,10 @@ log = logging.getLogger("busrep.reader")
 
 
 class Beginning:
-    """Begins to follow streams. ``on_epoch(epoch)``: the log turned out to be another one.
+    """Begins to follow streams. ``not_begun``: why a stream is not followed yet; that is tried again."""
 
-    ``not_begun``: why a stream is not followed yet; that is tried again.
-    """
-
-    def __init__(self, context: ReaderContext, bootstrapping: Bootstrapping, on_epoch: Callable[[str], None]) -> None:
+    def __init__(self, context: ReaderContext, bootstrapping: Bootstrapping) -> None:
         self._context, self._core, self._bootstrapping = context, context.core, bootstrapping
-        self._on_epoch = on_epoch
         default: Start = "earliest" if context.reader else "now"
         self._start = context.options.start if context.options.start is not None else default
         self.not_begun: dict[str, str] = {}
@@ -222,7 +218,7 @@ class Beginning:
                 positions |= {key: at for key, at in state.positions.items() if key[0] in core.followed}
             else:
                 bootstrapping.log_changed(core.followed)
-            self._on_epoch(epoch)
+            context.bus.epoch_changed(epoch)
             core.rebase(epoch, positions)
             core.admission.registered(claims_of(everything))
             context.saved.replace(positions)

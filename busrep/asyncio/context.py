@@ -5,8 +5,8 @@ from __future__ import annotations
 import abc
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
 
 from busrep.caches.cache import is_invalidations
 from busrep.core.catchup import Key
@@ -15,7 +15,6 @@ from busrep.core.reader import Reader
 from busrep.core.received import Followed
 from busrep.core.saved_positions import OldestRows, SavedPositions
 from busrep.errors import BusrepError
-from busrep.options import BusOptions
 from busrep.stores.interface import FactSource, ReaderPositions
 
 from ..runtime.batch import Handler
@@ -25,30 +24,26 @@ from .position_waiters import PositionWaiters
 from .retrying import Retrying
 from .stop_notes import StopNotes
 
+if TYPE_CHECKING:
+    from .bus_life import BusLife
+
 log = logging.getLogger("busrep.reader")
 
 
 class ReaderContext(abc.ABC):
     """What each part of a reading process needs of the whole; `Reading` is the whole.
 
-    ``ask_for_positions()`` has REPLICATE published; ``own_written``: see `OwnFacts`; ``on_stop(error)`` is called when
-    something stops for good. ``saving`` is held while saved positions change. ``subscribed``: the handlers of each
-    stream that ever had one; ``workers``: the tasks that call them.
+    ``ask_for_positions()`` has REPLICATE published. ``saving`` is held while saved positions change. ``subscribed``:
+    the handlers of each stream that ever had one; ``workers``: the tasks that call them.
     """
 
-    def __init__(
-        self,
-        options: BusOptions,
-        *,
-        own: str | None,
-        own_written: Callable[[str], tuple[int, bool] | None],
-        ask: Callable[[], None],
-        on_stop: Callable[[BusrepError], None],
-    ) -> None:
-        self.options, self.settings = options, options.settings
+    def __init__(self, bus: BusLife) -> None:
+        options = bus.options
+        own = None if options.own else bus.own_writer()
+        self.bus, self.options, self.settings = bus, options, options.settings
         self.core = Reader((), settings=self.settings, own=[own] if own else (), undeclared=options.undeclared)
-        self.own = OwnFacts(self.core, own, own_written)
-        self.ask_for_positions, self.on_stop = ask, on_stop
+        self.own = OwnFacts(self.core, own, bus.own_written)
+        self.ask_for_positions = bus.publisher.ask_for_positions
         # BusOptions sees to it that there is a store for a stream with a table, and one for the name of a reader.
         self.store: FactSource = options.store
         self.reader_store: ReaderPositions = options.positions_store
@@ -99,7 +94,7 @@ class ReaderContext(abc.ABC):
     def stop(self, key: Key, error: BusrepError) -> None:
         """Stop one (stream, writer) loudly; the others flow."""
         if key not in self.stopped:
-            self.on_stop(error)
+            self.bus.tell_failure(error)
         self.stopped[key] = error
         self.note(error, key)
         self.retrying.over(key)
@@ -109,7 +104,7 @@ class ReaderContext(abc.ABC):
     def stop_bootstrap(self, stream: str, error: BusrepError) -> None:
         """Stop the bootstrap of a stream loudly; other streams flow."""
         if stream not in self.stopped_bootstraps:
-            self.on_stop(error)
+            self.bus.tell_failure(error)
         self.stopped_bootstraps[stream] = error
         self.interrupt(error, stream)
 
@@ -117,7 +112,7 @@ class ReaderContext(abc.ABC):
         """All reading stops for good."""
         log.error("reading stopped: %s", error)
         if self.failure is None:
-            self.on_stop(error)
+            self.bus.tell_failure(error)
         self.failure = error
         self.note(error, *self.saved.at)
         self.interrupt(error)

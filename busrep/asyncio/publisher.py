@@ -7,18 +7,17 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from busrep.core.application_commands import UserIp
 from busrep.core.backoff import pause_after
 from busrep.core.commands import Command, Replicate
 from busrep.core.framing import COMMAND_BYTES
-from busrep.core.link_watch import LinkWatch
 from busrep.errors import ConfigError, Unavailable
 from busrep.options import BusOptions
 
-from ..links.link import Link
-from .writing import Writing
+if TYPE_CHECKING:
+    from .bus_life import BusLife
 
 log = logging.getLogger("busrep")
 
@@ -59,25 +58,18 @@ def channels_of(options: BusOptions) -> list[str]:
 
 
 class ChannelPublisher:
-    """Publishes in one task, in order. ``writing``: the writer's present session, if there is a writer."""
+    """Publishes in one task, in order."""
 
-    def __init__(
-        self,
-        options: BusOptions,
-        *,
-        link: Callable[[], Link],
-        writing: Callable[[], Writing | None],
-        watch: LinkWatch,
-    ) -> None:
+    def __init__(self, bus: BusLife) -> None:
         self.commands: deque[tuple[str, bytes]] = deque()
         """(channel, line), oldest first, waiting to be published."""
         self._commands_bytes = 0
-        self._name, self._settings = options.name, options.settings
-        heard = channels_of(options)
+        self._bus, self._name, self._settings = bus, bus.name, bus.settings
+        heard = channels_of(bus.options)
         # Writers hear the first; this process hears itself on the last.
         asking = (self._name, self._name if self._name in heard else heard[0])
         self._asking_channels = tuple(dict.fromkeys(asking))
-        self._link, self._writing, self._watch, self.lines = link, writing, watch, LineHandlers()
+        self.lines = LineHandlers()
         self._wake = asyncio.Event()
         self._flushed = asyncio.Event()
         self._ask = False
@@ -104,13 +96,13 @@ class ChannelPublisher:
         """Wait until nothing waits any more, the link is gone, or ``timeout`` seconds have passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while self._link().connected and self._unsent():
+                while self._bus.link.connected and self._unsent():
                     self._flushed.clear()
                     self._wake.set()
                     await self._flushed.wait()
 
     def _unsent(self) -> bool:
-        writing = self._writing()
+        writing = self._bus.writing
         return bool(self.commands) or (writing is not None and writing.fenced is None and writing.core.unsent)
 
     async def run(self) -> None:
@@ -126,7 +118,7 @@ class ChannelPublisher:
                 if not isinstance(error, Unavailable):  # a bug; what is not published is lost to whoever waits for it
                     log.exception("publishing failed")
                 failures += 1
-                if (writing := self._writing()) is not None:
+                if (writing := self._bus.writing) is not None:
                     writing.publishing = False
                     writing.drained()
                 log.debug("publishing: %s", error)
@@ -135,7 +127,7 @@ class ChannelPublisher:
             self._flushed.set()
 
     async def _publish_all(self) -> None:
-        link, writing = self._link(), self._writing()
+        link, writing = self._bus.link, self._bus.writing
         while True:
             if await link.open_publisher() and writing is not None:
                 # Others cannot see that we came back: say where we are.
@@ -158,7 +150,7 @@ class ChannelPublisher:
                     writing.core.publish_failed()
                 raise
             if asked:
-                self._watch.asked_at = asyncio.get_running_loop().time()
+                self._bus.watch.asked_at = asyncio.get_running_loop().time()
             for _ in commands:
                 self._commands_bytes -= len(self.commands.popleft()[1])
             if writing is not None:

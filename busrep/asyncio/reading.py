@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
 
 from busrep.core.catchup import Key
 from busrep.core.framing import Frame
 from busrep.errors import BusrepError, Closed, ConfigError, WaitTimeout
-from busrep.options import BusOptions
 from busrep.streams import Stream
 
 from ..runtime.batch import Batch, Handler
@@ -26,6 +25,9 @@ from .pages import Pages
 from .saving import BatchSaver, PositionSaver
 from .silent import SilentWriters
 
+if TYPE_CHECKING:
+    from .bus_life import BusLife
+
 log = logging.getLogger("busrep.reader")
 
 # Epochs of other deployments that are told of, each once.
@@ -33,32 +35,17 @@ MOST_REPORTED = 16
 
 
 class Reading(ReaderContext):
-    """Owns a ``Reader`` core and drives it.
+    """Owns a ``Reader`` core and drives it."""
 
-    ``own_positions()`` gives what this process itself has published, which counts as handled when positions are saved;
-    ``on_epoch(epoch)`` is called when the log turned out to be another one. The rest: see `ReaderContext`.
-    """
-
-    def __init__(
-        self,
-        options: BusOptions,
-        *,
-        own: str | None,
-        ask: Callable[[], None],
-        own_positions: Callable[[], Mapping[str, int]],
-        own_written: Callable[[str], tuple[int, bool] | None],
-        on_epoch: Callable[[str], None],
-        on_stop: Callable[[BusrepError], None],
-    ) -> None:
-        super().__init__(options, own=own, own_written=own_written, ask=ask, on_stop=on_stop)
-        self._own_positions = own_positions
+    def __init__(self, bus: BusLife) -> None:
+        super().__init__(bus)
         self.after_pump: Callable[[], None] = lambda: None
         self.bootstrapping = Bootstrapping(self)
         peers = self.bootstrapping.peers
-        self.saver = PositionSaver(self, peers, own_positions)
+        self.saver = PositionSaver(self, peers)
         self.batches = BatchSaver(self, peers, self.saver)
         self.handlers = Handlers(self, self.saver, self.batches)
-        self.beginning = Beginning(self, self.bootstrapping, on_epoch)
+        self.beginning = Beginning(self, self.bootstrapping)
         self.silent = SilentWriters(self, self.saver.above_sequence)
         self._pages = Pages(self, self.bootstrapping, self.saver)
         self._look_at_all = False  # a look is due that asks for all writers
@@ -98,7 +85,7 @@ class Reading(ReaderContext):
 
     def disown(self) -> None:
         """The own name was taken over: follow it as any other, from where the own facts end."""
-        positions = self._own_positions()
+        positions = self.bus.own_positions()
         self.own.disown({stream: at for stream, at in positions.items() if self.own_counts(stream)})
         self.ask_for_positions()
 

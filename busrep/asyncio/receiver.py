@@ -7,20 +7,18 @@ import logging
 import math
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from busrep.core.backoff import LogLimiter
 from busrep.core.commands import Command, Name, Replicate, Server
-from busrep.core.framing import Frame, parse_message
-from busrep.core.link_watch import LinkWatch
+from busrep.core.framing import parse_message
 from busrep.errors import ParseError
-from busrep.options import BusOptions
 
 from ..runtime.tasks import call, spawn
-from .own_name import OwnName
-from .publisher import ChannelPublisher
-from .reading import Reading
 from .writing import Writing
+
+if TYPE_CHECKING:
+    from .bus_life import BusLife
 
 log = logging.getLogger("busrep")
 
@@ -31,25 +29,10 @@ _NUMBER = re.compile(r"\b\d+\b")
 
 
 class Receiver:
-    """Takes in the messages of one bus.
+    """Takes in the messages of one bus."""
 
-    ``heard(frame)`` is called with each, once the reader has taken it in. ``tasks``: of the bus, which ends them.
-    """
-
-    def __init__(
-        self,
-        options: BusOptions,
-        reading: Reading,
-        own_name: OwnName,
-        publisher: ChannelPublisher,
-        *,
-        watch: LinkWatch,
-        heard: Callable[[Frame], None],
-        tasks: dict[asyncio.Task[Any], None],
-    ) -> None:
-        self._settings, self._delivers_own = options.settings, options.own
-        self._reading, self._own_name, self._publisher = reading, own_name, publisher
-        self._watch, self._heard, self._tasks = watch, heard, tasks
+    def __init__(self, bus: BusLife) -> None:
+        self._bus, self._reading, self._publisher = bus, bus.reading, bus.publisher
         self._handlers: dict[type[Any], list[Callable[[Any], Awaitable[None] | None]]] = {}
         self._limiter = LogLimiter()  # per reason; all are counted (protocol.md, section 1)
         self._answering: asyncio.TimerHandle | None = None
@@ -61,18 +44,18 @@ class Receiver:
 
     def receive(self, channel: str, data: bytes) -> None:
         """One message."""
-        now, writing = asyncio.get_running_loop().time(), self._own_name.writing
-        self._watch.heard_at = now
+        bus, now, writing = self._bus, asyncio.get_running_loop().time(), self._bus.writing
+        bus.watch.heard_at = now
         self._publisher.lines.show("<", channel, data)
         if writing is not None and not writing.lost and writing.others.is_echo(data):
-            self._watch.echo_at = now
-            if not self._delivers_own:
+            bus.watch.echo_at = now
+            if not bus.options.own:
                 return
-        frame = parse_message(data, self._settings)
+        frame = parse_message(data, bus.settings)
         if writing is not None:
             writing.others.heard(frame)
         self._reading.receive(frame, now)
-        self._heard(frame)
+        bus.caching.heard(frame)
         core = self._reading.core
         if core.asks:
             core.asks = False
@@ -88,16 +71,16 @@ class Receiver:
 
     def _command(self, command: Command, now: float) -> None:
         if isinstance(command, Replicate):
-            if self._own_name.writing is not None:
-                self._answer(self._own_name.writing, now)
+            if self._bus.writing is not None:
+                self._answer(self._bus.writing, now)
         elif isinstance(command, Name):
-            if self._own_name.heard_name(command, now):
-                self._watch.echo_at = now
+            if self._bus.own_name.heard_name(command, now):
+                self._bus.watch.echo_at = now
         elif isinstance(command, Server):
-            self._own_name.heard_server(command, now)
+            self._bus.own_name.heard_server(command, now)
         for handler in self._handlers.get(type(command), ()):
-            if len(self._tasks) < COMMAND_CALLS:
-                spawn(self._tasks, call(handler, command), "busrep-command")
+            if len(self._bus.tasks) < COMMAND_CALLS:
+                spawn(self._bus.tasks, call(handler, command), "busrep-command")
                 continue
             self.commands_dropped += 1
             self._log_error(ParseError(command.format(), type(command).__name__, "handlers are too slow: dropped"), now)

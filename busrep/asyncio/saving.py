@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 from busrep.core.catchup import Key
@@ -33,15 +33,10 @@ log = logging.getLogger("busrep.reader")
 
 
 class PositionSaver:
-    """Saves the positions of one reading process; without a reader name it saves nothing.
+    """Saves the positions of one reading process; without a reader name it saves nothing."""
 
-    ``own_positions()``: of the own writer, by stream.
-    """
-
-    def __init__(
-        self, context: ReaderContext, peers: PeerBootstraps, own_positions: Callable[[], Mapping[str, int]]
-    ) -> None:
-        self._context, self._peers, self._own_positions = context, peers, own_positions
+    def __init__(self, context: ReaderContext, peers: PeerBootstraps) -> None:
+        self._context, self._peers = context, peers
         self._core, self._saved = context.core, context.saved
         self.unsavable: dict[Key, StatementRefused] = {}  # why a position could not be saved
         self._saved_at: dict[Key, float] = {}
@@ -90,7 +85,7 @@ class PositionSaver:
                     await self._save_changes(self._saved.unmoved(changes, void))
 
     async def _to_save(self, keys: Sequence[Key]) -> list[Change]:
-        context, own, changes = self._context, self._own_positions(), []
+        context, own, changes = self._context, self._context.bus.own_positions(), []
         for key in keys:
             progress = self._core.progress[key]
             # Of a stream that nobody has handled nothing is saved; behind a snapshot that is loaded, where it ends.

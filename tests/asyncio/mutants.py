@@ -161,7 +161,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer whose database hangs for some seconds counts as dead.",
         edits=(
             Edit(
-                "Beats.run",
+                "BusLife._keep_beating",
                 "                await asyncio.wait({beating}, timeout=heartbeat / 4)\n",
                 "                await asyncio.wait({beating})\n",
             ),
@@ -329,8 +329,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A subscription that Redis forgot, or a half-open link, leaves a process deaf until it is restarted.",
         edits=(
             Edit(
-                "Beats._check_link",
-                "        if not self._link.connected:\n",
+                "BusLife._check_link",
+                "        if not self.link.connected:\n",
                 "        if now:\n",
             ),
         ),
@@ -681,7 +681,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="own-positions-of-the-log-before-count",
         rule="9.16",
         harm="A process whose reading half is in another log already saves its own positions of the one before.",
-        edits=(Edit("Beginning._go_over", "                self._on_epoch(epoch)\n", ""),),
+        edits=(Edit("Beginning._go_over", "                context.bus.epoch_changed(epoch)\n", ""),),
         checks=(MUTANTS_GAPS + "9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one",),
     ),
     Mutant(
@@ -1128,7 +1128,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.12",
         harm="A (stream, writer) stops, and the application that asked to be told is not.",
         edits=(
-            Edit("ReaderContext.stop", ("        if key not in self.stopped:\n            self.on_stop(error)\n"), ""),
+            Edit(
+                "ReaderContext.stop",
+                ("        if key not in self.stopped:\n            self.bus.tell_failure(error)\n"),
+                "",
+            ),
         ),
         checks=(HEALTH + "a_stop_is_told_and_stored_beside_the_position_until_it_moves_on",),
     ),
@@ -1470,10 +1474,10 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One line NAME ghost 5, or a writer that closed, makes every other process reconnect every ten seconds.",
         edits=(
             Edit(
-                "Beats._check_link",
-                "        if (fault := self._watch.fault(now, announces=announces)) is not None:\n",
-                "        core = self._reading.core\n"
-                "        fault = self._watch.fault(now, announces=True) if announces else None\n"
+                "BusLife._check_link",
+                "        if (fault := self.watch.fault(now, announces=announces)) is not None:\n",
+                "        core = self.reading.core\n"
+                "        fault = self.watch.fault(now, announces=True) if announces else None\n"
                 "        if not announces and core.last_heard and len(core.silent(now)) == len(core.last_heard):\n"
                 '            fault = "silence"\n'
                 "        if fault is not None:\n",
@@ -1487,8 +1491,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader alone on its channel does not find out that its subscription is gone.",
         edits=(
             Edit(
-                "Beats._check_link",
-                "        elif self._watch.asks(now, announces=announces):\n",
+                "BusLife._check_link",
+                "        elif self.watch.asks(now, announces=announces):\n",
                 "        elif False:\n",
             ),
         ),
