@@ -16,7 +16,6 @@ from busrep.options import Start
 from busrep.stores.interface import KnownWriter, ReaderState, claims_of
 from busrep.streams import Stream
 
-from .bootstrapping import Bootstrapping
 from .context import ReaderContext
 
 log = logging.getLogger("busrep.reader")
@@ -25,8 +24,8 @@ log = logging.getLogger("busrep.reader")
 class Beginning:
     """Begins to follow streams. ``not_begun``: why a stream is not followed yet; that is tried again."""
 
-    def __init__(self, context: ReaderContext, bootstrapping: Bootstrapping) -> None:
-        self._context, self._core, self._bootstrapping = context, context.core, bootstrapping
+    def __init__(self, context: ReaderContext) -> None:
+        self._context, self._core, self._bootstrapping = context, context.core, context.bootstrapping
         default: Start = "earliest" if context.reader else "now"
         self._start = context.options.start if context.options.start is not None else default
         self.not_begun: dict[str, str] = {}
@@ -122,7 +121,7 @@ class Beginning:
     ) -> tuple[ReaderState, BootstrapProgress | None]:
         """What is saved for a stream, of this log, and of its last bootstrap."""
         context = self._context
-        snapshot = await self._bootstrapping.peers.saved(name)
+        snapshot = await context.saved_bootstrap(name)
         state = await context.reader_store.load_reader(context.reader)
         if state.epoch not in (None, epoch):
             changed = EpochChanged(state.epoch, epoch)
@@ -231,7 +230,7 @@ class Beginning:
             bootstrapping.begin_due()
             if state is not None:
                 context.saved.loaded(state, *(core.followed.keys() - core.bootstrapping))
-                await bootstrapping.peers.look_at(state)
+                await bootstrapping.look_at(state)
         self._learn(known)
         context.ask_for_positions()
 

@@ -158,7 +158,7 @@ class Applying:
         """
         while True:
             try:
-                saved = await self.run.peers.saved(self.name)
+                saved = await self.context.saved_bootstrap(self.name)
                 break
             except BusrepError as error:
                 log.warning("bootstrap of %s: what is saved cannot be read yet: %s", self.name, error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from busrep.core.bootstrap import Bootstrap
 from busrep.core.bootstrap_states import BootstrapState, unfinished
@@ -19,9 +19,7 @@ from busrep.errors import BusrepError, Closed, ConfigError, NoSnapshots, Unavail
 from ..runtime.tasks import being_cancelled, log_failure
 from ..snapshots.parts import Applier
 from .bootstrap_apply import Applying
-from .bootstrap_log import fetch_instead
-from .bootstrap_peers import PeerBootstraps
-from .bootstrap_source import SourceOnDemand
+from .bootstrap_source import fetch_instead
 from .context import ReaderContext
 
 log = logging.getLogger("busrep.reader")
@@ -31,25 +29,12 @@ ASKED_FOR = "asked for"
 
 
 class Run:
-    """The bootstraps of one stream, one after the other.
+    """The bootstraps of one stream, one after the other."""
 
-    ``give_up(stream, error)`` is called when none is taken any more, for its rows are fetched; ``finished(self)`` when
-    the stream is online.
-    """
-
-    def __init__(
-        self,
-        context: ReaderContext,
-        source: SourceOnDemand,
-        peers: PeerBootstraps,
-        applier: Applier,
-        give_up: Callable[[str, NoSnapshots], None],
-        finished: Callable[[Run], None],
-    ) -> None:
-        self.context, self.peers, self._source = context, peers, source
-        self._give_up, self._finished = give_up, finished
-        self.name = applier.stream.name
-        self.machine = Bootstrap(self.name, settings=context.settings)
+    def __init__(self, context: ReaderContext, applier: Applier) -> None:
+        self.context, self._source = context, context.bootstrapping.source
+        self.name: str = applier.stream.name
+        self.machine: Bootstrap = Bootstrap(self.name, settings=context.settings)
         self.turn = asyncio.Event()  # set whenever something was handled
         self.tasks: dict[Work, asyncio.Task[None]] = {}
         self._ending: dict[asyncio.Task[None], None] = {}  # of works that are not wanted any more, and of Leave
@@ -179,7 +164,7 @@ class Run:
         if not await fetch_instead(self.context, self.name, error):
             return False
         self.machine.stopped_by = error
-        self._give_up(self.name, error)
+        self.context.bootstrapping.give_up(self.name, error)
         self.refuse(error)
         return True
 
@@ -205,7 +190,7 @@ class Run:
 
     async def _follow_peer(self) -> bool:
         """Whether another process under this reader's name has begun one, or is over it: then that is gone on with."""
-        saved = await self.peers.saved(self.name)
+        saved = await self.context.saved_bootstrap(self.name)
         if saved is None or saved.agreement.epoch != self.context.core.epoch:
             return False
         if not self._looked:
@@ -288,7 +273,7 @@ class Run:
             if self.name not in state.streams:
                 return None
             if self.name in state.loading:
-                saved = await self.peers.saved(self.name)
+                saved = await self.context.saved_bootstrap(self.name)
                 if saved is not None and unfinished(saved):  # another process has begun anew
                     self.restore(saved)
                 raise Unavailable("the store", "another process of this reader loads a snapshot")
@@ -301,7 +286,7 @@ class Run:
             self._partly = False
             self.machine.drained(self.now())
             self.advance()
-            self._finished(self)
+            self.context.bootstrapping.finished(self)
 
     async def online(self) -> None:
         """Wait until it is over. Raises HandlerFailed, ConfigError, Closed."""

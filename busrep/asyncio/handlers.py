@@ -16,17 +16,16 @@ from busrep.streams import Stream
 from ..runtime.batch import Batch, BatchHandling, Handler
 from ..runtime.tasks import call, forget_cancellation, heed_cancellation
 from .context import ReaderContext
-from .follow_loops import DetachedError
-from .saving import BatchSaver, PositionSaver
+from .waiting import DetachedError
 
 log = logging.getLogger("busrep.reader")
 
 
 class Handlers:
-    """The workers of one reading process. ``batches`` saves what handlers save, ``saver`` the rest."""
+    """The workers of one reading process."""
 
-    def __init__(self, context: ReaderContext, saver: PositionSaver, batches: BatchSaver) -> None:
-        self._context, self.core, self._saver, self._batches = context, context.core, saver, batches
+    def __init__(self, context: ReaderContext) -> None:
+        self._context, self.core = context, context.core
         self._retrying, self._handlers, self._workers = context.retrying, context.subscribed, context.workers
         self._notice_handlers: list[tuple[type[Reset | Missed], str | None, Callable[..., Any]]] = []
         self._cancelled: dict[Key, None] = {}  # whose worker was cancelled, not by close(): another one will go on
@@ -104,7 +103,7 @@ class Handlers:
                     await self._notify(taken)
                     core.done(*key)
                 self._context.wake(key)
-                await self._saver.save_if_due(key)
+                await self._context.saver.save_if_due(key)
                 # A handler that never waits must not keep the link from being read.
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -171,9 +170,9 @@ class Handlers:
                 core.progress[raw.stream, raw.writer].reject(raw)
                 return False
             return await self._failed(key, raw, error)
-        if not await self._batches.registered(key, raw):
+        if not await self._context.batches.registered(key, raw):
             return True
-        batches, log_read = self._batches, core.epoch
+        batches, log_read = self._context.batches, core.epoch
         place = (stream, raw.writer, raw.after, raw.position, raw.tokens)
         self._retrying.begin(key, raw.after)
         reader = self._context.options.reader
@@ -205,7 +204,7 @@ class Handlers:
                 batch.handling = BatchHandling(raw)
                 await self._call_handlers(raw.stream, batch)
             except DetachedError:
-                if not batch.handling.tried or not await self._batches.reload(key, raw, batch.epoch):
+                if not batch.handling.tried or not await self._context.batches.reload(key, raw, batch.epoch):
                     core.put_back(*key)
                 return False
             except (Exception, asyncio.CancelledError) as error:
@@ -230,11 +229,11 @@ class Handlers:
             and (batch.handling.tried and (error.stream, error.position) == (key[0], raw.position))
             and (self.core.in_hand(key, raw) and key in saved)
         ):
-            self._saver.go_back(error, [(*key, saved[key], raw.position)])
+            self._context.saver.go_back(error, [(*key, saved[key], raw.position)])
             return True
         if batch.handling.tried or isinstance(error, ReaderMoved):
             log.warning("handler of %s failed after it saved: %r", key, error)
-            if await self._batches.reload(key, raw, batch.epoch):
+            if await self._context.batches.reload(key, raw, batch.epoch):
                 return True
         if verdict in (Verdict.NARROW, Verdict.POISON):
             return await self._failed(key, raw, error)

@@ -21,9 +21,9 @@ from .beginning import Beginning
 from .bootstrapping import Bootstrapping
 from .context import ReaderContext
 from .handlers import Handlers
-from .pages import Pages
 from .saving import BatchSaver, PositionSaver
-from .silent import SilentWriters
+from .table import TableReader
+from .waiting import FollowLoop
 
 if TYPE_CHECKING:
     from .bus_life import BusLife
@@ -41,13 +41,8 @@ class Reading(ReaderContext):
         super().__init__(bus)
         self.after_pump: Callable[[], None] = lambda: None
         self.bootstrapping = Bootstrapping(self)
-        peers = self.bootstrapping.peers
-        self.saver = PositionSaver(self, peers)
-        self.batches = BatchSaver(self, peers, self.saver)
-        self.handlers = Handlers(self, self.saver, self.batches)
-        self.beginning = Beginning(self, self.bootstrapping)
-        self.silent = SilentWriters(self, self.saver.above_sequence)
-        self._pages = Pages(self, self.bootstrapping, self.saver)
+        self.saver, self.batches, self.handlers = PositionSaver(self), BatchSaver(self), Handlers(self)
+        self.beginning, self.table = Beginning(self), TableReader(self)
         self._look_at_all = False  # a look is due that asks for all writers
         self._registry_read_at = -math.inf
         self._reported: set[str] = set()  # epochs of other deployments
@@ -140,7 +135,7 @@ class Reading(ReaderContext):
             self.report_deployment(epoch, core.epoch)
         core.other_deployments.clear()
         for asked in core.fetches(now):
-            self.spawn(self._pages.fetch(asked), "fetch")
+            self.spawn(self.table.fetch(asked), "fetch")
         self.handlers.hand_out()
         self.bootstrapping.pumped()
         for key in self.waiters.awaited:  # a position may move without rows, and so without a handler
@@ -184,12 +179,6 @@ class Reading(ReaderContext):
         super().fail(error)
         self.bootstrapping.fail()
 
-    async def store_notes(self) -> None:
-        """Store beside the saved positions what `note` was told."""
-        due = [key for key in self.notes.due if key in self.core.progress]
-        await self.saver.try_save(due, busy=True)  # which clears the notes
-        await self.notes.store()
-
     # -- the beat ---------------------------------------------------------------------------------------------
 
     def beat(self, *, all_known: bool) -> None:
@@ -214,7 +203,7 @@ class Reading(ReaderContext):
             if not all_known or not await self.saver.look_at_saved():
                 await self.bootstrapping.look_for_peers()
         if self.following and self.options.store is not None:
-            await self.silent.look(self.own.name, all_known=all_known)
+            await self.table.look(self.own.name, all_known=all_known)
 
     # -- waiting ----------------------------------------------------------------------------------------------
 
@@ -240,7 +229,9 @@ class Reading(ReaderContext):
 
     async def follow(self, *streams: Stream[Any]) -> AsyncIterator[Batch[Any]]:
         """Yield the batches of ``streams``; each counts as handled when the next is asked for."""
-        with self.loops.loop(stream.name for stream in streams) as loop:
+        loop = FollowLoop(stream.name for stream in streams)
+        self.loops[loop] = None
+        try:
             for stream in streams:
                 self.subscribe(stream, loop.offer)
             stopped = [error for key, error in self.stopped.items() if key[0] in loop.streams]
@@ -248,22 +239,23 @@ class Reading(ReaderContext):
             for error in [self.failure, *stopped, Closed() if self.closed else None]:
                 if error is not None:
                     loop.interrupt(error)
+            while True:
+                batch, handled = await loop.next()
+                # Else it is of a log that is gone.
+                if self.core.in_hand((batch.stream.name, batch.writer), batch.handling.raw):
+                    yield batch
+                if not handled.done():
+                    handled.set_result(None)
+        finally:
             try:
-                while True:
-                    batch, handled = await loop.next()
-                    # Else it is of a log that is gone.
-                    if self.core.in_hand((batch.stream.name, batch.writer), batch.handling.raw):
-                        yield batch
-                    if not handled.done():
-                        handled.set_result(None)
+                # What asked for this batch has handled the one before: its worker must take note of that first, or the
+                # batch would come again.
+                await asyncio.sleep(0)
             finally:
-                try:
-                    # Whoever asked for this batch has handled the one before: its worker must take note of that first,
-                    # or the batch would come again.
-                    await asyncio.sleep(0)
-                finally:
-                    for stream in streams:
-                        self.handlers.remove(stream.name, loop.offer)
+                for stream in streams:
+                    self.handlers.remove(stream.name, loop.offer)
+                del self.loops[loop]
+                loop.detach()
 
     # -- the rest ---------------------------------------------------------------------------------------------
 
@@ -280,7 +272,8 @@ class Reading(ReaderContext):
         for task in [*self.following.values(), *self.tasks]:
             task.cancel()
         self.interrupt(Closed())
-        self.loops.detach()
+        for loop in self.loops:
+            loop.detach()
         workers = [*self.workers.values(), *self.bootstrapping.end()]
         if workers:
             await asyncio.wait(workers, timeout=timeout)
@@ -288,8 +281,8 @@ class Reading(ReaderContext):
         await self.bootstrapping.close(timeout)
         with contextlib.suppress(BusrepError, TimeoutError):
             await within(timeout, self.saver.save())
-            if self.notes.due:
-                await within(timeout, self.notes.store())
+            if self.notes:
+                await within(timeout, self.saver.store_notes())
 
     def statistics(self) -> dict[str, Any]:
         """Counters and states, JSON-able."""
