@@ -60,14 +60,9 @@ class Beginning:
             return
         # The store keeps none of them; a source that asks the writer itself may.
         served = getattr(self._context.store, "serves_resettable", False)
+        from_now, foreign = served and self._start == "now", stream.foreign_writers
         self._core.follow(
-            Followed(
-                stream.name,
-                resettable=True,
-                fetchable=served,
-                from_now=served and self._start == "now",
-                foreign_writers=stream.foreign_writers,
-            )
+            Followed(stream.name, resettable=True, fetchable=served, from_now=from_now, foreign_writers=foreign)
         )
         for writer, position in self._given_starts(stream.name).items() if served else ():
             self._core.start_at(stream.name, writer, position)
@@ -134,12 +129,7 @@ class Beginning:
         return state, snapshot
 
     async def _register(
-        self,
-        name: str,
-        positions: dict[Key, int],
-        begun: ReaderState,
-        epoch: str,
-        oldest: Mapping[Key, KnownWriter],
+        self, name: str, positions: dict[Key, int], begun: ReaderState, epoch: str, oldest: Mapping[Key, KnownWriter]
     ) -> dict[Key, int]:
         """Register that the reader begins a stream there. Returns what is saved of these positions then.
 
@@ -253,24 +243,14 @@ NOT_REGISTERED = (
 
 
 def tell_where_it_begins(reader: str, stream: str, starts: Mapping[str, int], start: Start) -> None:
-    """Log which rows a durable reader does not get if it was not registered.
+    """Log which rows a durable reader does not get if it was not registered. It begins at ``starts``, by writer.
 
     A failover may have lost the registration (protocol.md, 9.23). Then the reader misses these rows, and only the log
-    tells.
-
-    Args:
-        reader: The reader's name.
-        stream: The stream's name.
-        starts: {writer: the position behind which the reader begins}.
-        start: The option; with "now" the reader was asked to skip rows.
+    tells. With ``start="now"`` the reader was asked to skip rows.
     """
     behind = sorted((writer, position) for writer, position in starts.items() if position > 0)
     if behind:
-        log.log(
-            logging.INFO if start == "now" else logging.WARNING,
-            NOT_REGISTERED,
-            reader,
-            stream,
-            ", ".join(f"{writer} up to {position}" for writer, position in behind[:MOST_NAMED]),
-            f", and of {len(behind) - MOST_NAMED} more writers" if len(behind) > MOST_NAMED else "",
-        )
+        level = logging.INFO if start == "now" else logging.WARNING
+        named = ", ".join(f"{writer} up to {position}" for writer, position in behind[:MOST_NAMED])
+        more = f", and of {len(behind) - MOST_NAMED} more writers" if len(behind) > MOST_NAMED else ""
+        log.log(level, NOT_REGISTERED, reader, stream, named, more)

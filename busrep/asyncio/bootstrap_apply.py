@@ -120,13 +120,8 @@ class Applying:
 
     async def _save(self, work: Apply, part: SnapshotPart[Any], connection: Any = None) -> None:
         progress = part.progress
-        step = AppliedParts(
-            parts=work.number,
-            applied=work.parts_after,
-            rows=progress.rows,
-            bytes=progress.bytes,
-            state=progress.state,
-        )
+        rows, size, state = progress.rows, progress.bytes, progress.state
+        step = AppliedParts(parts=work.number, applied=work.parts_after, rows=rows, bytes=size, state=state)
         await self.context.reader_store.save_bootstrap(self.context.reader, self.name, work.id, step, connection)
 
     async def _saved(self, work: Apply, part: SnapshotPart[Any]) -> bool:
@@ -146,10 +141,8 @@ class Applying:
 
     def _void(self, work: Apply) -> bool:
         """Whether it was begun anew meanwhile."""
-        machine, current = self.machine, self.machine.agreement
-        if current is None or machine.id != work.id:
-            return True
-        return current is not work.agreement and not current.same(work.agreement)
+        current, agreed = self.machine.agreement, work.agreement
+        return current is None or self.machine.id != work.id or not (current is agreed or current.same(agreed))
 
     async def _decided(self, work: Apply) -> bool | None:
         """What is saved decides whether a part is applied, whatever became of the function's transaction.

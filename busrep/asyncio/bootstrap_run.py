@@ -38,7 +38,7 @@ class Run:
         self.turn = asyncio.Event()  # set whenever something was handled
         self.tasks: dict[Work, asyncio.Task[None]] = {}
         self._ending: dict[asyncio.Task[None], None] = {}  # of works that are not wanted any more, and of Leave
-        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._end: asyncio.Future[None] | None = None  # what is waited for until the stream is online
         self._timer: asyncio.TimerHandle | None = None
         self._alarmed = False
         self._drain_begun = False
@@ -98,9 +98,8 @@ class Run:
         log.info("bootstrap of %s: %s -> %s%s", self.name, "none" if old is None else old.value, new.value, why)
         if new is not BootstrapState.DRAINING:
             self._drain_begun = False
-        if new is BootstrapState.ONLINE:
-            for waiter in [waiter for waiter in self._waiters if not waiter.done()]:
-                waiter.set_result(None)
+        if new is BootstrapState.ONLINE and self._end is not None and not self._end.done():
+            self._end.set_result(None)
 
     async def _do(self, work: Work, before: Sequence[asyncio.Task[None]]) -> None:
         machine = self.machine
@@ -115,7 +114,7 @@ class Run:
             elif isinstance(work, Begin):
                 await self._begin(work)
             elif isinstance(work, Load):
-                await self._load(work)
+                machine.loaded(work, await self._source.load(work.agreement, work.number), self.now())
             elif isinstance(work, Apply):
                 await self._applying.apply(work)
             else:
@@ -220,12 +219,6 @@ class Run:
         self.ours, self.restored, self._partly = saved.id, True, unfinished(saved)
         self.machine.restore(saved, self.now())
 
-    async def _load(self, work: Load) -> None:
-        part = await self._source.load(work.agreement, work.number)
-        self.machine.loaded(work, part, self.now())
-
-    # -- stopping ---------------------------------------------------------------------------------------------
-
     def stop(self, error: BusrepError) -> None:
         """Do nothing more until ``resume``, and tell whoever waits."""
         if isinstance(error, ConfigError):
@@ -294,17 +287,15 @@ class Run:
             raise error.with_traceback(None)
         if self.machine.state is BootstrapState.ONLINE:
             return
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
-        try:
-            await waiter
-        finally:
-            self._waiters.pop(waiter, None)
+        if self._end is None or self._end.done():
+            self._end = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._end)
 
     def refuse(self, error: BusrepError) -> None:
         """Tell those who wait for its end that it does not come."""
-        for waiter in [waiter for waiter in self._waiters if not waiter.done()]:
-            waiter.set_exception(error)
+        if self._end is not None and not self._end.done():
+            self._end.set_exception(error)
+            self._end.exception()  # seen, for all that waited may have left
 
     def end(self) -> list[asyncio.Task[None]]:
         """Begin nothing more, and cancel all but a function that is applying a part; return what is still to end."""

@@ -252,16 +252,14 @@ class Bootstrapping:
             machine = run.machine
             assert machine.agreement is not None and machine.id is not None  # noqa: S101, PT018 (it was applied)
             # As it is now: before the task runs, another one may have been asked for.
-            finish = self._finish(
-                run.name, machine.id, len(machine.agreement.parts), machine.parts.rows, machine.parts.bytes
-            )
-            spawn(self._finishing, finish, "busrep-bootstrap-online")
+            parts, done = len(machine.agreement.parts), machine.parts
+            online = BootstrapState.ONLINE.value
+            step = AppliedParts(parts=parts, applied=parts, rows=done.rows, bytes=done.bytes, state=online)
+            spawn(self._finishing, self._finish(run.name, machine.id, step), "busrep-bootstrap-online")
 
-    async def _finish(self, name: str, id: str, parts: int, rows: int, size: int) -> None:
-        store, online = self._context.reader_store, BootstrapState.ONLINE.value
+    async def _finish(self, name: str, id: str, step: AppliedParts) -> None:
         try:
-            step = AppliedParts(parts=parts, applied=parts, rows=rows, bytes=size, state=online)
-            await store.save_bootstrap(self._context.reader, name, id, step)
+            await self._context.reader_store.save_bootstrap(self._context.reader, name, id, step)
         except BusrepError as error:  # only for the eye: it is over for whoever starts again, as well
             log.info("bootstrap of %s: that it is over could not be saved: %s", name, error)
 

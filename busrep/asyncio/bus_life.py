@@ -21,10 +21,9 @@ from ..links.tcp import identity_of
 from ..links.transports import ServerAddress, make_link
 from ..runtime.tasks import call, log_failure, spawn, stop, within
 from .caching import CacheUpkeep
+from .messages import ChannelPublisher, Receiver, channels_of
 from .own_name import OwnName
-from .publisher import ChannelPublisher, channels_of
 from .reading import Reading
-from .receiver import Receiver
 from .writing import Writing
 
 log = logging.getLogger("busrep")
@@ -241,8 +240,6 @@ class BusLife:
         writing = self.writing
         if writing is not None and writing.epoch not in (None, epoch):
             writing.lose(WriterFenced(writing.name, writing.incarnation))
-
-    # -- the rest ---------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self._state in ("closing", "closed"):

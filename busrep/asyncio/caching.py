@@ -353,8 +353,6 @@ class CacheUpkeep:
             if progress is None or (progress.state is State.UNSYNCED and progress.position < one.position):
                 core.learned(stream, one.writer, one.position)
 
-    # -- the rest ---------------------------------------------------------------------------------------------
-
     def _warn(self, what: str, text: str, *args: object) -> None:
         if self._limiter.allows(what, self.caches.clock()):
             log.warning(text, *args)

@@ -84,8 +84,6 @@ class Reading(ReaderContext):
         self.own.disown({stream: at for stream, at in positions.items() if self.own_counts(stream)})
         self.ask_for_positions()
 
-    # -- bootstraps -------------------------------------------------------------------------------------------
-
     def snapshot(self, applier: Applier) -> None:
         """Apply snapshots of a stream so, and follow it."""
         self.bootstrapping.register(applier)
@@ -162,8 +160,6 @@ class Reading(ReaderContext):
     def is_reported(self, epoch: str) -> bool:
         """Whether `report_deployment` has told of this epoch."""
         return epoch in self._reported
-
-    # -- stopping ---------------------------------------------------------------------------------------------
 
     def resume(self, stream: str, writer: str) -> None:
         """Go on with a (stream, writer) that stopped, at the rows that stopped it."""
@@ -256,8 +252,6 @@ class Reading(ReaderContext):
                     self.handlers.remove(stream.name, loop.offer)
                 del self.loops[loop]
                 loop.detach()
-
-    # -- the rest ---------------------------------------------------------------------------------------------
 
     def is_worker(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether a task is one that calls handlers."""

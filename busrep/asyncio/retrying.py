@@ -26,14 +26,7 @@ class Retrying:
         self._ended = asyncio.Event()
 
     def failed(
-        self,
-        key: Key,
-        after: int,
-        error: BaseException,
-        *,
-        facts: int,
-        patient: bool = True,
-        cancelled: bool = False,
+        self, key: Key, after: int, error: BaseException, *, facts: int, patient: bool = True, cancelled: bool = False
     ) -> Verdict:
         """A call failed with what follows ``after``. Logs it, and says what follows; see `RetryPolicy.judge`.
 
@@ -55,16 +48,9 @@ class Retrying:
     def _log(self, key: Key, trouble: Trouble, error: BaseException, now: float) -> None:
         known = error if trouble.logged_at is None else None  # one traceback
         if self.policy.to_log(trouble, now):
-            log.warning(
-                "handler of (%s, %s) failed behind %d, %d calls in %.1f s, %s: %s",
-                *key,
-                trouble.after,
-                trouble.calls,
-                now - trouble.since,
-                "an outage: retrying until it is over" if trouble.outage else "trying again",
-                trouble.error,
-                exc_info=known,
-            )
+            what = "an outage: retrying until it is over" if trouble.outage else "trying again"
+            values = (*key, trouble.after, trouble.calls, now - trouble.since, what, trouble.error)
+            log.warning("handler of (%s, %s) failed behind %d, %d calls in %.1f s, %s: %s", *values, exc_info=known)
 
     def seconds(self, key: Key, otherwise: float) -> float:
         """How long to wait before the next call; ``otherwise``, where none has failed."""
