@@ -38,7 +38,7 @@ class Run:
         self.turn = asyncio.Event()  # set whenever something was handled
         self.tasks: dict[Work, asyncio.Task[None]] = {}
         self._ending: dict[asyncio.Task[None], None] = {}  # of works that are not wanted any more, and of Leave
-        self._end: asyncio.Future[None] | None = None  # what is waited for until the stream is online
+        self._online: asyncio.Future[None] | None = None  # what is waited for until the stream is online
         self._timer: asyncio.TimerHandle | None = None
         self._alarmed = False
         self._drain_begun = False
@@ -98,8 +98,8 @@ class Run:
         log.info("bootstrap of %s: %s -> %s%s", self.name, "none" if old is None else old.value, new.value, why)
         if new is not BootstrapState.DRAINING:
             self._drain_begun = False
-        if new is BootstrapState.ONLINE and self._end is not None and not self._end.done():
-            self._end.set_result(None)
+        if new is BootstrapState.ONLINE and self._online is not None and not self._online.done():
+            self._online.set_result(None)
 
     async def _do(self, work: Work, before: Sequence[asyncio.Task[None]]) -> None:
         machine = self.machine
@@ -287,15 +287,15 @@ class Run:
             raise error.with_traceback(None)
         if self.machine.state is BootstrapState.ONLINE:
             return
-        if self._end is None or self._end.done():
-            self._end = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._end)
+        if self._online is None or self._online.done():
+            self._online = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._online)
 
     def refuse(self, error: BusrepError) -> None:
         """Tell those who wait for its end that it does not come."""
-        if self._end is not None and not self._end.done():
-            self._end.set_exception(error)
-            self._end.exception()  # seen, for all that waited may have left
+        if self._online is not None and not self._online.done():
+            self._online.set_exception(error)
+            self._online.exception()  # seen, for all that waited may have left
 
     def end(self) -> list[asyncio.Task[None]]:
         """Begin nothing more, and cancel all but a function that is applying a part; return what is still to end."""

@@ -123,7 +123,11 @@ class BusLife:
             stack.push_async_callback(self.link.close)
             stack.push_async_callback(self._stop_tasks, timeout)
             for handler in self._close_handlers:
-                await self._before_close(handler, timeout)
+                try:
+                    async with asyncio.timeout(timeout):
+                        await call(handler)
+                except Exception:  # what is not said now is found out by others; the rest is closed all the same
+                    log.exception("a handler of before_close failed")
             self._state = "closed"
             if self.writing is not None:
                 await self.writing.close(timeout)
@@ -132,13 +136,6 @@ class BusLife:
                 self.writing.core.farewell()
                 await self.publisher.flush(timeout)
             await self.reading.close(timeout)
-
-    async def _before_close(self, handler: Callable[[], Any], timeout: float) -> None:
-        try:
-            async with asyncio.timeout(timeout):
-                await call(handler)
-        except Exception:  # what is not said now is found out by others; the rest is closed all the same
-            log.exception("a handler of before_close failed")
 
     async def _stop_tasks(self, timeout: float) -> None:
         self.receiver.close()

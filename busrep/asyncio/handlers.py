@@ -160,8 +160,9 @@ class Handlers:
 
     async def _handle(self, key: Key, raw: RawBatch) -> bool:
         """Call the handlers with a batch. False: nothing was handled, and this worker ends."""
-        core = self.core
-        stream = self._stream(raw.stream)
+        core, streams = self.core, self._context.options.streams
+        # A stream that nobody declared has rows of any shape.
+        stream = streams[raw.stream] if raw.stream in streams else Stream[Any](raw.stream, resettable=True)
         try:
             rows = stream.decode(raw.payloads)
         except RowError as error:
@@ -249,11 +250,6 @@ class Handlers:
             if handler in self._handlers[stream]:  # a loop may have been left while another handler was at work
                 await call(handler, batch)
                 forget_cancellation()
-
-    def _stream(self, name: str) -> Stream[Any]:
-        # A stream that nobody declared has rows of any shape.
-        streams = self._context.options.streams
-        return streams[name] if name in streams else Stream(name, resettable=True)
 
     async def _failed(self, key: Key, raw: RawBatch, error: BaseException) -> bool:
         """The handler kept failing: find the fact that it fails on, then stop, or set that fact aside."""

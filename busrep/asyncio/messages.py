@@ -45,19 +45,6 @@ COMMAND_CALLS = 10_000
 _NUMBER = re.compile(r"\b\d+\b")
 
 
-class LineHandlers(list[LineSeen]):
-    """Functions called with (direction, channel, line) for every line received ("<") and sent (">")."""
-
-    def show(self, direction: str, channel: str, data: bytes) -> None:
-        """Call them with each line of a message."""
-        for line in data.split(b"\n") if self else ():
-            for handler in self:
-                try:
-                    handler(direction, channel, line)
-                except Exception:  # who looks on must not stop the traffic
-                    log.exception("the handler of a line failed")
-
-
 def channel_of(deployment: str, suffix: str) -> str:
     """The channel of a deployment with this suffix."""
     return f"{deployment}/{suffix}" if suffix else deployment
@@ -83,7 +70,7 @@ class ChannelPublisher:
         # Writers hear the first; this process hears itself on the last.
         asking = (self._name, self._name if self._name in heard else heard[0])
         self._asking_channels = tuple(dict.fromkeys(asking))
-        self.lines = LineHandlers()
+        self.lines: list[LineSeen] = []
         self._wake = asyncio.Event()
         self._flushed = asyncio.Event()
         self._ask = False
@@ -96,6 +83,15 @@ class ChannelPublisher:
         """Publish REPLICATE."""
         self._ask = True
         self._wake.set()
+
+    def show(self, direction: str, channel: str, data: bytes) -> None:
+        """Call the handlers of lines, ``lines``, with each of a message that was received ("<") or sent (">")."""
+        for line in data.split(b"\n") if self.lines else ():
+            for handler in self.lines:
+                try:
+                    handler(direction, channel, line)
+                except Exception:  # who looks on must not stop the traffic
+                    log.exception("the handler of a line failed")
 
     def send(self, command: Command) -> None:
         """Publish a command. Raises Unavailable when too many wait, and what `format_command` raises."""
@@ -171,8 +167,8 @@ class ChannelPublisher:
                 writing.published(frames)
                 writing.publishing = True
                 writing.drained()
-            for channel, data in messages if self.lines else ():
-                self.lines.show(">", channel, data)
+            for channel, data in messages:
+                self.show(">", channel, data)
 
 
 def format_command(command: Any) -> bytes:
@@ -203,7 +199,7 @@ class Receiver:
         """One message."""
         bus, now, writing = self._bus, asyncio.get_running_loop().time(), self._bus.writing
         bus.watch.heard_at = now
-        self._publisher.lines.show("<", channel, data)
+        self._publisher.show("<", channel, data)
         if writing is not None and not writing.lost and writing.others.is_echo(data):
             bus.watch.echo_at = now
             if not bus.options.own:

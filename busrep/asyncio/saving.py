@@ -207,13 +207,8 @@ class PositionSaver:
         if not context.reader or not self._saved.at or context.failure is not None:
             return False
         async with context.saving:
-            _, epoch = await self._compare_saved(
-                [
-                    key
-                    for key in self._saved.at
-                    if key in core.progress and key not in context.workers and not context.holds(key[0])
-                ]
-            )
+            keys = [key for key in self._saved.at if key in core.progress and key not in context.workers]
+            _, epoch = await self._compare_saved([key for key in keys if not context.holds(key[0])])
         # Positions of an older log, though this process has saved some of this one: the failover lost that step, too.
         older = epoch not in (None, core.epoch) and await context.store.epoch() == core.epoch
         if older and core.new_epoch is None:
@@ -378,12 +373,9 @@ class BatchSaver:
                 core.put_back(*key)
         elif after in (Reread.HANDLED, Reread.MOVED):
             log.warning("the saved position of %s is %d", key, self._saved.at[key])
-            self._go_on(key, after)
+            if after is Reread.HANDLED:
+                core.done(*key)
+            else:
+                core.progress[key].go_on_from(self._saved.at[key])
+                context.ask_for_positions()
         return after is not Reread.NOT_SAVED
-
-    def _go_on(self, key: Key, after: Reread) -> None:
-        if after is Reread.HANDLED:
-            self._core.done(*key)
-        else:
-            self._core.progress[key].go_on_from(self._saved.at[key])
-            self._context.ask_for_positions()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
+from bisect import insort
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
 from busrep.core.catchup import Key
@@ -13,7 +13,7 @@ from busrep.errors import BusrepError, ConfigError
 
 from ..runtime.batch import Batch
 
-_Waiter = tuple[int, int, "asyncio.Future[None]"]  # token, a number that makes it unique, what to wake
+_Waiter = tuple[int, "asyncio.Future[None]"]  # token, what to wake
 
 
 def refuse(future: asyncio.Future[None], error: BaseException) -> None:
@@ -23,7 +23,7 @@ def refuse(future: asyncio.Future[None], error: BaseException) -> None:
 
 
 class PositionWaiters:
-    """Waits until a (stream, writer) has been handled up to a token: a heap of tokens for each.
+    """Waits until a (stream, writer) has been handled up to a token, the lowest first.
 
     ``most``: how many may wait at a time (`Settings.waiters`).
     """
@@ -31,7 +31,6 @@ class PositionWaiters:
     def __init__(self, most: int) -> None:
         self._most = most
         self._waiters: dict[Key, list[_Waiter]] = {}
-        self._numbers = itertools.count()
         self.count = 0
 
     async def wait(self, key: Key, token: int) -> None:
@@ -39,17 +38,16 @@ class PositionWaiters:
         what `refuse` was called with."""
         if self.count >= self._most:
             raise ConfigError(f"more than {self._most} waits at a time: raise Settings.waiters")
-        waiter = (token, next(self._numbers), asyncio.get_running_loop().create_future())
-        heapq.heappush(self._waiters.setdefault(key, []), waiter)
+        waiter = (token, asyncio.get_running_loop().create_future())
+        insort(self._waiters.setdefault(key, []), waiter, key=itemgetter(0))
         self.count += 1
         try:
-            await waiter[2]
+            await waiter[1]
         finally:
             self.count -= 1
             waiters = self._waiters.get(key, [])
             if waiter in waiters:  # given up before it was reached
                 waiters.remove(waiter)
-                heapq.heapify(waiters)
             if not waiters:
                 self._waiters.pop(key, None)
 
@@ -62,14 +60,14 @@ class PositionWaiters:
         """Everything up to ``delivered`` has been handled."""
         waiters = self._waiters.get(key, [])
         while waiters and waiters[0][0] <= delivered:
-            future = heapq.heappop(waiters)[2]
+            _, future = waiters.pop(0)
             if not future.done():
                 future.set_result(None)
 
     def refuse(self, error: BusrepError, keys: Iterable[Key]) -> None:
         """Raise an error where somebody waits for one of these."""
         for key in keys:
-            for _, _, future in self._waiters.pop(key, ()):
+            for _, future in self._waiters.pop(key, ()):
                 refuse(future, error)
 
 

@@ -16,7 +16,7 @@ from busrep.streams import Stream
 from ..runtime.config import WriterConfig
 from ..runtime.fact import FactBase, FactState, settle
 from ..runtime.session import InDoubt, WriterSession
-from ..runtime.tasks import spawn, within
+from ..runtime.tasks import spawn, wait_until_set, within
 
 log = logging.getLogger("busrep.writer")
 
@@ -155,11 +155,8 @@ class Writing(WriterSession):
         """Wait while Redis is slower than the writers; never while it is away, for the table has it all."""
         while self.publishing and self.core.queued_bytes > self._settings.publish_queue_bytes // 2:
             self._drained.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.redis_timeout):
-                    await self._drained.wait()
-                    continue
-            return
+            if not await wait_until_set(self._drained, self._settings.redis_timeout):
+                return
 
     def drained(self) -> None:
         """Frames were published, or cannot be."""
@@ -227,9 +224,7 @@ class Writing(WriterSession):
             if self.doubts:
                 pause = SETTLE_FIRST if len(self.doubts) < before else min(2 * pause, SETTLE_SLOWEST)
                 self._doubted.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._doubted.wait()
+                await wait_until_set(self._doubted, pause)
         self.doubts.clear()  # what they committed is in the table
 
     # -- the others, and the beat -----------------------------------------------------------------------------
