@@ -1,7 +1,7 @@
 """One stream's bootstrap at work: does what its machine (core/bootstrap.py) asks for, each piece of work in a task.
 
 What goes wrong with a piece of work is told to the machine, which knows what comes next. Parts are applied by
-bootstrap_apply.py.
+bootstrap_parts.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from busrep.errors import BusrepError, Closed, ConfigError, NoSnapshots, Unavail
 
 from ..runtime.tasks import being_cancelled, log_failure
 from ..snapshots.parts import Applier
-from .bootstrap_apply import Applying
-from .bootstrap_source import fetch_instead
+from .bootstrap_parts import Applying, fetch_instead
 from .context import ReaderContext
 
 log = logging.getLogger("busrep.reader")

@@ -20,8 +20,8 @@ from busrep.stores.interface import KnownWriter, ReaderState
 
 from ..runtime.tasks import spawn, stop
 from ..snapshots.parts import Applier
+from .bootstrap_parts import SourceOnDemand
 from .bootstrap_run import ASKED_FOR, Run
-from .bootstrap_source import SourceOnDemand
 from .context import ReaderContext
 
 log = logging.getLogger("busrep.reader")

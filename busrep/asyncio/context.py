@@ -20,7 +20,7 @@ from busrep.stores.interface import FactSource, KnownWriter, ReaderPositions
 
 from ..runtime.batch import Handler
 from ..runtime.tasks import spawn
-from .retrying import Retrying
+from .handlers import Retrying
 from .waiting import FollowLoop, PositionWaiters
 
 if TYPE_CHECKING:
