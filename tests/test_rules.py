@@ -1913,7 +1913,7 @@ def test_a_position_of_the_log_before_is_not_held_against_the_sequence_of_the_ne
             gate = Gate(reading.store, "sequence", after=True)
             epoch = await set_back(shop, backup)
             reading.core.stepped_back["orders", "w1"] = None
-            looking = asyncio.create_task(reading.silent.check_sequences())
+            looking = asyncio.create_task(reading.table.check_sequences())
             await gate.at.wait()
             async with shop.bus(writer="w1") as again:
                 await at_epoch(reader, epoch)
@@ -1975,8 +1975,8 @@ def test_9_what_was_written_since_and_pruned_is_no_later_beginning() -> None:
                 gate = Gate(reading.store, "fetch")
                 reader.subscribe(orders)(lambda _: None)
                 await gate.at.wait()
-                assert not reading._pages._begins_later(PositionTooOld("orders", "w1", 0, last + 1))
-                assert reading._pages._begins_later(PositionTooOld("orders", "w1", 0, last - 1))
+                assert not reading.table._begins_later(PositionTooOld("orders", "w1", 0, last + 1))
+                assert reading.table._begins_later(PositionTooOld("orders", "w1", 0, last - 1))
                 assert reader.positions() == {"orders": {"w1": last - 1}}
                 gate.go_on.set()
                 await reader.wait_for(orders, "w1", last)

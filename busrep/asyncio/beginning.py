@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from busrep.core.backoff import pause_after
@@ -16,21 +16,16 @@ from busrep.options import Start
 from busrep.stores.interface import KnownWriter, ReaderState, claims_of
 from busrep.streams import Stream
 
-from .bootstrapping import Bootstrapping
 from .context import ReaderContext
 
 log = logging.getLogger("busrep.reader")
 
 
 class Beginning:
-    """Begins to follow streams. ``on_epoch(epoch)``: the log turned out to be another one.
+    """Begins to follow streams. ``not_begun``: why a stream is not followed yet; that is tried again."""
 
-    ``not_begun``: why a stream is not followed yet; that is tried again.
-    """
-
-    def __init__(self, context: ReaderContext, bootstrapping: Bootstrapping, on_epoch: Callable[[str], None]) -> None:
-        self._context, self._core, self._bootstrapping = context, context.core, bootstrapping
-        self._on_epoch = on_epoch
+    def __init__(self, context: ReaderContext) -> None:
+        self._context, self._core, self._bootstrapping = context, context.core, context.bootstrapping
         default: Start = "earliest" if context.reader else "now"
         self._start = context.options.start if context.options.start is not None else default
         self.not_begun: dict[str, str] = {}
@@ -65,14 +60,9 @@ class Beginning:
             return
         # The store keeps none of them; a source that asks the writer itself may.
         served = getattr(self._context.store, "serves_resettable", False)
+        from_now, foreign = served and self._start == "now", stream.foreign_writers
         self._core.follow(
-            Followed(
-                stream.name,
-                resettable=True,
-                fetchable=served,
-                from_now=served and self._start == "now",
-                foreign_writers=stream.foreign_writers,
-            )
+            Followed(stream.name, resettable=True, fetchable=served, from_now=from_now, foreign_writers=foreign)
         )
         for writer, position in self._given_starts(stream.name).items() if served else ():
             self._core.start_at(stream.name, writer, position)
@@ -126,7 +116,7 @@ class Beginning:
     ) -> tuple[ReaderState, BootstrapProgress | None]:
         """What is saved for a stream, of this log, and of its last bootstrap."""
         context = self._context
-        snapshot = await self._bootstrapping.peers.saved(name)
+        snapshot = await context.saved_bootstrap(name)
         state = await context.reader_store.load_reader(context.reader)
         if state.epoch not in (None, epoch):
             changed = EpochChanged(state.epoch, epoch)
@@ -139,12 +129,7 @@ class Beginning:
         return state, snapshot
 
     async def _register(
-        self,
-        name: str,
-        positions: dict[Key, int],
-        begun: ReaderState,
-        epoch: str,
-        oldest: Mapping[Key, KnownWriter],
+        self, name: str, positions: dict[Key, int], begun: ReaderState, epoch: str, oldest: Mapping[Key, KnownWriter]
     ) -> dict[Key, int]:
         """Register that the reader begins a stream there. Returns what is saved of these positions then.
 
@@ -222,7 +207,7 @@ class Beginning:
                 positions |= {key: at for key, at in state.positions.items() if key[0] in core.followed}
             else:
                 bootstrapping.log_changed(core.followed)
-            self._on_epoch(epoch)
+            context.bus.epoch_changed(epoch)
             core.rebase(epoch, positions)
             core.admission.registered(claims_of(everything))
             context.saved.replace(positions)
@@ -235,7 +220,7 @@ class Beginning:
             bootstrapping.begin_due()
             if state is not None:
                 context.saved.loaded(state, *(core.followed.keys() - core.bootstrapping))
-                await bootstrapping.peers.look_at(state)
+                await bootstrapping.look_at(state)
         self._learn(known)
         context.ask_for_positions()
 
@@ -258,24 +243,14 @@ NOT_REGISTERED = (
 
 
 def tell_where_it_begins(reader: str, stream: str, starts: Mapping[str, int], start: Start) -> None:
-    """Log which rows a durable reader does not get if it was not registered.
+    """Log which rows a durable reader does not get if it was not registered. It begins at ``starts``, by writer.
 
     A failover may have lost the registration (protocol.md, 9.23). Then the reader misses these rows, and only the log
-    tells.
-
-    Args:
-        reader: The reader's name.
-        stream: The stream's name.
-        starts: {writer: the position behind which the reader begins}.
-        start: The option; with "now" the reader was asked to skip rows.
+    tells. With ``start="now"`` the reader was asked to skip rows.
     """
     behind = sorted((writer, position) for writer, position in starts.items() if position > 0)
     if behind:
-        log.log(
-            logging.INFO if start == "now" else logging.WARNING,
-            NOT_REGISTERED,
-            reader,
-            stream,
-            ", ".join(f"{writer} up to {position}" for writer, position in behind[:MOST_NAMED]),
-            f", and of {len(behind) - MOST_NAMED} more writers" if len(behind) > MOST_NAMED else "",
-        )
+        level = logging.INFO if start == "now" else logging.WARNING
+        named = ", ".join(f"{writer} up to {position}" for writer, position in behind[:MOST_NAMED])
+        more = f", and of {len(behind) - MOST_NAMED} more writers" if len(behind) > MOST_NAMED else ""
+        log.log(level, NOT_REGISTERED, reader, stream, named, more)

@@ -1,14 +1,14 @@
 """One stream's bootstrap at work: does what its machine (core/bootstrap.py) asks for, each piece of work in a task.
 
 What goes wrong with a piece of work is told to the machine, which knows what comes next. Parts are applied by
-bootstrap_apply.py.
+bootstrap_parts.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from busrep.core.bootstrap import Bootstrap
 from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
@@ -18,10 +18,7 @@ from busrep.errors import BusrepError, Closed, ConfigError, NoSnapshots, Unavail
 
 from ..runtime.tasks import being_cancelled, log_failure
 from ..snapshots.parts import Applier
-from .bootstrap_apply import Applying
-from .bootstrap_log import fetch_instead
-from .bootstrap_peers import PeerBootstraps
-from .bootstrap_source import SourceOnDemand
+from .bootstrap_parts import Applying, fetch_instead
 from .context import ReaderContext
 
 log = logging.getLogger("busrep.reader")
@@ -31,29 +28,16 @@ ASKED_FOR = "asked for"
 
 
 class Run:
-    """The bootstraps of one stream, one after the other.
+    """The bootstraps of one stream, one after the other."""
 
-    ``give_up(stream, error)`` is called when none is taken any more, for its rows are fetched; ``finished(self)`` when
-    the stream is online.
-    """
-
-    def __init__(
-        self,
-        context: ReaderContext,
-        source: SourceOnDemand,
-        peers: PeerBootstraps,
-        applier: Applier,
-        give_up: Callable[[str, NoSnapshots], None],
-        finished: Callable[[Run], None],
-    ) -> None:
-        self.context, self.peers, self._source = context, peers, source
-        self._give_up, self._finished = give_up, finished
-        self.name = applier.stream.name
-        self.machine = Bootstrap(self.name, settings=context.settings)
+    def __init__(self, context: ReaderContext, applier: Applier) -> None:
+        self.context, self._source = context, context.bootstrapping.source
+        self.name: str = applier.stream.name
+        self.machine: Bootstrap = Bootstrap(self.name, settings=context.settings)
         self.turn = asyncio.Event()  # set whenever something was handled
         self.tasks: dict[Work, asyncio.Task[None]] = {}
         self._ending: dict[asyncio.Task[None], None] = {}  # of works that are not wanted any more, and of Leave
-        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._online: asyncio.Future[None] | None = None  # what is waited for until the stream is online
         self._timer: asyncio.TimerHandle | None = None
         self._alarmed = False
         self._drain_begun = False
@@ -113,9 +97,8 @@ class Run:
         log.info("bootstrap of %s: %s -> %s%s", self.name, "none" if old is None else old.value, new.value, why)
         if new is not BootstrapState.DRAINING:
             self._drain_begun = False
-        if new is BootstrapState.ONLINE:
-            for waiter in [waiter for waiter in self._waiters if not waiter.done()]:
-                waiter.set_result(None)
+        if new is BootstrapState.ONLINE and self._online is not None and not self._online.done():
+            self._online.set_result(None)
 
     async def _do(self, work: Work, before: Sequence[asyncio.Task[None]]) -> None:
         machine = self.machine
@@ -130,7 +113,7 @@ class Run:
             elif isinstance(work, Begin):
                 await self._begin(work)
             elif isinstance(work, Load):
-                await self._load(work)
+                machine.loaded(work, await self._source.load(work.agreement, work.number), self.now())
             elif isinstance(work, Apply):
                 await self._applying.apply(work)
             else:
@@ -179,7 +162,7 @@ class Run:
         if not await fetch_instead(self.context, self.name, error):
             return False
         self.machine.stopped_by = error
-        self._give_up(self.name, error)
+        self.context.bootstrapping.give_up(self.name, error)
         self.refuse(error)
         return True
 
@@ -205,7 +188,7 @@ class Run:
 
     async def _follow_peer(self) -> bool:
         """Whether another process under this reader's name has begun one, or is over it: then that is gone on with."""
-        saved = await self.peers.saved(self.name)
+        saved = await self.context.saved_bootstrap(self.name)
         if saved is None or saved.agreement.epoch != self.context.core.epoch:
             return False
         if not self._looked:
@@ -234,12 +217,6 @@ class Run:
             log.info("bootstrap of %s: goes on with what is saved, %d parts", self.name, saved.parts)
         self.ours, self.restored, self._partly = saved.id, True, unfinished(saved)
         self.machine.restore(saved, self.now())
-
-    async def _load(self, work: Load) -> None:
-        part = await self._source.load(work.agreement, work.number)
-        self.machine.loaded(work, part, self.now())
-
-    # -- stopping ---------------------------------------------------------------------------------------------
 
     def stop(self, error: BusrepError) -> None:
         """Do nothing more until ``resume``, and tell whoever waits."""
@@ -288,7 +265,7 @@ class Run:
             if self.name not in state.streams:
                 return None
             if self.name in state.loading:
-                saved = await self.peers.saved(self.name)
+                saved = await self.context.saved_bootstrap(self.name)
                 if saved is not None and unfinished(saved):  # another process has begun anew
                     self.restore(saved)
                 raise Unavailable("the store", "another process of this reader loads a snapshot")
@@ -301,7 +278,7 @@ class Run:
             self._partly = False
             self.machine.drained(self.now())
             self.advance()
-            self._finished(self)
+            self.context.bootstrapping.finished(self)
 
     async def online(self) -> None:
         """Wait until it is over. Raises HandlerFailed, ConfigError, Closed."""
@@ -309,17 +286,15 @@ class Run:
             raise error.with_traceback(None)
         if self.machine.state is BootstrapState.ONLINE:
             return
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
-        try:
-            await waiter
-        finally:
-            self._waiters.pop(waiter, None)
+        if self._online is None or self._online.done():
+            self._online = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._online)
 
     def refuse(self, error: BusrepError) -> None:
         """Tell those who wait for its end that it does not come."""
-        for waiter in [waiter for waiter in self._waiters if not waiter.done()]:
-            waiter.set_exception(error)
+        if self._online is not None and not self._online.done():
+            self._online.set_exception(error)
+            self._online.exception()  # seen, for all that waited may have left
 
     def end(self) -> list[asyncio.Task[None]]:
         """Begin nothing more, and cancel all but a function that is applying a part; return what is still to end."""

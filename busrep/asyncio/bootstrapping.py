@@ -1,7 +1,8 @@
 """Snapshots that a reader takes: for which streams, when, and from where. One `Run` a stream does the work.
 
 A stream with a function of ``bus.snapshot`` is bootstrapped when its reader is new, too far behind or below the floor,
-when the log is another one, when an earlier bootstrap was not brought to its end, and when somebody asks.
+when the log is another one, when an earlier bootstrap was not brought to its end, and when somebody asks. Other
+processes under the reader's name, its peers, take part in a bootstrap that one of them has begun.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ from typing import Any
 from busrep.core.snapshots import Agreement, AppliedParts, BootstrapProgress
 from busrep.core.states import BootstrapState, unfinished
 from busrep.errors import BusrepError, ConfigError, NoSnapshots, SnapshotGone
-from busrep.stores.interface import KnownWriter
+from busrep.stores.interface import KnownWriter, ReaderState
 
 from ..runtime.tasks import spawn, stop
 from ..snapshots.parts import Applier
-from .bootstrap_peers import PeerBootstraps
+from .bootstrap_parts import SourceOnDemand
 from .bootstrap_run import ASKED_FOR, Run
-from .bootstrap_source import SourceOnDemand
 from .context import ReaderContext
 
 log = logging.getLogger("busrep.reader")
@@ -33,7 +33,8 @@ class Bootstrapping:
     def __init__(self, context: ReaderContext) -> None:
         self._context, self._settings = context, context.settings
         self.source = SourceOnDemand(context)
-        self.peers = PeerBootstraps(context, self._go_on)
+        self._loading: dict[str, None] = {}  # streams that a peer loads, as long as this process does not join in
+        self._unknown: dict[str, None] = {}  # streams whose snapshot it is not known how to apply
         self._runs: dict[str, Run] = {}
         self._appliers: dict[str, Applier] = {}
         self._due: dict[str, str] = {}  # streams that would begin with a snapshot, if it was known how to apply it
@@ -53,9 +54,9 @@ class Bootstrapping:
             raise ConfigError(f"stream {name!r} has a function for its snapshots already")
         self.source.check()
         self._appliers[name] = applier
-        if name in self.peers.unknown:  # as it is by now: another process may have gone on with it
-            del self.peers.unknown[name]
-            self._context.spawn(self.peers.look_now(), "twins")
+        if name in self._unknown:  # as it is by now: another process may have gone on with it
+            del self._unknown[name]
+            self._context.spawn(self._look_now(), "twins")
         elif (reason := self._due.pop(name, None)) is not None:
             self.begin(name, reason)
 
@@ -70,7 +71,7 @@ class Bootstrapping:
         reason = self._due.pop(name, None)  # the log is another one
         new_log = reason is not None
         if saved is not None and unfinished(saved):
-            self.peers.hold(name, known)
+            self._context.hold(name, known)
             self._go_on(name, saved)
             return True
         if reason is not None and positions is not None and name in self._appliers:
@@ -88,7 +89,7 @@ class Bootstrapping:
             return False
         if reason is None and not finishing:
             return False
-        self.peers.hold(name, known)
+        self._context.hold(name, known)
         run = self._run(name)
         if saved is not None:
             # One that is over counts towards the alarm; where nobody has said that it is, it is found out.
@@ -103,24 +104,18 @@ class Bootstrapping:
         """The positions saved with it are where the snapshot ends, of which the target has a part: a promise to
         pruning, no more."""
         if name not in self._appliers:
-            self.peers.unknown[name] = self.peers.loading[name] = None
+            self._unknown[name] = self._loading[name] = None
             log.error(
                 "reader %r has an unfinished bootstrap of stream %s: nothing of it is handled before @bus.snapshot "
                 "says how to apply the rest, or another process has applied it", self._context.reader, name,
             )  # fmt: skip
             return
-        self.peers.loading.pop(name, None)
+        self._loading.pop(name, None)
         run = self._run(name)
         run.restore(saved)
         if saved.agreement.epoch != self._context.core.epoch:
             run.request("the log is another one", new_log=True)
         run.advance()
-
-    async def look_for_peers(self) -> None:
-        """Once a beat: look for other processes' bootstraps, where that concerns anything. What is saved in between
-        finds out by itself. Raises Unavailable."""
-        if self._appliers or self.peers.loading:
-            await self.peers.look()
 
     def log_changed(self, streams: Collection[str]) -> set[str]:
         """Positions in these streams are of another log; give those that begin with a snapshot in this one."""
@@ -133,7 +128,7 @@ class Bootstrapping:
         """Save that these streams wait for a snapshot, before their positions of the log before are thrown out: killed
         in between, this reader could not know any more that its target is of that log. Raises Unavailable."""
         for name in names:
-            saved = await self.peers.saved(name)
+            saved = await self._context.saved_bootstrap(name)
             if saved is not None and (unfinished(saved) or saved.agreement.epoch == epoch):
                 continue
             nothing = Agreement(name, before, {}, {}, [])
@@ -152,12 +147,12 @@ class Bootstrapping:
         """Take a snapshot, unless one is being loaded. False: it is not known how to apply it."""
         if name not in self._appliers or name in self._given_up or self._context.ended:
             return False
-        self.peers.hold(name)
-        self.peers.loading.pop(name, None)
+        self._context.hold(name)
+        self._loading.pop(name, None)
         self._run(name).request(reason, new_log=new_log)
         return True
 
-    def _give_up(self, name: str, error: NoSnapshots) -> None:
+    def give_up(self, name: str, error: NoSnapshots) -> None:
         """No snapshot of a stream is taken any more, for there is none; its rows are fetched."""
         self._given_up[name] = error
         self._runs.pop(name, None)
@@ -174,10 +169,75 @@ class Bootstrapping:
 
     def _run(self, name: str) -> Run:
         if name not in self._runs:
-            self._runs[name] = Run(
-                self._context, self.source, self.peers, self._appliers[name], self._give_up, self._finished
-            )
+            self._runs[name] = Run(self._context, self._appliers[name])
         return self._runs[name]
+
+    # -- peers ------------------------------------------------------------------------------------------------
+
+    async def look_for_peers(self) -> None:
+        """Once a beat: look for peers' bootstraps, where that concerns anything. What is saved in between finds out by
+        itself. Raises Unavailable."""
+        if self._appliers or self._loading:
+            await self.look()
+
+    async def look(self) -> None:
+        """Look for peers' bootstraps. Raises Unavailable."""
+        context = self._context
+        if context.reader:
+            async with context.saving:
+                state = await context.reader_store.load_reader(context.reader)
+                if not context.ended:
+                    await self.look_at(state)
+
+    async def _look_now(self) -> None:
+        try:
+            await self.look()
+        except BusrepError as error:  # the next beat looks again
+            log.warning("what is saved of bootstraps cannot be read yet: %s", error)
+
+    async def look_at(self, state: ReaderState) -> set[str]:
+        """See what peers have begun or brought to an end; give the streams of which positions in memory are void.
+
+        Of these nothing may be registered, saved, or taken from ``state``. While ``saving`` is held, as it was since
+        ``state`` was read.
+        """
+        context, core = self._context, self._context.core
+        begun = [name for name, how in core.followed.items() if how.durable and name in state.loading]
+        for name in [name for name in begun if not context.holds(name)]:
+            log.warning("another process under the name %r loads a snapshot of stream %s", context.reader, name)
+            context.hold(name)
+            self._loading[name] = None
+        passed: set[str] = set()
+        if state.epoch in (None, core.epoch):
+            for name in [name for name in self._loading if name not in state.loading]:
+                self._follow(name, state)  # it is over, and this process has no part in it
+            known = [name for name in context.saved.bootstraps if not context.holds(name)]
+            passed = {name for name in known if context.saved.is_news(state, name)}
+            for name in passed:
+                log.warning(
+                    "another process under the name %r has loaded a snapshot of stream %s", context.reader, name
+                )
+                context.hold(name)
+                self._follow(name, state)
+        await self._join_in()
+        return passed | set(core.bootstrapping)
+
+    def _follow(self, name: str, state: ReaderState) -> None:
+        """Go on where a peer is, behind a snapshot that it applied: whatever was handled before is void."""
+        self._loading.pop(name, None)
+        self._unknown.pop(name, None)
+        self._context.bootstrapped(name, self._context.saved.behind_snapshot(state, name))
+
+    async def _join_in(self) -> None:
+        """Load with them, where it is known how to apply what is loaded: they may die."""
+        for name in [name for name in self._loading if name not in self._unknown]:
+            try:
+                saved = await self._context.saved_bootstrap(name)
+            except BusrepError as error:
+                log.warning("bootstrap of %s: what is saved cannot be read yet: %s", name, error)
+                continue  # the next beat does
+            if name in self._loading and saved is not None and unfinished(saved):
+                self._go_on(name, saved)
 
     # -- what comes of it -------------------------------------------------------------------------------------
 
@@ -186,22 +246,20 @@ class Bootstrapping:
         for run in list(self._runs.values()):
             run.look()
 
-    def _finished(self, run: Run) -> None:
+    def finished(self, run: Run) -> None:
         """A stream is online: say so where `busrep bootstrap --status` looks."""
         if self._context.reader and not self._context.ended:
             machine = run.machine
             assert machine.agreement is not None and machine.id is not None  # noqa: S101, PT018 (it was applied)
             # As it is now: before the task runs, another one may have been asked for.
-            finish = self._finish(
-                run.name, machine.id, len(machine.agreement.parts), machine.parts.rows, machine.parts.bytes
-            )
-            spawn(self._finishing, finish, "busrep-bootstrap-online")
+            parts, done = len(machine.agreement.parts), machine.parts
+            online = BootstrapState.ONLINE.value
+            step = AppliedParts(parts=parts, applied=parts, rows=done.rows, bytes=done.bytes, state=online)
+            spawn(self._finishing, self._finish(run.name, machine.id, step), "busrep-bootstrap-online")
 
-    async def _finish(self, name: str, id: str, parts: int, rows: int, size: int) -> None:
-        store, online = self._context.reader_store, BootstrapState.ONLINE.value
+    async def _finish(self, name: str, id: str, step: AppliedParts) -> None:
         try:
-            step = AppliedParts(parts=parts, applied=parts, rows=rows, bytes=size, state=online)
-            await store.save_bootstrap(self._context.reader, name, id, step)
+            await self._context.reader_store.save_bootstrap(self._context.reader, name, id, step)
         except BusrepError as error:  # only for the eye: it is over for whoever starts again, as well
             log.info("bootstrap of %s: that it is over could not be saved: %s", name, error)
 

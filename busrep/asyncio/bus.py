@@ -22,13 +22,14 @@ from ..snapshots.parts import Applier, ApplyHandler
 from .bus_life import BusLife
 from .cached import CachedFunction, unix_ms
 from .caching import CacheUpkeep
-from .publisher import LineSeen, channel_of
+from .messages import LineSeen, channel_of
 from .writing import Fact, Writing
 
 CommandT = TypeVar("CommandT", bound=Command)
 P = ParamSpec("P")
 R = TypeVar("R")
 RowT = TypeVar("RowT")
+NoticeT = TypeVar("NoticeT", bound=Callable[..., Any])
 
 
 class Bus(BusLife):
@@ -136,19 +137,18 @@ class Bus(BusLife):
 
     def on_reset(self, stream: Stream[Any] | None = None) -> Callable[[NoticeHandler], NoticeHandler]:
         """Decorate a function called with (stream name, writer, position) when that stream begins anew."""
-
-        def register(handler: NoticeHandler) -> NoticeHandler:
-            self.reading.handlers.on_notice(Reset, None if stream is None else checked_stream(stream).name, handler)
-            return handler
-
-        return register
+        return self._on_notice(Reset, stream)
 
     def on_missed(self, stream: Stream[Any] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorate a function called with (stream name, writer, after, upto) when those rows are gone for good, or, of
         a foreign writer, may have been missed: its tokens skip."""
+        return self._on_notice(Missed, stream)
 
-        def register(handler: Callable[..., Any]) -> Callable[..., Any]:
-            self.reading.handlers.on_notice(Missed, None if stream is None else checked_stream(stream).name, handler)
+    def _on_notice(self, kind: type[Reset | Missed], stream: Stream[Any] | None) -> Callable[[NoticeT], NoticeT]:
+        name = None if stream is None else checked_stream(stream).name
+
+        def register(handler: NoticeT) -> NoticeT:
+            self.reading.handlers.on_notice(kind, name, handler)
             return handler
 
         return register
@@ -180,8 +180,6 @@ class Bus(BusLife):
         await self.reading.followed(self.streams.of(stream))
         handled = self.positions().get(stream.name, {})
         known = await self.store.known()
-        # A replica's registry may be older than what was handled: a writer may have joined since, and reserved an ID
-        # below that. But none below a position of the same snapshot, for these were given out before.
         lags = await self.store.sequence(stream.name) is None
         return _linear_position([one for one in known if one.stream == stream.name], handled, lags=lags)
 
@@ -244,14 +242,7 @@ class Bus(BusLife):
         then be str, int, bool, None or finite float. ``stream``: of `busrep.caches.invalidations`, by default the only
         one of this bus. Raises ConfigError, MissingExtra.
         """
-
-        def decorate(function: Callable[P, R]) -> CachedFunction[P, R]:
-            cached: CachedFunction[P, R] = self.caching.add(
-                function, maxsize=maxsize, ttl=ttl, name=name, key=key, stream=stream
-            )
-            return cached
-
-        return decorate
+        return lambda function: self.caching.add(function, maxsize=maxsize, ttl=ttl, name=name, key=key, stream=stream)
 
     async def invalidate(self, name: str, keys: Iterable[Any] | None, *, stream: Stream[Any] | None = None) -> None:
         """Invalidate a key (a tuple of parts) of any cache, of this service or another, or all of it (None).

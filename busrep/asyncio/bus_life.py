@@ -1,11 +1,12 @@
-"""The parts of a bus and their life: they are opened, told of the link and of the own name, and closed."""
+"""The parts of a bus and their life: they are opened, told of the link, looked after each beat, and closed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import random
+from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,12 +20,10 @@ from ..links.link import Link, LinkEvents
 from ..links.tcp import identity_of
 from ..links.transports import ServerAddress, make_link
 from ..runtime.tasks import call, log_failure, spawn, stop, within
-from .beats import Beats
 from .caching import CacheUpkeep
+from .messages import ChannelPublisher, Receiver, channels_of
 from .own_name import OwnName
-from .publisher import ChannelPublisher, channels_of
 from .reading import Reading
-from .receiver import Receiver
 from .writing import Writing
 
 log = logging.getLogger("busrep")
@@ -39,7 +38,7 @@ class BusLife:
     caching: CacheUpkeep  # set by the subclass, whose write() it calls
 
     def __init__(self, redis: ServerAddress, options: BusOptions) -> None:
-        self._options = options
+        self.options = options
         self.name, self.writer, self.reader = options.name, options.writer, options.reader
         self.streams, self.settings = options.streams, options.settings
         self.store: AsyncStore | None = options.store
@@ -48,48 +47,23 @@ class BusLife:
         self._close_handlers: list[Callable[[], Any]] = []
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.background: list[asyncio.Task[None]] = []
-        self._watch = LinkWatch(self.settings)
+        self.watch = LinkWatch(self.settings)
         self._state = "new"
         self._closing: asyncio.Task[None] | None = None
-        self.publisher = ChannelPublisher(
-            options, link=lambda: self.link, writing=lambda: self.writing, watch=self._watch
-        )
-        self.reading = Reading(
-            options,
-            own=None if options.own else self._own_name(),
-            ask=self.publisher.ask_for_positions,
-            own_positions=self._own_positions,
-            own_written=self._own_written,
-            on_epoch=self._epoch_changed,
-            on_stop=self._tell_failure,
-        )
-        self.own_name = OwnName(
-            options,
-            self.reading,
-            self.tasks,
-            wake=self.publisher.wake,
-            renewed=self._renewed,
-            on_loss=self._lost,
-        )
-        self.receiver = Receiver(
-            options, self.reading, self.own_name, self.publisher,
-            watch=self._watch, heard=lambda frame: self.caching.heard(frame), tasks=self.tasks,
-        )  # fmt: skip
+        self.publisher = ChannelPublisher(self)
+        self.reading = Reading(self)
+        self.own_name = OwnName(self)
+        self.receiver = Receiver(self)
         self._stores = [one for one in dict.fromkeys((options.store, options.reader_store)) if one is not None]
-        self.link = self._make_link(redis, channels_of(options))
+        events: LinkEvents = {"on_up": self._up, "on_message": self.receiver.receive, "on_down": self._down}
+        self.link: Link = make_link(
+            redis, self.name, channels_of(options), self.settings, identity=self._identity, **events
+        )
 
     @property
     def writing(self) -> Writing | None:
         """What writes under the name now; None without a name, and before it is claimed."""
         return self.own_name.writing
-
-    def _own_name(self) -> str | None:
-        """Under which name this process writes, here or beside this bus."""
-        return self.writer
-
-    def _make_link(self, server: ServerAddress, channels: Sequence[str]) -> Link:
-        events: LinkEvents = {"on_up": self._up, "on_message": self.receiver.receive, "on_down": self._down}
-        return make_link(server, self.name, channels, self.settings, identity=self._identity, **events)
 
     def _identity(self) -> Name:
         return identity_of(self.writer, self.reader, None if self.writing is None else self.writing.incarnation)
@@ -105,15 +79,13 @@ class BusLife:
             for store in self._stores:
                 await store.open()
             if self.writer is not None:
-                writing = await self.own_name.claim(self.writer)
-                writing.on_invalidations = self.caching.committed
-            await self.link.start(required=self._options.require_redis)
+                await self.own_name.claim(self.writer)
+            await self.link.start(required=self.options.require_redis)
         except BaseException:
             await self.close()
             raise
         self.run_in_background(self.publisher.run(), "publish")
-        beats = Beats(self.settings, self.reading, self.own_name, self.publisher, self.link, self._watch, self.tasks)
-        self.run_in_background(beats.run(), "beat")
+        self.run_in_background(self._keep_beating(), "beat")
         if self.writing is not None:
             self.run_in_background(self.writing.keep_settling(), "settle")
         if self.reader is not None:
@@ -128,15 +100,6 @@ class BusLife:
         task = asyncio.create_task(work, name=f"busrep-{name}")
         task.add_done_callback(log_failure)
         return task
-
-    def _renewed(self, writing: Writing) -> None:
-        """The name was won back."""
-        writing.on_invalidations = self.caching.committed
-        self.caching.drop_all()  # what was in doubt is in the table; before this one is trusted
-        self.run_in_background(writing.keep_settling(), "settle")
-        if self.link.connected:
-            writing.core.connected(asyncio.get_running_loop().time())
-        self.publisher.wake()
 
     async def close(self) -> None:
         """Publish what is queued (within ``shutdown_timeout``), save positions, close everything. May be repeated.
@@ -160,7 +123,11 @@ class BusLife:
             stack.push_async_callback(self.link.close)
             stack.push_async_callback(self._stop_tasks, timeout)
             for handler in self._close_handlers:
-                await self._before_close(handler, timeout)
+                try:
+                    async with asyncio.timeout(timeout):
+                        await call(handler)
+                except Exception:  # what is not said now is found out by others; the rest is closed all the same
+                    log.exception("a handler of before_close failed")
             self._state = "closed"
             if self.writing is not None:
                 await self.writing.close(timeout)
@@ -169,13 +136,6 @@ class BusLife:
                 self.writing.core.farewell()
                 await self.publisher.flush(timeout)
             await self.reading.close(timeout)
-
-    async def _before_close(self, handler: Callable[[], Any], timeout: float) -> None:
-        try:
-            async with asyncio.timeout(timeout):
-                await call(handler)
-        except Exception:  # what is not said now is found out by others; the rest is closed all the same
-            log.exception("a handler of before_close failed")
 
     async def _stop_tasks(self, timeout: float) -> None:
         self.receiver.close()
@@ -199,7 +159,7 @@ class BusLife:
 
     def _up(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._watch.connected(now)
+        self.watch.connected(now)
         self.reading.connected(now)
         self.caching.link(connected=True)
         if self.writing is not None:
@@ -212,16 +172,71 @@ class BusLife:
         self.caching.link(connected=False)
         self.reading.disconnected()
 
-    # -- what others ask of the own writer -----------------------------------------------------------------------
+    # -- the beat ---------------------------------------------------------------------------------------------
 
-    def _own_positions(self) -> Mapping[str, int]:
+    async def _keep_beating(self) -> None:
+        """Announce the writer, look into the table, and find out whether the link still carries, until cancelled."""
+        loop, heartbeat = asyncio.get_running_loop(), self.settings.heartbeat
+        beats = 0
+        beating: asyncio.Task[None] | None = None
+        while True:
+            pause = heartbeat * (0.9 + 0.2 * random.random())
+            if (writing := self.writing) is not None:  # the core has jittered its beat already
+                pause = max(0.0, min(1.1 * heartbeat, writing.core.announcements.next_beat - loop.time()))
+            await asyncio.sleep(pause)
+            beats += 1
+            if (writing := self.writing) is not None and (beating is None or beating.done()):
+                beating = spawn(self.tasks, self._beat(writing), "busrep-beat")
+                # What it finds out is announced at once. But a database that hangs must not keep the announcement
+                # back, nor a driver that takes its time to let go of a question (psycopg: up to ten seconds).
+                await asyncio.wait({beating}, timeout=heartbeat / 4)
+            self.reading.beat(all_known=beats % self.settings.silent_after_beats == 1)
+            if (writing := self.writing) is not None:
+                writing.core.tick(loop.time())
+                self.publisher.wake()
+                for stuck in writing.stuck(loop.time()):
+                    log.warning("fact %(id)s of stream %(stream)s is open for %(age).0f s (%(owner)s)", stuck)
+            self._check_link(loop.time())
+
+    async def _beat(self, writing: Writing) -> None:
+        try:
+            async with asyncio.timeout(self.settings.heartbeat):
+                if writing.fenced is not None and not writing.lost:
+                    writing = await writing.live()
+                await writing.beat()
+        except (BusrepError, TimeoutError) as error:
+            log.warning("beat: %s: %s", type(error).__name__, error)
+        except Exception:  # a bug, in a store perhaps; the positions are stored a beat later
+            log.exception("beat failed")
+
+    def _check_link(self, now: float) -> None:
+        if not self.link.connected:
+            return
+        announces = self.writing is not None and self.writing.fenced is None
+        if (fault := self.watch.fault(now, announces=announces)) is not None:
+            self.link.reconnect(fault)
+        elif self.watch.asks(now, announces=announces):
+            self.publisher.ask_for_positions()
+
+    # -- what the reading half asks of the own writer ---------------------------------------------------------
+
+    def own_writer(self) -> str | None:
+        """Under which name this process writes, here or beside this bus."""
+        return self.writer
+
+    def own_positions(self) -> Mapping[str, int]:
+        """What this process itself has published, by stream: it counts as handled when positions are saved."""
         return {} if self.writing is None or self._own else self.writing.core.positions()
 
-    def _own_written(self, stream: str) -> tuple[int, bool] | None:
-        writing = self.writing
-        return None if writing is None or self._own else writing.written(stream)
+    def own_written(self, stream: str) -> tuple[int, bool] | None:
+        """See `WriterSession.written`."""
+        return None if self.writing is None or self._own else self.writing.written(stream)
 
-    # -- the rest ---------------------------------------------------------------------------------------------
+    def epoch_changed(self, epoch: str) -> None:
+        """The log is another one: its writers have been fenced, and what was written here is of the one before."""
+        writing = self.writing
+        if writing is not None and writing.epoch not in (None, epoch):
+            writing.lose(WriterFenced(writing.name, writing.incarnation))
 
     def _check_open(self) -> None:
         if self._state in ("closing", "closed"):
@@ -229,17 +244,7 @@ class BusLife:
         if self._state == "new":
             raise ConfigError("the bus is not open yet: use 'async with busrep.connect(...) as bus'")
 
-    def _lost(self) -> None:
-        self.reading.disown()
-        if self.writing is not None and self.writing.fenced is not None:
-            self._tell_failure(self.writing.fenced)
-
-    def _tell_failure(self, error: BusrepError) -> None:
-        if (on_failure := self._options.on_failure) is not None:
+    def tell_failure(self, error: BusrepError) -> None:
+        """Something has stopped for good: call ``on_failure=``."""
+        if (on_failure := self.options.on_failure) is not None:
             spawn(self.tasks, call(on_failure, error), "busrep-on_failure")
-
-    def _epoch_changed(self, epoch: str) -> None:
-        """The log is another one: its writers have been fenced, and what was written here is of the one before."""
-        writing = self.writing
-        if writing is not None and writing.epoch not in (None, epoch):
-            writing.lose(WriterFenced(writing.name, writing.incarnation))

@@ -1,24 +1,16 @@
-"""What ``bus.cached`` gives: a function that can be invalidated; and the pruning of what that leaves in the table."""
+"""What ``bus.cached`` gives: a function that can be invalidated."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from busrep.caches.cache import Invalidation, row_of_call, row_of_key
 from busrep.caches.cached import Cache
-from busrep.errors import BusrepError
-from busrep.settings import Settings
-from busrep.stores.interface import StoreAdmin
 from busrep.streams import Stream
 
 from ..runtime.fact import FactBase
-
-log = logging.getLogger("busrep.caches")
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -80,21 +72,3 @@ def add_methods(cached: Any, cache: Cache, stream: Stream[Invalidation], write: 
 
     for method in (invalidate, invalidate_many, invalidate_all, invalidate_in, invalidate_all_in):
         setattr(cached, method.__name__, method)
-
-
-async def keep_pruning(store: StoreAdmin | None, stream: Stream[Any], settings: Settings) -> None:
-    """Prune rows of invalidations that are older than ``invalidations_kept``, until cancelled.
-
-    Every process that writes the stream does, now and then: who prunes what is pruned already does nothing.
-    """
-    kept = settings.invalidations_kept
-    pause = random.random() * kept / 10
-    while store is not None:
-        await asyncio.sleep(pause)
-        pause = kept / 10 * (0.9 + 0.2 * random.random())
-        try:
-            await store.prune(older_than=kept, stream=stream.name)
-        except BusrepError as error:
-            log.warning("old rows of %s cannot be pruned now: %s", stream.name, error)
-        except Exception:  # a bug, in a store perhaps: the table would grow for ever
-            log.exception("old rows of %s cannot be pruned", stream.name)

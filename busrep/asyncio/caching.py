@@ -32,7 +32,7 @@ from busrep.stores.interface import KnownWriter
 from busrep.streams import Stream
 
 from ..runtime.batch import Batch
-from .cached import add_methods, keep_pruning
+from .cached import add_methods
 
 if TYPE_CHECKING:
     from .bus import Bus
@@ -119,12 +119,29 @@ class CacheUpkeep:
             if feed.caches:
                 self._follow(feed)
             if self._writes(feed.stream):
-                self._bus.run_in_background(keep_pruning(self._store, feed.stream, self._bus.settings), "prune")
+                self._bus.run_in_background(self._keep_pruning(feed.stream), "prune")
 
     def _writes(self, stream: Stream[Any]) -> bool:
         # A table of the application's own is the application's to prune.
         writing, kept = self._bus.own_name.writing, not stream.resettable and stream.table is None
         return writing is not None and stream.name in writing.commits and kept
+
+    async def _keep_pruning(self, stream: Stream[Any]) -> None:
+        """Prune rows of invalidations that are older than ``invalidations_kept``, until cancelled.
+
+        Every process that writes the stream does, now and then: who prunes what is pruned already does nothing.
+        """
+        kept = self._bus.settings.invalidations_kept
+        pause = random.random() * kept / 10
+        while True:
+            await asyncio.sleep(pause)
+            pause = kept / 10 * (0.9 + 0.2 * random.random())
+            try:
+                await self._store.prune(older_than=kept, stream=stream.name)
+            except BusrepError as error:
+                log.warning("old rows of %s cannot be pruned now: %s", stream.name, error)
+            except Exception:  # a bug, in a store perhaps: the table would grow for ever
+                log.exception("old rows of %s cannot be pruned", stream.name)
 
     def close(self) -> None:
         """The bus is closing: nothing is kept any more."""
@@ -352,8 +369,6 @@ class CacheUpkeep:
             progress = core.progress.get((stream, one.writer))
             if progress is None or (progress.state is State.UNSYNCED and progress.position < one.position):
                 core.learned(stream, one.writer, one.position)
-
-    # -- the rest ---------------------------------------------------------------------------------------------
 
     def _warn(self, what: str, text: str, *args: object) -> None:
         if self._limiter.allows(what, self.caches.clock()):

@@ -5,24 +5,27 @@ from __future__ import annotations
 import abc
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from busrep.caches.cache import is_invalidations
 from busrep.core.catchup import Key
 from busrep.core.handled import OldestRows, OwnFacts, SavedPositions
 from busrep.core.reader import Reader
 from busrep.core.received import Followed
+from busrep.core.snapshots import BootstrapProgress
 from busrep.errors import BusrepError
-from busrep.options import BusOptions
-from busrep.stores.interface import FactSource, ReaderPositions
+from busrep.stores.interface import FactSource, KnownWriter, ReaderPositions
 
 from ..runtime.batch import Handler
 from ..runtime.tasks import spawn
-from .follow_loops import FollowLoops
-from .position_waiters import PositionWaiters
-from .retrying import Retrying
-from .stop_notes import StopNotes
+from .handlers import Retrying
+from .waiting import FollowLoop, PositionWaiters
+
+if TYPE_CHECKING:
+    from .bootstrapping import Bootstrapping
+    from .bus_life import BusLife
+    from .saving import BatchSaver, PositionSaver
 
 log = logging.getLogger("busrep.reader")
 
@@ -30,24 +33,22 @@ log = logging.getLogger("busrep.reader")
 class ReaderContext(abc.ABC):
     """What each part of a reading process needs of the whole; `Reading` is the whole.
 
-    ``ask_for_positions()`` has REPLICATE published; ``own_written``: see `OwnFacts`; ``on_stop(error)`` is called when
-    something stops for good. ``saving`` is held while saved positions change. ``subscribed``: the handlers of each
-    stream that ever had one; ``workers``: the tasks that call them.
+    ``ask_for_positions()`` has REPLICATE published. ``saving`` is held while saved positions change. ``subscribed``:
+    the handlers of each stream that ever had one; ``workers``: the tasks that call them. ``notes``: {key: why it
+    stopped, or None that it goes on}, to be stored beside the saved positions, where `busrep lag` finds it.
     """
 
-    def __init__(
-        self,
-        options: BusOptions,
-        *,
-        own: str | None,
-        own_written: Callable[[str], tuple[int, bool] | None],
-        ask: Callable[[], None],
-        on_stop: Callable[[BusrepError], None],
-    ) -> None:
-        self.options, self.settings = options, options.settings
+    bootstrapping: Bootstrapping
+    saver: PositionSaver
+    batches: BatchSaver
+
+    def __init__(self, bus: BusLife) -> None:
+        options = bus.options
+        own = None if options.own else bus.own_writer()
+        self.bus, self.options, self.settings = bus, options, options.settings
         self.core = Reader((), settings=self.settings, own=[own] if own else (), undeclared=options.undeclared)
-        self.own = OwnFacts(self.core, own, own_written)
-        self.ask_for_positions, self.on_stop = ask, on_stop
+        self.own = OwnFacts(self.core, own, bus.own_written)
+        self.ask_for_positions = bus.publisher.ask_for_positions
         # BusOptions sees to it that there is a store for a stream with a table, and one for the name of a reader.
         self.store: FactSource = options.store
         self.reader_store: ReaderPositions = options.positions_store
@@ -58,14 +59,14 @@ class ReaderContext(abc.ABC):
         self.saved, self.oldest = SavedPositions(), OldestRows()
         self.retrying = Retrying(self.settings, options.transient)
         self.waiters = PositionWaiters(self.settings.waiters)
-        self.loops = FollowLoops()
+        self.loops: dict[FollowLoop, None] = {}
         self.following: dict[str, asyncio.Task[None]] = {}
         self.subscribed: dict[str, list[Handler[Any]]] = {}
         self.workers: dict[Key, asyncio.Task[None]] = {}
         self.paused: dict[Key, None] = {}  # whose last handler left
         self.bisecting: dict[Key, int] = {}  # up to where facts are handed out one by one, after a failure
         self.handler_failures = 0
-        self.notes = StopNotes(options.positions_store, options.reader, self.settings)
+        self.notes: dict[Key, str | None] = {}
         self.stopped: dict[Key, BusrepError] = {}
         self.stopped_bootstraps: dict[str, BusrepError] = {}
         self.failure: BusrepError | None = None
@@ -75,10 +76,6 @@ class ReaderContext(abc.ABC):
     @abc.abstractmethod
     def pump(self) -> None:
         """Start the fetches and the handlers that the core asks for."""
-
-    @abc.abstractmethod
-    async def store_notes(self) -> None:
-        """Store beside the saved positions what `note` was told."""
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str, *, once: bool = False) -> None:
         """Run ``work`` until it ends, or the bus closes; with ``once`` not beside another of that name."""
@@ -98,7 +95,7 @@ class ReaderContext(abc.ABC):
     def stop(self, key: Key, error: BusrepError) -> None:
         """Stop one (stream, writer) loudly; the others flow."""
         if key not in self.stopped:
-            self.on_stop(error)
+            self.bus.tell_failure(error)
         self.stopped[key] = error
         self.note(error, key)
         self.retrying.over(key)
@@ -108,7 +105,7 @@ class ReaderContext(abc.ABC):
     def stop_bootstrap(self, stream: str, error: BusrepError) -> None:
         """Stop the bootstrap of a stream loudly; other streams flow."""
         if stream not in self.stopped_bootstraps:
-            self.on_stop(error)
+            self.bus.tell_failure(error)
         self.stopped_bootstraps[stream] = error
         self.interrupt(error, stream)
 
@@ -116,20 +113,23 @@ class ReaderContext(abc.ABC):
         """All reading stops for good."""
         log.error("reading stopped: %s", error)
         if self.failure is None:
-            self.on_stop(error)
+            self.bus.tell_failure(error)
         self.failure = error
         self.note(error, *self.saved.at)
         self.interrupt(error)
 
     def note(self, error: BusrepError | None, *keys: Key) -> None:
         """Store beside the saved positions why these stopped, or that they go on."""
-        self.notes.put(keys, None if error is None else str(error))
-        if self.notes.due and not self.closed:
-            self.spawn(self.store_notes(), "note", once=True)
+        if self.reader:
+            self.notes.update(dict.fromkeys(keys, None if error is None else str(error)))
+        if self.notes and not self.closed:
+            self.spawn(self.saver.store_notes(), "note", once=True)
 
     def interrupt(self, error: BusrepError, stream: str | None = None, writer: str | None = None) -> None:
         """Tell all who wait for rows of a stream, or of one of its writers, that none come; without one, all."""
-        self.loops.interrupt(error, stream)
+        for loop in self.loops:
+            if stream is None or stream in loop.streams:
+                loop.interrupt(error)
         self.waiters.refuse(
             error, [key for key in self.waiters.awaited if stream in (None, key[0]) and writer in (None, key[1])]
         )
@@ -170,11 +170,30 @@ class ReaderContext(abc.ABC):
             return False
         return not self.holds(stream) and self.own.count_as_handled(stream)
 
-    def let_go(self, stream: str) -> None:
+    def _let_go(self, stream: str) -> None:
         """Whatever stopped or paused a stream's writers: a snapshot comes in place of their rows."""
         for key in [key for key in self.core.progress if key[0] == stream]:
             for noted in (self.stopped, self.oldest.at, self.paused, self.bisecting):
                 noted.pop(key, None)
+
+    async def saved_bootstrap(self, stream: str) -> BootstrapProgress | None:
+        """What is saved of the last bootstrap of a stream, by whatever process of this name. Raises Unavailable."""
+        saved = await self.reader_store.bootstraps(self.reader) if self.reader else ()
+        return next((one for one in saved if one.agreement.stream == stream), None)
+
+    def hold(self, stream: str, known: Sequence[KnownWriter] = ()) -> None:
+        """From now on lines of the stream are held, until the snapshot is applied. ``known``: its writers, for nobody
+        may be there to announce them."""
+        core = self.core
+        if stream not in core.followed:
+            core.follow(self.followed_as(stream))
+        for one in known:
+            if (stream, one.writer) not in core.progress:
+                core.start_at(stream, one.writer, 0)
+        self._let_go(stream)
+        core.bootstrap(stream)
+        for one in known:
+            core.learned(stream, one.writer, one.position)
 
     def bootstrapped(self, stream: str, positions: Mapping[str, int]) -> None:
         """A snapshot is applied: go on behind it."""

@@ -1,32 +1,110 @@
-"""Calls the handlers of a reading process: one worker task a (stream, writer), so that its batches come in order."""
+"""Calls the handlers of a reading process, again where they fail, with pauses.
+
+One worker task a (stream, writer) sees to it that its batches come in order.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from busrep.core.catchup import Key
 from busrep.core.delivery import Missed, RawBatch, Reset
-from busrep.core.failures import Verdict
+from busrep.core.failures import RetryPolicy, Transient, Trouble, Verdict, predicate_of, told
 from busrep.errors import BusrepError, HandlerFailed, PositionsAheadOfTable, ReaderMoved, RowError
+from busrep.settings import Settings
 from busrep.streams import Stream
 
 from ..runtime.batch import Batch, BatchHandling, Handler
-from ..runtime.tasks import call, forget_cancellation, heed_cancellation
-from .context import ReaderContext
-from .follow_loops import DetachedError
-from .saving import BatchSaver, PositionSaver
+from ..runtime.tasks import call, forget_cancellation, heed_cancellation, wait_until_set
+from .waiting import DetachedError
+
+if TYPE_CHECKING:
+    from .context import ReaderContext
 
 log = logging.getLogger("busrep.reader")
 
 
-class Handlers:
-    """The workers of one reading process. ``batches`` saves what handlers save, ``saver`` the rest."""
+class Retrying:
+    """The (stream, writer)s whose handlers fail. Of the bootstrap of a stream the writer is ""."""
 
-    def __init__(self, context: ReaderContext, saver: PositionSaver, batches: BatchSaver) -> None:
-        self._context, self.core, self._saver, self._batches = context, context.core, saver, batches
+    def __init__(self, settings: Settings, transient: Transient) -> None:
+        self.policy = RetryPolicy(settings, predicate_of(transient))
+        self._settings = settings
+        self._troubles: dict[Key, Trouble] = {}
+        self._ended = asyncio.Event()
+
+    def failed(
+        self, key: Key, after: int, error: BaseException, *, facts: int, patient: bool = True, cancelled: bool = False
+    ) -> Verdict:
+        """A call failed with what follows ``after``. Logs it, and says what follows; see `RetryPolicy.judge`.
+
+        ``cancelled``: the task that called was. If that is the error, it counts as TimeoutError: the rows of a call
+        that was cut off are not at fault.
+        """
+        now = asyncio.get_running_loop().time()
+        if cancelled and isinstance(error, asyncio.CancelledError):
+            cause, error = error, TimeoutError("the handler was cancelled")
+            error.__cause__ = cause
+        trouble = self._troubles.get(key)
+        if trouble is None or trouble.after != after:
+            trouble = self._troubles[key] = Trouble(after, now)
+        verdict = self.policy.judge(trouble, error, now, facts=facts, patient=patient)
+        if verdict in (Verdict.AGAIN, Verdict.OUTAGE):
+            self._log(key, trouble, error, now)
+        return verdict
+
+    def _log(self, key: Key, trouble: Trouble, error: BaseException, now: float) -> None:
+        known = error if trouble.logged_at is None else None  # one traceback
+        if self.policy.to_log(trouble, now):
+            what = "an outage: retrying until it is over" if trouble.outage else "trying again"
+            values = (*key, trouble.after, trouble.calls, now - trouble.since, what, trouble.error)
+            log.warning("handler of (%s, %s) failed behind %d, %d calls in %.1f s, %s: %s", *values, exc_info=known)
+
+    def seconds(self, key: Key, otherwise: float) -> float:
+        """How long to wait before the next call; ``otherwise``, where none has failed."""
+        trouble = self._troubles.get(key)
+        return otherwise if trouble is None else self.policy.pause(trouble)
+
+    async def pause(self, key: Key) -> None:
+        """Wait until the next call is due, or the bus closes."""
+        await self.sleep(self.seconds(key, self._settings.retry_max))
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so many seconds, or until the bus closes."""
+        await wait_until_set(self._ended, seconds)
+
+    def begin(self, key: Key, after: int) -> None:
+        """What follows ``after`` is handled next: what failed before that is over."""
+        trouble = self._troubles.get(key)
+        if trouble is not None and trouble.after != after:
+            self.over(key)
+
+    def over(self, key: Key) -> None:
+        """What failed was handled, or nobody calls it again."""
+        trouble = self._troubles.pop(key, None)
+        if trouble is not None and trouble.logged_at is not None:
+            lasted = asyncio.get_running_loop().time() - trouble.since
+            log.info("(%s, %s) goes on after %d failed calls in %.1f s", *key, trouble.calls, lasted)
+
+    def end(self) -> None:
+        """The bus closes: end all pauses."""
+        self._ended.set()
+
+    def statistics(self, working: Iterable[Key]) -> dict[str, dict[str, Any]]:
+        """What is being retried, JSON-able. ``working``: the keys that are being handled."""
+        now, at_work = asyncio.get_running_loop().time(), set(working)
+        found = [(key, trouble) for key, trouble in self._troubles.items() if not key[1] or key in at_work]
+        return {f"{key[0]} {key[1]}".rstrip(): told(trouble, now) for key, trouble in found}
+
+
+class Handlers:
+    """The workers of one reading process."""
+
+    def __init__(self, context: ReaderContext) -> None:
+        self._context, self.core = context, context.core
         self._retrying, self._handlers, self._workers = context.retrying, context.subscribed, context.workers
         self._notice_handlers: list[tuple[type[Reset | Missed], str | None, Callable[..., Any]]] = []
         self._cancelled: dict[Key, None] = {}  # whose worker was cancelled, not by close(): another one will go on
@@ -104,7 +182,7 @@ class Handlers:
                     await self._notify(taken)
                     core.done(*key)
                 self._context.wake(key)
-                await self._saver.save_if_due(key)
+                await self._context.saver.save_if_due(key)
                 # A handler that never waits must not keep the link from being read.
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -161,8 +239,9 @@ class Handlers:
 
     async def _handle(self, key: Key, raw: RawBatch) -> bool:
         """Call the handlers with a batch. False: nothing was handled, and this worker ends."""
-        core = self.core
-        stream = self._stream(raw.stream)
+        core, streams = self.core, self._context.options.streams
+        # A stream that nobody declared has rows of any shape.
+        stream = streams[raw.stream] if raw.stream in streams else Stream[Any](raw.stream, resettable=True)
         try:
             rows = stream.decode(raw.payloads)
         except RowError as error:
@@ -171,9 +250,9 @@ class Handlers:
                 core.progress[raw.stream, raw.writer].reject(raw)
                 return False
             return await self._failed(key, raw, error)
-        if not await self._batches.registered(key, raw):
+        if not await self._context.batches.registered(key, raw):
             return True
-        batches, log_read = self._batches, core.epoch
+        batches, log_read = self._context.batches, core.epoch
         place = (stream, raw.writer, raw.after, raw.position, raw.tokens)
         self._retrying.begin(key, raw.after)
         reader = self._context.options.reader
@@ -205,7 +284,7 @@ class Handlers:
                 batch.handling = BatchHandling(raw)
                 await self._call_handlers(raw.stream, batch)
             except DetachedError:
-                if not batch.handling.tried or not await self._batches.reload(key, raw, batch.epoch):
+                if not batch.handling.tried or not await self._context.batches.reload(key, raw, batch.epoch):
                     core.put_back(*key)
                 return False
             except (Exception, asyncio.CancelledError) as error:
@@ -230,11 +309,11 @@ class Handlers:
             and (batch.handling.tried and (error.stream, error.position) == (key[0], raw.position))
             and (self.core.in_hand(key, raw) and key in saved)
         ):
-            self._saver.go_back(error, [(*key, saved[key], raw.position)])
+            self._context.saver.go_back(error, [(*key, saved[key], raw.position)])
             return True
         if batch.handling.tried or isinstance(error, ReaderMoved):
             log.warning("handler of %s failed after it saved: %r", key, error)
-            if await self._batches.reload(key, raw, batch.epoch):
+            if await self._context.batches.reload(key, raw, batch.epoch):
                 return True
         if verdict in (Verdict.NARROW, Verdict.POISON):
             return await self._failed(key, raw, error)
@@ -250,11 +329,6 @@ class Handlers:
             if handler in self._handlers[stream]:  # a loop may have been left while another handler was at work
                 await call(handler, batch)
                 forget_cancellation()
-
-    def _stream(self, name: str) -> Stream[Any]:
-        # A stream that nobody declared has rows of any shape.
-        streams = self._context.options.streams
-        return streams[name] if name in streams else Stream(name, resettable=True)
 
     async def _failed(self, key: Key, raw: RawBatch, error: BaseException) -> bool:
         """The handler kept failing: find the fact that it fails on, then stop, or set that fact aside."""

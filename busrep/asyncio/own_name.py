@@ -4,45 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from busrep.core.commands import Name, Server
 from busrep.errors import BusrepError, Closed, WriterFenced
-from busrep.options import BusOptions
 from busrep.stores.interface import FactLog, provides
 
 from ..runtime.config import WriterConfig
 from ..runtime.own_name import Hint, NameWatch, claim_name, give_up_streams, win_back
 from ..runtime.tasks import heed_cancellation, log_failure, spawn
-from .reading import Reading
 from .writing import Writing
+
+if TYPE_CHECKING:
+    from .bus_life import BusLife
 
 log = logging.getLogger("busrep")
 
 
 class OwnName:
-    """The present `Writing` of a bus, in ``writing``: None for a process that does not write, and before `claim`.
+    """The present `Writing` of a bus, in ``writing``: None for a process that does not write, and before `claim`."""
 
-    ``wake()``: there may be something to publish. ``renewed(writing)``: the name was won back, and this
-    goes on. ``on_loss()``: another process has the name. ``tasks``: of the bus, which ends them.
-    """
-
-    def __init__(
-        self,
-        options: BusOptions,
-        reading: Reading,
-        tasks: dict[asyncio.Task[Any], None],
-        *,
-        wake: Callable[[], None],
-        renewed: Callable[[Writing], None],
-        on_loss: Callable[[], None],
-    ) -> None:
+    def __init__(self, bus: BusLife) -> None:
         self.writing: Writing | None = None
-        self._options, self._settings, self._store = options, options.settings, options.store
-        self._reading, self._tasks = reading, tasks
-        self._wake, self._renewed, self._on_loss = wake, renewed, on_loss
+        self._bus, self._options, self._settings, self._store = bus, bus.options, bus.settings, bus.options.store
         self._winning: asyncio.Task[None] | None = None
         self.watch = NameWatch(self._settings, since=0.0)
 
@@ -58,7 +43,7 @@ class OwnName:
         writing = self.writing = await self._begin(writer)
         self.watch.since = asyncio.get_running_loop().time()
         if writing.claim is not None:  # where the facts of this process begin, however often its name is won back
-            self._reading.own.starts = writing.claim.starts
+            self._bus.reading.own.starts = writing.claim.starts
         return writing
 
     async def _begin(self, writer: str, again: int | None = None, former: Writing | None = None) -> Writing:
@@ -66,7 +51,10 @@ class OwnName:
         options = self._options
         config = WriterConfig(writer, options.name, options.streams, self._settings, self._store)
         claim, incarnation = await claim_name(config, again=again, former=former)
-        return Writing(config, claim, incarnation, wake=self._wake, renew=self._renew, on_loss=self._on_loss)
+        wake = self._bus.publisher.wake
+        writing = Writing(config, claim, incarnation, wake=wake, renew=self._renew, on_loss=self._lost)
+        writing.on_invalidations = self._bus.caching.committed
+        return writing
 
     # -- winning it back --------------------------------------------------------------------------------------
 
@@ -77,9 +65,10 @@ class OwnName:
         """
         if self.writing is former:
             if self._winning is None or self._winning.done():
+                tasks = self._bus.tasks
                 self._winning = asyncio.create_task(self._win_back(former), name="busrep-win-back")
-                self._tasks[self._winning] = None
-                self._winning.add_done_callback(lambda done: self._tasks.pop(done, None))
+                tasks[self._winning] = None
+                self._winning.add_done_callback(lambda done: tasks.pop(done, None))
             # Not given up with the caller: a claim that is committed and not noted would pass for another process's.
             winning = self._winning
             try:
@@ -107,8 +96,18 @@ class OwnName:
         except WriterFenced as error:
             former.lose(error)
             return
-        self.writing = session
-        self._renewed(session)
+        self.writing, bus = session, self._bus
+        bus.caching.drop_all()  # what was in doubt is in the table; before this one is trusted
+        bus.run_in_background(session.keep_settling(), "settle")
+        if bus.link.connected:
+            session.core.connected(asyncio.get_running_loop().time())
+        bus.publisher.wake()
+
+    def _lost(self) -> None:
+        """Another process has the name."""
+        self._bus.reading.disown()
+        if self.writing is not None and self.writing.fenced is not None:
+            self._bus.tell_failure(self.writing.fenced)
 
     # -- what is heard of it ----------------------------------------------------------------------------------
 
@@ -134,14 +133,14 @@ class OwnName:
         writing, epoch = self.writing, command.epoch
         if writing is None or epoch is None or epoch == writing.epoch:
             return
-        if writing.claim is None or self._reading.is_reported(epoch):
+        if writing.claim is None or self._bus.reading.is_reported(epoch):
             return
         if self.watch.may_ask(writing, now) is Hint.ASK:
             self._ask(writing, epoch)
 
     def _ask(self, writing: Writing, epoch: str | None = None) -> None:
         """Ask the database whether the claim stands."""
-        spawn(self._tasks, self._check_claim(writing, epoch), "busrep-claim")
+        spawn(self._bus.tasks, self._check_claim(writing, epoch), "busrep-claim")
 
     async def _check_claim(self, writing: Writing, epoch: str | None) -> None:
         try:
@@ -151,4 +150,4 @@ class OwnName:
             log.warning("the claim of %s cannot be read yet: %s", writing.name, error)
         else:
             if stands and epoch is not None:
-                self._reading.report_deployment(epoch, writing.epoch)
+                self._bus.reading.report_deployment(epoch, writing.epoch)

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
 
 from busrep.core.catchup import Key
 from busrep.core.framing import Frame
 from busrep.errors import BusrepError, Closed, ConfigError, WaitTimeout
-from busrep.options import BusOptions
 from busrep.streams import Stream
 
 from ..runtime.batch import Batch, Handler
@@ -22,9 +21,12 @@ from .beginning import Beginning
 from .bootstrapping import Bootstrapping
 from .context import ReaderContext
 from .handlers import Handlers
-from .pages import Pages
 from .saving import BatchSaver, PositionSaver
-from .silent import SilentWriters
+from .table import TableReader
+from .waiting import FollowLoop
+
+if TYPE_CHECKING:
+    from .bus_life import BusLife
 
 log = logging.getLogger("busrep.reader")
 
@@ -33,34 +35,14 @@ MOST_REPORTED = 16
 
 
 class Reading(ReaderContext):
-    """Owns a ``Reader`` core and drives it.
+    """Owns a ``Reader`` core and drives it."""
 
-    ``own_positions()`` gives what this process itself has published, which counts as handled when positions are saved;
-    ``on_epoch(epoch)`` is called when the log turned out to be another one. The rest: see `ReaderContext`.
-    """
-
-    def __init__(
-        self,
-        options: BusOptions,
-        *,
-        own: str | None,
-        ask: Callable[[], None],
-        own_positions: Callable[[], Mapping[str, int]],
-        own_written: Callable[[str], tuple[int, bool] | None],
-        on_epoch: Callable[[str], None],
-        on_stop: Callable[[BusrepError], None],
-    ) -> None:
-        super().__init__(options, own=own, own_written=own_written, ask=ask, on_stop=on_stop)
-        self._own_positions = own_positions
+    def __init__(self, bus: BusLife) -> None:
+        super().__init__(bus)
         self.after_pump: Callable[[], None] = lambda: None
         self.bootstrapping = Bootstrapping(self)
-        peers = self.bootstrapping.peers
-        self.saver = PositionSaver(self, peers, own_positions)
-        self.batches = BatchSaver(self, peers, self.saver)
-        self.handlers = Handlers(self, self.saver, self.batches)
-        self.beginning = Beginning(self, self.bootstrapping, on_epoch)
-        self.silent = SilentWriters(self, self.saver.above_sequence)
-        self._pages = Pages(self, self.bootstrapping, self.saver)
+        self.saver, self.batches, self.handlers = PositionSaver(self), BatchSaver(self), Handlers(self)
+        self.beginning, self.table = Beginning(self), TableReader(self)
         self._look_at_all = False  # a look is due that asks for all writers
         self._registry_read_at = -math.inf
         self._reported: set[str] = set()  # epochs of other deployments
@@ -98,11 +80,9 @@ class Reading(ReaderContext):
 
     def disown(self) -> None:
         """The own name was taken over: follow it as any other, from where the own facts end."""
-        positions = self._own_positions()
+        positions = self.bus.own_positions()
         self.own.disown({stream: at for stream, at in positions.items() if self.own_counts(stream)})
         self.ask_for_positions()
-
-    # -- bootstraps -------------------------------------------------------------------------------------------
 
     def snapshot(self, applier: Applier) -> None:
         """Apply snapshots of a stream so, and follow it."""
@@ -153,7 +133,7 @@ class Reading(ReaderContext):
             self.report_deployment(epoch, core.epoch)
         core.other_deployments.clear()
         for asked in core.fetches(now):
-            self.spawn(self._pages.fetch(asked), "fetch")
+            self.spawn(self.table.fetch(asked), "fetch")
         self.handlers.hand_out()
         self.bootstrapping.pumped()
         for key in self.waiters.awaited:  # a position may move without rows, and so without a handler
@@ -181,8 +161,6 @@ class Reading(ReaderContext):
         """Whether `report_deployment` has told of this epoch."""
         return epoch in self._reported
 
-    # -- stopping ---------------------------------------------------------------------------------------------
-
     def resume(self, stream: str, writer: str) -> None:
         """Go on with a (stream, writer) that stopped, at the rows that stopped it."""
         self.bootstrapping.resume(stream)
@@ -196,12 +174,6 @@ class Reading(ReaderContext):
         """All reading stops for good."""
         super().fail(error)
         self.bootstrapping.fail()
-
-    async def store_notes(self) -> None:
-        """Store beside the saved positions what `note` was told."""
-        due = [key for key in self.notes.due if key in self.core.progress]
-        await self.saver.try_save(due, busy=True)  # which clears the notes
-        await self.notes.store()
 
     # -- the beat ---------------------------------------------------------------------------------------------
 
@@ -227,7 +199,7 @@ class Reading(ReaderContext):
             if not all_known or not await self.saver.look_at_saved():
                 await self.bootstrapping.look_for_peers()
         if self.following and self.options.store is not None:
-            await self.silent.look(self.own.name, all_known=all_known)
+            await self.table.look(self.own.name, all_known=all_known)
 
     # -- waiting ----------------------------------------------------------------------------------------------
 
@@ -253,7 +225,9 @@ class Reading(ReaderContext):
 
     async def follow(self, *streams: Stream[Any]) -> AsyncIterator[Batch[Any]]:
         """Yield the batches of ``streams``; each counts as handled when the next is asked for."""
-        with self.loops.loop(stream.name for stream in streams) as loop:
+        loop = FollowLoop(stream.name for stream in streams)
+        self.loops[loop] = None
+        try:
             for stream in streams:
                 self.subscribe(stream, loop.offer)
             stopped = [error for key, error in self.stopped.items() if key[0] in loop.streams]
@@ -261,24 +235,23 @@ class Reading(ReaderContext):
             for error in [self.failure, *stopped, Closed() if self.closed else None]:
                 if error is not None:
                     loop.interrupt(error)
+            while True:
+                batch, handled = await loop.next()
+                # Else it is of a log that is gone.
+                if self.core.in_hand((batch.stream.name, batch.writer), batch.handling.raw):
+                    yield batch
+                if not handled.done():
+                    handled.set_result(None)
+        finally:
             try:
-                while True:
-                    batch, handled = await loop.next()
-                    # Else it is of a log that is gone.
-                    if self.core.in_hand((batch.stream.name, batch.writer), batch.handling.raw):
-                        yield batch
-                    if not handled.done():
-                        handled.set_result(None)
+                # What asked for this batch has handled the one before: its worker must take note of that first, or the
+                # batch would come again.
+                await asyncio.sleep(0)
             finally:
-                try:
-                    # Whoever asked for this batch has handled the one before: its worker must take note of that first,
-                    # or the batch would come again.
-                    await asyncio.sleep(0)
-                finally:
-                    for stream in streams:
-                        self.handlers.remove(stream.name, loop.offer)
-
-    # -- the rest ---------------------------------------------------------------------------------------------
+                for stream in streams:
+                    self.handlers.remove(stream.name, loop.offer)
+                del self.loops[loop]
+                loop.detach()
 
     def is_worker(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether a task is one that calls handlers."""
@@ -293,7 +266,8 @@ class Reading(ReaderContext):
         for task in [*self.following.values(), *self.tasks]:
             task.cancel()
         self.interrupt(Closed())
-        self.loops.detach()
+        for loop in self.loops:
+            loop.detach()
         workers = [*self.workers.values(), *self.bootstrapping.end()]
         if workers:
             await asyncio.wait(workers, timeout=timeout)
@@ -301,8 +275,8 @@ class Reading(ReaderContext):
         await self.bootstrapping.close(timeout)
         with contextlib.suppress(BusrepError, TimeoutError):
             await within(timeout, self.saver.save())
-            if self.notes.due:
-                await within(timeout, self.notes.store())
+            if self.notes:
+                await within(timeout, self.saver.store_notes())
 
     def statistics(self) -> dict[str, Any]:
         """Counters and states, JSON-able."""

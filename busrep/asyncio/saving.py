@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 from busrep.core.catchup import Key
@@ -17,6 +17,7 @@ from busrep.core.delivery import RawBatch
 from busrep.core.handled import Change, Reread
 from busrep.errors import (
     BusrepError,
+    CommitUnknown,
     ConfigError,
     PositionsAheadOfTable,
     PositionTooOld,
@@ -25,24 +26,21 @@ from busrep.errors import (
 )
 
 from ..runtime.batch import Batch
-from .bootstrap_peers import PeerBootstraps
 from .context import ReaderContext
-from .effects import exactly_once
 
 log = logging.getLogger("busrep.reader")
 
+ENDED = (
+    "the transaction of batch.transaction() was ended inside its block: leave COMMIT and ROLLBACK to the block's end, "
+    "which saves the position first"
+)
+
 
 class PositionSaver:
-    """Saves the positions of one reading process; without a reader name it saves nothing.
+    """Saves the positions of one reading process; without a reader name it saves nothing."""
 
-    ``own_positions()``: of the own writer, by stream.
-    """
-
-    def __init__(
-        self, context: ReaderContext, peers: PeerBootstraps, own_positions: Callable[[], Mapping[str, int]]
-    ) -> None:
-        self._context, self._peers, self._own_positions = context, peers, own_positions
-        self._core, self._saved = context.core, context.saved
+    def __init__(self, context: ReaderContext) -> None:
+        self._context, self._core, self._saved = context, context.core, context.saved
         self.unsavable: dict[Key, StatementRefused] = {}  # why a position could not be saved
         self._saved_at: dict[Key, float] = {}
         self.refused = 0  # positions, by the store, for they were above the sequence
@@ -90,7 +88,7 @@ class PositionSaver:
                     await self._save_changes(self._saved.unmoved(changes, void))
 
     async def _to_save(self, keys: Sequence[Key]) -> list[Change]:
-        context, own, changes = self._context, self._own_positions(), []
+        context, own, changes = self._context, self._context.bus.own_positions(), []
         for key in keys:
             progress = self._core.progress[key]
             # Of a stream that nobody has handled nothing is saved; behind a snapshot that is loaded, where it ends.
@@ -157,9 +155,27 @@ class PositionSaver:
         context, epoch = self._context, self._core.epoch
         await context.reader_store.register_reader(context.reader, {key: position}, epoch or "")
         state = await context.reader_store.load_reader(context.reader)
-        void = await self._peers.look_at(state)
+        void = await self._context.bootstrapping.look_at(state)
         if epoch == self._core.epoch and key[0] not in void:
             self._saved.at[key] = state.positions.get(key, position)
+
+    async def store_notes(self) -> None:
+        """Store beside the saved positions what `ReaderContext.note` was told. While the database is away, try again.
+
+        First these positions are saved: that clears what was noted beside them.
+        """
+        context, due = self._context, self._context.notes
+        await self.try_save([key for key in due if key in self._core.progress], busy=True)
+        while due:
+            key, reason = next(iter(due.items()))
+            try:
+                await context.reader_store.note_stopped(context.reader, *key, reason)
+            except BusrepError as error:
+                log.debug("why %s stopped cannot be stored yet: %s", key, error)
+                await asyncio.sleep(context.settings.retry_max)
+            else:
+                if due.get(key) == reason:
+                    del due[key]
 
     # -- what the table says ----------------------------------------------------------------------------------
 
@@ -169,7 +185,7 @@ class PositionSaver:
         positions belong to. Raises Unavailable."""
         context, core = self._context, self._core
         known, state = dict(self._saved.at), await context.reader_store.load_reader(context.reader)
-        void = await self._peers.look_at(state)
+        void = await self._context.bootstrapping.look_at(state)
         core.doubt(state.epoch)
         # Positions of another log say nothing of this one; of void streams the end of a snapshot is saved, or more.
         keys = [key for key in keys if state.epoch in (None, core.epoch) and key[0] not in void]
@@ -191,13 +207,8 @@ class PositionSaver:
         if not context.reader or not self._saved.at or context.failure is not None:
             return False
         async with context.saving:
-            _, epoch = await self._compare_saved(
-                [
-                    key
-                    for key in self._saved.at
-                    if key in core.progress and key not in context.workers and not context.holds(key[0])
-                ]
-            )
+            keys = [key for key in self._saved.at if key in core.progress and key not in context.workers]
+            _, epoch = await self._compare_saved([key for key in keys if not context.holds(key[0])])
         # Positions of an older log, though this process has saved some of this one: the failover lost that step, too.
         older = epoch not in (None, core.epoch) and await context.store.epoch() == core.epoch
         if older and core.new_epoch is None:
@@ -214,7 +225,7 @@ class PositionSaver:
         try:
             state = await context.reader_store.load_reader(context.reader)
             if self._saved.is_news(state, error.stream):
-                await self._peers.look()
+                await self._context.bootstrapping.look()
                 return True
         except BusrepError as trouble:
             log.warning("saved positions cannot be read yet: %s", trouble)
@@ -255,9 +266,8 @@ class PositionSaver:
 class BatchSaver:
     """Saves the positions of batches in the transactions of their handlers, and finds out what became of those."""
 
-    def __init__(self, context: ReaderContext, peers: PeerBootstraps, saver: PositionSaver) -> None:
-        self._context, self._peers, self._saver = context, peers, saver
-        self._core, self._saved = context.core, context.saved
+    def __init__(self, context: ReaderContext) -> None:
+        self._context, self._core, self._saved = context, context.core, context.saved
 
     async def registered(self, key: Key, raw: RawBatch) -> bool:
         """Make sure that there is a row to save to, for a writer that joined while we listened, and that no save of our
@@ -273,7 +283,7 @@ class BatchSaver:
                 if not self._core.in_hand(key, raw):  # of a log that is gone: where it began says nothing of this one
                     return True
                 if key not in self._saved.at:
-                    await self._saver.register(key, raw.after)
+                    await self._context.saver.register(key, raw.after)
         except BusrepError as trouble:
             log.warning("the position of %s cannot be registered yet: %s", key, trouble)
             await context.retrying.sleep(context.settings.retry_max)
@@ -287,17 +297,26 @@ class BatchSaver:
         key = (batch.stream.name, batch.writer)
         change = (*key, self._saved.at[key], batch.position)
         batch.handling.tried = True
-        await self._saver.store_changes([change], connection)
+        await self._context.saver.store_changes([change], connection)
 
     @contextlib.asynccontextmanager
     async def transaction(self, batch: Batch[Any]) -> AsyncIterator[Any]:
         """See `Batch.transaction`."""
         self.check_saving(batch)
+        effects = self._context.reader_store.effects()
+        await effects.begin()
         try:
-            async with exactly_once(self._context.reader_store.effects(), batch.save) as connection:
-                yield connection
-        except BaseException:
+            yield effects.connection
+            if effects.ended:
+                raise ConfigError(ENDED)
+            await batch.save(effects.connection)
+            await effects.commit()
+        except BaseException as error:
             batch.handling.saved = False  # or the table will tell, see `reload`
+            # To the end: a connection that is left in the middle would be lost to the pool. One whose COMMIT may be
+            # under way still goes back by itself.
+            if not isinstance(error, CommitUnknown):
+                await asyncio.shield(asyncio.ensure_future(effects.rollback()))
             raise
 
     def check_saving(self, batch: Batch[Any]) -> None:
@@ -330,11 +349,11 @@ class BatchSaver:
         try:
             async with context.saving:
                 state = await context.reader_store.load_reader(context.reader)
-                void = key[0] in await self._peers.look_at(state)
+                void = key[0] in await self._context.bootstrapping.look_at(state)
                 saved = state.positions.get(key)
                 lost = saved is None and core.epoch == log_read and not void
                 if lost:  # by a failover, with all effects since
-                    await self._saver.register(key, core.progress[key].began)
+                    await self._context.saver.register(key, core.progress[key].began)
                     saved = self._saved.at.get(key)
         except BusrepError as trouble:
             log.warning("saved positions cannot be read yet: %s", trouble)
@@ -351,12 +370,9 @@ class BatchSaver:
                 core.put_back(*key)
         elif after in (Reread.HANDLED, Reread.MOVED):
             log.warning("the saved position of %s is %d", key, self._saved.at[key])
-            self._go_on(key, after)
+            if after is Reread.HANDLED:
+                core.done(*key)
+            else:
+                core.progress[key].go_on_from(self._saved.at[key])
+                context.ask_for_positions()
         return after is not Reread.NOT_SAVED
-
-    def _go_on(self, key: Key, after: Reread) -> None:
-        if after is Reread.HANDLED:
-            self._core.done(*key)
-        else:
-            self._core.progress[key].go_on_from(self._saved.at[key])
-            self._context.ask_for_positions()

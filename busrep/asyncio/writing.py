@@ -16,7 +16,7 @@ from busrep.streams import Stream
 from ..runtime.config import WriterConfig
 from ..runtime.fact import FactBase, FactState, settle
 from ..runtime.session import InDoubt, WriterSession
-from ..runtime.tasks import within
+from ..runtime.tasks import spawn, wait_until_set, within
 
 log = logging.getLogger("busrep.writer")
 
@@ -64,9 +64,12 @@ class Fact(FactBase[RowT]):
         try:
             await self._begin(self._writing)
         except (WriterFenced, SequenceWentBack) as error:
-            await self._writing.look_at_claim(error)
-            # Perhaps for its silence, with no successor: then the name is won back. Else this raises.
-            self._writing = await self._writing.live()
+            writing = self._writing
+            # A sequence that went back may be a new primary's, which fences all writers.
+            if isinstance(error, SequenceWentBack) and (writing.claim is None or await writing.check_claim()):
+                raise
+            # Perhaps it was fenced for its silence, with no successor: then the name is won back. Else this raises.
+            self._writing = await writing.live()
             await self._begin(self._writing)
         self._state = FactState.OPEN
         return self
@@ -113,7 +116,7 @@ class Writing(WriterSession):
         self.wake, self._renew, self._on_loss = wake, renew, on_loss
         self.lost = False  # to another process: it is not won back
         self.outdone = 0  # the higher incarnation of a predecessor, without a claim
-        self._finishing: set[asyncio.Task[None]] = set()
+        self._finishing: dict[asyncio.Task[None], None] = {}
         self._looking: set[object] = set()  # at these transactions' ends
         self._doubted = asyncio.Event()
         self._drained = asyncio.Event()
@@ -134,19 +137,13 @@ class Writing(WriterSession):
             raise self.fenced.with_traceback(None)  # it is raised again and again, and would hold on to every frame
         return await self._renew(self)
 
-    async def look_at_claim(self, error: WriterFenced | SequenceWentBack) -> None:
-        """A sequence that went back may be a new primary's, which fences all writers: returns when this one is
-        fenced, else raises the error."""
-        if isinstance(error, SequenceWentBack) and (self.claim is None or await self.check_claim()):
-            raise error
-
     # -- facts ------------------------------------------------------------------------------------------------
 
     async def finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the end of a transaction to its end, even when the caller is cancelled."""
         task = asyncio.create_task(work)
-        self._finishing.add(task)
-        task.add_done_callback(self._finishing.discard)
+        self._finishing[task] = None
+        task.add_done_callback(self._finishing.pop)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -158,11 +155,8 @@ class Writing(WriterSession):
         """Wait while Redis is slower than the writers; never while it is away, for the table has it all."""
         while self.publishing and self.core.queued_bytes > self._settings.publish_queue_bytes // 2:
             self._drained.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.redis_timeout):
-                    await self._drained.wait()
-                    continue
-            return
+            if not await wait_until_set(self._drained, self._settings.redis_timeout):
+                return
 
     def drained(self) -> None:
         """Frames were published, or cannot be."""
@@ -188,15 +182,12 @@ class Writing(WriterSession):
                 self._looking.discard(doubt.marker)
 
         try:
-            loop = asyncio.get_running_loop()
+            asyncio.get_running_loop()
         except RuntimeError:  # the garbage collector, after the loop
             return
-        if not self.ended_with(doubt) or doubt.marker in self._looking:
-            return  # one question is enough for all facts of a transaction
-        self._looking.add(doubt.marker)
-        task = loop.create_task(look())
-        self._finishing.add(task)
-        task.add_done_callback(self._finishing.discard)
+        if self.ended_with(doubt) and doubt.marker not in self._looking:  # one question for all facts of a transaction
+            self._looking.add(doubt.marker)
+            spawn(self._finishing, look(), "busrep-look")
 
     async def settle(self) -> None:
         """Ask after every fact in doubt once, now. Raises Unavailable, or what else keeps one from being known."""
@@ -233,9 +224,7 @@ class Writing(WriterSession):
             if self.doubts:
                 pause = SETTLE_FIRST if len(self.doubts) < before else min(2 * pause, SETTLE_SLOWEST)
                 self._doubted.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._doubted.wait()
+                await wait_until_set(self._doubted, pause)
         self.doubts.clear()  # what they committed is in the table
 
     # -- the others, and the beat -----------------------------------------------------------------------------
@@ -284,9 +273,7 @@ class Writing(WriterSession):
             if self._renew is None:
                 self.lose(error)
             elif not self.lost:
-                task = asyncio.get_running_loop().create_task(self._try_to_renew(self._renew), name="busrep-renew")
-                self._finishing.add(task)
-                task.add_done_callback(self._finishing.discard)
+                spawn(self._finishing, self._try_to_renew(self._renew), "busrep-renew")
 
     async def _try_to_renew(self, renew: Callable[[Writing], Awaitable[Writing]]) -> None:
         try:

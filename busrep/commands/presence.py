@@ -22,7 +22,7 @@ from busrep.core.commands import Replicate
 from busrep.errors import Closed, ConfigError, Unavailable
 
 from ..asyncio.bus import Bus
-from ..asyncio.publisher import COMMAND_QUEUE
+from ..asyncio.messages import COMMAND_QUEUE
 from ..runtime.tasks import wait_until_set
 from .news import call_all, in_background, run_until_closed, see_through
 

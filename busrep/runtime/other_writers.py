@@ -8,33 +8,25 @@ from busrep.core.admission import SenderTracker
 from busrep.core.commands import Name, Position, Server
 from busrep.core.framing import Frame, Rows
 from busrep.core.ids import IdGenerator
-from busrep.settings import Settings
 from busrep.stores.interface import Claim, Registered
-from busrep.streams import Stream
+
+from .config import WriterConfig
 
 
 class OtherWriters:
-    """Moves the ID generators of one incarnation of a writer, as other writers move the sequences.
-
-    ``durable``: the streams that have a table. ``generators``: of all streams of this writer.
-    """
+    """Moves the ID generators of one incarnation of a writer, as other writers move the sequences."""
 
     def __init__(
-        self,
-        name: str,
-        incarnation: int,
-        claim: Claim | None,
-        durable: Mapping[str, Stream[object]],
-        generators: Mapping[str, IdGenerator],
-        settings: Settings,
+        self, config: WriterConfig, incarnation: int, claim: Claim | None, generators: Mapping[str, IdGenerator]
     ) -> None:
-        self._name, self._durable, self._generators = name, durable, generators
+        self._name, self._generators = config.name, generators
+        self._durable = {stream.name: stream for stream in config.streams if not stream.resettable}
         self._epoch = None if claim is None else claim.epoch
         self._claims: Mapping[tuple[str, str], int] = {} if claim is None else claim.claims
-        self._one_line_messages = settings.one_line_messages
-        self._name_on_wire = name.encode()
+        self._one_line_messages = config.settings.one_line_messages
+        self._name_on_wire = config.name.encode()
         self._own_opening = b"NAME %b %d\n" % (self._name_on_wire, incarnation)
-        self._senders = SenderTracker(settings.followed)
+        self._senders = SenderTracker(config.settings.followed)
 
     def registry_read(self, noted: Mapping[str, int], registry: Registered) -> None:
         """The claim stands, and this is the registry: follow the others as far as was noted before."""

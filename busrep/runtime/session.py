@@ -11,13 +11,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
 from busrep.caches.cache import is_invalidations
 from busrep.caches.freshness import Commits
 from busrep.core.ids import IdGenerator, Ticket
+from busrep.core.retained import RetainedRows
 from busrep.core.writer import Writer
 from busrep.errors import BusrepError, CommitsLost, ConfigError, NotAWriter, WriterFenced
 from busrep.stores.interface import AsyncTransaction, Claim, FactLog, KnownWriter
@@ -31,14 +32,6 @@ log = logging.getLogger("busrep.writer")
 # After a failover facts of so many transactions of each stream are looked for. It loses those that were committed last;
 # of those that were answered last the one that was committed last is one, unless more connections were at COMMIT.
 COMMITS_CHECKED = 100
-
-
-class Keeper(Protocol):
-    """Who takes the facts that are completed: the writer core, and whoever keeps a resettable stream's in memory."""
-
-    def fact_completed(self, stream: str, token: int, payloads: Sequence[bytes]) -> None: ...  # noqa: D102
-    def rows_completed(self, stream: str, tokens: Sequence[int], payloads: Sequence[bytes]) -> None: ...  # noqa: D102
-    def position_moved(self, stream: str, position: int) -> None: ...  # noqa: D102
 
 
 @attrs.define(eq=False)
@@ -84,7 +77,7 @@ class OpenFacts:
         self.each = None
         self.payloads.clear()
 
-    def complete(self, core: Keeper) -> tuple[int, int]:
+    def complete(self, core: Writer | RetainedRows) -> tuple[int, int]:
         """Hand the facts to the writer core, or to who keeps them besides; give how many facts and rows they were."""
         name = self.stream.name
         if self.each is not None:
@@ -134,10 +127,10 @@ class WriterSession:
         self.generators = {stream.name: self._generator(stream) for stream in config.streams}
         self._last: dict[str, int] = {}
         self._durable = {stream.name: stream for stream in config.streams if not stream.resettable}
-        self.others = OtherWriters(self.name, incarnation, claim, self._durable, self.generators, self._settings)
+        self.others = OtherWriters(config, incarnation, claim, self.generators)
         self.doubts: list[InDoubt] = []
         self._promised: list[OpenFacts] = []  # with IDs that are given back if their transaction is rolled back
-        self.kept: dict[str, Keeper] = {}  # of resettable streams whose rows outlive their publication
+        self.kept: dict[str, RetainedRows] = {}  # of resettable streams whose rows outlive their publication
         self.fenced: WriterFenced | None = None
         # stream -> the own facts that are known to be in busrep's table: of the last transactions, one of each
         self.committed: dict[str, deque[int]] = {}

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import redis as redis_py
 
-from busrep.asyncio.publisher import format_command
+from busrep.asyncio.messages import format_command
 from busrep.core.application_commands import UserIp
 from busrep.core.commands import Command
 from busrep.core.health import Health, closed, health_of

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from busrep.asyncio.effects import ENDED
+from busrep.asyncio.saving import ENDED
 from busrep.errors import CommitUnknown, ConfigError
 from busrep.settings import Settings
 from busrep.stores.blocking import BlockingStore, BlockingTransaction, open_blocking_store
@@ -45,7 +45,7 @@ class EffectsStore:
 
 @contextlib.contextmanager
 def exactly_once(effects: BlockingTransaction, save: Callable[[Any], None]) -> Iterator[Any]:
-    """See `busrep.asyncio.effects.exactly_once`."""
+    """As `busrep.asyncio.saving.BatchSaver.transaction`."""
     effects.begin()
     try:
         yield effects.connection

@@ -38,7 +38,8 @@ class ReadingBus(runtime.Bus):
         if writing is not None:
             self.reading.own.starts = writing.shared.starts
 
-    def _own_name(self) -> str | None:
+    def own_writer(self) -> str | None:
+        """The name of the writer beside this bus."""
         return self._beside
 
     async def open(self) -> None:
@@ -54,17 +55,20 @@ class ReadingBus(runtime.Bus):
             senders = self.reading.core.admission.senders
             writing.heard_name(name.incarnation, has_log=senders.has_log(name.instance, name.incarnation))
 
-    def _own_positions(self) -> Mapping[str, int]:
+    def own_positions(self) -> Mapping[str, int]:
+        """As the asyncio bus, of the writer beside it."""
         if self._beside_writing is None or self._beside is None:
             return {}
         return self._beside_writing.positions()
 
-    def _own_written(self, stream: str) -> tuple[int, bool] | None:
+    def own_written(self, stream: str) -> tuple[int, bool] | None:
+        """As the asyncio bus, of the writer beside it."""
         if self._beside_writing is None or self._beside is None:
             return None
         return self._beside_writing.written(stream)
 
-    def _epoch_changed(self, epoch: str) -> None:
+    def epoch_changed(self, epoch: str) -> None:
+        """As the asyncio bus, of the writer beside it."""
         writing = self._beside_writing
         if writing is not None:
             writing.shared.epoch_changed(epoch)

@@ -86,7 +86,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What a killed process committed last stays in the table unseen, and the linear position stands still.",
         edits=(
             Edit(
-                "SilentWriters.look",
+                "TableReader.look",
                 '            context.spawn(self._finish_all(self._store, dead), "finish", once=True)\n',
                 "            pass\n",
             ),
@@ -101,9 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.5",
         harm="A writer cut off from Redis alone loses its name and all its facts fail, though it is healthy.",
         edits=(
-            Edit(
-                "SilentWriters.look", "if known.registered and silence[known.writer] > bound:", "if known.registered:"
-            ),
+            Edit("TableReader.look", "if known.registered and silence[known.writer] > bound:", "if known.registered:"),
         ),
         checks=(BUS + "a_writer_cut_off_from_redis_alone_is_followed_not_fenced",),
     ),
@@ -113,7 +111,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Facts of a writer that cannot reach Redis wait until it can, hours perhaps, though the table has them.",
         edits=(
             Edit(
-                "SilentWriters.look",
+                "TableReader.look",
                 "            core.learned(known.stream, known.writer, known.position)\n            if heard:\n",
                 "            if heard:\n",
             ),
@@ -161,7 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer whose database hangs for some seconds counts as dead.",
         edits=(
             Edit(
-                "Beats.run",
+                "BusLife._keep_beating",
                 "                await asyncio.wait({beating}, timeout=heartbeat / 4)\n",
                 "                await asyncio.wait({beating})\n",
             ),
@@ -238,8 +236,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "BatchSaver.save_batch",
-                "        await self._saver.store_changes([change], connection)\n",
-                "        await self._saver.store_changes([change])\n",
+                "        await self._context.saver.store_changes([change], connection)\n",
+                "        await self._context.saver.store_changes([change])\n",
             ),
         ),
         checks=(
@@ -329,8 +327,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A subscription that Redis forgot, or a half-open link, leaves a process deaf until it is restarted.",
         edits=(
             Edit(
-                "Beats._check_link",
-                "        if not self._link.connected:\n",
+                "BusLife._check_link",
+                "        if not self.link.connected:\n",
                 "        if now:\n",
             ),
         ),
@@ -520,9 +518,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader that meets the restored sequence before the new epoch stops, and stays stopped in the new one.",
         edits=(
             Edit(
-                "SilentWriters.check_sequences",
-                ("            if epoch == log_read:\n                self._above_sequence("),
-                ("            if True:\n                self._above_sequence("),
+                "TableReader.check_sequences",
+                ("            if epoch == log_read:\n                self._context.saver.above_sequence("),
+                ("            if True:\n                self._context.saver.above_sequence("),
             ),
             Edit(
                 "Beginning._go_over",
@@ -542,7 +540,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A restored log whose writers are all dead is never noticed by a reader that is up.",
         edits=(
             Edit(
-                "SilentWriters.look",
+                "TableReader.look",
                 "        core.doubt(await self._store.epoch())  # which nobody may be there to announce\n",
                 "",
             ),
@@ -681,7 +679,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="own-positions-of-the-log-before-count",
         rule="9.16",
         harm="A process whose reading half is in another log already saves its own positions of the one before.",
-        edits=(Edit("Beginning._go_over", "                self._on_epoch(epoch)\n", ""),),
+        edits=(Edit("Beginning._go_over", "                context.bus.epoch_changed(epoch)\n", ""),),
         checks=(MUTANTS_GAPS + "9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one",),
     ),
     Mutant(
@@ -709,7 +707,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="rows-that-a-twin-has-handled-stop-a-reader",
         rule="9.12",
         harm="Of two processes under one reader name the slower one stops at rows that the other handled, now pruned.",
-        edits=(Edit("Pages.fetch", " and not await self._saver.handled_by_peer(error):\n", ":\n"),),
+        edits=(Edit("TableReader.fetch", " and not await self._context.saver.handled_by_peer(error):\n", ":\n"),),
         checks=(MUTANTS_GAPS + "9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody",),
     ),
     Mutant(
@@ -719,8 +717,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Bootstrapping.at_start",
-                ("        if saved is not None and unfinished(saved):\n            self.peers.hold(name, known)\n"),
-                ("        if False:\n            self.peers.hold(name, known)\n"),
+                ("        if saved is not None and unfinished(saved):\n            self._context.hold(name, known)\n"),
+                ("        if False:\n            self._context.hold(name, known)\n"),
             ),
         ),
         checks=(BOOTSTRAP_FAULTS + "a_killed_process_goes_on_with_the_next_part[1]",),
@@ -806,7 +804,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process goes on to handle rows while another of its name empties and fills their target.",
         edits=(
             Edit(
-                "PeerBootstraps.look_at",
+                "Bootstrapping.look_at",
                 "        for name in [name for name in begun if not context.holds(name)]:\n",
                 "        for name in ():\n",
             ),
@@ -1008,8 +1006,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "BatchSaver.reload",
-                "self._saver.register(key, core.progress[key].began)",
-                "self._saver.register(key, raw.after)",
+                "self._context.saver.register(key, core.progress[key].began)",
+                "self._context.saver.register(key, raw.after)",
             ),
         ),
         checks=(EFFECTS + "effects_that_were_lost_with_the_registration_are_made_again[sqlite_url-asyncio]",),
@@ -1083,9 +1081,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A crash between the COMMIT of the effects and the saving of the position applies the effects twice.",
         edits=(
             Edit(
-                "asyncio.effects.exactly_once",
-                "        await save(effects.connection)\n        await effects.commit()\n",
-                "        await effects.commit()\n        await save(effects.connection)\n",
+                "BatchSaver.transaction",
+                "            await batch.save(effects.connection)\n            await effects.commit()\n",
+                "            await effects.commit()\n            await batch.save(effects.connection)\n",
             ),
         ),
         checks=(EFFECTS + "a_commit_without_an_answer_is_looked_up",),
@@ -1096,7 +1094,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The effects are committed, or rolled back, without the position: they count twice, or never.",
         edits=(
             Edit(
-                "asyncio.effects.exactly_once", "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""
+                "BatchSaver.transaction",
+                "            if effects.ended:\n                raise ConfigError(ENDED)\n",
+                "",
             ),
             Edit("sync.effects.exactly_once", "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""),
         ),
@@ -1114,7 +1114,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.12",
         harm="The same, as soon as what was handled before the stop is saved.",
         edits=(
-            Edit("Reading.store_notes", "        await self.saver.try_save(due, busy=True)\n", ""),
+            Edit(
+                "PositionSaver.store_notes",
+                "        await self.try_save([key for key in due if key in self._core.progress], busy=True)\n",
+                "",
+            ),
             Edit(
                 "PositionSaver._save_together",
                 "            context.note(context.stopped[key], key)\n",
@@ -1128,7 +1132,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.12",
         harm="A (stream, writer) stops, and the application that asked to be told is not.",
         edits=(
-            Edit("ReaderContext.stop", ("        if key not in self.stopped:\n            self.on_stop(error)\n"), ""),
+            Edit(
+                "ReaderContext.stop",
+                ("        if key not in self.stopped:\n            self.bus.tell_failure(error)\n"),
+                "",
+            ),
         ),
         checks=(HEALTH + "a_stop_is_told_and_stored_beside_the_position_until_it_moves_on",),
     ),
@@ -1393,7 +1401,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="what-was-said-is-waited-for-above-the-sequence",
         rule="9.17",
         harm="One forged line behind a gap: the rows of a live writer come by pages for ever, and late.",
-        edits=(Edit("SilentWriters.look", "        await self._check_targets()\n", ""),),
+        edits=(Edit("TableReader.look", "        await self._check_targets()\n", ""),),
         checks=(RULES + "what_a_forged_line_said_above_the_sequence_is_not_waited_for",),
     ),
     Mutant(
@@ -1402,7 +1410,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A right that is missing on one sequence: a dead writer is never finished, and its last rows never come.",
         edits=(
             Edit(
-                "SilentWriters._confirm",
+                "TableReader._confirm",
                 "            except BusrepError as error:  # the others are looked",
                 "            except KeyError as error:  # the others are looked",
             ),
@@ -1415,7 +1423,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The rows of a writer that joins, writes and dies come only once its silence is noticed.",
         edits=(
             Edit(
-                "SilentWriters._confirm",
+                "TableReader._confirm",
                 "                core.learned(stream, writer, min(end, highest))\n",
                 "                pass\n",
             ),
@@ -1470,10 +1478,10 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="One line NAME ghost 5, or a writer that closed, makes every other process reconnect every ten seconds.",
         edits=(
             Edit(
-                "Beats._check_link",
-                "        if (fault := self._watch.fault(now, announces=announces)) is not None:\n",
-                "        core = self._reading.core\n"
-                "        fault = self._watch.fault(now, announces=True) if announces else None\n"
+                "BusLife._check_link",
+                "        if (fault := self.watch.fault(now, announces=announces)) is not None:\n",
+                "        core = self.reading.core\n"
+                "        fault = self.watch.fault(now, announces=True) if announces else None\n"
                 "        if not announces and core.last_heard and len(core.silent(now)) == len(core.last_heard):\n"
                 '            fault = "silence"\n'
                 "        if fault is not None:\n",
@@ -1487,8 +1495,8 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader alone on its channel does not find out that its subscription is gone.",
         edits=(
             Edit(
-                "Beats._check_link",
-                "        elif self._watch.asks(now, announces=announces):\n",
+                "BusLife._check_link",
+                "        elif self.watch.asks(now, announces=announces):\n",
                 "        elif False:\n",
             ),
         ),
@@ -1524,7 +1532,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-stray-name-is-looked-for-for-ever",
         rule="9.21",
         harm="One line NAME ghost 5 makes every reader ask the table each beat, until it is restarted.",
-        edits=(Edit("SilentWriters.look", "            core.last_heard.pop(writer, None)\n", "            pass\n"),),
+        edits=(Edit("TableReader.look", "            core.last_heard.pop(writer, None)\n", "            pass\n"),),
         checks=(LINK_LIFE + "a_name_in_no_table_is_forgotten_when_it_is_silent",),
     ),
     Mutant(

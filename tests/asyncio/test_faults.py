@@ -769,7 +769,7 @@ def test_a_dead_writer_that_cannot_be_finished_does_not_keep_the_others_from_bei
 def test_command_handlers_that_are_too_slow_are_bounded(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("busrep.asyncio.receiver.COMMAND_CALLS", 5)
+    monkeypatch.setattr("busrep.asyncio.messages.COMMAND_CALLS", 5)
 
     async def main() -> None:
         gate = asyncio.Event()

@@ -16,7 +16,7 @@ import pytest
 import redis.asyncio
 
 import busrep
-from busrep.asyncio.silent import SilentWriters
+from busrep.asyncio.table import TableReader
 from busrep.core.commands import Name
 from busrep.core.reader import Reader
 from busrep.core.received import Followed
@@ -34,11 +34,6 @@ from .test_bus import Deployment, deployment, on_postgres, run, until
 __all__ = ["deployment", "on_postgres"]  # fixtures
 
 OTHER = "f" * 32
-
-
-def go_back(key: Any, error: Any) -> None:
-    """What `SilentWriters` is given; nothing here lies above the sequence."""
-    raise AssertionError((key, error))
 
 
 def registered(**claims: int) -> Driver:
@@ -155,7 +150,7 @@ def test_9_18_a_sequence_that_cannot_be_read_keeps_no_dead_writer_s_rows_back() 
         process: Any = Process()
         core.receive(b"\n".join(announce("new", 3, position("new", 0, 9))), 0.0)
         assert core.admission.registry_doubted
-        await SilentWriters(process, go_back).look(None, all_known=True)
+        await TableReader(process).look(None, all_known=True)
         await asyncio.gather(*process.tasks)
 
     asyncio.run(main())
@@ -176,7 +171,7 @@ def test_9_18_a_log_that_changes_while_the_sequence_is_read_makes_void_what_was_
             return 100
 
     process: Any = types.SimpleNamespace(core=core, ask_for_positions=lambda: None, settings=Settings(), store=Store())
-    asyncio.run(SilentWriters(process, go_back)._confirm(core.admission.joined()))
+    asyncio.run(TableReader(process)._confirm(core.admission.joined()))
     assert core.progress["s", "w"].target == 0
 
 
@@ -268,7 +263,7 @@ def test_9_18_what_a_writer_said_that_joined_and_crashed_is_fetched_once_the_reg
     reading: Any = types.SimpleNamespace(
         core=reader, ask_for_positions=lambda: asked.append(""), pump=lambda: None, settings=QUICK, store=Table()
     )
-    asyncio.run(SilentWriters(reading, go_back).look(None, all_known=True))
+    asyncio.run(TableReader(reading).look(None, all_known=True))
     assert [(one.writer, one.after, one.upto) for one in reader.fetches(math.inf)] == [("w", 0, 3)]
     assert asked
 

@@ -16,7 +16,7 @@ import redis.asyncio as aioredis
 
 import busrep
 from busrep import ConfigError, LockReleased, Unavailable, UserSync
-from busrep.asyncio import publisher as publisher_module
+from busrep.asyncio import messages as publisher_module
 from busrep.commands.presence import (
     DEVICE_BYTES,
     MOST_WAITING,

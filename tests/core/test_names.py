@@ -105,7 +105,7 @@ def test_the_command_line_refuses_a_bad_name() -> None:
 
 
 def test_a_command_that_no_reader_would_take_is_not_sent() -> None:
-    from busrep.asyncio.publisher import format_command
+    from busrep.asyncio.messages import format_command
 
     format_command(UserIp("u", "t" * (COMMAND_BYTES - 40), "i", "a", None, 1))
     with pytest.raises(ConfigError, match="65536 are taken by readers"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from busrep.asyncio import publisher
+from busrep.asyncio import messages as publisher
 from busrep.commands import acks, locks, presence, remote_servers
 from busrep.core.fields import NAME_BYTES
 from tests import ROOT

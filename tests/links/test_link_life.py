@@ -143,13 +143,13 @@ def test_a_process_that_may_not_publish_keeps_its_link() -> None:
     # Then silence proves nothing: there may be nobody to hear.
     async def main() -> None:
         async with MemoryDeployment(orders) as shop, shop.bus() as bus:
-            bus._watch.asked_at = 0.0
+            bus.watch.asked_at = 0.0
 
             async def refused(_messages: Any) -> None:
                 raise ConnectionError
 
             bus.link.publish = refused  # type: ignore[method-assign]
-            bus._watch.heard_at = asyncio.get_running_loop().time()
+            bus.watch.heard_at = asyncio.get_running_loop().time()
             await silence(shop)
             assert reconnects(bus) == [0]
 

@@ -64,7 +64,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that writes and reads saves its own positions in a restored log, and skips what they cover.",
         edits=(
             Edit(
-                "ReadingBus._epoch_changed",
+                "ReadingBus.epoch_changed",
                 """\
             if writing.shared.lost is not None:  # now, before anything is saved in the new log
                 self.reading.disown()

@@ -1,14 +1,17 @@
-"""Writers that are not heard: followed through the table, finished when they are dead, and never believed blindly."""
+"""What a reader asks the table: the pages that its core wants, and how far the writers are that are not heard.
+
+Such writers are followed through the table, finished when they are dead, and never believed blindly.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from busrep.core.admission import Life
-from busrep.core.catchup import Key
-from busrep.errors import BusrepError, PositionsAheadOfTable
+from busrep.core.catchup import FetchUpdates
+from busrep.errors import BusrepError, PositionsAheadOfTable, PositionTooOld
 from busrep.stores.interface import FactLog, claims_of, provides
 
 from .context import ReaderContext
@@ -16,15 +19,58 @@ from .context import ReaderContext
 log = logging.getLogger("busrep.reader")
 
 
-class SilentWriters:
-    """Looks into the table for what one reading process does not hear.
+class TableReader:
+    """Asks the table for one reading process."""
 
-    ``above_sequence(key, error)``: a position held is above the sequence.
-    """
-
-    def __init__(self, context: ReaderContext, above_sequence: Callable[[Key, PositionsAheadOfTable], None]) -> None:
-        self._context, self._core, self._above_sequence = context, context.core, above_sequence
+    def __init__(self, context: ReaderContext) -> None:
+        self._context, self._core = context, context.core
         self._settings, self._store = context.settings, context.store
+
+    # -- pages ------------------------------------------------------------------------------------------------
+
+    async def fetch(self, asked: FetchUpdates) -> None:
+        """Fetch a page, and hand it to the core."""
+        clock = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(self._settings.fetch_timeout):
+                page = await self._store.fetch(asked)
+        except PositionTooOld as error:
+            self._core.fetch_failed(asked, error, clock())
+            if self._context.holds(error.stream):
+                pass  # the answer to a question given up
+            elif not self._begins_later(error) and not await self._context.saver.handled_by_peer(error):
+                self._too_old(error)
+        except (BusrepError, TimeoutError) as error:
+            log.warning("fetching (%s, %s) from %d: %s", asked.stream, asked.writer, asked.after, error)
+            self._core.fetch_failed(asked, error, clock())
+        except Exception as error:  # a bug, in a store perhaps: loud, and tried again
+            log.exception("fetching (%s, %s) from %d failed", asked.stream, asked.writer, asked.after)
+            self._core.fetch_failed(asked, error, clock())
+        else:
+            self._core.receive_page(asked, page, clock())
+        self._context.pump()
+
+    def _begins_later(self, error: PositionTooOld) -> bool:
+        """Whether this reader was to begin at the oldest row, and that is another one by now of those there were."""
+        key = (error.stream, error.writer)
+        later = self._context.oldest.begins_later(error, self._core.delivered(*key))
+        if later:
+            self._core.progress[key].go_on_from(error.floor)
+        return later
+
+    def _too_old(self, error: PositionTooOld) -> None:
+        context, key = self._context, (error.stream, error.writer)
+        if self._core.progress[key].position >= error.floor or context.holds(error.stream):
+            return  # the answer to a question given up meanwhile
+        if context.bootstrapping.begin(error.stream, str(error)):
+            return
+        log.error("%s", error)
+        if context.options.on_too_old == "skip" or error.stream in context.unsaved:
+            self._core.progress[key].skip(error.floor)
+        else:
+            context.stop(key, error)
+
+    # -- writers that are not heard ---------------------------------------------------------------------------
 
     async def look(self, own: str | None, *, all_known: bool) -> None:
         """Follow through the table whoever is not heard; finish whoever gave the database no sign of life either.
@@ -113,7 +159,7 @@ class SilentWriters:
             if core.epoch != log_read:  # begun again meanwhile
                 continue
             if epoch == log_read:
-                self._above_sequence(key, PositionsAheadOfTable(key[0], held, highest))
+                self._context.saver.above_sequence(key, PositionsAheadOfTable(key[0], held, highest))
             else:  # declared: the positions are void, and will be given up
                 core.doubt(epoch)
 
