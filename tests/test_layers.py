@@ -86,7 +86,7 @@ MAY_IMPORT = {
     "core": CORE,
     "caches": CORE,
     "private_files": CORE,
-    "reports": CORE | {"private_files"},
+    "reports": CORE | {"private_files", "runtime"},
     # Stores and sources are named by URLs, and a store may be another process, over HTTP.
     "options": CORE | {"stores", "snapshots", "http"},
     "stores": {"private_files", *CORE}
