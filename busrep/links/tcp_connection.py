@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from busrep.core.commands import Error, Name, Server
+from busrep.core.commands import Error, Server
 from busrep.core.direct import FrameSplitter, Liveness, PlainView
 from busrep.errors import ParseError
 
@@ -71,7 +71,6 @@ class Connection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._since = asyncio.get_running_loop().time()
         self.server.arrived(self)
         if self.server.listener is None:
             self.end("server stopping", refused=False)
@@ -117,8 +116,6 @@ class Connection(asyncio.Protocol):
         self._liveness = Liveness(server.settings, self._since, self._since)
         if server.knows(b""):
             self._admit()
-        else:
-            self._splitter = FrameSplitter(HELLO_BYTES)
         early, self._first = self._first, b""
         if early:
             self.data_received(early)
@@ -181,7 +178,6 @@ class Connection(asyncio.Protocol):
             # Not a word of what came: it may be a secret, a wrong one of this server, or a right one of another.
             self.end("AUTH failed: this server wants its secret first", why="wrong secret")
             return b""
-        self._splitter = FrameSplitter(self.server.settings.line_bytes)
         self._admit()
         return rest
 
@@ -190,11 +186,6 @@ class Connection(asyncio.Protocol):
         if self.secured:
             self.end("")
         self._left_early = True
-
-    def named(self, name: Name) -> None:
-        """It says who it is. With an incarnation it is native, and hears every line."""
-        self.name = repr(name.instance[:SHOWN])
-        self.native = self.native or name.incarnation is not None
 
     # -- what goes --------------------------------------------------------------------------------------------
 
@@ -222,7 +213,7 @@ class Connection(asyncio.Protocol):
         self._queue.append((data, commands, shared))
         self._count(len(data), commands, shared)
         if self._queued_commands > settings.tcp_queue_commands or self.queued_bytes > settings.tcp_queue_bytes:
-            self.fall_behind()
+            self.end("failed to keep up")
 
     def _count(self, size: int, commands: int, shared: bool) -> None:
         self._queued_commands += commands
@@ -235,10 +226,6 @@ class Connection(asyncio.Protocol):
         self._queue.clear()
         own, self.own_bytes, self.queued_bytes, self._queued_commands = self.own_bytes, 0, 0, 0
         self.server.queued(self, -own)
-
-    def fall_behind(self) -> None:
-        """Too much waits for it: it begins anew, and catches up."""
-        self.end("failed to keep up")
 
     def pause_writing(self) -> None:
         """The socket is full: what follows waits."""
@@ -256,8 +243,8 @@ class Connection(asyncio.Protocol):
         """Now and then: is it alive, and does it know that we are?"""
         timeout = self.server.settings.tcp_timeout
         if self.ending:
-            return
-        if not self._known:
+            pass
+        elif not self._known:
             if self.secured and now - self._since > HELLO:
                 self.end("AUTH is needed first", why="no secret")
         elif self._liveness.gone(now):

@@ -20,7 +20,7 @@ import redis.asyncio as aioredis
 
 from busrep.core.commands import Name, Replicate, Server
 from busrep.core.direct import CLOSING, join_messages
-from busrep.core.framing import Frame, parse_message
+from busrep.core.framing import parse_message
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.streams import Stream
@@ -201,7 +201,15 @@ class TcpServer:
         frame = parse_message(message, self.settings)
         if frame.errors:
             raise frame.errors[0]
-        self._introduced(client, frame)
+        for item in frame.items:  # what it says of the client, and of what the client knows
+            if isinstance(item, Name):  # with an incarnation it is native, and hears every line
+                client.name = repr(item.instance[:SHOWN])
+                client.native = client.native or item.incarnation is not None
+            elif isinstance(item, Replicate):
+                client.view.forget()
+            elif isinstance(item, Server) and item.name != self.name:
+                client.end(f"wrong name: this server is {self.name!r}, not {item.name[:SHOWN]!r}")
+                return
         for channel, part in self._routes.parts(message, frame):
             if self.relay is not None and self.relay.congested:
                 client.end("Redis cannot keep up")
@@ -213,17 +221,6 @@ class TcpServer:
                 self.errors_heard += 1
                 log.info("client %s says: %r", client.name, goodbye[0][:SHOWN])
             client.end("")
-
-    def _introduced(self, client: Connection, frame: Frame) -> None:
-        """What a message says of the client, and of what it knows."""
-        for item in frame.items:
-            if isinstance(item, Name):
-                client.named(item)
-            elif isinstance(item, Replicate):
-                client.view.forget()
-            elif isinstance(item, Server) and item.name != self.name:
-                client.end(f"wrong name: this server is {self.name!r}, not {item.name[:SHOWN]!r}")
-                return
 
     # -- connections ------------------------------------------------------------------------------------------
 
@@ -248,7 +245,7 @@ class TcpServer:
         self.queue_bytes_peak = max(self.queue_bytes_peak, connection.queued_bytes)
         self.own_bytes += own
         if own > 0 and self.own_bytes > self.settings.tcp_queue_bytes:
-            max(self.clients, key=lambda client: client.own_bytes).fall_behind()
+            max(self.clients, key=lambda client: client.own_bytes).end("failed to keep up")
 
     def full(self) -> str | None:
         """Why one more client cannot stay; None if it can."""
