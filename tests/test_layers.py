@@ -132,6 +132,7 @@ DEPENDENCIES = {
         "snapshots/parquet_manifest.py",
     },
     "redis": {"asyncio", "links", "sync", "cli", "busrep", "testing", "spark"},
+    "typing_extensions": {"streams"},  # for type checkers alone, which bring it along
 }
 EXTRAS = {
     "click": {"cli"},
