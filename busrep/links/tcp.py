@@ -42,7 +42,7 @@ SECRET_BYTES = 1_000
 
 # A line that shows a secret: neither side passes on, or quotes, one that is said to it.
 AUTH_LINE = re.compile(rb"^AUTH(?: .*)?(?:\n|\Z)", re.MULTILINE)
-_ERROR = re.compile(rb"^ERROR(?: (.*))?$", re.MULTILINE)
+ERROR_LINE = re.compile(rb"^ERROR(?: (.*))?(?:\n|\Z)", re.MULTILINE)
 
 
 def check_secret(secret: str | None) -> None:
@@ -224,7 +224,7 @@ class TcpLink(Link):
 
     def _refused(self, messages: Sequence[bytes]) -> None:
         for message in messages:
-            if found := _ERROR.search(message):
+            if found := ERROR_LINE.search(message):
                 said = found[1] or b""
                 text = self._hide_secret(said).decode("utf-8", "replace")
                 if said.startswith(b"AUTH"):

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import re
 import ssl
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -26,15 +25,13 @@ from busrep.settings import Settings
 from busrep.streams import Stream
 
 from ..runtime.tasks import spawn, stop, wait_until_set
-from .tcp import AUTH_LINE, DEFAULT_PORT, check_secret, log, no_passphrase
+from .tcp import AUTH_LINE, DEFAULT_PORT, ERROR_LINE, check_secret, log, no_passphrase
 from .tcp_connection import GOODBYE, SHOWN, SOCKET_BYTES, Connection
 from .tcp_relay import LocalLink, Relay, Routes
 
 # Connections that have not shown yet who they are, at a time. Of more the oldest one goes: who knows the secret shows
 # it within milliseconds.
 STRANGERS = 100
-
-_ERROR = re.compile(rb"^ERROR(?: .*)?(?:\n|\Z)", re.MULTILINE)
 
 
 def server_tls(cert: str, key: str | None = None, *, client_ca: str | None = None) -> ssl.SSLContext:
@@ -160,7 +157,7 @@ class TcpServer:
         """Give a message to every client and member, with all others of this turn of the loop."""
         self.messages += 1
         if b"ERROR" in message:
-            message = _ERROR.sub(b"", message)  # of a connection that is not theirs: they would give theirs up
+            message = ERROR_LINE.sub(b"", message)  # of a connection that is not theirs: they would give theirs up
         if not message:
             return
         if not self._fresh:
@@ -195,7 +192,7 @@ class TcpServer:
         """What a client sent. Raises ParseError for what is not of the protocol."""
         if b"AUTH" in message:
             message = AUTH_LINE.sub(b"", message)  # not wanted, or not again, and never quoted
-        goodbye = _ERROR.search(message) if b"ERROR" in message else None
+        goodbye = ERROR_LINE.search(message) if b"ERROR" in message else None
         if goodbye is not None:
             message = message[: goodbye.start()]
         frame = parse_message(message, self.settings)

@@ -32,7 +32,7 @@ from typing import Any
 import orjson
 
 from busrep.errors import ConfigError, RowClassMismatch, SchemaError
-from busrep.shapes import check_fields, fields_to_store, load
+from busrep.shapes import fields_to_store, load
 from busrep.stores.backing import Backing
 from busrep.stores.declared import init_command
 from busrep.stores.dialect import Dialect
@@ -188,7 +188,7 @@ def check(dialect: Dialect, backings: Iterable[Backing] = ()) -> Plan[str]:
     if streams:
         stored = {stream: fields for stream, _, fields in (yield STREAMS)[0]}
         with _with_command(dialect, streams):
-            check_fields(streams, stored)
+            fields_to_store(streams, stored)
     return (yield from epoch(dialect))
 
 
