@@ -4,7 +4,7 @@ Start here::
 
     streams.py     Stream: a named log of typed rows
     connect()      a Bus: write facts, subscribe to streams, wait for positions
-    errors.py      the tree of everything that is raised
+    errors.py      everything that is raised
     options.py     the arguments of connect()
     settings.py    every bound and period, with its reason
     reports.py     ReaderReport: what a reader has handled, for the audit

@@ -1,36 +1,7 @@
 """Every exception busrep raises on purpose.
 
-::
-
-    BusrepError
-    ├── ConfigError               what the caller configured cannot work; the message says what to change
-    │   ├── MissingExtra          an optional dependency is not installed
-    │   ├── NoSnapshots           the source gives none; a bootstrap then fetches all rows, if none was pruned
-    │   └── RowClassMismatch      a stream's row class has other fields than the stored rows
-    ├── ParseError                a line that is not of the protocol (the peer's fault)
-    ├── RowError                  a row that does not fit its stream (the row's fault)
-    ├── UnknownStream             a stream nobody registered
-    ├── NotAWriter                a write on a process that does not write that stream
-    ├── SequenceWentBack          the ID sequence gave an ID that was known already
-    ├── WriterFenced              another process has claimed this writer's name
-    │   └── CommitsLost           a failover, or a restore, has lost what was committed
-    ├── ClaimBlocked              the writer's name cannot be claimed yet: its last transaction is still open
-    ├── PositionsAheadOfTable     proven positions are ahead of both the rows and the sequence
-    ├── EpochChanged              the fact log is not the one these positions belong to
-    ├── PositionTooOld            rows below the retention floor were asked for
-    ├── SnapshotGone              the snapshot that was agreed cannot be had any more; agree on another
-    ├── ReaderMoved               a saved reader position is not where this process left it
-    ├── WaitTimeout               a position was not reached in time (is a TimeoutError)
-    ├── HandlerFailed             a handler kept raising; its (stream, writer) has stopped
-    ├── StagedRowsGone            rows that were staged for a batch are not there; nothing of it was written
-    ├── SchemaError               the tables are missing, older or newer than this version
-    ├── StatementRefused          the database refuses what busrep asks of it; trying again does not help
-    ├── CommitUnknown             COMMIT got no answer; busrep finds out by itself what became of the facts
-    ├── Unavailable               Redis or the store cannot be reached now; worth trying again
-    │   └── SnapshotBusy          as many snapshots as are allowed are being loaded already
-    └── Closed                    the bus was closed
-
-Errors carry their facts as attributes; the class writes the message, which says what to do.
+docs/errors/index.md lists them and draws the tree of their classes. Errors carry their facts as attributes; the class
+writes the message, which says what to do.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, get_args
 
 import attrs
@@ -114,9 +114,9 @@ class BusOptions:
 
     def __attrs_post_init__(self) -> None:
         """Check what can be checked before anything is opened."""
-        _check_choice("on_poison", self.on_poison, get_args(OnPoison))
-        _check_choice("on_epoch_change", self.on_epoch_change, get_args(OnEpochChange))
-        _check_choice("on_too_old", self.on_too_old, get_args(OnTooOld))
+        for what, allowed in (("on_poison", OnPoison), ("on_epoch_change", OnEpochChange), ("on_too_old", OnTooOld)):
+            if (value := getattr(self, what)) not in get_args(allowed):
+                raise ConfigError(f"{what}={value!r}: one of {', '.join(map(repr, get_args(allowed)))}")
         _check_name("name", self.name)
         for what, name in (("writer", self.writer), ("reader", self.reader)):
             if name is not None:
@@ -195,11 +195,6 @@ class BusOptions:
         from .stores import open_store
 
         return open_store(store, self.streams, settings=self.settings)
-
-
-def _check_choice(what: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{what}={value!r}: one of {', '.join(map(repr, allowed))}")
 
 
 def _check_name(what: str, value: str) -> None:

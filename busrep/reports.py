@@ -17,43 +17,21 @@ from __future__ import annotations
 import os
 import threading
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import pairwise
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from busrep.private_files import open_file
-
-__all__ = ["HASH", "VERSION", "HandledBatch", "ReaderReport", "hash_of", "indexes_of", "line_of"]
+from busrep.runtime.batch import BatchRows
 
 # Another one means that whoever reads it has to be updated.
 VERSION = 1
 # Bytes of a row's hash: of 10**10 changed rows none passes for what it was.
 HASH = 8
-
-
-class HandledBatch(Protocol):
-    """What is needed of a batch: of `busrep.Batch`, and of that of `busrep.sync`."""
-
-    @property
-    def stream(self) -> Any: ...  # noqa: D102
-    @property
-    def writer(self) -> str: ...  # noqa: D102
-    @property
-    def after(self) -> int: ...  # noqa: D102
-    @property
-    def position(self) -> int: ...  # noqa: D102
-    @property
-    def tokens(self) -> Sequence[int]: ...  # noqa: D102
-    @property
-    def payloads(self) -> Sequence[bytes]: ...  # noqa: D102
-    @property
-    def epoch(self) -> str | None: ...  # noqa: D102
-    @property
-    def reader(self) -> str | None: ...  # noqa: D102
 
 
 def hash_of(line: bytes) -> bytes:
@@ -70,7 +48,7 @@ def indexes_of(tokens: Iterable[int]) -> Iterator[int]:
         yield index
 
 
-def line_of(batch: HandledBatch) -> bytes:
+def line_of(batch: BatchRows[Any]) -> bytes:
     """The line of a batch. Pure."""
     tokens, writer = list(batch.tokens), batch.writer.encode()
     rows = zip(tokens, indexes_of(tokens), batch.payloads, strict=True)
@@ -99,7 +77,7 @@ class ReaderReport:
         os.lseek(self._file, max(0, end - 1), os.SEEK_SET)
         self._torn = os.read(self._file, 1) not in (b"", b"\n")
 
-    def add(self, batch: HandledBatch) -> None:
+    def add(self, batch: BatchRows[Any]) -> None:
         """Note that these rows were handled. Raises OSError when the disk is full: the handler fails then, and the
         batch comes again."""
         line = line_of(batch)

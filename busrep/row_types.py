@@ -100,20 +100,12 @@ def _datetimes(column: _Column) -> _Column:
         raise MismatchError(str(error)) from None
 
 
-def _as_is(text: str, kind: type) -> FieldType:
-    return FieldType(text, kind, {kind: None}, {kind: None})
-
-
 _ANY = FieldType(ANYTHING)
+_AS_IS = {int: "int", str: "str", bool: "bool", type(None): "null", list: "array", dict: "object"}
 _SIMPLE: dict[Any, FieldType] = {
     Any: _ANY,
     object: _ANY,
-    int: _as_is("int", int),
-    str: _as_is("str", str),
-    bool: _as_is("bool", bool),
-    type(None): _as_is("null", type(None)),
-    list: _as_is("array", list),
-    dict: _as_is("object", dict),
+    **{kind: FieldType(text, kind, {kind: None}, {kind: None}) for kind, text in _AS_IS.items()},
     float: FieldType("float", float, {float: None, int: _floats}, {float: None, int: None}),
     datetime: FieldType("datetime", None, {str: _datetimes}, {datetime: None}),
 }

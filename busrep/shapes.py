@@ -120,16 +120,9 @@ def load(text: str | None) -> Fields | None:
     return None if text is None else tuple(Field(**one) for one in orjson.loads(text))
 
 
-def check_fields(streams: Iterable[Stream[Any]], stored: dict[str, str | None]) -> None:
-    """Raises RowClassMismatch for the first stream whose row class does not fit what is stored of it."""
-    for stream in streams:
-        fields = stream.fields
-        if fields is not None:
-            merged(stream.name, fields, load(stored.get(stream.name)))
-
-
 def fields_to_store(streams: Iterable[Stream[Any]], stored: dict[str, str | None]) -> dict[str, str | None]:
-    """The fields of each stream, as the store is to keep them. Raises RowClassMismatch."""
+    """The fields of each stream, as the store is to keep them. Raises RowClassMismatch for the first stream whose row
+    class does not fit what is stored of it."""
     wanted: dict[str, str | None] = {}
     for stream in streams:
         fields, known = stream.fields, stored.get(stream.name)

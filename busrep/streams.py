@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import attrs
 import orjson
@@ -20,8 +20,14 @@ from busrep.core.fields import NAME_BYTES, json_bytes, refuse_name
 from busrep.errors import ConfigError, RowError, UnknownStream
 from busrep.row_types import Fields, MismatchError, RowSchema, plain_value
 
-RowT = TypeVar("RowT")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
 
+    RowT = TypeVar("RowT", default=Any)  # without a row type
+else:
+    from typing import TypeVar
+
+    RowT = TypeVar("RowT")
 
 _SQL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
 # Stands between payloads that are decoded at once, and must be found between the rows: so ``[1],[2`` and
@@ -65,18 +71,6 @@ class Stream(Generic[RowT]):
     writers of another system write it too, which are in no registry of busrep's and never say an incarnation: their
     lines are believed (rule 9.18). Errors: `ConfigError`.
     """
-
-    @overload
-    def __init__(
-        self: Stream[Any], name: str, row_type: None = None, *, channel: str = ..., resettable: bool = ...,
-        follows: bool = ..., negative: bool = ..., table: Table | None = ..., foreign_writers: bool = ...,
-    ) -> None: ...  # fmt: skip
-
-    @overload
-    def __init__(
-        self, name: str, row_type: type[RowT], *, channel: str = ..., resettable: bool = ...,
-        follows: bool = ..., negative: bool = ..., table: Table | None = ..., foreign_writers: bool = ...,
-    ) -> None: ...  # fmt: skip
 
     def __init__(
         self, name: str, row_type: type[RowT] | None = None, *, channel: str = "", resettable: bool = False,

@@ -84,7 +84,7 @@ MAY_IMPORT = {
     "core": CORE,
     "caches": CORE,
     "private_files": CORE,
-    "reports": CORE | {"private_files"},
+    "reports": CORE | {"private_files", "runtime"},
     # Stores and sources are named by URLs, and a store may be another process, over HTTP.
     "options": CORE | {"stores", "snapshots", "http"},
     "stores": {"private_files", *CORE}
@@ -130,6 +130,7 @@ DEPENDENCIES = {
         "snapshots/parquet_manifest.py",
     },
     "redis": {"asyncio", "links", "sync", "cli", "busrep", "testing", "spark"},
+    "typing_extensions": {"streams"},  # for type checkers alone, which bring it along
 }
 EXTRAS = {
     "click": {"cli"},

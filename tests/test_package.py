@@ -200,11 +200,14 @@ def all_errors() -> dict[str, type[BaseException]]:
 
 
 def drawn_tree() -> dict[str, str]:
-    """Class -> parent, as errors.py draws it."""
+    """Class -> parent, as docs/errors/index.md draws it."""
+    page = (ROOT / "docs/errors/index.md").read_text()
+    drawn = re.search(r"```text\n(.*?)```", page, re.DOTALL)
+    assert drawn is not None
     tree: dict[str, str] = {}
     above: list[str] = []
-    for line in (busrep.errors.__doc__ or "").splitlines():
-        found = re.match(r"^    ((?:│   |    )*)(?:[├└]── )?([A-Z]\w+)(?: |$)", line)
+    for line in drawn[1].splitlines():
+        found = re.match(r"^((?:│   |    )*)(?:[├└]── )?([A-Z]\w+)$", line)
         if found is None:
             continue
         depth = len(found[1]) // 4 + ("── " in line)

@@ -15,7 +15,7 @@ from busrep.options import BusOptions
 from busrep.stores.interface import KnownWriter
 from busrep.streams import Stream, checked_stream
 
-from ..links.transports import ServerAddress
+from ..links import ServerAddress
 from ..runtime.batch import Batch, Handler, NoticeHandler
 from ..runtime.tasks import spawn
 from ..snapshots.parts import Applier, ApplyHandler

@@ -16,9 +16,9 @@ from busrep.errors import BusrepError, Closed, ConfigError, WriterFenced
 from busrep.options import BusOptions
 from busrep.stores.interface import AsyncStore
 
+from ..links import ServerAddress, make_link
 from ..links.link import Link, LinkEvents
 from ..links.tcp import identity_of
-from ..links.transports import ServerAddress, make_link
 from ..runtime.tasks import call, log_failure, spawn, stop, within
 from .caching import CacheUpkeep
 from .messages import ChannelPublisher, Receiver, channels_of

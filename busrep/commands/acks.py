@@ -147,7 +147,8 @@ class Acknowledgements:
         self._bus, self._stream, self._writer, self._instance = bus, bus.streams[stream.name].name, writer, instance
         self._repeat = repeat
         self._incarnation = self._heard_of()  # of rows that a handler has in hand now
-        self._token: int | None = None
+        self.token: int | None = None
+        """The latest acknowledged, of this incarnation."""
         self._due = asyncio.Event()
         self.outdated = 0
         """Acknowledgements of an incarnation that is gone."""
@@ -164,11 +165,6 @@ class Acknowledgements:
             self._incarnation = self._heard_of()
         return self._incarnation
 
-    @property
-    def token(self) -> int | None:
-        """The latest acknowledged, of this incarnation."""
-        return self._token
-
     async def acknowledge(self, token: int, *, incarnation: int | None = None) -> None:
         """Everything of this writer up to ``token`` has been handled here, and need not be kept for this process.
 
@@ -181,8 +177,8 @@ class Acknowledgements:
         if incarnation is not None and incarnation != current:
             self.outdated += 1
             return
-        if self._token is None or token > self._token:
-            self._token = token
+        if self.token is None or token > self.token:
+            self.token = token
             self._due.set()
 
     def _heard_of(self) -> int | None:
@@ -198,7 +194,7 @@ class Acknowledgements:
         # Called in order with the batches: rows handed out from here on are of the incarnation that is known now, for
         # those of any between were dropped by the reset that followed them.
         if writer == self._writer:
-            self._incarnation, self._token = self._heard_of(), None
+            self._incarnation, self.token = self._heard_of(), None
 
     async def _keep_telling(self) -> None:
         while True:
@@ -211,7 +207,7 @@ class Acknowledgements:
             await asyncio.sleep(PAUSE)
 
     async def _tell(self) -> None:
-        if self._token is not None:
+        if self.token is not None:
             life = self.incarnation
             name = self._instance if life is None else f"{self._instance}@{life}"
-            await self._bus.send(FederationAck(name, self._token))
+            await self._bus.send(FederationAck(name, self.token))

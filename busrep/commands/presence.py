@@ -12,6 +12,7 @@ import contextlib
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -67,48 +68,44 @@ class PresenceChange:
 ChangeHandler = Callable[[PresenceChange], Any]
 
 
+_Key = tuple[str, str | None]  # a user and a device
+
+
+def _size(key: _Key) -> int:
+    """Bytes that a device costs. Of a text with one wide character each takes four."""
+    text = key[0] + (key[1] or "")
+    return DEVICE_BYTES + len(text) * (1 if text.isascii() else 4)
+
+
 @attrs.define
 class _Device:
     """A user's device that syncs. ``count``: how many times at once, here. ``heard``: when it was told, elsewhere."""
 
     last_sync_ms: int
-    size: int
     count: int = 0
     heard: float = 0.0
 
 
-def _size(user: str, device: str | None) -> int:
-    """Bytes that a device costs. Of a text with one wide character each takes four."""
-    text = user if device is None else user + device
-    return DEVICE_BYTES + len(text) * (1 if text.isascii() else 4)
-
-
 @attrs.define(eq=False)
 class _ProcessUsers:
-    """Who syncs on one process: {user: {device: ...}}, no user without a device. ``bytes``: what they cost."""
+    """What syncs on one process. ``users``: how many devices of each; ``bytes``: what they cost."""
 
-    users: dict[str, dict[str | None, _Device]] = attrs.field(factory=dict)
-    count: int = 0
+    devices: dict[_Key, _Device] = attrs.field(factory=dict)
+    users: Counter[str] = attrs.field(factory=Counter)
     bytes: int = 0
 
-    def get(self, user: str, device: str | None) -> _Device | None:
-        return self.users.get(user, {}).get(device)
-
-    def add(self, user: str, device: str | None, last_sync_ms: int) -> _Device:
-        self.count += 1
-        added = self.users.setdefault(user, {})[device] = _Device(last_sync_ms, _size(user, device))
-        self.bytes += added.size
+    def add(self, key: _Key, last_sync_ms: int) -> _Device:
+        self.users[key[0]] += 1
+        self.bytes += _size(key)
+        added = self.devices[key] = _Device(last_sync_ms)
         return added
 
-    def remove(self, user: str, device: str | None) -> None:
-        devices = self.users[user]
-        self.bytes -= devices.pop(device).size
-        self.count -= 1
-        if not devices:
-            del self.users[user]
-
-    def devices(self) -> list[tuple[str, str | None, _Device]]:
-        return [(user, device, one) for user, devices in self.users.items() for device, one in devices.items()]
+    def remove(self, key: _Key) -> None:
+        del self.devices[key]
+        self.bytes -= _size(key)
+        self.users[key[0]] -= 1
+        if not self.users[key[0]]:
+            del self.users[key[0]]
 
 
 class Presence:
@@ -166,14 +163,14 @@ class Presence:
         self._check_open()
         now = int(time.time() * 1000)
         command = UserSync(self.instance_id, user, device, True, now)
-        own = self._own.get(user, device)
+        own = self._own.devices.get((user, device))
         if own is not None:
             own.count, own.last_sync_ms = own.count + 1, now
             return
-        if self._own.count >= self._most_users:
+        if len(self._own.devices) >= self._most_users:
             raise ConfigError(f"{self._most_users} devices sync here already: raise Presence(users=)")
         begins = user not in self._own.users
-        self._own.add(user, device, now).count = 1
+        self._own.add((user, device), now).count = 1
         await self._try_to_send(command)
         if begins:
             try:
@@ -192,13 +189,13 @@ class Presence:
         await see_through(self._changed(await self._end(user, device)))
 
     async def _end(self, user: str, device: str | None) -> list[PresenceChange]:
-        own = self._own.get(user, device)
+        own = self._own.devices.get((user, device))
         if own is None:
             raise ConfigError(f"stop({user!r}, {device!r}): it did not start, or was stopped as often")
         own.count -= 1
         if own.count:
             return []
-        self._own.remove(user, device)
+        self._own.remove((user, device))
         ends = user not in self._own.users
         await self._try_to_send(UserSync(self.instance_id, user, device, False, int(time.time() * 1000)))
         return [PresenceChange(user, self.instance_id, False, own.last_sync_ms)] if ends else []
@@ -209,8 +206,9 @@ class Presence:
         """Who syncs now, {user: {instance: last_sync_ms}}, here and elsewhere."""
         found: dict[str, dict[str, int]] = {}
         for instance, process in ((self.instance_id, self._own), *self._others.items()):
-            for user, devices in process.users.items():
-                found.setdefault(user, {})[instance] = max(one.last_sync_ms for one in devices.values())
+            for (user, _), one in process.devices.items():
+                latest = found.setdefault(user, {})
+                latest[instance] = max(one.last_sync_ms, latest.get(instance, 0))
         return found
 
     def on_change(self, handler: ChangeHandler) -> ChangeHandler:
@@ -224,68 +222,66 @@ class Presence:
     def statistics(self) -> dict[str, Any]:
         """Levels and counters, JSON-able."""
         return {
-            "own": self._own.count,
-            "others": {instance: process.count for instance, process in self._others.items()},
+            "own": len(self._own.devices),
+            "others": {instance: len(process.devices) for instance, process in self._others.items()},
             "refused": self.refused,
         }
 
     # -- what others tell -------------------------------------------------------------------------------------
 
     async def _heard(self, command: UserSync) -> None:
-        instance, user, device = command.instance_id, command.user_id, command.device_id
+        instance, key = command.instance_id, (command.user_id, command.device_id)
         if instance == self.instance_id:  # the own echo
             return
         if not command.is_syncing:
-            await self._changed(self._forget(instance, [(user, device)]))
+            await self._changed(self._forget(instance, [key]))
             return
-        process = self._others.get(instance)
-        seen = process.get(user, device) if process is not None else None
-        begins = process is None or user not in process.users
+        process = self._others.get(instance) or _ProcessUsers()
+        begins = command.user_id not in process.users
+        seen = process.devices.get(key)
         if seen is None:
-            if not self._has_room(process, _size(user, device)):
-                self._refuse(command)
+            if not self._has_room(instance, _size(key)):
+                if not self.refused:
+                    log.warning(
+                        "no room for presence on %.100s: raise Presence(users=, instances=, max_bytes=)", instance
+                    )
+                self.refused += 1
                 return
-            process = self._others.setdefault(instance, process or _ProcessUsers())
-            seen = process.add(user, device, command.last_sync_ms)
+            self._others[instance] = process
+            seen = process.add(key, command.last_sync_ms)
         seen.last_sync_ms = max(seen.last_sync_ms, command.last_sync_ms)
         seen.heard = asyncio.get_running_loop().time()
         if begins:
-            await self._changed([PresenceChange(user, instance, True, command.last_sync_ms)])
+            await self._changed([PresenceChange(command.user_id, instance, True, command.last_sync_ms)])
 
     async def _heard_clear(self, command: ClearUserSync) -> None:
         instance = command.instance_id
         if instance == self.instance_id:
             # The own echo; or a predecessor ended only now, and made the others forget this process's users.
-            if self._own.count:
+            if self._own.devices:
                 self._asked.set()
         elif instance in self._others:
-            gone = [(user, device) for user, device, _ in self._others[instance].devices()]
-            await self._changed(self._forget(instance, gone))
+            await self._changed(self._forget(instance, list(self._others[instance].devices)))
 
-    def _has_room(self, process: _ProcessUsers | None, size: int) -> bool:
+    def _has_room(self, instance: str, size: int) -> bool:
         if sum(other.bytes for other in self._others.values()) + size > self._max_bytes:
             return False
-        return len(self._others) < self._most_instances if process is None else process.count < self._most_users
+        if instance not in self._others:
+            return len(self._others) < self._most_instances
+        return len(self._others[instance].devices) < self._most_users
 
-    def _refuse(self, command: UserSync) -> None:
-        if not self.refused:
-            log.warning(
-                "no room for presence on %.100s: raise Presence(users=, instances=, max_bytes=)", command.instance_id
-            )
-        self.refused += 1
-
-    def _forget(self, instance: str, gone: Iterable[tuple[str, str | None]]) -> list[PresenceChange]:
+    def _forget(self, instance: str, gone: Iterable[_Key]) -> list[PresenceChange]:
         process = self._others.get(instance)
         if process is None:
             return []
         changes = []
-        for user, device in gone:
-            one = process.get(user, device)
+        for key in gone:
+            one = process.devices.get(key)
             if one is not None:
-                process.remove(user, device)
-                if user not in process.users:
-                    changes.append(PresenceChange(user, instance, False, one.last_sync_ms))
-        if not process.count:
+                process.remove(key)
+                if key[0] not in process.users:
+                    changes.append(PresenceChange(key[0], instance, False, one.last_sync_ms))
+        if not process.devices:
             del self._others[instance]
         return changes
 
@@ -295,28 +291,21 @@ class Presence:
 
     # -- telling ----------------------------------------------------------------------------------------------
 
-    async def _send(self, command: UserSync | None = None) -> None:
-        """Send it, in the order asked for; before the first, what a predecessor of this name left is ended."""
-        async with self._sending:
-            if not self._cleared:
-                await self._bus.send(self._clear)
-                self._cleared = True
-            if command is not None:
-                await self._bus.send(command)
-
     async def _try_to_send(self, command: UserSync | None = None) -> bool:
+        """Send it, in the order asked for; before the first, what a predecessor of this name left is ended."""
         try:
-            if self._waiting >= MOST_WAITING:
-                raise Unavailable("Redis", f"{self._waiting} commands are waiting for it")
-            await self._send(command)
+            if (waiting := self._bus.commands_waiting) >= MOST_WAITING:
+                raise Unavailable("Redis", f"{waiting} commands are waiting for it")
+            async with self._sending:
+                if not self._cleared:
+                    await self._bus.send(self._clear)
+                    self._cleared = True
+                if command is not None:
+                    await self._bus.send(command)
         except (Closed, Unavailable) as error:  # Redis is away, and all is told again when it is back
             log.debug("presence was not told: %s", error)
             return False
         return True
-
-    @property
-    def _waiting(self) -> int:
-        return self._bus.commands_waiting
 
     def _connected(self) -> None:
         self._asked.set()
@@ -326,36 +315,31 @@ class Presence:
     async def _keep_telling(self) -> None:
         clock = asyncio.get_running_loop().time
         await self._try_to_send()
-        due = self._next_round(clock())
+        begun = clock()
         while True:
+            due = begun + self._refresh * (0.9 + 0.2 * random.random())
             await wait_until_set(self._asked, max(0.0, due - clock()))
             self._asked.clear()
-            due = self._next_round(clock())
+            begun = clock()
             told = await self._tell_all()
             pause = min(told / TOLD_AGAIN, self._refresh / 2)
             await asyncio.sleep(max(ROUND_PAUSE * (0.5 + random.random() / 2), pause))
 
-    def _next_round(self, now: float) -> float:
-        return now + self._refresh * (0.9 + 0.2 * random.random())
-
     async def _tell_all(self) -> int:
         """Tell of all own devices, until one cannot be told. Gives how many there were until then."""
         at = 0
-        for at, (user, device, _) in enumerate(self._own.devices(), 1):
-            own = self._own.get(user, device)  # it may have ended meanwhile, and that was told
+        for at, key in enumerate(list(self._own.devices), 1):
+            own = self._own.devices.get(key)  # it may have ended meanwhile, and that was told
             if own is not None and not await self._try_to_send(
-                UserSync(self.instance_id, user, device, True, own.last_sync_ms)
+                UserSync(self.instance_id, *key, True, own.last_sync_ms)
             ):
                 break
             if at % SLICE == 0:
-                await self._pause()
+                while True:
+                    await asyncio.sleep(SLICE_PAUSE)
+                    if self._bus.commands_waiting < SLICE:
+                        break
         return at
-
-    async def _pause(self) -> None:
-        while True:
-            await asyncio.sleep(SLICE_PAUSE)
-            if self._waiting < SLICE:
-                return
 
     async def _keep_forgetting(self) -> None:
         """The silent are forgotten at most a tenth of the timeout late, whatever becomes of the telling."""
@@ -363,19 +347,15 @@ class Presence:
         while True:
             await asyncio.sleep(self._timeout / 10)
             # But where the link is down every other minute, the crashed must not live for ever.
-            patience = 2 if clock() < self._patient_until else 1
-            changes = self._forget_the_silent(clock() - patience * self._timeout)
+            bound = clock() - self._timeout * (2 if clock() < self._patient_until else 1)
+            changes = []
+            for instance, process in list(self._others.items()):
+                gone = [key for key, seen in process.devices.items() if seen.heard <= bound]
+                if gone:
+                    log.info("process %s did not tell of %d devices any more", instance, len(gone))
+                    changes += self._forget(instance, gone)
             if changes:
                 in_background(self._changed(changes))  # a handler that hangs keeps nothing else from being forgotten
-
-    def _forget_the_silent(self, bound: float) -> list[PresenceChange]:
-        changes = []
-        for instance, process in list(self._others.items()):
-            gone = [(user, device) for user, device, seen in process.devices() if seen.heard <= bound]
-            if gone:
-                log.info("process %s did not tell of %d devices any more", instance, len(gone))
-                changes += self._forget(instance, gone)
-        return changes
 
     async def _say_goodbye(self) -> None:
         self._closed = True

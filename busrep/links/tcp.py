@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
-from busrep.core.commands import Command, Error, Name, Server, parse
+from busrep.core.commands import Error, Name, Server, parse
 from busrep.core.direct import CLOSING, FrameSplitter, Liveness, join_messages
 from busrep.errors import ConfigError, ParseError, Unavailable
 from busrep.settings import Settings
@@ -42,7 +42,7 @@ SECRET_BYTES = 1_000
 
 # A line that shows a secret: neither side passes on, or quotes, one that is said to it.
 AUTH_LINE = re.compile(rb"^AUTH(?: .*)?(?:\n|\Z)", re.MULTILINE)
-_ERROR = re.compile(rb"^ERROR(?: (.*))?$", re.MULTILINE)
+ERROR_LINE = re.compile(rb"^ERROR(?: (.*))?(?:\n|\Z)", re.MULTILINE)
 
 
 def check_secret(secret: str | None) -> None:
@@ -134,7 +134,7 @@ class TcpLink(Link):
         self._address, self._name, self._identity = address, name, identity
         self._writer: asyncio.StreamWriter | None = None
         self._new = False
-        self._liveness: Liveness | None = None
+        self._liveness = Liveness(settings, 0.0, 0.0)
 
     def _translated(self, error: BaseException) -> BaseException:
         match error:
@@ -195,7 +195,7 @@ class TcpLink(Link):
             self._take(first[1:])
             await run_until_first(self._read(reader, splitter), self._ping(writer))
         finally:
-            self._writer = self._liveness = None
+            self._writer = None
             if writer is not None:
                 writer.transport.abort()
                 with contextlib.suppress(OSError):
@@ -209,12 +209,13 @@ class TcpLink(Link):
             pass
         self._refused(messages)
         opening = messages[0].partition(b"\n")[0]
+        with contextlib.suppress(ParseError):
+            if isinstance(line := parse(opening), Server) and line.name == self._name:
+                return messages
+        # Outside of the block above: an error would have the one that shows the secret behind it.
         shown = self._hide_secret(opening)
-        line = _parsed(opening, shown)
-        if isinstance(line, Server) and line.name == self._name:
-            return messages
-        name = self._hide_secret(line.name.encode()).decode() if isinstance(line, Server) else ""
-        other = name or f"no SERVER line but {shown!r:.100}"
+        line = parse(shown)
+        other = line.name if isinstance(line, Server) else f"no SERVER line but {shown!r:.100}"
         text = f"the server at {self._address} is {other!r}, not {self._name!r}"
         writer.write(b"%b\n" % Error(f"wrong server: {self._name} was expected").format())
         with contextlib.suppress(OSError):
@@ -223,7 +224,7 @@ class TcpLink(Link):
 
     def _refused(self, messages: Sequence[bytes]) -> None:
         for message in messages:
-            if found := _ERROR.search(message):
+            if found := ERROR_LINE.search(message):
                 said = found[1] or b""
                 text = self._hide_secret(said).decode("utf-8", "replace")
                 if said.startswith(b"AUTH"):
@@ -239,8 +240,7 @@ class TcpLink(Link):
         clock = asyncio.get_running_loop().time
         while True:
             messages = splitter.feed(await _read(reader))
-            if self._liveness is not None:
-                self._liveness.heard(clock(), messages)
+            self._liveness.heard(clock(), messages)
             self._take(messages)
 
     def _take(self, messages: Sequence[bytes]) -> None:
@@ -257,12 +257,9 @@ class TcpLink(Link):
         clock, settings = asyncio.get_running_loop().time, self._settings
         while True:
             await asyncio.sleep(min(settings.tcp_ping, settings.tcp_timeout) / 4)
-            liveness = self._liveness
-            if liveness is None:
-                return
-            if liveness.gone(clock()):
+            if self._liveness.gone(clock()):
                 raise TimeoutError(f"nothing heard for {settings.tcp_timeout:g} s")
-            if line := liveness.ping(clock(), _unix_ms()):
+            if line := self._liveness.ping(clock(), _unix_ms()):
                 writer.write(line)
 
     # -- publishing -------------------------------------------------------------------------------------------
@@ -288,8 +285,7 @@ class TcpLink(Link):
         try:
             async with _deadline(self._settings.redis_timeout):
                 writer.write(join_messages([data for _, data in messages]))
-                if self._liveness is not None:
-                    self._liveness.sent_at = asyncio.get_running_loop().time()
+                self._liveness.sent_at = asyncio.get_running_loop().time()
                 await writer.drain()
         except OSError as error:
             writer.transport.abort()
@@ -306,15 +302,6 @@ async def _deadline(seconds: float) -> AsyncIterator[None]:
         if deadline.expired():
             raise TimeoutError(f"no answer within {seconds:g} s") from None
         raise
-
-
-def _parsed(line: bytes, shown: bytes) -> Command:
-    """The command of a line. Raises ParseError, which quotes ``shown`` in its place, with no error behind it."""
-    try:
-        return parse(line)
-    except ParseError as error:
-        field, reason = error.field, error.reason
-    raise ParseError(shown, field, reason)
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:

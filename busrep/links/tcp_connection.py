@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from busrep.core.commands import Error, Name, Server
+from busrep.core.commands import Error, Server
 from busrep.core.direct import FrameSplitter, Liveness, PlainView
 from busrep.errors import ParseError
 
@@ -61,8 +61,7 @@ class Connection(asyncio.Protocol):
         self._liveness = Liveness(server.settings, 0.0, 0.0)
         self._since = 0.0
         self._first = b""
-        self._farewell: asyncio.TimerHandle | None = None
-        self._goodbye: asyncio.TimerHandle | None = None
+        self._timers: list[asyncio.TimerHandle] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is accepted."""
@@ -72,9 +71,8 @@ class Connection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._since = asyncio.get_running_loop().time()
-        self.server.clients.arrived(self)
-        if not self.server.listening:
+        self.server.arrived(self)
+        if self.server.listener is None:
             self.end("server stopping", refused=False)
         if self.ending:
             return
@@ -100,7 +98,7 @@ class Connection(asyncio.Protocol):
             return
         finally:
             if not self.secured and self.ending:  # the server is closed, or has too many strangers
-                self._lost()
+                self.connection_lost()
         if transport is None or (transport.is_closing() and not self._left_early):  # lost while it shook hands
             self._refuse_handshake(None)
             return
@@ -109,16 +107,14 @@ class Connection(asyncio.Protocol):
 
     def _refuse_handshake(self, error: Exception | None) -> None:
         self.end(f"TLS handshake failed: {error or 'the connection was lost'}")
-        self._lost()  # of a connection that ends before it stands, the loop tells nobody
+        self.connection_lost()  # of a connection that ends before it stands, the loop tells nobody
 
     def _opened(self, transport: asyncio.Transport) -> None:
         loop, server = asyncio.get_running_loop(), self.server
         transport.set_write_buffer_limits(SOCKET_BYTES)
         self.transport, self.secured, self._since = transport, True, loop.time()
         self._liveness = Liveness(server.settings, self._since, self._since)
-        if server.secured:
-            self._splitter = FrameSplitter(HELLO_BYTES)
-        else:
+        if server.knows(b""):
             self._admit()
         early, self._first = self._first, b""
         if early:
@@ -132,21 +128,17 @@ class Connection(asyncio.Protocol):
         if (why := self.server.full()) is not None:
             self.end(why)
             return
-        self.server.clients.admitted(self)
+        self.server.move(self, self.server.clients)
         self._write(b"%b\nPING %d\n" % (Server(self.server.name).format(), int(time.time() * 1000)))
 
-    def connection_lost(self, _error: Exception | None) -> None:
+    def connection_lost(self, _error: Exception | None = None) -> None:
         """It is closed."""
-        self._lost()
-
-    def _lost(self) -> None:
         self.ending = True
-        self.server.clients.left(self)
+        self.server.move(self, None)
         self._drop_queue()
         self._first = b""
-        for timer in (self._farewell, self._goodbye):
-            if timer is not None:
-                timer.cancel()
+        for timer in self._timers:
+            timer.cancel()
         self.gone.set()
 
     # -- what comes -------------------------------------------------------------------------------------------
@@ -186,7 +178,6 @@ class Connection(asyncio.Protocol):
             # Not a word of what came: it may be a secret, a wrong one of this server, or a right one of another.
             self.end("AUTH failed: this server wants its secret first", why="wrong secret")
             return b""
-        self._splitter = FrameSplitter(self.server.settings.line_bytes)
         self._admit()
         return rest
 
@@ -195,11 +186,6 @@ class Connection(asyncio.Protocol):
         if self.secured:
             self.end("")
         self._left_early = True
-
-    def named(self, name: Name) -> None:
-        """It says who it is. With an incarnation it is native, and hears every line."""
-        self.name = repr(name.instance[:SHOWN])
-        self.native = self.native or name.incarnation is not None
 
     # -- what goes --------------------------------------------------------------------------------------------
 
@@ -227,23 +213,19 @@ class Connection(asyncio.Protocol):
         self._queue.append((data, commands, shared))
         self._count(len(data), commands, shared)
         if self._queued_commands > settings.tcp_queue_commands or self.queued_bytes > settings.tcp_queue_bytes:
-            self.fall_behind()
+            self.end("failed to keep up")
 
     def _count(self, size: int, commands: int, shared: bool) -> None:
         self._queued_commands += commands
         self.queued_bytes += size
         if not shared:
             self.own_bytes += size
-        self.server.clients.queued(self, 0 if shared else size)
+        self.server.queued(self, 0 if shared else size)
 
     def _drop_queue(self) -> None:
         self._queue.clear()
         own, self.own_bytes, self.queued_bytes, self._queued_commands = self.own_bytes, 0, 0, 0
-        self.server.clients.queued(self, -own)
-
-    def fall_behind(self) -> None:
-        """Too much waits for it: it begins anew, and catches up."""
-        self.end("failed to keep up")
+        self.server.queued(self, -own)
 
     def pause_writing(self) -> None:
         """The socket is full: what follows waits."""
@@ -257,19 +239,19 @@ class Connection(asyncio.Protocol):
             self._count(-len(data), -commands, shared)
             self.transport.write(data)
 
-    def look(self, now: float, unix_ms: int) -> None:
+    def look(self, now: float) -> None:
         """Now and then: is it alive, and does it know that we are?"""
         timeout = self.server.settings.tcp_timeout
         if self.ending:
-            return
-        if not self._known:
+            pass
+        elif not self._known:
             if self.secured and now - self._since > HELLO:
                 self.end("AUTH is needed first", why="no secret")
         elif self._liveness.gone(now):
             self.end(f"nothing heard for {timeout:g} s", why="silent")
         elif self._liveness.halting(now):
             self.end(f"half a line for {timeout:g} s", why="half a line")
-        elif line := self._liveness.ping(now, unix_ms):
+        elif line := self._liveness.ping(now, int(time.time() * 1000)):
             self._write(line)
 
     def end(self, reason: str, *, why: str | None = None, refused: bool = True) -> None:
@@ -277,9 +259,9 @@ class Connection(asyncio.Protocol):
         if self.ending:
             return
         self.ending = True
-        self.server.clients.told_to_leave(self)
+        self.server.move(self, self.server.leaving)
         if refused and reason:
-            self.server.clients.refused[why or reason.partition(":")[0]] += 1
+            self.server.refused[why or reason.partition(":")[0]] += 1
             log.info("client %s is cut off: %s", self.name, why or reason)
         self._drop_queue()
         self._first = b""
@@ -292,10 +274,10 @@ class Connection(asyncio.Protocol):
         if reason and self.transport.can_write_eof():
             self.transport.write_eof()
         elif reason:  # TLS has no half-closed connections: who has read the reason has a moment to go by itself
-            self._farewell = asyncio.get_running_loop().call_later(GOODBYE / 2, self.transport.close)
+            self._timers.append(asyncio.get_running_loop().call_later(GOODBYE / 2, self.transport.close))
         else:
             self.transport.close()
-        self._goodbye = asyncio.get_running_loop().call_later(GOODBYE, self._cut)
+        self._timers.append(asyncio.get_running_loop().call_later(GOODBYE, self._cut))
 
     def _cut(self) -> None:
         sock = self.transport.get_extra_info("socket")

@@ -1,24 +1,87 @@
-"""The Redis that a TCP server stands in front of: what its clients say is published there, and heard from there."""
+"""What a TCP server has beside its clients: the Redis that it relays, and the buses in its own process."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Unpack
 
+import attrs
 import redis.asyncio as aioredis
 
-from busrep.errors import Unavailable
+from busrep.core.application_commands import UserIp
+from busrep.core.commands import Name, Ping, Position, Replicate, Server
+from busrep.core.fields import NAME_BYTES
+from busrep.core.framing import Frame, Rows
+from busrep.errors import ConfigError, Unavailable
 
+from .link import Link, LinkEvents
 from .redis import RedisLink
-from .tcp import log
+from .tcp import SLOWEST, log
 
 if TYPE_CHECKING:
     from .tcp_server import TcpServer
 
 # Messages that share a pipeline to Redis.
 RELAYED_AT_ONCE = 256
+
+# The head of a row or a position, up to its stream.
+HEAD_BYTES = len(b"POSITION ") + NAME_BYTES + 1
+
+# The suffix of the channel of USER_IP, which few want to hear (protocol.md, section 2).
+USER_IP = "USER_IP"
+
+
+@attrs.frozen
+class Routes:
+    """The channels of a deployment: ``name``, and a sub-channel for each other suffix of ``suffixes``, {stream: suffix
+    or ""}."""
+
+    name: str
+    suffixes: Mapping[str, str]
+
+    def channel(self, suffix: str) -> str:
+        """The channel of a suffix."""
+        return f"{self.name}/{suffix}" if suffix else self.name
+
+    def channels(self) -> list[str]:
+        """All of them."""
+        return [self.channel(suffix) for suffix in dict.fromkeys(("", USER_IP, *self.suffixes.values()))]
+
+    def parts(self, message: bytes, frame: Frame) -> Iterator[tuple[str, bytes]]:
+        """What is to be passed on of a client's message: (channel, message). ``frame``: the message, parsed."""
+        for item in frame.items:
+            if not isinstance(item, Server | Name | Replicate | Ping | Rows | Position):
+                yield self.channel(USER_IP if isinstance(item, UserIp) else ""), item.format()
+        yield from self._facts(message, frame)
+        if any(isinstance(item, Replicate) for item in frame.items):
+            yield self.name, b"REPLICATE"  # one question is answered as well as many
+
+    def _facts(self, message: bytes, frame: Frame) -> Iterator[tuple[str, bytes]]:
+        """Rows, positions and announcements, under the NAME they came with, for each channel."""
+        streams = dict.fromkeys(item.stream for item in frame.items if isinstance(item, Rows | Position))
+        if not streams and not any(isinstance(item, Server) for item in frame.items):
+            return
+        suffixes = dict.fromkeys(self.suffixes.get(stream, "") for stream in streams) or {"": None}
+        if len(suffixes) == 1 and all(isinstance(item, Server | Name | Position | Rows) for item in frame.items):
+            yield self.channel(next(iter(suffixes))), message
+            return
+        wanted = {
+            (command, stream.encode()): self.suffixes.get(stream, "")
+            for stream in streams
+            for command in (b"POSITION", b"RDATA")
+        }
+        kept: dict[str, list[bytes]] = {suffix: [] for suffix in suffixes}
+        for line in message.split(b"\n"):
+            command, *stream = line[:HEAD_BYTES].split(b" ", 2)[:2]
+            if command in (b"SERVER", b"NAME"):
+                for lines in kept.values():
+                    lines.append(line)
+            elif stream and (suffix := wanted.get((command, stream[0]))) is not None:
+                kept[suffix].append(line)
+        for suffix, lines in kept.items():
+            yield self.channel(suffix), b"\n".join(lines)
 
 
 class Relay:
@@ -139,3 +202,84 @@ def _is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+class LocalLink(Link):
+    """Takes part in ``server`` as a client would. ``channels``: those of Redis that a relay has to hear for it."""
+
+    LOG = log
+    TROUBLE = (Unavailable,)
+    SLOWEST = STEADY = SLOWEST
+
+    def __init__(self, server: TcpServer, channels: Iterable[str], **events: Unpack[LinkEvents]) -> None:
+        super().__init__("the TCP server of this process", server.settings, **events)
+        self._hub, self._channels = server, list(channels)
+        self._new = False
+        self._lost = asyncio.Event()
+
+    async def start(self, *, required: bool) -> None:
+        """Take part. Raises ConfigError when the server is not open; with ``required`` Unavailable when it has lost its
+        Redis; without, it joins when that is back."""
+        if self._hub.listener is None:
+            raise ConfigError("open the TCP server before the bus: async with server, busrep.connect(server, ...)")
+        for channel in self._channels:
+            await self.subscribe(channel)
+        await super().start(required=required)
+
+    async def _connect_once(self) -> None:
+        if (why := self._hub.down()) is not None:
+            raise Unavailable("the TCP server", why)
+        self._lost.clear()
+        self._hub.members[self] = None
+        try:
+            self._new = True
+            self.publisher_connects += 1
+            self._stands()
+            await self._lost.wait()
+        finally:
+            self._hub.members.pop(self)
+
+    async def subscribe(self, channel: str) -> None:
+        """Hear one more of Redis's channels, if the server is a relay; else everything is heard."""
+        if self._hub.relay is not None:
+            await self._hub.relay.subscribe(channel)
+
+    def reconnect(self, reason: str) -> None:
+        """Begin anew: what was said, or should be heard, may be lost."""
+        if self.connected:
+            self.last_error, self.connected = reason, False
+            self._lost.set()
+
+    def hear(self, message: bytes) -> None:
+        """A message, this member's own included."""
+        if not self.connected:
+            return
+        try:
+            self.on_message(self._hub.name, message)
+        except Exception:  # a bug in a callback: what it did not take in comes by catch-up
+            log.exception("taking in a message failed; beginning anew")
+            self.reconnect("taking in a message failed")
+
+    async def open_publisher(self) -> bool:
+        """Whether it joined (again) since the last call. Raises Unavailable when the server is closed, or has lost its
+        Redis."""
+        self._check()
+        new, self._new = self._new, False
+        return new
+
+    async def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        """To all; waits for a Redis that cannot keep up. Raises Unavailable when the server is closed, or lost its
+        Redis: then it is unknown which arrived."""
+        self._check()
+        joined = self.publisher_connects
+        for channel, data in messages:
+            if self._hub.relay is not None and self._hub.relay.congested:
+                await self._hub.relay.idle.wait()
+                self._check(joined)
+            self._hub.publish(data, channel)
+        await asyncio.sleep(0)  # sent out before more of it comes: a turn of the loop holds no more than one call
+        self._check(joined)
+
+    def _check(self, joined: int | None = None) -> None:
+        if not self.connected or joined not in (None, self.publisher_connects):
+            raise Unavailable("the TCP server", self.last_error or "not open")

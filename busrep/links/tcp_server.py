@@ -10,30 +10,28 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import re
 import ssl
-from collections.abc import Iterable
-from typing import Any, Unpack
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import redis.asyncio as aioredis
 
 from busrep.core.commands import Name, Replicate, Server
-from busrep.core.direct import CLOSING
-from busrep.core.framing import Frame, parse_message
+from busrep.core.direct import CLOSING, join_messages
+from busrep.core.framing import parse_message
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.streams import Stream
 
 from ..runtime.tasks import spawn, stop, wait_until_set
-from .link import LinkEvents
-from .tcp import AUTH_LINE, DEFAULT_PORT, check_secret, log, no_passphrase
-from .tcp_clients import Clients
-from .tcp_connection import SHOWN, Connection
-from .tcp_local import LocalLink
-from .tcp_relay import Relay
-from .tcp_routes import Routes
+from .tcp import AUTH_LINE, DEFAULT_PORT, ERROR_LINE, check_secret, log, no_passphrase
+from .tcp_connection import GOODBYE, SHOWN, SOCKET_BYTES, Connection
+from .tcp_relay import LocalLink, Relay, Routes
 
-_ERROR = re.compile(rb"^ERROR(?: .*)?(?:\n|\Z)", re.MULTILINE)
+# Connections that have not shown yet who they are, at a time. Of more the oldest one goes: who knows the secret shows
+# it within milliseconds.
+STRANGERS = 100
 
 
 def server_tls(cert: str, key: str | None = None, *, client_ca: str | None = None) -> ssl.SSLContext:
@@ -79,9 +77,13 @@ class TcpServer:
         self.settings = settings or Settings()
         self._secret = None if secret is None else secret.encode()
         self._routes = Routes(name, {stream.name: stream.channel for stream in streams})
-        self._server: asyncio.Server | None = None
-        self.clients = Clients(self.settings)
-        self._members: dict[LocalLink, None] = {}
+        self.listener: asyncio.Server | None = None
+        self.strangers: dict[Connection, None] = {}
+        self.clients: dict[Connection, None] = {}
+        self.leaving: dict[Connection, None] = {}
+        self.members: dict[LocalLink, None] = {}  # buses in this process
+        self.refused: Counter[str] = Counter()
+        self.accepted = self.queue_bytes_peak = self.own_bytes = 0
         self._fresh: list[bytes] = []  # to send out in this turn of the loop
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.messages = self.errors_heard = 0
@@ -96,7 +98,7 @@ class TcpServer:
         try:
             if self.relay is not None:
                 await self.relay.link.start(required=True)
-            self._server = await loop.create_server(lambda: Connection(self), self.host, self.port, backlog=512)
+            self.listener = await loop.create_server(lambda: Connection(self), self.host, self.port, backlog=512)
         except (OSError, UnicodeError) as error:
             await self.close()
             reason = getattr(error, "strerror", None) or error
@@ -104,7 +106,7 @@ class TcpServer:
         except BaseException:
             await self.close()
             raise
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = self.listener.sockets[0].getsockname()[1]
         spawn(self.tasks, self._keep_alive(), "busrep-tcp-alive")
         if self.relay is not None:
             spawn(self.tasks, self.relay.keep_publishing(), "busrep-tcp-relay")
@@ -112,13 +114,18 @@ class TcpServer:
     async def close(self) -> None:
         """Tell the clients, publish what they said (within ``shutdown_timeout``), end all connections. May be
         repeated."""
-        was_open = self._server is not None
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        was_open = self.listener is not None
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
         self._flush()
         self.cut("server stopping", refused=False)
-        await self.clients.end_all("server stopping")
+        for stranger in list(self.strangers):
+            stranger.end("server stopping", refused=False)
+        gone = [asyncio.ensure_future(one.gone.wait()) for one in self.leaving]
+        if gone:
+            await asyncio.wait(gone, timeout=2 * GOODBYE)
+        await stop([one for one in gone if not one.done()], GOODBYE)
         if was_open and self.relay is not None:
             await wait_until_set(self.relay.idle, self.settings.shutdown_timeout)
         await stop(list(self.tasks), self.settings.shutdown_timeout)
@@ -133,12 +140,16 @@ class TcpServer:
         await self.close()
 
     async def _keep_alive(self) -> None:
-        clock, settings = asyncio.get_running_loop().time, self.settings
         while True:
-            await asyncio.sleep(min(settings.tcp_ping, settings.tcp_timeout) / 4)
-            self.clients.check(clock())
-            if self.relay is not None:
-                self.relay.check(clock())
+            await asyncio.sleep(min(self.settings.tcp_ping, self.settings.tcp_timeout) / 4)
+            self._look(asyncio.get_running_loop().time())
+
+    def _look(self, now: float) -> None:
+        # Apart from the loop above, which would hold on to the last connection until the next round.
+        for connection in [*self.clients, *self.strangers]:
+            connection.look(now)
+        if self.relay is not None:
+            self.relay.check(now)
 
     # -- messages ---------------------------------------------------------------------------------------------
 
@@ -146,7 +157,7 @@ class TcpServer:
         """Give a message to every client and member, with all others of this turn of the loop."""
         self.messages += 1
         if b"ERROR" in message:
-            message = _ERROR.sub(b"", message)  # of a connection that is not theirs: they would give theirs up
+            message = ERROR_LINE.sub(b"", message)  # of a connection that is not theirs: they would give theirs up
         if not message:
             return
         if not self._fresh:
@@ -155,8 +166,11 @@ class TcpServer:
 
     def _flush(self) -> None:
         fresh, self._fresh = self._fresh, []
-        self.clients.hear(fresh)
-        for member in list(self._members):
+        for some in _portions(fresh):
+            data, commands = join_messages(some), sum(message.count(b"\n") + 1 for message in some)
+            for client in list(self.clients):
+                client.hear(some, data, commands)
+        for member in list(self.members):
             for message in fresh:
                 member.hear(message)
 
@@ -169,21 +183,30 @@ class TcpServer:
 
     def cut(self, reason: str, *, refused: bool = True) -> None:
         """End the connections of all clients: what they said, or should hear, may be lost, and so they begin anew."""
-        self.clients.end(reason, refused=refused)
-        for member in list(self._members):
+        for client in list(self.clients):
+            client.end(reason, refused=refused)
+        for member in list(self.members):
             member.reconnect(reason)
 
     def received(self, client: Connection, message: bytes) -> None:
         """What a client sent. Raises ParseError for what is not of the protocol."""
         if b"AUTH" in message:
             message = AUTH_LINE.sub(b"", message)  # not wanted, or not again, and never quoted
-        goodbye = _ERROR.search(message) if b"ERROR" in message else None
+        goodbye = ERROR_LINE.search(message) if b"ERROR" in message else None
         if goodbye is not None:
             message = message[: goodbye.start()]
         frame = parse_message(message, self.settings)
         if frame.errors:
             raise frame.errors[0]
-        self._introduced(client, frame)
+        for item in frame.items:  # what it says of the client, and of what the client knows
+            if isinstance(item, Name):  # with an incarnation it is native, and hears every line
+                client.name = repr(item.instance[:SHOWN])
+                client.native = client.native or item.incarnation is not None
+            elif isinstance(item, Replicate):
+                client.view.forget()
+            elif isinstance(item, Server) and item.name != self.name:
+                client.end(f"wrong name: this server is {self.name!r}, not {item.name[:SHOWN]!r}")
+                return
         for channel, part in self._routes.parts(message, frame):
             if self.relay is not None and self.relay.congested:
                 client.end("Redis cannot keep up")
@@ -196,64 +219,60 @@ class TcpServer:
                 log.info("client %s says: %r", client.name, goodbye[0][:SHOWN])
             client.end("")
 
-    def _introduced(self, client: Connection, frame: Frame) -> None:
-        """What a message says of the client, and of what it knows."""
-        for item in frame.items:
-            if isinstance(item, Name):
-                client.named(item)
-            elif isinstance(item, Replicate):
-                client.view.forget()
-            elif isinstance(item, Server) and item.name != self.name:
-                client.end(f"wrong name: this server is {self.name!r}, not {item.name[:SHOWN]!r}")
-                return
-
     # -- connections ------------------------------------------------------------------------------------------
+
+    def arrived(self, connection: Connection) -> None:
+        """A connection is accepted, and has shown nothing yet."""
+        self.accepted += 1
+        self.strangers[connection] = None
+        if len(self.strangers) > STRANGERS:
+            oldest = next(iter(self.strangers))
+            oldest.end(f"too many strangers: {STRANGERS} are here that have not shown who they are")
+
+    def move(self, connection: Connection, group: dict[Connection, None] | None) -> None:
+        """Move a connection to ``clients`` or ``leaving``; None: it is gone."""
+        for each in (self.strangers, self.clients, self.leaving):
+            each.pop(connection, None)
+        if group is not None:
+            group[connection] = None
+
+    def queued(self, connection: Connection, own: int) -> None:
+        """``own`` bytes more wait for a client that no other client has too. What native clients wait for they share;
+        the others must not come to a multiple of the bound either."""
+        self.queue_bytes_peak = max(self.queue_bytes_peak, connection.queued_bytes)
+        self.own_bytes += own
+        if own > 0 and self.own_bytes > self.settings.tcp_queue_bytes:
+            max(self.clients, key=lambda client: client.own_bytes).end("failed to keep up")
 
     def full(self) -> str | None:
         """Why one more client cannot stay; None if it can."""
-        return self.down() or self.clients.full()
+        if (why := self.down()) is None and len(self.clients) >= self.settings.tcp_clients:
+            return f"too many clients: {self.settings.tcp_clients} (Settings.tcp_clients)"
+        return why
 
     def down(self) -> str | None:
         """Why nobody can take part now; None if they can."""
-        if self._server is None:
+        if self.listener is None:
             return "server stopping"
         if self.relay is not None and not self.relay.link.connected:
             return "the link to Redis is down"
         return None
 
     def knows(self, secret: bytes) -> bool:
-        """Whether a client has shown the secret; in a time that does not tell how much of it was right."""
+        """Whether that is the secret, or none is needed; in a time that does not tell how much of it was right."""
         return self._secret is None or hmac.compare_digest(secret, self._secret)
-
-    @property
-    def secured(self) -> bool:
-        """Whether clients have to show a secret."""
-        return self._secret is not None
-
-    @property
-    def listening(self) -> bool:
-        """Whether it is open."""
-        return self._server is not None
-
-    # -- members ----------------------------------------------------------------------------------------------
-
-    def link(self, channels: Iterable[str], **events: Unpack[LinkEvents]) -> LocalLink:
-        """The link of a bus in this process, to these channels of Redis's."""
-        return LocalLink(self, channels, **events)
-
-    def joined(self, member: LocalLink) -> None:
-        """It takes part."""
-        self._members[member] = None
-
-    def parted(self, member: LocalLink) -> None:
-        """It does not any more."""
-        self._members.pop(member, None)
 
     def statistics(self) -> dict[str, Any]:
         """Counters and levels, JSON-able. ``refused``: {why: how often} clients were cut off; ``errors_heard``: clients
         that left with an ERROR; ``dropped``: messages from Redis that are not of the protocol."""
         return {
-            **self.clients.statistics(),
+            "clients": len(self.clients),
+            "strangers": len(self.strangers),
+            "leaving": len(self.leaving),
+            "accepted": self.accepted,
+            "refused": dict(self.refused),
+            "queue_bytes": max((client.queued_bytes for client in self.clients), default=0),
+            "queue_bytes_peak": self.queue_bytes_peak,
             "messages": self.messages,
             "errors_heard": self.errors_heard,
             "dropped": 0 if self.relay is None else self.relay.dropped,
@@ -271,3 +290,17 @@ def _check_exposure(host: str, secret: str | None, tls: ssl.SSLContext | None) -
         raise ConfigError(
             f"listening on {host!r} lets others in: beyond loopback it takes TLS, and a secret or client certificates"
         )
+
+
+def _portions(messages: list[bytes]) -> Iterator[list[bytes]]:
+    """The messages in portions, so that no more than one of them, and a message, stands in a socket that is full."""
+    portion: list[bytes] = []
+    size = 0
+    for message in messages:
+        portion.append(message)
+        size += len(message)
+        if size >= SOCKET_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion

@@ -33,6 +33,8 @@ import orjson
 
 from busrep.errors import ConfigError, RowClassMismatch, SchemaError
 from busrep.shapes import check_fields, fields_to_store, load
+from busrep.shapes import fields_to_store, load
+from busrep.stores.dialect import Backing
 from busrep.stores.declared import init_command
 from busrep.stores.dialect import Backing, Dialect
 from busrep.stores.interface import StoredStream
@@ -239,7 +241,7 @@ def check(dialect: Dialect, *others: Backing) -> Plan[str]:
     if streams:
         stored = {stream: fields for stream, _, fields in (yield STREAMS)[0]}
         with _with_command(dialect, streams):
-            check_fields(streams, stored)
+            fields_to_store(streams, stored)
     return (yield from epoch(dialect))
 
 

@@ -13,7 +13,7 @@ import redis as redis_py
 from busrep.asyncio import Bus as AsyncioBus
 from busrep.caches.cache import Feed
 from busrep.errors import BusrepError, ConfigError, Unavailable
-from busrep.links.transports import is_direct
+from busrep.links import is_direct
 from busrep.options import BusOptions, OnFailure
 from busrep.runtime.config import WriterConfig
 from busrep.stores.blocking import BlockingStore, open_blocking_store

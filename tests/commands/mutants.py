@@ -30,8 +30,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "_ProcessUsers.remove",
-                "        self.bytes -= devices.pop(device).size\n",
-                "        devices.pop(device)\n",
+                "        self.bytes -= _size(key)\n",
+                "",
             ),
         ),
         checks=(PRESENCE + "what_names_on_the_wire_cost_is_bounded",),

@@ -11,7 +11,7 @@ from busrep.cli.app import cli
 from busrep.errors import ConfigError
 from busrep.http.serve import serve
 from busrep.http.server import CatchUpLimits
-from busrep.links import tcp_clients
+from busrep.links import tcp_server
 from busrep.urls import check_url, shown_url
 from tests import ROOT
 
@@ -28,7 +28,7 @@ def test_the_readme_leads_to_it_and_it_leads_on() -> None:
 def test_its_numbers_are_the_defaults() -> None:
     limits = CatchUpLimits()
     for said in (
-        f"one of {tcp_clients.STRANGERS} places for strangers",
+        f"one of {tcp_server.STRANGERS} places for strangers",
         f"one of {signature(serve).parameters['connections'].default} connections",
         f"{limits.concurrency} questions at the store at a time, {limits.queue} waiting",
         f"{limits.snapshots.snapshots} snapshots",

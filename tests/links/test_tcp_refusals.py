@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 from busrep import RemoteServerUp
-from busrep.links import tcp_clients, tcp_connection
+from busrep.links import tcp_connection, tcp_server
 from busrep.links.tcp import client_tls
 from busrep.links.tcp_connection import SOCKET_BYTES, Connection
 from busrep.links.tcp_server import TcpServer, server_tls
@@ -52,7 +52,7 @@ async def a_server(**options: Any) -> AsyncIterator[TcpServer]:
         await until(lambda: {name: server.statistics()[name] for name in NOTHING} == NOTHING)
         await until(lambda: asyncio.all_tasks() == tasks)
         await until(lambda: sockets() == before)
-        assert server.clients.own_bytes == 0
+        assert server.own_bytes == 0
         assert not connections()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -229,7 +229,7 @@ async def test_a_client_without_the_certificate_that_is_wanted() -> None:
 @sync
 async def test_strangers_keep_nobody_out_who_knows_the_secret(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_connection, "HELLO", 60.0)
-    monkeypatch.setattr(tcp_clients, "STRANGERS", 10)
+    monkeypatch.setattr(tcp_server, "STRANGERS", 10)
     settings = attrs.evolve(QUICK, tcp_clients=3)
     options = {"tls": server_tls(CERTIFICATE, KEY)} if tls else {}
     async with a_server(secret="hush", settings=settings, **options) as server, contextlib.AsyncExitStack() as stack:
@@ -282,7 +282,7 @@ async def test_who_sends_and_never_reads(
         async with Hand.of(server, limit=1024, **client) as hand:
             hand.type(name)
             number = 0
-            while not server.clients.refused:
+            while not server.refused:
                 # No more than the server can read before it hangs up: what it leaves unread resets the connection.
                 if hand.writer.transport.get_write_buffer_size() < 2**16:
                     number += 1
@@ -310,9 +310,9 @@ async def test_foreign_clients_that_do_not_read_share_one_bound() -> None:
                 hand.type(b"NAME foreign\n")
                 await hand.line()
             most = 0
-            while server.clients.refused["failed to keep up"] < 5:
+            while server.refused["failed to keep up"] < 5:
                 await writer.publish(typing, [[number, "x" * 1000] for number in range(20)])
-                most = max(most, sum(one.own_bytes for one in server.clients.clients))
+                most = max(most, sum(one.own_bytes for one in server.clients))
             assert most <= 200_000
 
 
@@ -324,11 +324,11 @@ async def test_a_great_deal_at_once_does_not_stand_in_every_socket() -> None:
         async with Hand.of(server, limit=1024) as hand:
             hand.type(b"NAME native 1\n")
             await hand.line()
-            await until(lambda: all(client.native for client in server.clients.clients))
+            await until(lambda: all(client.native for client in server.clients))
             most = 0
             await writer.publish(typing, [["x" * 1000]] * 8_000)
-            while not server.clients.queue_bytes_peak > 1_000_000:
-                most = max(most, *(client.transport.get_write_buffer_size() for client in server.clients.clients))
+            while not server.queue_bytes_peak > 1_000_000:
+                most = max(most, *(client.transport.get_write_buffer_size() for client in server.clients))
                 await asyncio.sleep(0)
             assert most < 4 * SOCKET_BYTES
 
@@ -340,7 +340,7 @@ async def test_who_leaves_and_does_not_read_is_gone_soon() -> None:
     async with a_server(settings=settings) as server, bus(server, writer="w1", settings=settings) as writer:
         async with Hand.of(server, limit=1024) as hand:
             hand.type(b"NAME native 1\n")
-            while not server.clients.queue_bytes_peak:
+            while not server.queue_bytes_peak:
                 await writer.publish(typing, [["x" * 1000]] * 100)
             hand.writer.write_eof()
             await until(lambda: server.statistics()["clients"] == server.statistics()["leaving"] == 0)
@@ -357,7 +357,7 @@ async def test_a_name_said_twice_is_another_name() -> None:
             await hand.lines(2)
             hand.type(b"NAME worker one\nNAME worker two\nREPLICATE\n")
             assert (await hand.line()).startswith("POSITION typing w1 ")
-            (client,) = server.clients.clients
+            (client,) = server.clients
             assert client.name == "'worker two'"
             hand.type(b"NAME worker 3\n")  # native: it hears who speaks
             while not (await hand.line()).startswith("NAME w1 "):
@@ -410,11 +410,11 @@ async def test_a_server_that_is_closed_leaves_nothing(how: str, monkeypatch: pyt
     before = sockets()
     async with TcpServer("shop", port=0, settings=QUICK, **options.get(how, {})) as server:
         async with Hand.of(server, limit=1024) as hand:
-            await until(lambda: server.clients.accepted)
+            await until(lambda: server.accepted)
             if how == "stalled":
                 hand.type(b"NAME native 1\n")
                 async with bus(server, writer="w1") as writer:
-                    while not server.clients.queue_bytes_peak:
+                    while not server.queue_bytes_peak:
                         await writer.publish(typing, [["x" * 1000]] * 100)
             await server.close()
             assert {name: server.statistics()[name] for name in NOTHING} == NOTHING

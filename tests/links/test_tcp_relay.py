@@ -17,8 +17,7 @@ from busrep import RemoteServerUp, Settings
 from busrep.core.framing import parse_message
 from busrep.errors import ConfigError, Unavailable
 from busrep.links import link as links
-from busrep.links.tcp_relay import _has_line_over
-from busrep.links.tcp_routes import Routes
+from busrep.links.tcp_relay import LocalLink, Routes, _has_line_over
 from busrep.links.tcp_server import TcpServer
 from busrep.stores import memory, open_store
 from busrep.streams import Registry
@@ -216,7 +215,7 @@ async def test_of_a_redis_that_cannot_keep_up_only_those_hear_who_say_too_much(
         await until(lambda: reader.statistics()["reader"]["states"].get("typing") == {"w1": "live"})
         await quiet.lines(2)
         redis.goes_on.clear()
-        while not server.clients.refused:
+        while not server.refused:
             loud.type(b"USER_SYNC process-1 @a:b None start 1\n" * 20)
             await asyncio.sleep(0)
         assert (await loud.end()).endswith("ERROR Redis cannot keep up\n")
@@ -378,7 +377,7 @@ async def test_a_member_that_fails_at_a_message_keeps_it_from_nobody(caplog: pyt
 
     async with TcpServer("shop", port=0, settings=QUICK) as server:
         ups: list[int] = []
-        broken = server.link([], on_up=lambda: ups.append(1), on_message=fail, on_down=lambda: ups.append(0))
+        broken = LocalLink(server, [], on_up=lambda: ups.append(1), on_message=fail, on_down=lambda: ups.append(0))
         await broken.start(required=True)
         async with bus(server) as other, bus(url(server)) as client:
             other.on(RemoteServerUp)(heard.append)

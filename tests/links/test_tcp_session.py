@@ -20,7 +20,7 @@ import pytest
 import busrep
 from busrep import Settings, Stream
 from busrep.core.fields import NAME_BYTES
-from busrep.links import tcp, tcp_clients, tcp_connection
+from busrep.links import tcp, tcp_connection, tcp_server
 from busrep.links.tcp_server import TcpServer
 from busrep.stores import open_store
 from busrep.streams import Registry
@@ -159,7 +159,7 @@ def test_the_numbers_of_the_docs_are_the_defaults() -> None:
     assert f"{tcp_connection.HELLO:g} s | `no secret`" in DOCS
     assert f"{tcp_connection.HELLO_BYTES:,} bytes | `bad AUTH`" in DOCS
     assert f"{NAME_BYTES:,} bytes | `bad instance`" in DOCS
-    assert f"{tcp_clients.STRANGERS} | `too many strangers`" in DOCS
+    assert f"{tcp_server.STRANGERS} | `too many strangers`" in DOCS
     assert f"1 to {tcp.SECRET_BYTES:,} bytes" in DOCS
     assert f"later up to {tcp.SLOWEST:g} s" in DOCS
 
