@@ -32,7 +32,7 @@ from typing import Any
 import orjson
 
 from busrep.errors import ConfigError, RowClassMismatch, SchemaError
-from busrep.shapes import check_fields, fields_to_store, load
+from busrep.shapes import fields_to_store, load
 from busrep.shapes import fields_to_store, load
 from busrep.stores.dialect import Backing
 from busrep.stores.declared import init_command
