@@ -33,8 +33,6 @@ import orjson
 
 from busrep.errors import ConfigError, RowClassMismatch, SchemaError
 from busrep.shapes import fields_to_store, load
-from busrep.shapes import fields_to_store, load
-from busrep.stores.dialect import Backing
 from busrep.stores.declared import init_command
 from busrep.stores.dialect import Backing, Dialect
 from busrep.stores.interface import StoredStream
