@@ -121,19 +121,15 @@ class Announcements:
 
 @attrs.frozen
 class OutgoingFrame:
-    """One message to PUBLISH on the deployment's channel, or on its sub-channel ``channel_suffix`` unless "".
+    """One message to PUBLISH on the deployment's channel."""
 
-    ``number`` rises by one per frame. ``ends``: stream -> the end of its chain, once this frame is out.
-    ``one_line``: each line is a message by itself; after a PUBLISH with unknown outcome all of them go out again.
-    """
-
-    channel_suffix: str
+    channel_suffix: str  # of the sub-channel, unless ""
     data: bytes
-    number: int
-    ends: Mapping[str, int] = attrs.field(factory=dict)
+    number: int  # rises by one per frame
+    ends: Mapping[str, int] = attrs.field(factory=dict)  # stream -> the end of its chain, once this frame is out
     rows: int = 0
     announcement: bool = False
-    one_line: bool = False
+    one_line: bool = False  # each line is a message; after a PUBLISH with unknown outcome all of them go out again
 
     @property
     def messages(self) -> Sequence[bytes]:
