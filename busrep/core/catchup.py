@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-Key = tuple[str, str]
-"""(stream, writer)."""
+Key = tuple[str, str]  # stream, writer
 
 
 @attrs.frozen

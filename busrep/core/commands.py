@@ -1,10 +1,8 @@
 """The command lines: one frozen attrs class each, `parse` and ``command.format()``.
 
-A line is ``NAME``, a space and the fields, separated by single spaces; only the last field (free text or
-JSON) may hold spaces (protocol.md, section 1). How a field is checked, read and written stands once, in a
-`FieldKind`: it is the validator of the attrs field, and parsing and formatting walk the fields of the class. So
-a command that exists can be formatted: its constructor raises `ConfigError` for what has no form on the wire,
-`parse` raises `ParseError` for the same reasons, and nothing else.
+A line is ``NAME``, a space and the fields, separated by single spaces; only the last field (free text or JSON) may hold
+spaces (protocol.md, section 1). A command that exists can be formatted: its constructor raises `ConfigError` for what
+has no form on the wire, `parse` raises `ParseError` for the same reasons, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The fields of command lines: which values they take, how these are read and written, and the walk over those of a
 command (protocol.md, section 1).
 
-Numbers are integers of 64 bits with sign and have one spelling: ``+5``, ``007``, ``1_0`` and ``-0`` are
-refused. Nobody writes them, and so two different lines never mean the same position.
+Numbers are integers of 64 bits with sign and have one spelling: ``+5``, ``007``, ``1_0`` and ``-0`` are refused, so
+that two different lines never mean the same position. How a field is checked, read and written stands once, in a
+`FieldKind`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from busrep.errors import ConfigError, ParseError
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 
+# The longest name on the wire, of whatever: as long as a user ID of the reference system may be, and the DNS name of a
+# server. Names are remembered and stored, so all bounds that count names count bytes by it.
 NAME_BYTES = 255
-"""The longest name on the wire, of whatever: as long as a user ID of the reference system may be, and the
-DNS name of a server. Names are remembered and stored, so all bounds that count names count bytes by it."""
 
 _JSON_ONLY = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
