@@ -110,7 +110,7 @@ def receiver() -> Callable[[bytes], None]:
     reader = Reader([Followed("orders"), Followed("a", resettable=True, fetchable=False)], settings=settings,
                     undeclared=True, epoch="e" * 32)  # fmt: skip
     reader.connected(0.0)
-    reader.receive(b"POSITION a b 0 0\nPOSITION orders b 0 0", 0.0)
+    reader.receive_frame(parse_message(b"POSITION a b 0 0\nPOSITION orders b 0 0", settings), 0.0)
 
     def receive(data: bytes) -> None:
         frame = parse_message(data, settings)

@@ -28,7 +28,6 @@ from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.commands import Name
 from busrep.core.delivery import RawBatch
 from busrep.core.framing import parse_frame
-from busrep.core.reader import Reader
 from busrep.core.received import Followed
 from busrep.core.states import State
 from busrep.errors import (
@@ -52,6 +51,7 @@ from busrep.testing import virtual
 from busrep.testing.links import FaultyLink
 from busrep.testing.pair import QUICK as MEMORY
 from busrep.testing.pair import MemoryDeployment
+from tests.support.reader import Reader
 
 from . import names
 from .asyncio.test_bus import (

@@ -20,8 +20,7 @@ from .framing import Rows
 from .progress import Progress
 from .received import Followed, end_of
 
-Life = tuple[str, str, int | None]
-"""(stream, writer, incarnation)."""
+Life = tuple[str, str, int | None]  # stream, writer, incarnation
 
 # How many incarnations of one name have their epoch remembered: some lives of the writer, and some of other deployments
 # on the same channel. Beyond that the one with the oldest announcement is forgotten until it announces again.
@@ -100,13 +99,10 @@ MOST_UNCONFIRMED = 1_000
 
 
 class Admission:
-    """Decides about each line of a message by its sender (rules 9.11, 9.18, 9.19, 9.24).
-
-    ``registry``: the claim of each registered (stream, writer), None until it was read for the first time.
-    """
+    """Decides about each line of a message by its sender (rules 9.11, 9.18, 9.19, 9.24)."""
 
     def __init__(self, log: FollowedWriters) -> None:
-        self.registry: Mapping[Key, int] | None = None
+        self.registry: Mapping[Key, int] | None = None  # the claim of each (stream, writer); None: not read yet
         self.senders = SenderTracker(log.settings.followed)
         self._intake, self._log = log.intake, log
         self._claims: dict[str, int] = {}  # writer -> incarnation, of the registry
@@ -219,8 +215,8 @@ class Admission:
             self._unconfirmed[said] = max(before, end_of(item)), 0
 
     def joined(self) -> dict[Life, int]:
-        """To be asked after each answer of the registry. The (stream, writer, incarnation) that it lists, and of which
-        lines were heard before it did, with how far these said that the writer is. Answer with ``confirmed``.
+        """The lives that the registry lists, and of which lines were heard before it did, with how far these said that
+        the writer is. To be asked after each answer of the registry; answer with ``confirmed``.
 
         An answer may be older than such a line: the question was, or a replica gave it. So what an answer does not
         explain, or nobody confirmed, is kept for ``silent_after_beats`` answers.

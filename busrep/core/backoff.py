@@ -15,10 +15,9 @@ from ..settings import Settings
 MOST_REASONS = 1000
 
 HOUR: Final = 3_600.0
-
+# The longest pause, in seconds, before one more full sync while the alarm is raised: a dozen an hour at most do not
+# load the source all the time.
 LONGEST_PAUSE: Final = 300.0
-"""Longest pause, in seconds, before one more full sync while the alarm is raised: a dozen an hour at most do not load
-the source all the time, and once the cause is gone nobody stays away for long."""
 
 
 def pause_after(

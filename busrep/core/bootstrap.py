@@ -190,20 +190,16 @@ class Bootstrap:
 
     def work(self, now: float) -> list[Work]:
         """What to do next. Nothing comes twice, except what failed."""
-        wanted: list[Work] = [*self._leave()]
+        keep = self.agreement if self.state in (BootstrapState.AGREED, BootstrapState.LOADING) else None
+        if keep is not None and self.parts.all_loaded(keep):
+            keep = None
+        wanted: list[Work] = [Leave(agreement) for agreement in self.held if agreement is not keep]
+        self.held = [agreement for agreement in self.held if agreement is keep]
         if now >= self.retry.at and self.stopped_by is None:
             planned = self._plan(now)
             self._handed_out.add(planned)
             wanted += planned
         return wanted
-
-    def _leave(self) -> list[Leave]:
-        keep = self.agreement if self.state in (BootstrapState.AGREED, BootstrapState.LOADING) else None
-        if keep is not None and self.parts.all_loaded(keep):
-            keep = None
-        left = [Leave(agreement) for agreement in self.held if agreement is not keep]
-        self.held = [agreement for agreement in self.held if agreement is keep]
-        return left
 
     def _plan(self, now: float) -> list[Work]:
         if self.state is BootstrapState.REQUESTED:

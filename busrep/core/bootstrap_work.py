@@ -91,12 +91,9 @@ Work = Agree | Begin | Load | Apply | Drain | Leave
 
 @attrs.define(eq=False)
 class HandedOut:
-    """What was handed out, and is not answered.
+    """What was handed out, and is not answered."""
 
-    ``in_hand``: the part that is being applied, of whatever agreement: until it is answered nothing else is applied.
-    """
-
-    in_hand: Apply | None = None
+    in_hand: Apply | None = None  # being applied, of whatever agreement: until it is answered nothing else is
     _wanted: dict[Work, None] = attrs.field(factory=dict, init=False)  # whose answers count
 
     @property
@@ -134,19 +131,14 @@ class HandedOut:
 
 @attrs.define(eq=False)
 class Parts:
-    """The parts of one snapshot: which are applied, which are loaded and wait for that, and at what pace.
-
-    ``applied``: how many parts are, with so many ``rows`` and ``bytes``. ``ahead``: loaded, and not applied yet.
-
-    ``rest_until``: when the next parts are due, by ``snapshot_rate``.
-    """
+    """The parts of one snapshot: which are applied, which are loaded and wait for that, and at what pace."""
 
     _settings: Settings
-    applied: int = 0
+    applied: int = 0  # how many parts are, with so many rows and bytes
     rows: int = 0
     bytes: int = 0
-    ahead: dict[int, PartRows] = attrs.field(factory=dict)
-    rest_until: float = 0.0
+    ahead: dict[int, PartRows] = attrs.field(factory=dict)  # loaded, and not applied yet
+    rest_until: float = 0.0  # when the next parts are due, by snapshot_rate
     _since: tuple[float, int, int] = (0.0, 0, 0)  # when loading began, and the parts and rows that were applied by then
 
     def drop(self) -> None:

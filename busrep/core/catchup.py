@@ -6,25 +6,20 @@ from collections.abc import Sequence
 
 import attrs
 
-Key = tuple[str, str]
-"""(stream, writer)."""
+Key = tuple[str, str]  # stream, writer
 
 
 @attrs.frozen
 class FetchUpdates:
-    """Asks for the rows of one (stream, writer) with ``after`` < token <= ``upto``.
-
-    ``limit`` bounds the rows of the answer, which still holds at least one whole fact.
-    ``incarnation`` is set for a resettable stream: only that incarnation of the writer can answer.
-    ``after == upto`` asks for no rows: it verifies the epoch.
-    """
+    """Asks for the rows of one (stream, writer) with ``after`` < token <= ``upto``; where these are equal for no rows,
+    but for the epoch."""
 
     stream: str
     writer: str
     after: int
     upto: int
-    limit: int = 1000
-    incarnation: int | None = None
+    limit: int = 1000  # bounds the rows of the answer, which still holds at least one whole fact
+    incarnation: int | None = None  # set for a resettable stream: only that incarnation of the writer can answer
 
 
 @attrs.frozen

@@ -1,8 +1,8 @@
 """The chain of frames of one stream of a writer, and the facts that are on their way into it.
 
-A fact is *held* until every earlier fact of the writer has ended, then *ready*, and then *composed* into a frame: see
-`writer`. The end of the chain is ``composed``. Rows that will not be published (the queue was full, the fact is larger
-than a frame) are stepped over with ``POSITION stream writer new new``: ``prev new`` would say that there are none.
+A fact is *held*, then *ready*, and then *composed* into a frame: see `writer`. Rows that will not be published (the
+queue was full, the fact is larger than a frame) are stepped over with ``POSITION stream writer new new``: ``prev new``
+would say that there are none.
 """
 
 from __future__ import annotations
@@ -99,14 +99,13 @@ class Chain:
             self.facts_too_large += 1
         return self._keep([(token, lines, rows)])
 
-    def has_room_for_run(self, first: int, payloads: Sequence[bytes]) -> bool:
-        """Whether facts of one row each may be taken over by `hold_run`."""
-        fits = max(map(len, payloads)) + len(self.rdata) + DIGITS + 1 <= self.largest
-        return fits and first > max(self.position, self.dropped) and first not in self.held
-
     def hold_run(self, first: int, payloads: Sequence[bytes]) -> int:
-        """Take over facts of one row each, numbered from ``first`` on without a gap; gives the bytes they occupy."""
+        """Take over facts of one row each, numbered from ``first`` on without a gap, if nothing speaks against taking
+        all of them; gives the bytes they occupy, or 0."""
         rdata = self.rdata
+        fits = max(map(len, payloads)) + len(rdata) + DIGITS + 1 <= self.largest
+        if not fits or first <= max(self.position, self.dropped) or first in self.held:
+            return 0
         lines = [b"%b%d %b" % (rdata, token, payload) for token, payload in enumerate(payloads, first)]
         return self._keep([(token, line, 1) for token, line in enumerate(lines, first)])
 

@@ -1,10 +1,8 @@
 """The command lines: one frozen attrs class each, `parse` and ``command.format()``.
 
-A line is ``NAME``, a space and the fields, separated by single spaces; only the last field (free text or
-JSON) may hold spaces (protocol.md, section 1). How a field is checked, read and written stands once, in a
-`FieldKind`: it is the validator of the attrs field, and parsing and formatting walk the fields of the class. So
-a command that exists can be formatted: its constructor raises `ConfigError` for what has no form on the wire,
-`parse` raises `ParseError` for the same reasons, and nothing else.
+A line is ``NAME``, a space and the fields, separated by single spaces; only the last field (free text or JSON) may hold
+spaces (protocol.md, section 1). A command that exists can be formatted: its constructor raises `ConfigError` for what
+has no form on the wire, `parse` raises `ParseError` for the same reasons, and nothing else.
 """
 
 from __future__ import annotations
@@ -49,9 +47,9 @@ class Server(Line):
         return b"SERVER " + (self.name if self.epoch is None else f"{self.name} {self.epoch}").encode()
 
     @classmethod
-    def read(cls, line: bytes, rest: bytes) -> Server:
+    def read(cls, rest: bytes) -> Server:
         """See `Line.read`."""
-        text = _read_rest(line, "name", rest)
+        text = rest.decode()
         match = _SERVER.fullmatch(text)
         return cls(match[1], match[2]) if match else cls(text)
 
@@ -82,7 +80,7 @@ class Name(Line):
         return b"NAME " + (self.instance + tail).encode()
 
     @classmethod
-    def read(cls, line: bytes, rest: bytes) -> Name:
+    def read(cls, rest: bytes) -> Name:
         """See `Line.read`."""
         if match := _SPEAKER.fullmatch(rest):
             # Every frame begins with one: what the pattern has checked is not checked again.
@@ -90,15 +88,8 @@ class Name(Line):
             object.__setattr__(name, "instance", match[1].decode())
             object.__setattr__(name, "incarnation", int(match[2]))
             return name
-        text = _read_rest(line, "instance", rest)
+        text = rest.decode()
         return cls(*(_split_name(text) or (text,)))
-
-
-def _read_rest(line: bytes, field: str, rest: bytes) -> str:
-    try:
-        return rest.decode()
-    except UnicodeDecodeError as error:
-        raise ParseError(line, field, str(error)) from None
 
 
 def _split_name(text: str) -> tuple[str, int] | None:
@@ -145,11 +136,11 @@ class Position(Line):
             raise BadFieldError("Position", "prev", f"{self.prev} is above new, {self.new}")
 
     @classmethod
-    def read(cls, line: bytes, rest: bytes) -> Position:
+    def read(cls, rest: bytes) -> Position:
         """See `Line.read`."""
         match = _POSITION.fullmatch(rest)
-        if match is None or not line.isascii():
-            return cast(Position, super().read(line, rest))
+        if match is None:
+            return cast(Position, super().read(rest))
         # What the pattern has checked is not checked again, as in `Name`.
         stream, writer, prev, new = match.groups()
         position = cls.__new__(cls)
@@ -195,9 +186,11 @@ def parse(line: bytes) -> Command:
     if b"\n" in rest:
         raise ParseError(line, "line", "holds a newline")
     try:
-        command: Command = cls.read(line, rest)
+        command: Command = cls.read(rest)
     except BadFieldError as error:
         raise ParseError(line, error.field, error.reason) from None
+    except UnicodeDecodeError as error:  # of free text, which is the first field
+        raise ParseError(line, attrs.fields(cast(Any, cls))[0].name, str(error)) from None
     return command
 
 

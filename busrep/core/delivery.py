@@ -20,19 +20,15 @@ RECENT_TOKENS = 1_000
 
 @attrs.frozen
 class RawBatch:
-    """Rows of one (stream, writer) to be handled together: whole facts, tokens ascending, one token a row.
-
-    Once handled, everything of this writer up to ``position`` has been; ``after`` is where the previous batch
-    ended. ``payloads`` are the rows as JSON. ``fetched``: they come from a source, not from the wire.
-    """
+    """Rows of one (stream, writer) to be handled together: whole facts, tokens ascending, one token a row."""
 
     stream: str
     writer: str
-    after: int
-    position: int
+    after: int  # where the previous batch ended
+    position: int  # once this is handled, everything of this writer up to here has been
     tokens: Sequence[int]
-    payloads: Sequence[bytes]
-    fetched: bool
+    payloads: Sequence[bytes]  # the rows as JSON
+    fetched: bool  # they come from a source, not from the wire
     size: int
 
 

@@ -121,20 +121,16 @@ class Verdict(enum.Enum):
 
 @attrs.define
 class Trouble:
-    """Calls that fail at one place of a (stream, writer), until one returns.
-
-    ``since``: of the first, ``error``: the last as text, ``calls``: how many failed. ``suspected``: how many in a row
-    were no outage, since ``suspected_since``. ``pauses``: so far at this kind of error. ``logged_at``: the last line.
-    """
+    """Calls that fail at one place of a (stream, writer), until one returns."""
 
     after: int
-    since: float
-    calls: int = 0
-    error: str = ""
+    since: float  # of the first
+    calls: int = 0  # how many failed
+    error: str = ""  # the last
     outage: bool = False
-    suspected: int = 0
+    suspected: int = 0  # how many in a row were no outage
     suspected_since: float = 0.0
-    pauses: int = 0
+    pauses: int = 0  # so far at this kind of error
     logged_at: float | None = None
 
 

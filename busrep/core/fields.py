@@ -1,8 +1,9 @@
 """The fields of command lines: which values they take, how these are read and written, and the walk over those of a
 command (protocol.md, section 1).
 
-Numbers are integers of 64 bits with sign and have one spelling: ``+5``, ``007``, ``1_0`` and ``-0`` are
-refused. Nobody writes them, and so two different lines never mean the same position.
+Numbers are integers of 64 bits with sign and have one spelling: ``+5``, ``007``, ``1_0`` and ``-0`` are refused, so
+that two different lines never mean the same position. How a field is checked, read and written stands once, in a
+`FieldKind`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any, ClassVar, cast
 import attrs
 import orjson
 
-from busrep.errors import ConfigError, ParseError
+from busrep.errors import ConfigError
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 
+# The longest name on the wire, of whatever: as long as a user ID of the reference system may be, and the DNS name of a
+# server. Names are remembered and stored, so all bounds that count names count bytes by it.
 NAME_BYTES = 255
-"""The longest name on the wire, of whatever: as long as a user ID of the reference system may be, and the
-DNS name of a server. Names are remembered and stored, so all bounds that count names count bytes by it."""
 
 _JSON_ONLY = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
@@ -196,48 +197,42 @@ class Line:
     __slots__ = ()
 
     NAME: ClassVar[bytes]
-    JSON_FROM: ClassVar[int | None] = None
-    """The fields from this one on are one JSON array."""
+    JSON_FROM: ClassVar[int | None] = None  # the fields from this one on are one JSON array
 
     def format(self) -> bytes:
         """The command as a line, without a newline."""
-        names, plain, _ = _shape(cast(Any, type(self)))
-        fields = [kind.write(getattr(self, name)) for name, kind in zip(names, plain, strict=False)]
+        names, wire = _shape(cast(Any, type(self)))
+        values = [getattr(self, name) for name in names]
         if self.JSON_FROM is not None:
-            fields.append(json_bytes([getattr(self, name) for name in names[self.JSON_FROM :]]))
-        return b" ".join([self.NAME, *fields])
+            values[self.JSON_FROM :] = [values[self.JSON_FROM :]]
+        return b" ".join([self.NAME, *(kind.write(value) for (_, kind), value in zip(wire, values, strict=True))])
 
     @classmethod
-    def read(cls, line: bytes, rest: bytes) -> Any:
-        """The command whose fields are ``rest``; ``line`` is for the error."""
-        names, plain, count = _shape(cast(Any, cls))
-        parts = rest.split(b" ", count - 1) if rest or count else []
-        if len(parts) != count:
-            raise ParseError(line, "line", f"{cls.NAME.decode()} takes {count} fields")
+    def read(cls, rest: bytes) -> Any:
+        """The command whose fields are ``rest``. Raises BadFieldError; UnicodeDecodeError where these are free text."""
+        names, wire = _shape(cast(Any, cls))
+        parts = rest.split(b" ", len(wire) - 1) if rest or wire else []
+        if len(parts) != len(wire):
+            raise BadFieldError(cls.__name__, "line", f"{cls.NAME.decode()} takes {len(wire)} fields")
         values: list[Any] = []
-        try:
-            for kind, part in zip(plain, parts, strict=False):
+        for (name, kind), part in zip(wire, parts, strict=True):
+            try:
                 values.append(kind.read(part))
-        except ValueError as error:
-            raise ParseError(line, names[len(values)], str(error)) from None
+            except ValueError as error:
+                raise BadFieldError(cls.__name__, name, str(error)) from None
         if cls.JSON_FROM is not None:
-            values += _read_array(line, parts[-1], len(names) - len(plain))
+            array, count = values.pop(), len(names) - cls.JSON_FROM
+            if type(array) is not list or len(array) != count:
+                raise BadFieldError(cls.__name__, "json", f"an array of {count} is needed")
+            values += array
         return cls(*values)
 
 
-def _read_array(line: bytes, part: bytes, count: int) -> list[Any]:
-    try:
-        array = read_json(part)
-    except ValueError as error:
-        raise ParseError(line, "json", str(error)) from None
-    if type(array) is not list or len(array) != count:
-        raise ParseError(line, "json", f"an array of {count} is needed")
-    return array
-
-
 @cache
-def _shape(cls: Any) -> tuple[tuple[str, ...], tuple[FieldKind, ...], int]:
-    """Names of all fields, kinds of those outside JSON, and the number of fields on the wire."""
+def _shape(cls: Any) -> tuple[tuple[str, ...], tuple[tuple[str, FieldKind], ...]]:
+    """The names of all fields, and what stands on the wire: names and kinds."""
     fields = attrs.fields(cls)
-    plain = tuple(field.validator for field in fields[: cls.JSON_FROM])
-    return tuple(field.name for field in fields), plain, len(plain) + (cls.JSON_FROM is not None)
+    wire = [(field.name, field.validator) for field in fields[: cls.JSON_FROM]]
+    if cls.JSON_FROM is not None:
+        wire.append(("json", JSON))
+    return tuple(field.name for field in fields), tuple(wire)

@@ -1,8 +1,8 @@
 """Frames (several lines in one message) and newline-delimited bytes to lines, and rows to lines.
 
-The usual frame is ``POSITION s w p p`` and then hundreds of RDATA lines of the same stream and writer. They
-are taken as one run: headers are checked for the run as a whole, payloads stay bytes until a reader delivers
-them, and only a run that does not pass as a whole is looked at line by line.
+The usual frame is ``POSITION s w p p`` and then hundreds of RDATA lines of the same stream and writer. They are taken
+as one run: headers are checked for the run as a whole, payloads stay bytes until a reader delivers them, and only a run
+that does not pass as a whole is looked at line by line.
 
 What one message may cost is bounded (rule 9.20): by its bytes, by its items (each is an object, and work for the reader
 and the writer), and by its rows. Behind the bound the message is cut, as it is behind a malformed line.
@@ -24,20 +24,19 @@ from busrep.settings import MESSAGE_ITEMS, MESSAGE_ROWS, Settings
 from .row_lines import ITEM_BYTES, cut_rows, cut_run, read_tokens, run_head
 
 # What a row costs in memory beside its payload (two list entries, the number, the head of the bytes object: 77 bytes),
-# and what a run costs (the object, three lists, two names: 378). sys.getsizeof on CPython 3.11, rounded up.
+# and a run (the object, three lists, two names: 378). sys.getsizeof on CPython 3.11, rounded up.
 ROW_OVERHEAD = 100
 RUN_OVERHEAD = 500
 
 # Errors that one message can leave: a message made of nothing else must not cost many times its own size.
 MOST_ERRORS = 100
 
-# Runs of one message that are searched for their end in the whole rest of the message, fast where runs are
-# long. From the next one on lines are taken one by one, so that two streams in turns do not cost the square
-# of the size.
+# Runs of one message that are searched for their end in the whole rest of the message, fast where runs are long. From
+# the next one on lines are taken one by one, so that two streams in turns do not cost the square of the size.
 RUNS_AT_ONCE = 8
 
-# The longest line of any other command than RDATA. A command of busrep has some 100 bytes, and free text some 1,000;
-# but a line of 16 MiB that is JSON would become 37 times as much in memory.
+# The longest line of any other command than RDATA. A command of busrep has some 100 bytes, and free text some 1,000; a
+# line of 16 MiB that is JSON would become 37 times as much in memory.
 COMMAND_BYTES = 65_536
 
 # Bytes that are decoded at a time where only their validity matters.
@@ -51,36 +50,26 @@ _BLANK_LINES = re.compile(rb"\n+")
 
 @attrs.define
 class Rows:
-    """A run of consecutive RDATA lines of one (stream, writer).
-
-    ``tokens`` and ``payloads`` are parallel and hold the rows of closed facts, rows of one fact repeat its
-    token; tokens are not checked for order. ``open`` are the ``batch`` rows behind the last number: theirs
-    has not come yet. A run may close a batch that an earlier message began: those rows belong before it,
-    under ``tokens[0]``. ``size`` is the memory held, in bytes, estimated.
-    """
+    """A run of consecutive RDATA lines of one (stream, writer). It may close a batch that an earlier message began:
+    those rows belong before it, under ``tokens[0]``."""
 
     stream: str
     writer: str
-    tokens: list[int]
-    payloads: list[bytes]
-    open: list[bytes]
-    size: int
+    tokens: list[int]  # of closed facts, one entry a row; not checked for order
+    payloads: list[bytes]  # parallel to these
+    open: list[bytes]  # the `batch` rows behind the last number: theirs has not come yet
+    size: int  # of memory, in bytes, estimated
 
 
 @attrs.define
 class Frame:
-    """One message, parsed: commands and runs of rows in their order.
+    """One message, parsed."""
 
-    ``errors``: the reasons why lines were dropped; of unknown commands at most `MOST_ERRORS`. ``unknown``: how many
-    commands were unknown. ``malformed``: whether the message, or the rest of it, was dropped for the last of the
-    errors. ``cut``: whether lines that tell of a stream may have been dropped with it.
-    """
-
-    items: list[Command | Rows] = attrs.field(factory=list)
-    errors: list[ParseError] = attrs.field(factory=list)
-    unknown: int = 0
-    malformed: bool = False
-    cut: bool = False
+    items: list[Command | Rows] = attrs.field(factory=list)  # in their order
+    errors: list[ParseError] = attrs.field(factory=list)  # why lines were dropped; of unknown commands `MOST_ERRORS`
+    unknown: int = 0  # how many commands were unknown
+    malformed: bool = False  # the message, or the rest of it, was dropped for the last of the errors
+    cut: bool = False  # lines that tell of a stream may have been dropped with it
 
 
 @attrs.define

@@ -38,8 +38,7 @@ class SavedPositions:
     """{(stream, writer): saved position}."""
 
     at: dict[Key, int] = attrs.field(factory=dict)
-    bootstraps: dict[str, str] = attrs.field(factory=dict)
-    """Which bootstrap of a stream its positions are of, by its id."""
+    bootstraps: dict[str, str] = attrs.field(factory=dict)  # which one of a stream its positions are of, by its id
 
     def loaded(self, state: ReaderState, *streams: str) -> None:
         """The positions of these streams are as saved, and of the bootstrap that is saved with them."""
@@ -145,11 +144,9 @@ class SavedPositions:
 
 @attrs.define(eq=False)
 class OldestRows:
-    """Where a reader without a name, for which pruning would wait, began at the oldest row there was.
+    """Where a reader without a name, for which pruning would wait, began at the oldest row there was."""
 
-    ``at``: {(stream, writer): (its floor, the last row there was)}, until a row is handed out.
-    """
-
+    # (stream, writer): (its floor, the last row there was), until a row is handed out.
     at: dict[Key, tuple[int, int]] = attrs.field(factory=dict)
 
     def begins_later(self, error: PositionTooOld, delivered: int) -> bool:

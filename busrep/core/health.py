@@ -95,16 +95,12 @@ def _links(link: Mapping[str, Any], *, writing: bool) -> Iterator[HealthReason]:
 
 @attrs.define
 class LinkWatch:
-    """When something was heard over the link, and published over it (rule 9.21); times of one monotonic clock, in
-    seconds.
-
-    ``echo_at``: the own announcements were heard last. ``asked_at``: REPLICATE was published last.
-    """
+    """Rule 9.21: when something was heard over the link, and published over it; seconds of one monotonic clock."""
 
     settings: Settings
     heard_at: float = 0.0
-    echo_at: float = 0.0
-    asked_at: float = 0.0
+    echo_at: float = 0.0  # the own announcements were heard last
+    asked_at: float = 0.0  # REPLICATE was published last
     _connected_at: float = 0.0
 
     def connected(self, now: float) -> None:

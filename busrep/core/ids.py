@@ -19,8 +19,7 @@ from busrep.errors import SequenceWentBack, WriterFenced
 
 from .runs import Runs, runs_of
 
-MOST_RUNS = 10_000
-"""Runs of finished IDs remembered above an open one: under 1 MB."""
+MOST_RUNS = 10_000  # of finished IDs, remembered above an open one: under 1 MB
 
 
 @attrs.frozen
@@ -53,16 +52,15 @@ class IdGenerator:
     """
 
     stream: str
+    # The largest finished, or followed, ID below everything unfinished. Never falls.
     position: int = attrs.field(kw_only=True)
-    """The largest finished, or followed, ID below everything unfinished. Never falls."""
+    # The largest ID seen: reserved here, in a row, or announced; never read from the sequence.
     highest: int = attrs.field(kw_only=True)
-    """The largest ID seen: reserved here, in a row, or announced; never read from the sequence."""
     negative: bool = attrs.field(default=False, kw_only=True)
     stuck_after: float = attrs.field(default=60.0, kw_only=True)
     most_runs: int = attrs.field(default=MOST_RUNS, kw_only=True)
     _on_moved: Callable[[int], None] | None = attrs.field(default=None, kw_only=True)
-    own_highest: int = attrs.field(default=0, init=False)
-    """The largest ID that was reserved here; 0 if none was."""
+    own_highest: int = attrs.field(default=0, init=False)  # that was reserved here; 0 if none was
     # The runs of open IDs, ascending: the first ID of each, and its last with the ticket that it came by.
     firsts: list[int] = attrs.field(factory=list, init=False)
     opened: list[tuple[int, Ticket]] = attrs.field(factory=list, init=False)

@@ -30,14 +30,11 @@ class Roll:
 
 
 class Announcements:
-    """What is to be announced, and when the next beat is. ``room``: bytes that a message has for lines.
-
-    ``next_beat``: infinity while publishing does not work. ``last``: the announcement that is due is the last one.
-    """
+    """What is to be announced, and when the next beat is. ``room``: bytes that a message has for lines."""
 
     def __init__(self, settings: Settings, room: int, jitter: Callable[[], float]) -> None:
-        self.next_beat = math.inf
-        self.last = False
+        self.next_beat = math.inf  # while publishing does not work
+        self.last = False  # whether the announcement that is due is the last one
         self._settings, self._room, self._jitter = settings, room, jitter
         self._rolls: list[Roll] = []
         self._asked = False  # for one that has not begun
@@ -107,8 +104,8 @@ class Announcements:
         return beat
 
     def next(self, *, unconfirmed: bool) -> Roll | None:
-        """The streams to announce now. ``unconfirmed``: whether an announcement is on its way. Then none begins: of a
-        burst of REPLICATE the first gets an answer, all others one together."""
+        """The streams to announce now. None begins while one is ``unconfirmed``: of a burst of REPLICATE the first gets
+        an answer, all others one together."""
         if self._asked and not self._begun and not unconfirmed:
             self._asked = False
             self._begun.extend(self._rolls)
@@ -121,19 +118,15 @@ class Announcements:
 
 @attrs.frozen
 class OutgoingFrame:
-    """One message to PUBLISH on the deployment's channel, or on its sub-channel ``channel_suffix`` unless "".
+    """One message to PUBLISH on the deployment's channel."""
 
-    ``number`` rises by one per frame. ``ends``: stream -> the end of its chain, once this frame is out.
-    ``one_line``: each line is a message by itself; after a PUBLISH with unknown outcome all of them go out again.
-    """
-
-    channel_suffix: str
+    channel_suffix: str  # of the sub-channel, unless ""
     data: bytes
-    number: int
-    ends: Mapping[str, int] = attrs.field(factory=dict)
+    number: int  # rises by one per frame
+    ends: Mapping[str, int] = attrs.field(factory=dict)  # stream -> the end of its chain, once this frame is out
     rows: int = 0
     announcement: bool = False
-    one_line: bool = False
+    one_line: bool = False  # each line is a message; after a PUBLISH with unknown outcome all of them go out again
 
     @property
     def messages(self) -> Sequence[bytes]:
@@ -142,10 +135,8 @@ class OutgoingFrame:
 
 
 class OutgoingFrames:
-    """The frames that Redis has not confirmed, in the order in which they were composed.
-
-    ``most``: how many may be in flight: handed out, and neither confirmed nor failed.
-    """
+    """The frames that Redis has not confirmed, in the order in which they were composed. ``most`` of them may be in
+    flight: handed out, and neither confirmed nor failed."""
 
     def __init__(self, most: int, *, one_line: bool) -> None:
         self._most, self._one_line = most, one_line

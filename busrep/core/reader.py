@@ -6,9 +6,9 @@ For each (stream, writer) it knows one position: every row up to it has been tak
 wait, and ``delivery``, rows to be handled; ``admission``, whose lines count; ``intake``, what all (stream, writer)
 share.
 
-How to drive it: after each of ``connected``, ``receive``, ``receive_page``, ``fetch_failed``, ``learned``, ``done`` and
-``bootstrapped``, and when ``next_retry`` says so, call ``fetches()`` and do what it returns; whatever ``ready`` names
-has something to ``take``, and then ``done``.
+How to drive it: after each of ``connected``, ``receive_frame``, ``receive_page``, ``fetch_failed``, ``learned``,
+``done`` and ``bootstrapped``, and when ``next_retry`` says so, call ``fetches()`` and do what it returns; whatever
+``ready`` names has something to ``take``, and then ``done``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .admission import Admission
 from .catchup import FetchUpdates, Key, UpdatesPage
 from .commands import Command, Name, Position, Server
 from .followed import FollowedWriters
-from .framing import Frame, Rows, parse_message
+from .framing import Frame, Rows
 from .intake import Intake
 from .progress import Progress
 from .received import Followed
@@ -76,10 +76,6 @@ class Reader(FollowedWriters):
         """Writers that announced themselves once and have not been heard for ``silent_after_beats`` beats."""
         bound = self.settings.heartbeat * self.settings.silent_after_beats
         return [writer for writer, heard in self.last_heard.items() if now - heard > bound]
-
-    def receive(self, data: bytes, now: float) -> None:
-        """As ``receive_frame``, of a message that is not parsed."""
-        self.receive_frame(parse_message(data, self.settings), now)
 
     def receive_frame(self, frame: Frame, now: float) -> None:
         """Take in one message. Then drain ``commands`` and ``errors``, do ``fetches()``, look at ``ready``."""

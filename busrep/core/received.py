@@ -14,24 +14,20 @@ from .delivery import DeliveryQueue, Missed, RecentTokens, Reset
 from .framing import Rows
 from .intake import Intake
 
+# What was said, the incarnation that said it (None: foreign), and its bytes in memory.
 Line = tuple[Rows | Position, int | None, int]
-"""What was said, the incarnation that said it (None: foreign), and its bytes in memory."""
-
-# Bytes of the line object itself.
-LINE_OVERHEAD = 200
+LINE_OVERHEAD = 200  # bytes of the line object itself
 
 
 @attrs.frozen
 class Followed:
-    """How one stream is followed. ``fetchable``: a source exists that can answer for it. ``from_now``: a writer first
-    heard begins at the position that it tells, not at 0. ``foreign_writers``: it is declared to have writers that no
-    registry lists, and that never say an incarnation."""
+    """How one stream is followed."""
 
     name: str
     resettable: bool = False
-    fetchable: bool = True
-    from_now: bool = False
-    foreign_writers: bool = False
+    fetchable: bool = True  # a source exists that can answer for it
+    from_now: bool = False  # a writer first heard begins at the position that it tells, not at 0
+    foreign_writers: bool = False  # declared to have writers that no registry lists, and that never say an incarnation
 
     @property
     def durable(self) -> bool:
@@ -137,18 +133,15 @@ def end_of(item: Rows | Position) -> int:
 
 @attrs.define(eq=False)
 class HeldLines:
-    """The lines held of one (stream, writer), in order (rule 9.13).
-
-    ``buffered``: they are held for a bootstrap. Then ``full_sync_buffer_limit`` bounds them, all streams together;
-    otherwise ``held_bytes`` bounds those of one (stream, writer). ``overflowed``: a line was dropped, so every line
-    after it is dropped too.
-    """
+    """The lines held of one (stream, writer), in order (rule 9.13)."""
 
     intake: Intake
     lines: deque[Line] = attrs.field(factory=deque)
     size: int = 0
+    # Held for a bootstrap: then full_sync_buffer_limit bounds them, all streams together; otherwise held_bytes bounds
+    # those of one (stream, writer).
     buffered: bool = False
-    overflowed: bool = False
+    overflowed: bool = False  # a line was dropped, so every line after it is dropped too
 
     def __bool__(self) -> bool:
         return bool(self.lines)

@@ -16,8 +16,6 @@ ITEM_BYTES = 1_024
 
 _RUN_HEAD = re.compile(rb"RDATA ([!-~]{1,255}) ([!-~]{1,255}) ")
 
-_Cut = tuple[list[bytes], list[bytes]]  # tokens and payloads
-
 
 def run_head(data: bytes, at: int) -> tuple[bytes, str, str]:
     """What the lines of a run open with, and the stream and the writer in it."""
@@ -47,23 +45,17 @@ def cut_run(data: bytes, at: int, prefix: bytes, most: int) -> tuple[list[bytes]
     return pieces, end
 
 
-def cut_rows(pieces: list[bytes]) -> _Cut:
+def cut_rows(pieces: list[bytes]) -> tuple[list[bytes], list[bytes]]:
     """The tokens and the payloads of ``token payload`` pieces; a space may be left behind a token."""
-    if cut := _cut_evenly(pieces):
-        return cut
-    parts = [piece.partition(b" ") for piece in pieces]
-    return [text for text, _, _ in parts], [payload for _, _, payload in parts]
-
-
-def _cut_evenly(pieces: list[bytes]) -> _Cut | None:
-    """Cut where the first one is cut, if all tokens are as long: in two thirds of the time, and no tuple a row."""
+    # All are cut where the first one is, if all tokens are as long: in two thirds of the time, and no tuple a row.
     width, count = pieces[0].find(b" ") + 1, len(pieces)
     texts = list(map(itemgetter(slice(width)), pieces))
     joined = b"".join(texts)
     spaces = joined[width - 1 :: width] if width else b""
-    if len(joined) != width * count or spaces != b" " * count or joined.count(b" ") != count:
-        return None
-    return texts, list(map(itemgetter(slice(width, None)), pieces))
+    if len(joined) == width * count and spaces == b" " * count and joined.count(b" ") == count:
+        return texts, list(map(itemgetter(slice(width, None)), pieces))
+    parts = [piece.partition(b" ") for piece in pieces]
+    return [text for text, _, _ in parts], [payload for _, _, payload in parts]
 
 
 def read_tokens(texts: list[bytes]) -> list[int] | None:

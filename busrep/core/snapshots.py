@@ -204,10 +204,8 @@ class BootstrapProgress:
 
 @attrs.frozen(kw_only=True)
 class AppliedParts:
-    """One step of a bootstrap's saved progress: from ``parts`` to ``applied`` parts; equal: only the state changes.
-
-    ``rows``, ``bytes``: of all that is applied by then. ``state``: as of `BootstrapProgress`.
-    """
+    """One step of a bootstrap's saved progress: from ``parts`` to ``applied`` parts; equal: only the state changes. The
+    rest is as of `BootstrapProgress`, once these are applied."""
 
     parts: int
     applied: int

@@ -11,18 +11,13 @@ from busrep.errors import NotAWriter, PositionsAheadOfTable
 
 @attrs.frozen
 class Start:
-    """Where a stream's generators start, and what the store has to do first.
+    """Where a stream's generators start, and what the store has to do first. IDs are positive, of negative streams too,
+    whose table holds them negated."""
 
-    ``positions``: a proven position per registered writer. ``highest``: the largest ID known.
-    ``repair_sequence_to``: if not None, the sequence must be set so that it gives larger IDs than this, and a
-    warning logged. ``forget``: writers that left; what is stored of them must not serve a later registration
-    under the same name (G12). IDs are positive, of negative streams too, whose table holds them negated.
-    """
-
-    positions: Mapping[str, int]
-    highest: int
-    repair_sequence_to: int | None
-    forget: tuple[str, ...]
+    positions: Mapping[str, int]  # a proven one per registered writer
+    highest: int  # the largest ID known
+    repair_sequence_to: int | None  # set the sequence so that it gives larger IDs than this, and log a warning
+    forget: tuple[str, ...]  # writers that left: a later registration under the same name has nothing of theirs (G12)
 
 
 def plan_start(

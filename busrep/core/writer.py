@@ -103,8 +103,8 @@ class Writer:
         chain, count = self._chain(stream), len(tokens)
         if self._fenced or not count:
             return
-        if tokens[-1] - tokens[0] == count - 1 and chain.has_room_for_run(tokens[0], payloads):
-            self.queued_bytes += chain.hold_run(tokens[0], payloads)
+        if tokens[-1] - tokens[0] == count - 1 and (cost := chain.hold_run(tokens[0], payloads)):
+            self.queued_bytes += cost
             self._bound()
             return
         for token, payload in zip(tokens, payloads, strict=True):

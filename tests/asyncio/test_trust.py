@@ -18,7 +18,6 @@ import redis.asyncio
 import busrep
 from busrep.asyncio.table import TableReader
 from busrep.core.commands import Name
-from busrep.core.reader import Reader
 from busrep.core.received import Followed
 from busrep.core.states import State
 from busrep.errors import PositionsAheadOfTable, StatementRefused
@@ -28,6 +27,7 @@ from busrep.stores.interface import KnownWriter
 from busrep.streams import Registry
 from tests.core.test_reader import EPOCH, Driver, announce, position, rdata
 from tests.shop import QUICK, STREAMS, Order, orders, typing
+from tests.support.reader import Reader
 
 from .test_bus import Deployment, deployment, on_postgres, run, until
 

@@ -8,12 +8,12 @@ from busrep.core.bootstrap import Bootstrap
 from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
 from busrep.core.catchup import FetchUpdates, Key
 from busrep.core.delivery import RawBatch
-from busrep.core.reader import Reader
 from busrep.core.received import Followed
 from busrep.core.snapshots import PartRows
 from busrep.core.states import BootstrapState
 from busrep.errors import PositionTooOld, ReaderMoved, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.settings import Settings
+from tests.support.reader import Reader
 
 from .bootstrap_log import Log, Saved
 

@@ -12,13 +12,13 @@ from busrep.core.backoff import LONGEST_PAUSE
 from busrep.core.bootstrap import Bootstrap
 from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
 from busrep.core.progress import Progress
-from busrep.core.reader import Reader
 from busrep.core.received import Followed, HeldLines
 from busrep.core.snapshots import Agreement, BootstrapProgress, PartRange, PartRows, decode_part
 from busrep.core.states import BOOTSTRAP_TRANSITIONS, BootstrapState, unfinished
 from busrep.core.states import State as ReaderState
 from busrep.errors import ReaderMoved, RowError, SnapshotBusy, SnapshotGone, Unavailable
 from busrep.settings import Settings
+from tests.support.reader import Reader
 
 from .bootstrap_model import walk
 from .bootstrap_process import Process

@@ -11,7 +11,6 @@ from busrep.core.commands import Name
 from busrep.core.delivery import Reset
 from busrep.core.framing import MOST_ERRORS, Rows, parse_message
 from busrep.core.ids import IdGenerator
-from busrep.core.reader import Reader
 from busrep.core.received import Followed
 from busrep.core.states import State
 from busrep.core.writer import Writer
@@ -19,6 +18,7 @@ from busrep.errors import ConfigError, RowError
 from busrep.settings import Settings
 from busrep.stores.interface import Claim, KnownWriter, Registered, claims_of
 from busrep.streams import Registry, Stream, checked_stream
+from tests.support.reader import Reader
 
 EPOCH, OTHER = "0" * 32, "f" * 32
 

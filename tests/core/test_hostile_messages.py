@@ -10,12 +10,12 @@ from busrep.core.catchup import UpdatesPage
 from busrep.core.commands import Name, Ping, Position
 from busrep.core.delivery import Missed, RawBatch
 from busrep.core.framing import COMMAND_BYTES, MOST_ERRORS, Rows, parse_frame, parse_message
-from busrep.core.reader import Reader
 from busrep.core.received import Followed
 from busrep.core.row_lines import ITEM_BYTES
 from busrep.core.writer import Writer
 from busrep.settings import MESSAGE_ITEMS, MESSAGE_ROWS, Settings
 from busrep.streams import Stream
+from tests.support.reader import Reader
 
 LIMIT = 1 << 24
 EPOCH = "e" * 32

@@ -12,11 +12,11 @@ import busrep
 from busrep import Stream
 from busrep.core.catchup import UpdatesPage
 from busrep.core.delivery import RECENT_TOKENS, Missed, RecentTokens
-from busrep.core.reader import Reader
 from busrep.core.received import Followed
 from tests.asyncio.bootstraps import until
 from tests.http.test_reference import QUICK
 from tests.stores.store_conformance import sync
+from tests.support.reader import Reader
 
 OPENING = b"SERVER test " + b"0" * 32 + b"\nNAME w 7\n"
 

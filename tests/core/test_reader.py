@@ -12,12 +12,12 @@ import pytest
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.commands import Name, Replicate, Server
 from busrep.core.delivery import Missed, RawBatch, Reset
-from busrep.core.reader import Reader
 from busrep.core.received import Followed
 from busrep.core.states import TRANSITIONS, Event, State
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from tests import ROOT
+from tests.support.reader import Reader
 
 EPOCH = "0" * 31 + "1"
 OTHER_EPOCH = "0" * 31 + "2"

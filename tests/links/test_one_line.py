@@ -12,7 +12,6 @@ import redis as redis_py
 
 from busrep import Settings, Stream
 from busrep.core.framing import parse_frame
-from busrep.core.reader import Reader
 from busrep.core.received import Followed
 from busrep.core.writer import Writer
 from busrep.errors import ConfigError
@@ -21,6 +20,7 @@ from busrep.streams import Registry
 from busrep.sync import connect
 from tests.asyncio.bus_conformance import AsyncioBus, Deployment, Seen, until, write
 from tests.shop import QUICK, Order
+from tests.support.reader import Reader
 
 ONE_LINE = attrs.evolve(QUICK, one_line_messages=True)
 RUNTIMES = {"asyncio": AsyncioBus, "threads": connect}
