@@ -173,7 +173,9 @@ class PlannedStore(AsyncStore):
     prune = writes(StoreAdmin.prune, facts.prune)
     restored = writes(StoreAdmin.restored, fencing.restored, fencing.RESTORE_WAIT)
     status = reads(StoreAdmin.status, schema.status, STATUS_WAIT)
-    _reserve = writes(FactLog.reserve, facts.reserve)
+
+    async def _reserve(self, stream: str, count: int) -> list[int]:
+        return await self.write(facts.reserve(self.dialect, stream, count))
 
     async def reserve(self, stream: str, count: int) -> list[int]:
         self.dialect.backing(stream)

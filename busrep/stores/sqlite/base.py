@@ -219,13 +219,8 @@ class SqliteTransaction(PlannedTransaction, Holder):
         super().__init__(store, claim, connection)
         self._mark: Mark | None = None  # on the caller's connection
 
-    @property
-    def may_be_open(self) -> bool:
-        """Whether the transaction may still become committed."""
-        return self.store.turn.of(self)
-
     async def still_open(self) -> bool:
-        return self.may_be_open
+        return self.store.turn.of(self)
 
     @property
     def ended(self) -> bool:

@@ -117,10 +117,8 @@ class TaskTransaction(SqliteTransaction):
 
     _committing: asyncio.Future[Any] | None = None
 
-    @property
-    def may_be_open(self) -> bool:
-        """Whether the transaction may still become committed."""
-        return super().may_be_open or (self._callers and in_transaction(self.connection))
+    async def still_open(self) -> bool:
+        return await super().still_open() or (self._callers and in_transaction(self.connection))
 
     async def _commit(self, last: Plan[None]) -> None:
         self._committing = asyncio.ensure_future(self._run(last))
