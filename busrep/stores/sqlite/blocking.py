@@ -25,6 +25,7 @@ class ThreadTurn(Turn):
     """A thread's turn to write."""
 
     asker = "thread"
+    owner = staticmethod(threading.get_ident)
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -42,7 +43,7 @@ class ThreadTurn(Turn):
                 if left <= 0:
                     raise self._late(wait)
                 self._changed.wait(min(left, LOOK))
-            holder.owner = self._owner()
+            holder.owner = self.owner()
             self._holder = holder
 
     def leave(self, holder: Holder) -> None:
@@ -50,9 +51,6 @@ class ThreadTurn(Turn):
             if self._holder is holder:
                 self._holder = None
                 self._changed.notify()
-
-    def _owner(self) -> object:
-        return threading.get_ident()
 
 
 class BlockingSqliteStore(FileStore):

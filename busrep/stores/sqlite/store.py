@@ -28,6 +28,7 @@ class TaskTurn(Turn):
     """A task's turn to write: tasks queue up on a lock, in order."""
 
     asker = "task"
+    owner = staticmethod(asyncio.current_task)
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -40,15 +41,12 @@ class TaskTurn(Turn):
                 await self.lock.acquire()
         except TimeoutError as late:
             raise self._late(wait) from late
-        self._holder, holder.owner = holder, self._owner()
+        self._holder, holder.owner = holder, self.owner()
 
     def leave(self, holder: Holder) -> None:
         if self._holder is holder:
             self._holder = None
             self.lock.release()
-
-    def _owner(self) -> object:
-        return asyncio.current_task()
 
 
 class SqliteStore(FileStore):
