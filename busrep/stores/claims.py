@@ -26,6 +26,8 @@ log = logging.getLogger("busrep.stores")
 # Of a name that is nobody's now: the incarnation in its row is the one after that which was fenced. A process may have
 # won this very number in commits that a failover has lost, under a clock that is behind.
 LIVE = "coalesce(finished, -1) < 0"
+# Of a transaction that is no writer's, but for the effects of a handler.
+NO_CLAIM = Claim("", 0, "", {}, {}, {})
 HELD = f"writer = ? AND incarnation = ? AND {LIVE}"
 
 
@@ -216,7 +218,10 @@ def lock_claim(dialect: Dialect, held: Claim) -> Sql:
 
 def hold(dialect: Dialect, held: Claim, *begin: Control) -> Plan[object]:
     """Lock the claim until the transaction's end (9.4). ``begin``: what begins it, in the same round trip; nothing for
-    one that is open. Returns the marker. Raises WriterFenced."""
+    one that is open. Returns the marker; None of `NO_CLAIM`. Raises WriterFenced."""
+    if held is NO_CLAIM:
+        yield begin
+        return None
     answers = yield (*begin, lock_claim(dialect, held))
     if not answers[0]:
         raise WriterFenced(held.writer, held.incarnation)

@@ -23,7 +23,7 @@ from busrep.settings import Settings
 from busrep.stores import claims, schema
 from busrep.stores.dialect import generic_backing
 from busrep.stores.interface import Claim
-from busrep.stores.planned import NO_CLAIM, PlannedStore, PlannedTransaction
+from busrep.stores.planned import PlannedStore, PlannedTransaction
 from busrep.stores.plans import Control, Plan, T
 from busrep.stores.sqlite.dialect import SqliteDialect
 from busrep.stores.sqlite.files import in_transaction, run
@@ -149,7 +149,7 @@ class MemoryStore(PlannedStore):
 
     def transaction(self, claim: Claim, connection: Any = None) -> MemoryTransaction:
         """See `AsyncStore`; there are no connections here."""
-        if connection is not None or claim is NO_CLAIM:
+        if connection is not None or claim is claims.NO_CLAIM:
             raise ConfigError(NO_CONNECTIONS)
         return MemoryTransaction(self, claim)
 

@@ -34,10 +34,6 @@ Operation = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 STATUS_WAIT = 3600.0
 
 
-# Of a transaction that is no writer's, but for the effects of a handler.
-NO_CLAIM = Claim("", 0, "", {}, {}, {})
-
-
 class Reservations:
     """Reserves for several facts in one round trip: whoever asks while a question is on its way joins the next.
 
@@ -147,7 +143,7 @@ class PlannedStore(AsyncStore):
     def transaction(self, claim: Claim, connection: Any = None) -> PlannedTransaction: ...
 
     def effects(self) -> AsyncTransaction:
-        return self.transaction(NO_CLAIM)
+        return self.transaction(claims.NO_CLAIM)
 
     epoch = reads(FactSource.epoch, schema.epoch)
     sequence = reads(FactSource.sequence, claims.sequence)
@@ -173,7 +169,9 @@ class PlannedStore(AsyncStore):
     prune = writes(StoreAdmin.prune, facts.prune)
     restored = writes(StoreAdmin.restored, fencing.restored, fencing.RESTORE_WAIT)
     status = reads(StoreAdmin.status, schema.status, STATUS_WAIT)
-    _reserve = writes(FactLog.reserve, facts.reserve)
+
+    async def _reserve(self, stream: str, count: int) -> list[int]:
+        return await self.write(facts.reserve(self.dialect, stream, count))
 
     async def reserve(self, stream: str, count: int) -> list[int]:
         self.dialect.backing(stream)
@@ -202,7 +200,7 @@ class PlannedStore(AsyncStore):
 
 
 class PlannedTransaction(AsyncTransaction):
-    """What the transactions of these stores have in common. It holds no claim if that is `NO_CLAIM`.
+    """What the transactions of these stores have in common. It holds no claim if that is `claims.NO_CLAIM`.
 
     ``connection`` is the driver's own; None until `begin` has taken one from the store.
     """

@@ -242,7 +242,10 @@ def begin_bootstrap(dialect: Dialect, reader: str, agreement: Agreement, syncs: 
         held = (yield Sql("SELECT stream, writer, epoch FROM busrep_readers WHERE reader = ?", (reader,)))[0]
         by_writer = {writer: floor for (_, writer), floor in floors.items()}
         check_begin(agreement, here, by_writer, {row[2] for row in held})
-        positions = begun_at(agreement, {row[1] for row in held if row[0] == stream})
+        # A writer that is not in the snapshot joined later: all its rows are due, also those that were handled, for the
+        # target loses them.
+        begun = dict.fromkeys([row[1] for row in held if row[0] == stream], 0) | dict(agreement.positions) | {"": 0}
+        positions = {(stream, writer): position for writer, position in sorted(begun.items())}
         yield (
             Sql("DELETE FROM busrep_readers WHERE reader = ? AND stream = ?", (reader, stream)),
             *rows_of(dialect, reader, positions, agreement.epoch),
@@ -268,15 +271,6 @@ def begin_bootstrap(dialect: Dialect, reader: str, agreement: Agreement, syncs: 
 def new_id() -> str:
     """Tells one bootstrap from any other: 16 lowercase hex digits."""
     return secrets.token_hex(8)
-
-
-def begun_at(agreement: Agreement, writers: Collection[str]) -> dict[tuple[str, str], int]:
-    """What is saved of a reader that had positions of these writers: the end of the snapshot.
-
-    One that is not in it joined later: all its rows are due, also those that were handled, for the target loses them.
-    """
-    positions = dict.fromkeys(writers, 0) | dict(agreement.positions) | {"": 0}
-    return {(agreement.stream, writer): position for writer, position in sorted(positions.items())}
 
 
 def check_begin(agreement: Agreement, here: str | None, floors: dict[str, int], held: set[str]) -> None:

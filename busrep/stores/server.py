@@ -23,7 +23,7 @@ from busrep.errors import (
 )
 from busrep.stores import claims, schema
 from busrep.stores.interface import Claim
-from busrep.stores.planned import NO_CLAIM, PlannedStore, PlannedTransaction
+from busrep.stores.planned import PlannedStore, PlannedTransaction
 from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, SerializationFailed, Signal, Step, T, only
 from busrep.stores.transaction import ENDED_INSIDE
 
@@ -181,12 +181,11 @@ class ServerTransaction(PlannedTransaction):
     async def _lock(self, *begin: Control) -> object:
         """Hold the claim until the transaction's end. Returns the marker."""
         settings = self.store.settings
-        if self.claim is NO_CLAIM:  # nothing to hold; the deadline is that of a question
-            await self._run(only(*begin), settings.fetch_timeout)
-            return None
-        held = claims.hold(self.store.dialect, self.claim, *begin)
-        try:  # a claim that holds the lock gives up in time
-            return await self._run(held, settings.fetch_timeout + settings.claim_timeout)
+        # A claim that holds the lock gives up in time.
+        wait = 0.0 if self.claim is claims.NO_CLAIM else settings.claim_timeout
+        try:
+            held = claims.hold(self.store.dialect, self.claim, *begin)
+            return await self._run(held, settings.fetch_timeout + wait)
         except WriterFenced:
             if self._callers:
                 await self.store.check_claim(self.claim)

@@ -1401,7 +1401,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction._lock",
-                "self._run(held, settings.fetch_timeout + settings.claim_timeout)",
+                "self._run(held, settings.fetch_timeout + wait)",
                 "self._run(held)",
             ),
         ),

@@ -20,9 +20,8 @@ from typing import Any
 from busrep.core.failures import LIMIT_STATES
 from busrep.errors import ConfigError, MissingExtra, Unavailable
 from busrep.settings import Settings
-from busrep.stores import schema
+from busrep.stores import claims, schema
 from busrep.stores.interface import Claim
-from busrep.stores.planned import NO_CLAIM
 from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, run_async
 from busrep.stores.postgres.dialect import PostgresDialect
 from busrep.stores.postgres.snapshots import PostgresSnapshots
@@ -327,7 +326,7 @@ class PostgresTransaction(ServerTransaction):
 
     @property
     def _pool(self) -> Any:
-        return self.store.handlers if self.claim is NO_CLAIM else self.store.transactions
+        return self.store.handlers if self.claim is claims.NO_CLAIM else self.store.transactions
 
     async def _take(self) -> AnyConnection:
         return await self.store._take(self._pool)

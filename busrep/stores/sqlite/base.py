@@ -16,7 +16,7 @@ from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError,
 from busrep.settings import Settings
 from busrep.stores import claims, schema
 from busrep.stores.interface import Claim
-from busrep.stores.planned import NO_CLAIM, PlannedStore, PlannedTransaction
+from busrep.stores.planned import PlannedStore, PlannedTransaction
 from busrep.stores.plans import Control, Plan, T, only
 from busrep.stores.sqlite.dialect import SqliteDialect
 from busrep.stores.sqlite.files import (
@@ -56,6 +56,7 @@ class Turn(abc.ABC):
     locked that is not written down somewhere."""
 
     asker: str  # who waits: for a person
+    owner: Callable[[], object]  # the task or thread that asks
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -69,10 +70,6 @@ class Turn(abc.ABC):
     def leave(self, holder: Holder) -> None:
         """Let the next one write; nothing if it is not that one's turn (any more)."""
 
-    @abc.abstractmethod
-    def _owner(self) -> object:
-        """The task or thread that asks."""
-
     def of(self, holder: Holder) -> bool:
         """Whether it is that one's turn."""
         return self._holder is holder
@@ -80,7 +77,7 @@ class Turn(abc.ABC):
     def check_not_nested(self) -> None:
         """Raise ConfigError in a task or thread whose turn it is."""
         holder = self._holder
-        if holder is not None and not holder.over and holder.owner is not None and holder.owner == self._owner():
+        if holder is not None and not holder.over and holder.owner is not None and holder.owner == self.owner():
             raise ConfigError(
                 f"SQLite has one write lock, and this {self.asker} holds it in an open fact: reserve, write and save "
                 "before it or after it, or use PostgreSQL"
@@ -219,13 +216,8 @@ class SqliteTransaction(PlannedTransaction, Holder):
         super().__init__(store, claim, connection)
         self._mark: Mark | None = None  # on the caller's connection
 
-    @property
-    def may_be_open(self) -> bool:
-        """Whether the transaction may still become committed."""
-        return self.store.turn.of(self)
-
     async def still_open(self) -> bool:
-        return self.may_be_open
+        return self.store.turn.of(self)
 
     @property
     def ended(self) -> bool:
@@ -249,7 +241,7 @@ class SqliteTransaction(PlannedTransaction, Holder):
             if self.connection is None:
                 self.connection = self.store.writing()
             ours = not in_transaction(self.connection)
-            await self._run(self._begin())
+            await self._run(claims.hold(self.store.dialect, self.claim, Control.BEGIN))
             if self._callers:
                 self._mark = Mark(self.connection, self.store.path)
         except BaseException:
@@ -258,11 +250,6 @@ class SqliteTransaction(PlannedTransaction, Holder):
             else:
                 self.store.turn.leave(self)
             raise
-
-    def _begin(self) -> Plan[object]:
-        if self.claim is not NO_CLAIM:
-            return claims.hold(self.store.dialect, self.claim, Control.BEGIN)
-        return only(Control.BEGIN)
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         self._handed_out = True

@@ -25,6 +25,7 @@ class ThreadTurn(Turn):
     """A thread's turn to write."""
 
     asker = "thread"
+    owner = staticmethod(threading.get_ident)
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -42,7 +43,7 @@ class ThreadTurn(Turn):
                 if left <= 0:
                     raise self._late(wait)
                 self._changed.wait(min(left, LOOK))
-            holder.owner = self._owner()
+            holder.owner = self.owner()
             self._holder = holder
 
     def leave(self, holder: Holder) -> None:
@@ -50,9 +51,6 @@ class ThreadTurn(Turn):
             if self._holder is holder:
                 self._holder = None
                 self._changed.notify()
-
-    def _owner(self) -> object:
-        return threading.get_ident()
 
 
 class BlockingSqliteStore(FileStore):
@@ -99,14 +97,6 @@ class BlockingSqliteStore(FileStore):
             holder.over = True  # an interrupt may come before `leave` begins
             self.turn.leave(holder)
 
-    async def lock_is_free(self) -> bool:
-        """Whether nobody holds the write lock, at this moment."""
-        try:
-            await self.write(only(Control.BEGIN, Control.ROLLBACK), 0.0)
-        except BusrepError:
-            return False
-        return True
-
 
 class JoinedSqliteTransaction(SqliteTransaction):
     """An `AsyncTransaction` in the one that the caller has begun on a connection of his own.
@@ -119,32 +109,30 @@ class JoinedSqliteTransaction(SqliteTransaction):
     joined = True
     reserves = True
 
-    store: BlockingSqliteStore
-
     def __init__(self, store: FileStore, claim: Claim, connection: sqlite3.Connection | None) -> None:
         super().__init__(store, claim, connection)
         self._thread = threading.get_ident()
-        self._begun = False
         self._reserved: dict[str, int] = {}
 
     @property
     def marker(self) -> object:
         """This object, once something may be written."""
-        return self if self._begun else None
-
-    @property
-    def may_be_open(self) -> bool:
-        """Whether the connection is in a transaction, this one or one after it; as far as this thread can tell.
-
-        To other threads it looks as if COMMIT had ended the transaction when it begins to write.
-        """
-        if threading.get_ident() != self._thread:
-            return True
-        return in_transaction(self.connection)
+        return None if self._mark is None else self
 
     async def still_open(self) -> bool:
-        """See `PlannedTransaction`; the connection may be in the caller's next transaction by now."""
-        return self.may_be_open and not await self.store.read(self.passed()) and not await self.store.lock_is_free()
+        """See `PlannedTransaction`; the connection may be in the caller's next transaction by now.
+
+        To other threads it looks as if COMMIT had ended the transaction when it begins to write: they ask the database.
+        """
+        if threading.get_ident() == self._thread and not in_transaction(self.connection):
+            return False
+        if await self.store.read(self.passed()):
+            return False
+        try:
+            await self.store.write(only(Control.BEGIN, Control.ROLLBACK), 0.0)
+        except BusrepError:
+            return True  # the write lock is held
+        return False
 
     def passed(self) -> Plan[bool]:
         """Whether, as others see the sequences, the IDs are given: by the COMMIT of this transaction, or to somebody
@@ -172,11 +160,10 @@ class JoinedSqliteTransaction(SqliteTransaction):
         """See `AsyncTransaction`. `reserve` has taken the write lock, which keeps any successor out."""
         await self._run(claims.hold(self.store.dialect, self.claim))
         self._mark = Mark(self.connection, self.store.path)
-        self._begun = True
 
     async def commit(self) -> None:
         pending = self._take_pending()
-        if not self.may_be_open or self._mark is None or not self._mark.stands:
+        if not in_transaction(self.connection) or self._mark is None or not self._mark.stands:
             raise ConfigError("the connection's transaction ended inside the fact's block: commit after it")
         self._mark.clear()
         await self._run(last_steps(self.store.dialect, self.claim, pending, again=True))

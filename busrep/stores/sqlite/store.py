@@ -28,6 +28,7 @@ class TaskTurn(Turn):
     """A task's turn to write: tasks queue up on a lock, in order."""
 
     asker = "task"
+    owner = staticmethod(asyncio.current_task)
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -40,15 +41,12 @@ class TaskTurn(Turn):
                 await self.lock.acquire()
         except TimeoutError as late:
             raise self._late(wait) from late
-        self._holder, holder.owner = holder, self._owner()
+        self._holder, holder.owner = holder, self.owner()
 
     def leave(self, holder: Holder) -> None:
         if self._holder is holder:
             self._holder = None
             self.lock.release()
-
-    def _owner(self) -> object:
-        return asyncio.current_task()
 
 
 class SqliteStore(FileStore):
@@ -117,10 +115,8 @@ class TaskTransaction(SqliteTransaction):
 
     _committing: asyncio.Future[Any] | None = None
 
-    @property
-    def may_be_open(self) -> bool:
-        """Whether the transaction may still become committed."""
-        return super().may_be_open or (self._callers and in_transaction(self.connection))
+    async def still_open(self) -> bool:
+        return await super().still_open() or (self._callers and in_transaction(self.connection))
 
     async def _commit(self, last: Plan[None]) -> None:
         self._committing = asyncio.ensure_future(self._run(last))
