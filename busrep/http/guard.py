@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import hashlib
 import hmac
 import logging
@@ -304,10 +305,11 @@ def position_of(params: Mapping[str, str], name: str) -> int:
     return number
 
 
-def accepts_gzip(headers: Headers) -> bool:
-    """Whether the client can unpack it."""
+async def packed(body: bytes, headers: Headers) -> tuple[bytes, dict[str, str]]:
+    """The body as the client with these headers takes it, and the headers that say so."""
     for part in headers.get("accept-encoding", "").split(","):
         coding, _, weight = part.partition(";")
-        if coding.strip().lower() == "gzip":
-            return not re.fullmatch(r"\s*q=0(\.0*)?\s*", weight)
-    return False
+        if coding.strip().lower() == "gzip" and not re.fullmatch(r"\s*q=0(\.0*)?\s*", weight):
+            body = await asyncio.to_thread(gzip.compress, body, GZIP_LEVEL, mtime=0)
+            return body, {"vary": "accept-encoding", "content-encoding": "gzip"}
+    return body, {"vary": "accept-encoding"}

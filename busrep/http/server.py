@@ -9,8 +9,6 @@ place among ``concurrency``, or in the queue before them; the store.
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -24,7 +22,7 @@ from busrep.errors import ConfigError, MissingExtra, PositionTooOld
 from busrep.stores.interface import FactSource, provides
 from busrep.streams import Registry, Stream
 
-from .guard import GZIP_LEVEL, Guard, Places, Refused, accepts_gzip, params_of, position_of, response_of
+from .guard import Guard, Places, Refused, packed, params_of, position_of, response_of
 from .pages import (
     PART_PATH,
     REFERENCE_PATH,
@@ -256,7 +254,6 @@ class CatchUp:
 
     async def _answer(self, request: Request, body: bytes) -> Response:
         headers = {"vary": "accept-encoding"}
-        if len(body) >= COMPRESS_FROM and accepts_gzip(request.headers):
-            body = await asyncio.to_thread(gzip.compress, body, GZIP_LEVEL, mtime=0)
-            headers["content-encoding"] = "gzip"
+        if len(body) >= COMPRESS_FROM:
+            body, headers = await packed(body, request.headers)
         return response_of(200, body, headers)
