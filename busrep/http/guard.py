@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import hashlib
 import hmac
 import logging
@@ -44,6 +45,9 @@ BODIES = 4
 MOST_PARAMETERS = 16
 # The fastest: rows of a kind shrink to a tenth with it, and the others take three times as long for a little.
 GZIP_LEVEL = 1
+
+# What a 503 says in Retry-After, seconds.
+RETRY_AFTER = 1
 
 _SECRET = re.compile(r"[!-~]+")
 # Refusals that say something of the deployment, and not only of one client's question.
@@ -84,14 +88,14 @@ class Places(asyncio.Semaphore):
 
 
 class Guard:
-    """The outermost layer of one application, and its counters. ``deadline``, ``retry_after``: of `CatchUpLimits`.
+    """The outermost layer of one application, and its counters. ``deadline``: of `CatchUpLimits`.
 
     Raises ConfigError for a secret that no header can hold.
     """
 
-    def __init__(self, secret: str | Sequence[str] | None, deadline: float, retry_after: int) -> None:
+    def __init__(self, secret: str | Sequence[str] | None, deadline: float) -> None:
         self._secrets = None if secret is None else [_digest(one) for one in _checked_secrets(secret)]
-        self._deadline, self._retry_after = deadline, retry_after
+        self._deadline = deadline
         self._bodies = asyncio.Semaphore(BODIES)
         self._limiter = LogLimiter()  # of what is refused, and of trouble with the store; all is counted
         self.requests = self.bytes = self.in_flight = 0
@@ -186,7 +190,7 @@ class Guard:
         headers = {
             401: {"www-authenticate": "Bearer"},
             405: {"allow": "GET"},
-            503: {"retry-after": str(self._retry_after)},
+            503: {"retry-after": str(RETRY_AFTER)},
         }.get(refusal.status, {})
         if refusal.code in ("unauthorized", "method", "body"):  # a body may be on its way, which nobody will read
             headers["connection"] = "close"
@@ -301,10 +305,11 @@ def position_of(params: Mapping[str, str], name: str) -> int:
     return number
 
 
-def accepts_gzip(headers: Headers) -> bool:
-    """Whether the client can unpack it."""
+async def packed(body: bytes, headers: Headers) -> tuple[bytes, dict[str, str]]:
+    """The body as the client with these headers takes it, and the headers that say so."""
     for part in headers.get("accept-encoding", "").split(","):
         coding, _, weight = part.partition(";")
-        if coding.strip().lower() == "gzip":
-            return not re.fullmatch(r"\s*q=0(\.0*)?\s*", weight)
-    return False
+        if coding.strip().lower() == "gzip" and not re.fullmatch(r"\s*q=0(\.0*)?\s*", weight):
+            body = await asyncio.to_thread(gzip.compress, body, GZIP_LEVEL, mtime=0)
+            return body, {"vary": "accept-encoding", "content-encoding": "gzip"}
+    return body, {"vary": "accept-encoding"}

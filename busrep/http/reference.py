@@ -63,7 +63,6 @@ class ReferenceSource:
             writer: HttpClient(url, settings, options or HttpOptions(), settings.fetches)
             for writer, url in writers.items()
         }
-        self.where = f"catch-up from {', '.join(sorted(writers))}"
 
     def __repr__(self) -> str:
         return f"ReferenceSource({ {writer: one.url for writer, one in self._writers.items()}!r})"
@@ -109,7 +108,13 @@ class ReferenceSource:
                 f"no address is known of writer {question.writer!r}, rows of stream {question.stream!r} cannot be "
                 f"fetched: name it in ReferenceSource({{{question.writer!r}: url, ...}})"
             )
-        page = await self._ask(one, question)
+        path = f"{REFERENCE_PATH}{segment(question.stream)}/{secrets.token_hex(8)}"
+        params = {"instance_name": question.writer, "from_token": question.after, "upto_token": question.upto}
+        body = await one.ask(path, params)
+        try:
+            page = read_reference_page(body, question, self._epoch)
+        except ValueError as error:
+            raise one.distrust(error) from None
         if _may_be_cut(page):
             log.warning(
                 "(%s, %s): %d rows of %d fill a page of %s: if the fact has more, the others may have been missed",
@@ -117,26 +122,13 @@ class ReferenceSource:
             )  # fmt: skip
         return page
 
-    async def _ask(self, writer: HttpClient, question: FetchUpdates) -> UpdatesPage:
-        path = f"{REFERENCE_PATH}{segment(question.stream)}/{secrets.token_hex(8)}"
-        params: dict[str, str | int] = {
-            "instance_name": question.writer,
-            "from_token": question.after,
-            "upto_token": question.upto,
-        }
-        body = await writer.ask(path, params)
-        try:
-            return read_reference_page(body, question, self._epoch)
-        except ValueError as error:
-            raise writer.distrust(error) from None
-
     async def agree(self, stream: str, *, part_rows: int, again: Agreement | None = None) -> NoReturn:  # noqa: ARG002
-        """See `SnapshotSource`. Refused: NoSnapshots."""
-        raise NoSnapshots(self.where)
+        """See `SnapshotSource`. Refused: NoSnapshots, so that a bootstrap reads page by page."""
+        raise NoSnapshots(f"catch-up from {', '.join(sorted(self._writers))}")
 
     async def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:  # noqa: ARG002
-        """See `SnapshotSource`. Refused: NoSnapshots."""
-        raise NoSnapshots(self.where)
+        """See `SnapshotSource`: nothing is agreed on."""
+        raise NoSnapshots(repr(self))
         yield b""  # which makes it a generator
 
     async def leave(self, agreement: Agreement) -> None:

@@ -138,9 +138,10 @@ async def _bound(host: str, port: int) -> list[socket.socket]:
 
 
 async def _ended(server: uvicorn.Server, running: asyncio.Task[None]) -> None:
-    """Wait for it, then cut the clients that do not read, which uvicorn leaves."""
+    """Wait for it, then for what uvicorn leaves: clients that do not read, and answers that it has cancelled."""
     await asyncio.wait([running])
     for connection in list(server.server_state.connections):
-        if connection.transport is not None:
-            connection.transport.abort()
+        connection.transport.abort()
     await asyncio.sleep(0)  # for their connection_lost
+    if server.server_state.tasks:
+        await asyncio.wait(server.server_state.tasks, timeout=server.config.timeout_graceful_shutdown)

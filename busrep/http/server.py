@@ -9,8 +9,6 @@ place among ``concurrency``, or in the queue before them; the store.
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,15 +18,11 @@ from attrs.validators import ge, gt
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import SnapshotSource
-from busrep.errors import (
-    ConfigError,
-    MissingExtra,
-    PositionTooOld,
-)
+from busrep.errors import ConfigError, MissingExtra, PositionTooOld
 from busrep.stores.interface import FactSource, provides
 from busrep.streams import Registry, Stream
 
-from .guard import GZIP_LEVEL, Guard, Places, Refused, accepts_gzip, params_of, position_of, response_of
+from .guard import Guard, Places, Refused, packed, params_of, position_of, response_of
 from .pages import (
     PART_PATH,
     REFERENCE_PATH,
@@ -54,6 +48,8 @@ except ImportError:
 
 # Looks at the epoch that must agree before an answer about writers is given: a restore may come between two questions.
 EPOCH_TRIES = 3
+# Answers of so many bytes and more are compressed for clients that accept gzip; smaller ones gain nothing.
+COMPRESS_FROM = 16_384
 
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f]+")
 
@@ -78,12 +74,6 @@ class CatchUpLimits:
     deadline: float = attrs.field(default=20.0, validator=gt(0))
     """For an answer to begin, waiting included, and then for each piece of it that the client takes: below the 30 s
     after which a reader gives up (`Settings.fetch_timeout`)."""
-
-    retry_after: int = attrs.field(default=1, validator=ge(0))
-    """What a 503 says in Retry-After."""
-
-    compress_from: int = attrs.field(default=16_384, validator=ge(0))
-    """Answers of so many bytes and more are compressed for clients that accept gzip; smaller ones gain nothing."""
 
     snapshots: SnapshotLimits | None = attrs.field(factory=SnapshotLimits)
     """Those of snapshots; None: give none."""
@@ -155,7 +145,7 @@ class CatchUp:
         self._streams = {stream.name for stream in streams if not stream.resettable}
         if not self._streams:
             raise ConfigError("none of these streams is kept in a table: there is nothing to catch up with over HTTP")
-        self.guard = Guard(secret, limits.deadline, limits.retry_after)
+        self.guard = Guard(secret, limits.deadline)
         self.places = Places(limits.concurrency, limits.queue)
         # Stores of others' making need not have snapshots.
         source = snapshot_source or (store if provides(store, SnapshotSource) else None)
@@ -264,7 +254,6 @@ class CatchUp:
 
     async def _answer(self, request: Request, body: bytes) -> Response:
         headers = {"vary": "accept-encoding"}
-        if len(body) >= self.limits.compress_from and accepts_gzip(request.headers):
-            body = await asyncio.to_thread(gzip.compress, body, GZIP_LEVEL, mtime=0)
-            headers["content-encoding"] = "gzip"
+        if len(body) >= COMPRESS_FROM:
+            body, headers = await packed(body, request.headers)
         return response_of(200, body, headers)

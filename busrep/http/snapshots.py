@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 import logging
 from collections.abc import AsyncIterator, Callable, Hashable
 from functools import partial
@@ -26,7 +25,7 @@ from busrep.errors import MissingExtra, SnapshotBusy, SnapshotGone, Unavailable
 
 from ..runtime.tasks import being_cancelled, stop
 from ..snapshots.sources import check_agreement
-from .guard import AGREEMENT_BYTES, GZIP_LEVEL, Places, Refused, accepts_gzip, params_of, position_of, response_of
+from .guard import AGREEMENT_BYTES, Places, Refused, packed, params_of, position_of, response_of
 
 try:
     from starlette.datastructures import Headers
@@ -221,18 +220,17 @@ class Snapshots:
 
 
 async def _send_part(text: bytes, asked: Headers, send: Send) -> None:
+    digest = await asyncio.to_thread(part_hash, text)  # of the text, however it is packed
+    body, coding = await packed(text, asked)
     headers = {
         "cache-control": "no-store",
         "content-type": "text/plain; charset=utf-8",
-        "vary": "accept-encoding",
-        "busrep-sha256": await asyncio.to_thread(part_hash, text),  # of the text, however it is packed
+        "busrep-sha256": digest,
+        "content-length": str(len(body)),
+        **coding,
     }
-    if accepts_gzip(asked):
-        text = await asyncio.to_thread(gzip.compress, text, GZIP_LEVEL, mtime=0)
-        headers["content-encoding"] = "gzip"
-    headers["content-length"] = str(len(text))
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": 200, "headers": raw})
-    for at in range(0, len(text), PIECE):
-        await send({"type": "http.response.body", "body": text[at : at + PIECE], "more_body": True})
+    for at in range(0, len(body), PIECE):
+        await send({"type": "http.response.body", "body": body[at : at + PIECE], "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})

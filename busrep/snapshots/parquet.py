@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from busrep.core.snapshots import Agreement, PartRange, PartRows, SnapshotSource, encode_rows
+from busrep.core.snapshots import Agreement, PartRows, SnapshotSource, encode_rows
 from busrep.errors import ConfigError, MissingExtra, SnapshotGone, Unavailable
 from busrep.private_files import create_file, make_folders, open_successor
 from busrep.settings import Settings
@@ -67,10 +67,8 @@ class ParquetSource:
     they are read. Raises ConfigError, MissingExtra.
     """
 
-    def __init__(
-        self, url: str, settings: Settings | None = None, *, filesystem: Any = None, max_bytes: int = MAX_BYTES
-    ) -> None:
-        self.settings, self._max_bytes = settings or Settings(), max_bytes
+    def __init__(self, url: str, *, filesystem: Any = None, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._place = Directory(url, filesystem)
         self._known: Manifest | None = None
 
@@ -99,24 +97,20 @@ class ParquetSource:
             manifest = await self._still(agreement)
         try:
             pieces = await self._part(manifest, number)
-        except (_Corrupt, _Missing):
-            # It may have been replaced; or be read badly, once.
+        except (_Corrupt, _Missing):  # it may have been replaced; or be read badly, once
             manifest = await self._still(agreement)
             try:
                 pieces = await self._part(manifest, number)
-            except _Missing:
-                raise ConfigError(f"{self._shown(manifest, number)} is missing: write the snapshot anew") from None
-            except _Corrupt as error:
-                raise ConfigError(f"{self._shown(manifest, number)}: {error}: write the snapshot anew") from None
+            except (_Corrupt, _Missing) as error:
+                why = f": {error}" if isinstance(error, _Corrupt) else " is missing"
+                place = f"{self._place.shown}/{manifest.files[number].file}"
+                raise ConfigError(f"{place}{why}: write the snapshot anew") from None
         pieces.reverse()
         while pieces:  # not kept here any longer than needed
             yield pieces.pop()
 
     async def leave(self, agreement: Agreement) -> None:
         """See `SnapshotSource`: nothing is held."""
-
-    def _shown(self, manifest: Manifest, number: int) -> str:
-        return f"{self._place.shown}/{manifest.files[number].file}"
 
     async def _manifest(self) -> Manifest:
         try:
@@ -177,24 +171,21 @@ async def write_snapshot(
     await in_thread(place.refuse_another)
     agreement = await source.agree(stream, part_rows=part_rows)
     run = secrets.token_hex(4)  # so that what another run has left is not mixed up with it
-    files: list[PartFile] = []
-    ranges: list[PartRange] = []
-    done: list[str] = []
+    names = [f"part-{number:06d}-{run}.parquet" for number in range(len(agreement.parts))]
     try:
         if tally is not None:
             tally.begin(agreement)
-        for number, part in enumerate(agreement.parts):
-            name = f"part-{number:06d}-{run}.parquet"
-            files.append(PartFile(name, ""))
+        parts, files = [], []
+        for number, name in enumerate(names):
             rows, digest = await _write_part(source, agreement, number, place, name, tally)
-            files[-1] = PartFile(name, digest)
-            ranges.append(attrs.evolve(part, rows=rows))
-        whole = attrs.evolve(agreement, parts=tuple(ranges))
+            parts.append(attrs.evolve(agreement.parts[number], rows=rows))
+            files.append(PartFile(name, digest))
+        whole = attrs.evolve(agreement, parts=tuple(parts))
         await in_thread(place.refuse_another)  # also one that was written meanwhile
-        done = [NAME]
+        names.insert(0, NAME)
         await in_thread(place.write_last, NAME, write_manifest(Manifest(whole, tuple(files))))
     except BaseException:
-        await in_thread(place.remove, [*done, *(file.file for file in files)])
+        await in_thread(place.remove, names)
         raise
     finally:
         await source.leave(agreement)

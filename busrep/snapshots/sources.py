@@ -45,7 +45,7 @@ def open_source(
     if scheme and scheme not in STORES:
         from .parquet import ParquetSource
 
-        return ParquetSource(url, settings)
+        return ParquetSource(url)
     stores = ": a table is opened with busrep.stores.open_store, and is a source itself" if scheme in STORES else ""
     raise ConfigError(f"this URL names no source of snapshots{stores}; these forms do: {FORMS}")
 

@@ -31,6 +31,8 @@ import busrep
 from busrep import Batch, Settings, Stream
 from busrep.asyncio import ReferenceSource
 from busrep.errors import ConfigError, PositionsAheadOfTable, PositionTooOld, Unavailable
+from busrep.http import guard as http_guard
+from busrep.http import server as http_server
 from busrep.http.client import HttpOptions
 from busrep.http.serve import Serving, serve
 from busrep.http.server import CatchUpLimits, catch_up_app
@@ -58,6 +60,11 @@ QUICK = Settings(
     shutdown_timeout=2.0,
     page_rows=7,
 )
+
+
+@pytest.fixture(autouse=True)
+def come_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_guard, "RETRY_AFTER", 0)
 
 
 @attrs.frozen
@@ -477,7 +484,7 @@ async def test_a_lying_server_delays_and_changes_nothing(deployment: Deployment)
 @sync
 async def test_many_readers_share_a_small_server(deployment: Deployment) -> None:
     """More than its queue takes are told to come back, and come back."""
-    limits = CatchUpLimits(concurrency=1, queue=1, page_rows=3, retry_after=0)
+    limits = CatchUpLimits(concurrency=1, queue=1, page_rows=3)
     async with deployment.writer() as writer:
         expected = await wrote(writer, *[1] * 25)
         async with deployment.server(limits=limits), contextlib.AsyncExitStack() as stack:
@@ -615,7 +622,7 @@ async def test_readers_are_served_among_strangers_who_are_counted_and_leave_noth
 @sync
 async def test_connections_of_the_store_are_given_back(how: str, on_postgres: Deployment) -> None:
     """More questions than there are connections, none of which the database answers: it holds a lock."""
-    limits = CatchUpLimits(deadline=20.0 if how == "the client hangs up" else 0.1, retry_after=0)
+    limits = CatchUpLimits(deadline=20.0 if how == "the client hangs up" else 0.1)
 
     def waiting(connection: psycopg.Connection[Any]) -> int:
         found = connection.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
@@ -685,12 +692,14 @@ async def test_a_cache_that_looks_at_paths_alone_costs_no_row(deployment: Deploy
 
 @pytest.mark.parametrize("compress", [False, True])
 @sync
-async def test_answers_that_are_cut_anywhere_and_connections_that_hang(compress: bool, deployment: Deployment) -> None:
+async def test_answers_that_are_cut_anywhere_and_connections_that_hang(
+    compress: bool, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between the reader and the server: what has arrived of an answer is nothing, and comes again whole."""
     dice = random.Random(7)
     settings = attrs.evolve(QUICK, fetch_timeout=0.5)
-    limits = CatchUpLimits(compress_from=0)
-    async with deployment.server(limits=limits) as serving, deployment.writer() as writer:
+    monkeypatch.setattr(http_server, "COMPRESS_FROM", 0)
+    async with deployment.server() as serving, deployment.writer() as writer:
         expected = await wrote(writer, *[1] * 300)
         async with FaultyLink(serving.url, seed=7) as link:
             source = HttpSource(

@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError, PositionTooOld, SchemaError, Unavailable, UnknownStream
 from busrep.http import serve as http_serve
+from busrep.http import server as http_server
 from busrep.http.serve import Serving, serve
 from busrep.http.server import CatchUpLimits, catch_up_app
 from busrep.stores import memory, open_store
@@ -449,10 +450,13 @@ async def test_refusals_are_logged_once_a_second_and_counted(caplog: pytest.LogC
     [("gzip", True), ("br, gzip;q=0.5", True), ("GZIP", True), ("gzip;q=0", False), ("identity", False), ("br", False)],
 )
 @sync
-async def test_large_answers_are_compressed_for_who_accepts_it(accepted: str, compressed: bool) -> None:
+async def test_large_answers_are_compressed_for_who_accepts_it(
+    accepted: str, compressed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     payload = b'"%b"' % (b"x" * 500)
     store = Scripted(page=UpdatesPage("orders", "w1", 0, 5, [1, 2], [payload] * 2, False, "e" * 32))
-    async with served(store, limits=CatchUpLimits(compress_from=1_000)) as (client, app):
+    monkeypatch.setattr(http_server, "COMPRESS_FROM", 1_000)
+    async with served(store) as (client, app):
         async with client.stream("GET", UPDATES, params=question(), headers={"accept-encoding": accepted}) as answer:
             raw = b"".join([piece async for piece in answer.aiter_raw()])
         assert answer.headers.get("content-encoding") == ("gzip" if compressed else None)
@@ -567,13 +571,13 @@ async def until(true: Any) -> None:
 async def test_beyond_the_queue_requests_are_told_to_come_back() -> None:
     store = Scripted(hold=asyncio.Event())
     assert store.hold is not None
-    async with served(store, limits=CatchUpLimits(concurrency=2, queue=3, retry_after=7)) as (client, app):
+    async with served(store, limits=CatchUpLimits(concurrency=2, queue=3)) as (client, app):
         service = app.state.catch_up
         asking = [asyncio.create_task(client.get(UPDATES, params=question())) for _ in range(5)]
         await until(lambda: service.places.waiting == 3)
         assert (len(store.asked), service.statistics()["in_flight"]) == (2, 5)
         answer = await client.get(UPDATES, params=question())
-        assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "busy", "7")
+        assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "busy", "1")
         assert (await client.get(UPDATES, params=question(), headers={"authorization": "x"})).status_code == 401
         store.hold.set()
         assert [one.status_code for one in await asyncio.gather(*asking)] == [200] * 5

@@ -47,6 +47,11 @@ AGREE = "/replication/v1/snapshots/orders"
 PLAIN = {**BEARER, "accept-encoding": "identity"}
 
 
+@pytest.fixture(autouse=True)
+def come_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_guard, "RETRY_AFTER", 0)
+
+
 @attrs.define(eq=False, slots=False)
 class Table:
     """A source of ``parts`` parts a stream, each of ``rows`` rows, that counts what is asked of it."""
@@ -108,12 +113,12 @@ class Table:
 
 
 def app_of(source: Any, **limits: Any) -> Any:
-    top = {name: limits.pop(name) for name in ("deadline", "retry_after") if name in limits}
+    top = {name: limits.pop(name) for name in ("deadline",) if name in limits}
     return catch_up_app(
         Scripted(),  # type: ignore[arg-type]
         STREAMS,
         secret=SECRET,
-        limits=CatchUpLimits(snapshots=SnapshotLimits(**limits), **{"retry_after": 0, **top}),
+        limits=CatchUpLimits(snapshots=SnapshotLimits(**limits), **top),
         snapshot_source=source,
     )
 

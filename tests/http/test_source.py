@@ -22,10 +22,11 @@ from busrep.core.fields import json_bytes
 from busrep.core.snapshots import SnapshotSource
 from busrep.errors import ConfigError, PositionTooOld, Unavailable, UnknownStream
 from busrep.http import client as http_client
+from busrep.http import server as http_server
 from busrep.http.client import HttpOptions
 from busrep.http.pages import CatchUpState, write_page, write_state
 from busrep.http.serve import serve
-from busrep.http.server import CatchUpLimits, catch_up_app
+from busrep.http.server import catch_up_app
 from busrep.http.source import HttpSource
 from busrep.stores.interface import FactLog, FactSource, KnownWriter, ReaderPositions, provides
 from busrep.stores.memory import MemoryStore
@@ -106,9 +107,10 @@ def test_what_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize("compress", [False, True])
 @sync
-async def test_it_answers_as_the_store_does(compress: bool) -> None:
+async def test_it_answers_as_the_store_does(compress: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "COMPRESS_FROM", 0)
     async with memory_store() as store:
-        app = catch_up_app(store, STREAMS, secret=SECRET, limits=CatchUpLimits(compress_from=0))
+        app = catch_up_app(store, STREAMS, secret=SECRET)
         async with serve(app) as serving, opened(serving.url, *STREAMS, compress=compress) as source:
             assert await source.epoch() == await store.epoch()
             assert await source.sequence("orders") == await store.sequence("orders") == 4
