@@ -11,8 +11,7 @@ from typing import Any, BinaryIO
 
 import click
 from click.core import ParameterSource
-from rich.progress import Progress, ProgressColumn, Task, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
 from busrep.cli.options import json_option, store_option, streams_option
 from busrep.cli.output import ago, of_readers, print_json, print_table, progress_bars
@@ -79,7 +78,7 @@ def bootstrap(context: click.Context, /, only_status: bool, as_json: bool, **opt
         streams = [stream for stream in declared if stream.name == name] or [Stream[Any](name)]
         source = opened(open_source(options["source_url"], streams))
     with (
-        progress_bars(_Rows(), TimeRemainingColumn(), quiet=as_json) as progress,
+        progress_bars(TextColumn("{task.fields[shown]}"), TimeRemainingColumn(), quiet=as_json) as progress,
         contextlib.nullcontext() if out is None else replacing(out) as file,
     ):
         tally = Tally(progress, file)
@@ -127,8 +126,16 @@ async def _load(
         agreement = await source.agree(name, part_rows=part_rows)
         try:
             tally.begin(agreement)
-            for number in range(len(agreement.parts)):
-                await _copy_part(source, agreement, number, tally)
+            for number, part in enumerate(agreement.parts):
+                before = tally.rows
+                async with contextlib.aclosing(source.load(agreement, number)) as pieces:
+                    async for piece in pieces:
+                        tally.write(piece)
+                rows = tally.rows - before
+                if part.rows not in (-1, rows):
+                    text = f"{rows} rows of part {number}, which has {part.rows}"
+                    raise Unavailable(agreement.source or "the snapshot", text)
+                tally.part_ended(rows)
         finally:
             await source.leave(agreement)
     return {}
@@ -140,16 +147,16 @@ class Tally:
 
     def __init__(self, progress: Progress, file: BinaryIO | None) -> None:
         self._progress, self._file = progress, file
-        self._task = progress.add_task("agreeing", total=None, size=0)
+        self._task = progress.add_task("agreeing", total=None, shown="")
         self._agreement: Agreement | None = None
         self._hash = hashlib.sha256()
         self.parts = self.rows = self.bytes = 0
 
     def begin(self, agreement: Agreement) -> None:
         """What follows are the parts of this one."""
-        self._agreement = agreement
+        self._agreement, self._began = agreement, time.monotonic()
         total = agreement.rows if agreement.rows >= 0 else None
-        self._progress.reset(self._task, total=total, description=agreement.stream, size=0)
+        self._progress.reset(self._task, total=total, description=agreement.stream, shown="")
 
     def write(self, piece: bytes) -> None:
         """More of the part that is under way: whole lines. Raises OSError."""
@@ -158,7 +165,9 @@ class Tally:
         self._hash.update(piece)
         self.bytes += len(piece)
         self.rows += piece.count(b"\n")
-        self._progress.update(self._task, completed=self.rows, size=self.bytes)
+        speed = self.rows / max(time.monotonic() - self._began, 0.001)
+        shown = f"{self.rows:,} rows, {megabytes(self.bytes)}, {speed:,.0f} rows/s"
+        self._progress.update(self._task, completed=self.rows, shown=shown)
 
     def part_ended(self, _rows: int) -> None:
         """The part is whole."""
@@ -181,29 +190,9 @@ class Tally:
         }
 
 
-class _Rows(ProgressColumn):
-    """How many rows and bytes are there, and how many rows come in a second."""
-
-    def render(self, task: Task) -> Text:
-        """For one bar."""
-        speed = task.finished_speed or task.speed or 0.0
-        return Text(f"{task.completed:,.0f} rows, {megabytes(task.fields['size'])}, {speed:,.0f} rows/s")
-
-
 def megabytes(count: int) -> str:
     """For a person."""
     return f"{count / 1e6:,.1f} MB"
-
-
-async def _copy_part(source: SnapshotSource, agreement: Agreement, number: int, tally: Tally) -> None:
-    before, expected = tally.rows, agreement.parts[number].rows
-    async with contextlib.aclosing(source.load(agreement, number)) as pieces:
-        async for piece in pieces:
-            tally.write(piece)
-    rows = tally.rows - before
-    if expected >= 0 and rows != expected:
-        raise Unavailable(agreement.source or "the snapshot", f"{rows} rows of part {number}, which has {expected}")
-    tally.part_ended(rows)
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import click
 
 from busrep.cli.bootstrap import print_bootstraps
 from busrep.cli.options import DURATION, json_option, store_option, streams_option
-from busrep.cli.output import fail, flat, of_readers, print_json, print_records, print_table
+from busrep.cli.output import fail, flat, of_readers, print_json, print_records, print_table, say
 from busrep.cli.servers import ask, declared_streams, make_store, opened, run, with_all_streams
 from busrep.errors import ConfigError, SchemaError
 from busrep.urls import shown_url
@@ -55,7 +55,9 @@ def init(store_url: str, names: tuple[str, ...], declared: tuple[str, ...], as_j
 
     async def work() -> dict[str, Any]:
         store = make_store(store_url, streams, names)
-        async with opened(store, None if only_check else store.init(redefine)):
+        if not only_check:
+            await store.init(redefine)
+        async with opened(store):
             await store.verify()
             return await store.status()
 
@@ -65,11 +67,9 @@ def init(store_url: str, names: tuple[str, ...], declared: tuple[str, ...], as_j
         if not only_check:
             raise
         fail(str(error), status=1)
-    if as_json:
-        print_json({key: found[key] for key in ("schema_version", "epoch")} | {"streams": list(found["streams"])})
-    else:
-        listed = ", ".join(found["streams"]) or "none yet"
-        click.echo(f"{shown_url(store_url)}: schema {found['schema_version']}, streams: {listed}")
+    listed = ", ".join(found["streams"]) or "none yet"
+    made = {key: found[key] for key in ("schema_version", "epoch")} | {"streams": list(found["streams"])}
+    say(made, f"{shown_url(store_url)}: schema {found['schema_version']}, streams: {listed}", as_json=as_json)
 
 
 @db.command()
@@ -113,10 +113,7 @@ def restored(store_url: str, declared: tuple[str, ...], sure: bool, as_json: boo
         asked = f"Fence all writers of {shown_url(store_url)} and make all readers start anew?"
         click.confirm(asked, abort=True, err=True)
     epoch = ask(with_all_streams(store_url, declared_streams(declared)), lambda store: store.restored())
-    if as_json:
-        print_json({"epoch": epoch})
-    else:
-        click.echo(f"new epoch: {epoch}; restart the writers")
+    say({"epoch": epoch}, f"new epoch: {epoch}; restart the writers", as_json=as_json)
 
 
 @db.command()

@@ -13,7 +13,7 @@ import click
 
 import busrep
 from busrep.cli.options import DURATION, json_option, name_option, redis_option, store_option, streams_option
-from busrep.cli.output import print_json, print_table
+from busrep.cli.output import print_json, print_table, say
 from busrep.cli.servers import declared_streams, run
 
 
@@ -124,10 +124,8 @@ class Lines:
         if self.enough.is_set() or not self.passes(text):
             return
         try:
-            if self.as_json:
-                print_json({"direction": direction, "channel": channel, "line": text})
-            else:
-                click.echo(f"{direction} {text}")
+            found = {"direction": direction, "channel": channel, "line": text}
+            say(found, f"{direction} {text}", as_json=self.as_json)
         except OSError as error:  # `busrep tail | head` has seen enough
             self.broken = error
         self.printed += 1
@@ -139,23 +137,16 @@ async def follow(bus: busrep.Bus, lines: Lines, seconds: float | None, handled: 
     """Print lines until the time is over or enough were printed; note in the file ``handled`` which facts came."""
 
     async def note(report: busrep.ReaderReport) -> None:
-        try:
-            async for batch in bus.follow(*bus.streams):
-                report.add(batch)
-        finally:
-            lines.enough.set()
+        async for batch in bus.follow(*bus.streams):
+            report.add(batch)
+        lines.enough.set()
 
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(bus)
-        noting = None
-        if handled is not None:
-            noting = asyncio.create_task(note(stack.enter_context(busrep.ReaderReport(handled))))
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await lines.enough.wait()
-        finally:
-            if noting is not None:
-                noting.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await noting
+        report = None if handled is None else stack.enter_context(busrep.ReaderReport(handled))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+                noting = None if report is None else group.create_task(note(report))
+                await lines.enough.wait()
+                if noting is not None:
+                    noting.cancel()

@@ -25,6 +25,14 @@ def print_json(value: object) -> None:
     click.echo(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode())
 
 
+def say(value: object, text: str, *, as_json: bool) -> None:
+    """The value for a script, or the text for a person."""
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(text)
+
+
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table for a person; numbers are aligned to the right.
 

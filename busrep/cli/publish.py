@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -13,7 +13,7 @@ import click
 import orjson
 
 from busrep.cli.options import json_option, name_option, redis_option, store_option, streams_option
-from busrep.cli.output import print_json
+from busrep.cli.output import say
 from busrep.cli.servers import ask, declared_streams, make_store, opened
 from busrep.errors import ConfigError, RowError
 from busrep.shapes import row_of
@@ -120,20 +120,20 @@ class Published:
     def write(self, bus: Bus, facts: Iterable[FactRows]) -> None:
         """Consecutive facts of one row and one stream go in one transaction."""
         for (name, single), group in groupby(facts, key=lambda fact: (fact[0], len(fact[1]) == 1)):
-            stream = bus.streams[name]
+            stream, found = bus.streams[name], [rows for _, rows in group]
             if single:
-                rows = [row for _, (row,) in group]
-                self._count(name, len(rows), bus.publish(stream, rows))
-                continue
-            for _, rows in group:
-                with bus.write(stream) as fact:
-                    for row in rows:
-                        fact.add(row)
-                self._count(name, len(rows), [fact.id])
+                ids = list(bus.publish(stream, [row for (row,) in found]))
+            else:
+                ids = [_write_fact(bus, stream, rows) for rows in found]
+            self.facts, self.rows = self.facts + len(ids), self.rows + sum(map(len, found))
+            self.last[name] = ids[-1]
 
-    def _count(self, name: str, rows: int, ids: Sequence[int]) -> None:
-        self.facts, self.rows = self.facts + len(ids), self.rows + rows
-        self.last[name] = ids[-1]
+
+def _write_fact(bus: Bus, stream: Stream[Any], rows: Iterable[Any]) -> int:
+    with bus.write(stream) as fact:
+        for row in rows:
+            fact.add(row)
+    return fact.id
 
 
 def read_facts(source: BinaryIO, stream: str | None, forms: RowForms, done: Published) -> Iterator[list[FactRows]]:
@@ -201,8 +201,6 @@ def publish(store_url: str, stream: str | None, declared: tuple[str, ...], as_js
         return sync.connect(redis_url, store=store_url, streams=found, **role)
 
     done = copy(sys.stdin.buffer, connect, stream, forms)
-    if as_json:
-        print_json(attrs.asdict(done))
-    else:
-        ends = ", ".join(f"{one} at {position}" for one, position in done.last.items())
-        click.echo(f"published {done.facts} facts, {done.rows} rows{': ' if ends else ''}{ends}")
+    ends = ", ".join(f"{one} at {position}" for one, position in done.last.items())
+    text = f"published {done.facts} facts, {done.rows} rows{': ' if ends else ''}{ends}"
+    say(attrs.asdict(done), text, as_json=as_json)

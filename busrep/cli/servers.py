@@ -54,12 +54,9 @@ def make_store(url: str, declared: Iterable[Stream[Any]] = (), names: Iterable[s
 
 
 @contextlib.asynccontextmanager
-async def opened(source: SourceT, init: Awaitable[None] | None = None) -> AsyncIterator[SourceT]:
-    """Open a store or another source, after its ``init`` if that is given, and close it at the end. Raises SchemaError,
-    Unavailable."""
+async def opened(source: SourceT) -> AsyncIterator[SourceT]:
+    """Open a store or another source, and close it at the end. Raises SchemaError, Unavailable."""
     try:
-        if init is not None:
-            await init
         await source.open()
         yield source
     finally:

@@ -67,19 +67,14 @@ class FaultyLink:
     @contextlib.contextmanager
     def in_thread(cls, url: str, *, tls: ssl.SSLContext | None = None, seed: int | None = None) -> Iterator[Self]:
         """The same for code without an event loop: ``with FaultyLink.in_thread(url) as link``."""
-        link, loop = cls(url, tls=tls, seed=seed), asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, name="faulty-link", daemon=True)
-        thread.start()
+        from busrep.sync.loop_thread import LoopThread  # with the bus for threads, which few tests need
+
+        link, thread = cls(url, tls=tls, seed=seed), LoopThread(lambda: None)
+        thread.start(lambda: link)
         try:
-            asyncio.run_coroutine_threadsafe(link.__aenter__(), loop).result()
-            try:
-                yield link
-            finally:
-                asyncio.run_coroutine_threadsafe(link.__aexit__(), loop).result()
+            yield link
         finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
+            thread.close()
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()

@@ -34,27 +34,6 @@ class GoesRound(RuntimeError):
     """The loop is busy for ever without time passing."""
 
 
-class _Clock:
-    """Stands where asyncio's loop has a selector: the loop asks it to wait, and the clock moves on instead."""
-
-    def __init__(self, loop: VirtualLoop, start: float) -> None:
-        self._loop = loop
-        self._rounds = 0
-        self.now = start
-
-    def select(self, timeout: float | None) -> tuple[()]:
-        """Move the clock on by ``timeout`` seconds; None: no timer is set. Raises NothingLeft, GoesRound."""
-        if timeout is None:
-            waiting = sorted(task.get_name() for task in asyncio.all_tasks(self._loop))
-            raise NothingLeft(f"nothing can happen any more; waiting for ever: {', '.join(waiting)}")
-        self._rounds = 0 if timeout else self._rounds + 1
-        if self._rounds > ROUNDS:
-            self._rounds = 0  # so that the tasks can still be cancelled
-            raise GoesRound(f"{ROUNDS} rounds at {self.now:.3f} without time passing")
-        self.now += timeout
-        return ()
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop in virtual time; ``asyncio.Runner(loop_factory=VirtualLoop)`` and `run` use it.
 
@@ -63,11 +42,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def __init__(self, start: float = START) -> None:
         super().__init__()
-        self._selector = _Clock(self, start)
+        self._now, self._rounds = start, 0
+        self._selector = self  # where asyncio's loop has what it waits with
 
     def time(self) -> float:
         """The virtual clock, seconds."""
-        return self._selector.now
+        return self._now
+
+    def select(self, timeout: float | None) -> tuple[()]:
+        """Move the clock on by ``timeout`` seconds, which the loop would wait; None: no timer is set. Raises
+        NothingLeft, GoesRound."""
+        if timeout is None:
+            waiting = sorted(task.get_name() for task in asyncio.all_tasks(self))
+            raise NothingLeft(f"nothing can happen any more; waiting for ever: {', '.join(waiting)}")
+        self._rounds = 0 if timeout else self._rounds + 1
+        if self._rounds > ROUNDS:
+            self._rounds = 0  # so that the tasks can still be cancelled
+            raise GoesRound(f"{ROUNDS} rounds at {self._now:.3f} without time passing")
+        self._now += timeout
+        return ()
 
     def _process_events(self, event_list: Any) -> None:
         """Nothing: there are no sockets."""

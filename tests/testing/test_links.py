@@ -395,6 +395,7 @@ def test_heal_does_not_wait_for_the_delays_before() -> None:
 
 
 def test_in_a_thread_for_blocking_code() -> None:
+    before = threading.enumerate()
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"postgresql://user:word@127.0.0.1:{server.getsockname()[1]}/base?a=b"
         with FaultyLink.in_thread(url) as link:
@@ -415,7 +416,7 @@ def test_in_a_thread_for_blocking_code() -> None:
                     with pytest.raises(ConnectionResetError):
                         client.recv(1)
             assert (link.connections, link.counts["cut_when"]) == (1, 1)
-    assert [one.name for one in threading.enumerate() if one.name == "faulty-link"] == []
+    assert threading.enumerate() == before
 
 
 def test_in_a_thread_an_error_of_the_start_is_raised() -> None:
