@@ -147,14 +147,11 @@ class BusOptions:
             )
         if self.positions_store is None or provides(self.positions_store, ReaderPositions):
             return
-        for what, asked in (
-            (f"reader={self.reader!r}", self.reader is not None),
-            ("on_poison", self.on_poison == "dead_letter"),
-        ):
-            if asked:
-                raise ConfigError(
-                    f"{what} writes, and {self.positions_store!r} can only be read: pass reader_store= as well"
-                )
+        if self.reader is not None or self.on_poison == "dead_letter":
+            what = "on_poison" if self.reader is None else f"reader={self.reader!r}"
+            raise ConfigError(
+                f"{what} writes, and {self.positions_store!r} can only be read: pass reader_store= as well"
+            )
 
     @property
     def durable(self) -> list[str]:

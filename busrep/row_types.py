@@ -81,10 +81,8 @@ class FieldType:
 
     def fits(self, value: Any) -> bool:
         """Whether a field may hold this value."""
-        if not self.write:
-            return True
         if type(value) not in self.write:
-            return False
+            return not self.write
         deeper = self.write[type(value)]
         return deeper is None or deeper(value)
 
@@ -313,7 +311,10 @@ class RowSchema(Generic[RowT]):
                 return None
             if usual is float and not all(map(math.isfinite, column)):  # orjson would write null
                 return None
-        payloads = [orjson.dumps(value) for value in values]
+        try:
+            payloads = [orjson.dumps(value) for value in values]
+        except (TypeError, ValueError):  # a closer look names the row and the field
+            return None
         return payloads if b"".join(payloads).isascii() else None
 
     def build(self, rows: Sequence[Any]) -> list[RowT]:

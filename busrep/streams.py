@@ -121,14 +121,8 @@ class Stream(Generic[RowT]):
     def encode_all(self, rows: Sequence[RowT]) -> list[bytes]:
         """As ``encode``, of many rows: a third of the time where all fields are numbers and texts."""
         schema = self._schema
-        if schema is not None and schema.plain and rows:
-            try:
-                payloads = schema.dump(rows)
-            except (TypeError, ValueError):  # the second look names the row and the field
-                payloads = None
-            if payloads is not None:
-                return payloads
-        return [self.encode(row) for row in rows]
+        payloads = schema.dump(rows) if schema is not None and schema.plain and rows else None
+        return [self.encode(row) for row in rows] if payloads is None else payloads
 
     def _dump(self, value: object, row: object, default: Callable[[Any], Any] | None) -> bytes:
         try:

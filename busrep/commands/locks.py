@@ -100,33 +100,23 @@ class Locks:
         if not poll > 0:
             raise ConfigError(f"poll={poll!r}: a number of seconds above 0")
         LockReleased(self._instance, name, key)  # raises ConfigError: now, not when the lock is held
-        lock = (name, key)
-        held = await self._acquire(lock, try_acquire, release, math.inf if timeout is None else timeout, poll)
-        try:
-            yield held
-        finally:
-            await see_through(self._give_back(lock, held, release))
-
-    async def _acquire(
-        self,
-        lock: tuple[str, str],
-        try_acquire: Callable[[], Awaitable[HeldT] | HeldT],
-        release: Callable[[HeldT], object] | None,
-        timeout: float,
-        poll: float,
-    ) -> HeldT:
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + timeout
+        lock, clock = (name, key), asyncio.get_running_loop().time
+        deadline = math.inf if timeout is None else clock() + timeout
         with self._waiters.counted():
             while True:
                 woken = self._waiters.next_wake(lock)  # before the try: a release in between wakes it
                 held = await self._try(lock, try_acquire, release)
                 if held:
-                    return held
+                    break
                 left = deadline - clock()
                 if left <= 0:
-                    raise TimeoutError(f"lock {lock[0]!r} of {lock[1]!r} was not free within {timeout:g} s")
+                    raise TimeoutError(f"lock {name!r} of {key!r} was not free within {timeout:g} s")
                 await wait_until_set(woken, min(left, poll * (0.5 + random.random() / 2)))
+        del woken  # Waiters goes by who holds the event
+        try:
+            yield held
+        finally:
+            await see_through(self._give_back(lock, held, release))
 
     async def _try(
         self,

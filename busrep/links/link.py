@@ -32,10 +32,9 @@ class Link(ABC):
     LOG: ClassVar[logging.Logger]
     # Errors that end a connection in the usual course of things. Any other is a bug, and logged as one.
     TROUBLE: ClassVar[tuple[type[Exception], ...]]
-    # Longest pause between two tries in seconds, if shorter than ``retry_max``; and for how long a connection must have
-    # stood so that its end counts as the first failure.
+    # Longest pause between two tries in seconds, if shorter than ``retry_max``. A connection must have stood for that
+    # time so that its end counts as the first failure.
     SLOWEST: ClassVar[float | None] = None
-    STEADY: ClassVar[float] = 0.0
 
     def __init__(self, server: str, settings: Settings, **events: Unpack[LinkEvents]) -> None:
         self._server, self._settings = server, settings
@@ -91,7 +90,7 @@ class Link(ABC):
                 if was_up is not None:
                     self._on_down()
             self.reconnects += was_up is not None
-            failures = 1 if was_up is not None and clock() - was_up >= self.STEADY else failures + 1
+            failures = 1 if was_up is not None and clock() - was_up >= (self.SLOWEST or 0) else failures + 1
             if not self._closing:
                 await asyncio.sleep(pause_after(failures, self._settings, self.SLOWEST))
 
@@ -120,8 +119,7 @@ class Link(ABC):
     async def _connect_once(self) -> None:
         """Make a connection, call `_stands`, and serve the connection until it ends or fails."""
 
-    @abstractmethod
-    async def subscribe(self, channel: str) -> None:
+    async def subscribe(self, channel: str) -> None:  # noqa: B027 (over TCP everything is heard)
         """Hear one more channel, now if the link is up, and on each connect from now on."""
 
     @abstractmethod

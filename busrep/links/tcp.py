@@ -119,7 +119,7 @@ class TcpLink(Link):
 
     LOG = log
     TROUBLE = (OSError, EOFError, ConfigError, ParseError, Unavailable, UnicodeError)
-    SLOWEST = STEADY = SLOWEST
+    SLOWEST = SLOWEST
 
     def __init__(
         self,
@@ -161,9 +161,6 @@ class TcpLink(Link):
                     self._writer.write(CLOSING)
             await asyncio.wait([self.task], timeout=self._settings.shutdown_timeout)
         await super().close()
-
-    async def subscribe(self, channel: str) -> None:
-        """Everything comes over the one connection."""
 
     def reconnect(self, reason: str) -> None:
         """Give the connection up and make a new one."""

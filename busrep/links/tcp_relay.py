@@ -209,7 +209,7 @@ class LocalLink(Link):
 
     LOG = log
     TROUBLE = (Unavailable,)
-    SLOWEST = STEADY = SLOWEST
+    SLOWEST = SLOWEST
 
     def __init__(self, server: TcpServer, channels: Iterable[str], **events: Unpack[LinkEvents]) -> None:
         super().__init__("the TCP server of this process", server.settings, **events)
