@@ -791,9 +791,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Who waits for a row is told that it is there, and the target has just been emptied.",
         edits=(
             Edit(
-                "Reading._reached",
-                "        if self.core.delivered(*key) >= token and not self.holds(key[0]):\n",
-                "        if self.core.delivered(*key) >= token:\n",
+                "Reading.wait_for",
+                "                if self.core.delivered(*key) < token or self.holds(key[0]):\n",
+                "                if self.core.delivered(*key) < token:\n",
             ),
         ),
         checks=(BOOTSTRAP + "what_was_handled_is_waited_for_again_while_a_snapshot_loads",),
