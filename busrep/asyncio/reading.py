@@ -79,7 +79,7 @@ class Reading(ReaderContext):
 
     def disown(self) -> None:
         """The own name was taken over: follow it as any other, from where the own facts end."""
-        positions = self.bus.own_positions()
+        positions = self.bus.own_name.positions()
         self.own.disown({stream: at for stream, at in positions.items() if self.own_counts(stream)})
         self.ask_for_positions()
 

@@ -679,7 +679,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="own-positions-of-the-log-before-count",
         rule="9.16",
         harm="A process whose reading half is in another log already saves its own positions of the one before.",
-        edits=(Edit("Beginning._go_over", "                context.bus.epoch_changed(epoch)\n", ""),),
+        edits=(Edit("Beginning._go_over", "                context.bus.own_name.epoch_changed(epoch)\n", ""),),
         checks=(MUTANTS_GAPS + "9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one",),
     ),
     Mutant(
@@ -1134,7 +1134,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "ReaderContext.stop",
-                ("        if key not in self.stopped:\n            self.bus.tell_failure(error)\n"),
+                ("        if key not in self.stopped:\n            self.tell_failure(error)\n"),
                 "",
             ),
         ),
@@ -1289,8 +1289,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "PositionSaver.look_at_saved",
-                "key not in context.workers and",
-                "key not in context.workers and key not in context.stopped and",
+                "key not in context.workers]",
+                "key not in context.workers and key not in context.stopped]",
             ),
         ),
         checks=(RETRYING + "effects_that_were_lost_behind_a_stop_come_before_what_stopped_it",),
