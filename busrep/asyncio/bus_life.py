@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
 from busrep.core.commands import Name
 from busrep.core.health import LinkWatch
-from busrep.errors import BusrepError, Closed, ConfigError, WriterFenced
+from busrep.errors import BusrepError, Closed, ConfigError
 from busrep.options import BusOptions
 from busrep.stores.interface import AsyncStore
 
@@ -51,8 +51,8 @@ class BusLife:
         self._state = "new"
         self._closing: asyncio.Task[None] | None = None
         self.publisher = ChannelPublisher(self)
+        self.own_name = self._make_own_name()
         self.reading = Reading(self)
-        self.own_name = OwnName(self)
         self.receiver = Receiver(self)
         self._stores = [one for one in dict.fromkeys((options.store, options.reader_store)) if one is not None]
         events: LinkEvents = {"on_up": self._up, "on_message": self.receiver.receive, "on_down": self._down}
@@ -64,6 +64,9 @@ class BusLife:
     def writing(self) -> Writing | None:
         """What writes under the name now; None without a name, and before it is claimed."""
         return self.own_name.writing
+
+    def _make_own_name(self) -> OwnName:
+        return OwnName(self)
 
     def _identity(self) -> Name:
         return identity_of(self.writer, self.reader, None if self.writing is None else self.writing.incarnation)
@@ -218,33 +221,8 @@ class BusLife:
         elif self.watch.asks(now, announces=announces):
             self.publisher.ask_for_positions()
 
-    # -- what the reading half asks of the own writer ---------------------------------------------------------
-
-    def own_writer(self) -> str | None:
-        """Under which name this process writes, here or beside this bus."""
-        return self.writer
-
-    def own_positions(self) -> Mapping[str, int]:
-        """What this process itself has published, by stream: it counts as handled when positions are saved."""
-        return {} if self.writing is None or self._own else self.writing.core.positions()
-
-    def own_written(self, stream: str) -> tuple[int, bool] | None:
-        """See `WriterSession.written`."""
-        return None if self.writing is None or self._own else self.writing.written(stream)
-
-    def epoch_changed(self, epoch: str) -> None:
-        """The log is another one: its writers have been fenced, and what was written here is of the one before."""
-        writing = self.writing
-        if writing is not None and writing.epoch not in (None, epoch):
-            writing.lose(WriterFenced(writing.name, writing.incarnation))
-
     def _check_open(self) -> None:
         if self._state in ("closing", "closed"):
             raise Closed
         if self._state == "new":
             raise ConfigError("the bus is not open yet: use 'async with busrep.connect(...) as bus'")
-
-    def tell_failure(self, error: BusrepError) -> None:
-        """Something has stopped for good: call ``on_failure=``."""
-        if (on_failure := self.options.on_failure) is not None:
-            spawn(self.tasks, call(on_failure, error), "busrep-on_failure")

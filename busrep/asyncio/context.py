@@ -18,7 +18,7 @@ from busrep.errors import BusrepError
 from busrep.stores.interface import FactSource, KnownWriter, ReaderPositions
 
 from ..runtime.batch import Handler
-from ..runtime.tasks import spawn
+from ..runtime.tasks import call, spawn
 from .handlers import Retrying
 from .waiting import FollowLoop, PositionWaiters
 
@@ -44,10 +44,10 @@ class ReaderContext(abc.ABC):
 
     def __init__(self, bus: BusLife) -> None:
         options = bus.options
-        own = None if options.own else bus.own_writer()
+        own = None if options.own else bus.own_name.name
         self.bus, self.options, self.settings = bus, options, options.settings
         self.core = Reader((), settings=self.settings, own=[own] if own else (), undeclared=options.undeclared)
-        self.own = OwnFacts(self.core, own, bus.own_written)
+        self.own = OwnFacts(self.core, own, bus.own_name.written)
         self.ask_for_positions = bus.publisher.ask_for_positions
         # BusOptions sees to it that there is a store for a stream with a table, and one for the name of a reader.
         self.store: FactSource = options.store
@@ -92,10 +92,15 @@ class ReaderContext(abc.ABC):
         """Whether nothing more is begun."""
         return self.closed or self.failure is not None
 
+    def tell_failure(self, error: BusrepError) -> None:
+        """Something has stopped for good: call ``on_failure=``."""
+        if (on_failure := self.options.on_failure) is not None:
+            spawn(self.bus.tasks, call(on_failure, error), "busrep-on_failure")
+
     def stop(self, key: Key, error: BusrepError) -> None:
         """Stop one (stream, writer) loudly; the others flow."""
         if key not in self.stopped:
-            self.bus.tell_failure(error)
+            self.tell_failure(error)
         self.stopped[key] = error
         self.note(error, key)
         self.retrying.over(key)
@@ -105,7 +110,7 @@ class ReaderContext(abc.ABC):
     def stop_bootstrap(self, stream: str, error: BusrepError) -> None:
         """Stop the bootstrap of a stream loudly; other streams flow."""
         if stream not in self.stopped_bootstraps:
-            self.bus.tell_failure(error)
+            self.tell_failure(error)
         self.stopped_bootstraps[stream] = error
         self.interrupt(error, stream)
 
@@ -113,7 +118,7 @@ class ReaderContext(abc.ABC):
         """All reading stops for good."""
         log.error("reading stopped: %s", error)
         if self.failure is None:
-            self.bus.tell_failure(error)
+            self.tell_failure(error)
         self.failure = error
         self.note(error, *self.saved.at)
         self.interrupt(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,13 @@ log = logging.getLogger("busrep")
 
 
 class OwnName:
-    """The present `Writing` of a bus, in ``writing``: None for a process that does not write, and before `claim`."""
+    """The present `Writing` of a bus, in ``writing``: None for a process that does not write, and before `claim`.
+
+    ``name``: under which this process writes, here or beside this bus.
+    """
 
     def __init__(self, bus: BusLife) -> None:
+        self.name = bus.writer
         self.writing: Writing | None = None
         self._bus, self._options, self._settings, self._store = bus, bus.options, bus.settings, bus.options.store
         self._winning: asyncio.Task[None] | None = None
@@ -107,7 +112,7 @@ class OwnName:
         """Another process has the name."""
         self._bus.reading.disown()
         if self.writing is not None and self.writing.fenced is not None:
-            self._bus.tell_failure(self.writing.fenced)
+            self._bus.reading.tell_failure(self.writing.fenced)
 
     # -- what is heard of it ----------------------------------------------------------------------------------
 
@@ -151,3 +156,19 @@ class OwnName:
         else:
             if stands and epoch is not None:
                 self._bus.reading.report_deployment(epoch, writing.epoch)
+
+    # -- what the reading half asks ---------------------------------------------------------------------------
+
+    def positions(self) -> Mapping[str, int]:
+        """What this process itself has published, by stream: it counts as handled when positions are saved."""
+        return {} if self.writing is None or self._options.own else self.writing.core.positions()
+
+    def written(self, stream: str) -> tuple[int, bool] | None:
+        """See `WriterSession.written`."""
+        return None if self.writing is None or self._options.own else self.writing.written(stream)
+
+    def epoch_changed(self, epoch: str) -> None:
+        """The log is another one: its writers have been fenced, and what was written here is of the one before."""
+        writing = self.writing
+        if writing is not None and writing.epoch not in (None, epoch):
+            writing.lose(WriterFenced(writing.name, writing.incarnation))

@@ -9,7 +9,6 @@ import math
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
-from busrep.core.catchup import Key
 from busrep.core.framing import Frame
 from busrep.errors import BusrepError, Closed, ConfigError, WaitTimeout
 from busrep.streams import Stream
@@ -80,7 +79,7 @@ class Reading(ReaderContext):
 
     def disown(self) -> None:
         """The own name was taken over: follow it as any other, from where the own facts end."""
-        positions = self.bus.own_positions()
+        positions = self.bus.own_name.positions()
         self.own.disown({stream: at for stream, at in positions.items() if self.own_counts(stream)})
         self.ask_for_positions()
 
@@ -209,19 +208,12 @@ class Reading(ReaderContext):
         try:
             async with asyncio.timeout(timeout):
                 await self.followed(stream)
-                await self._reached(key, token)
+                if (error := self.stopped.get(key) or self.stopped_bootstraps.get(key[0])) is not None:
+                    raise error.with_traceback(None)
+                if self.core.delivered(*key) < token or self.holds(key[0]):
+                    await self.waiters.wait(key, token)
         except TimeoutError:
             raise WaitTimeout(*key, token, self.core.delivered(*key), timeout) from None
-
-    async def _reached(self, key: Key, token: int) -> None:
-        if self.closed:
-            raise Closed
-        error = self.failure or self.stopped.get(key) or self.stopped_bootstraps.get(key[0])
-        if error is not None:
-            raise error.with_traceback(None)
-        if self.core.delivered(*key) >= token and not self.holds(key[0]):
-            return
-        await self.waiters.wait(key, token)
 
     async def follow(self, *streams: Stream[Any]) -> AsyncIterator[Batch[Any]]:
         """Yield the batches of ``streams``; each counts as handled when the next is asked for."""

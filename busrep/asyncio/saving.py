@@ -88,7 +88,7 @@ class PositionSaver:
                     await self._save_changes(self._saved.unmoved(changes, void))
 
     async def _to_save(self, keys: Sequence[Key]) -> list[Change]:
-        context, own, changes = self._context, self._context.bus.own_positions(), []
+        context, own, changes = self._context, self._context.bus.own_name.positions(), []
         for key in keys:
             progress = self._core.progress[key]
             # Of a stream that nobody has handled nothing is saved; behind a snapshot that is loaded, where it ends.

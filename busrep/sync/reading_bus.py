@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from busrep import asyncio as runtime
+from busrep.asyncio.own_name import OwnName
 from busrep.caches.cache import Caches, Feed
 from busrep.core.commands import Name, Replicate
 from busrep.core.snapshots import AppliedParts
@@ -38,9 +39,8 @@ class ReadingBus(runtime.Bus):
         if writing is not None:
             self.reading.own.starts = writing.shared.starts
 
-    def own_writer(self) -> str | None:
-        """The name of the writer beside this bus."""
-        return self._beside
+    def _make_own_name(self) -> OwnName:
+        return NameBeside(self, self._beside, self._beside_writing)
 
     async def open(self) -> None:
         """As the asyncio bus, and answer for the writer beside it."""
@@ -54,26 +54,6 @@ class ReadingBus(runtime.Bus):
         if name.instance == writing.shared.name and name.incarnation is not None:
             senders = self.reading.core.admission.senders
             writing.heard_name(name.incarnation, has_log=senders.has_log(name.instance, name.incarnation))
-
-    def own_positions(self) -> Mapping[str, int]:
-        """As the asyncio bus, of the writer beside it."""
-        if self._beside_writing is None or self._beside is None:
-            return {}
-        return self._beside_writing.positions()
-
-    def own_written(self, stream: str) -> tuple[int, bool] | None:
-        """As the asyncio bus, of the writer beside it."""
-        if self._beside_writing is None or self._beside is None:
-            return None
-        return self._beside_writing.written(stream)
-
-    def epoch_changed(self, epoch: str) -> None:
-        """As the asyncio bus, of the writer beside it."""
-        writing = self._beside_writing
-        if writing is not None:
-            writing.shared.epoch_changed(epoch)
-            if writing.shared.lost is not None:  # now, before anything is saved in the new log
-                self.reading.disown()
 
     def positions(self) -> dict[str, dict[str, int]]:
         """As the asyncio bus, and the own positions of the writer beside it."""
@@ -96,6 +76,29 @@ class ReadingBus(runtime.Bus):
     def disown(self) -> None:
         """The own name was taken over: follow it as any other, from where the own facts end."""
         self.reading.disown()
+
+
+class NameBeside(OwnName):
+    """The name of the writer beside a bus."""
+
+    def __init__(self, bus: ReadingBus, name: str | None, beside: SharedWriter | None) -> None:
+        super().__init__(bus)
+        self.name, self._reading_bus, self._beside = name, bus, beside
+
+    def positions(self) -> Mapping[str, int]:
+        """As of a bus that writes."""
+        return {} if self._beside is None or self.name is None else self._beside.positions()
+
+    def written(self, stream: str) -> tuple[int, bool] | None:
+        """As of a bus that writes."""
+        return None if self._beside is None or self.name is None else self._beside.written(stream)
+
+    def epoch_changed(self, epoch: str) -> None:
+        """As of a bus that writes."""
+        if self._beside is not None:
+            self._beside.shared.epoch_changed(epoch)
+            if self._beside.shared.lost is not None:  # now, before anything is saved in the new log
+                self._reading_bus.disown()
 
 
 class _ThreadSavingStore:

@@ -679,7 +679,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="own-positions-of-the-log-before-count",
         rule="9.16",
         harm="A process whose reading half is in another log already saves its own positions of the one before.",
-        edits=(Edit("Beginning._go_over", "                context.bus.epoch_changed(epoch)\n", ""),),
+        edits=(Edit("Beginning._go_over", "                context.bus.own_name.epoch_changed(epoch)\n", ""),),
         checks=(MUTANTS_GAPS + "9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one",),
     ),
     Mutant(
@@ -791,9 +791,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Who waits for a row is told that it is there, and the target has just been emptied.",
         edits=(
             Edit(
-                "Reading._reached",
-                "        if self.core.delivered(*key) >= token and not self.holds(key[0]):\n",
-                "        if self.core.delivered(*key) >= token:\n",
+                "Reading.wait_for",
+                "                if self.core.delivered(*key) < token or self.holds(key[0]):\n",
+                "                if self.core.delivered(*key) < token:\n",
             ),
         ),
         checks=(BOOTSTRAP + "what_was_handled_is_waited_for_again_while_a_snapshot_loads",),
@@ -1134,7 +1134,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "ReaderContext.stop",
-                ("        if key not in self.stopped:\n            self.bus.tell_failure(error)\n"),
+                ("        if key not in self.stopped:\n            self.tell_failure(error)\n"),
                 "",
             ),
         ),
@@ -1289,8 +1289,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "PositionSaver.look_at_saved",
-                "key not in context.workers and",
-                "key not in context.workers and key not in context.stopped and",
+                "key not in context.workers]",
+                "key not in context.workers and key not in context.stopped]",
             ),
         ),
         checks=(RETRYING + "effects_that_were_lost_behind_a_stop_come_before_what_stopped_it",),

@@ -64,10 +64,10 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that writes and reads saves its own positions in a restored log, and skips what they cover.",
         edits=(
             Edit(
-                "ReadingBus.epoch_changed",
+                "NameBeside.epoch_changed",
                 """\
-            if writing.shared.lost is not None:  # now, before anything is saved in the new log
-                self.reading.disown()
+            if self._beside.shared.lost is not None:  # now, before anything is saved in the new log
+                self._reading_bus.disown()
 """,
                 "",
             ),
