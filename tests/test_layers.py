@@ -60,7 +60,6 @@ CORE_ORDER = (
         "core/bootstrap",
         "core/own_facts",
         "core/saved_positions",
-        "caches/keys",
         "caches/cached",
         "caches/cache",
         "caches/freshness",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from busrep.caches.freshness import Own
 from busrep.core.commands import Name
 from busrep.core.link_watch import LinkWatch
 from busrep.errors import BusrepError, Closed, ConfigError, WriterFenced
@@ -106,7 +107,7 @@ class BusLife:
                 await store.open()
             if self.writer is not None:
                 writing = await self.own_name.claim(self.writer)
-                writing.on_invalidations = self.caching.committed
+                writing.on_invalidations = self.caching.caches.committed
             await self.link.start(required=self._options.require_redis)
         except BaseException:
             await self.close()
@@ -131,8 +132,8 @@ class BusLife:
 
     def _renewed(self, writing: Writing) -> None:
         """The name was won back."""
-        writing.on_invalidations = self.caching.committed
-        self.caching.drop_all()  # what was in doubt is in the table; before this one is trusted
+        writing.on_invalidations = self.caching.caches.committed
+        self.caching.caches.drop_all()  # what was in doubt is in the table; before this one is trusted
         self.run_in_background(writing.keep_settling(), "settle")
         if self.link.connected:
             writing.core.connected(asyncio.get_running_loop().time())
@@ -220,6 +221,14 @@ class BusLife:
     def _own_written(self, stream: str) -> tuple[int, bool] | None:
         writing = self.writing
         return None if writing is None or self._own else writing.written(stream)
+
+    def own_applied(self, stream: str) -> Own | None:
+        """The own writer of a stream of invalidations, unless the name is another process's by now: then that one
+        counts like any other."""
+        writing = self.writing
+        if writing is None or writing.fenced is not None or stream not in writing.commits:
+            return None
+        return Own(writing.name, writing.incarnation, writing.applied_as_of(stream))
 
     # -- the rest ---------------------------------------------------------------------------------------------
 

@@ -14,12 +14,13 @@ from busrep.core.commands import Command
 from busrep.core.health import Health, closed, health_of
 from busrep.errors import Closed, ConfigError, NotAWriter, Unavailable
 from busrep.options import BusOptions, ThreadOptions
+from busrep.runtime.cached import BlockingCachedFunction, unix_ms
 from busrep.settings import Settings
 from busrep.stores.interface import AsyncStore
 from busrep.streams import Stream, checked_stream
 
 from .batch import ApplyHandler, BlockingBatch, Handler
-from .caching import BlockingCachedFunction, SharedCaches
+from .caching import SharedCaches
 from .lifetime import Lifetime
 from .parts import BusParts
 from .reading import ReadingThreads, check_plain
@@ -260,12 +261,13 @@ class BlockingBus:
             options = {"maxsize": maxsize, "ttl": ttl, "name": name, "key": key, "stream": stream}
             with self._life.lock:  # opened meanwhile, it would not know of this one
                 cached: BlockingCachedFunction[P, R] = self.caching.add(function, **options)
-                if self._life.state == "open":
-                    try:
-                        self.parts.keep_fresh(self.caching.caches.feed_of(stream))
-                    except BaseException:  # decorated again, it is not a second one
-                        self.caching.forget(cached.cache_name)
-                        raise
+                feed = self.caching.caches.feed_of(stream)
+                try:
+                    if self._life.state == "open":
+                        self.parts.keep_fresh(feed)
+                except BaseException:  # decorated again, it is not a second one
+                    self.caching.forget(cached.cache_name, feed)
+                    raise
             return cached
 
         return decorate
@@ -276,7 +278,8 @@ class BlockingBus:
         A fact, and a transaction, of its own. ``stream``: needed only where there are several streams of invalidations.
         Raises ConfigError, NotAWriter, and what ``write`` raises.
         """
-        self.caching.invalidate(name, keys, stream)
+        found, row = self.caching.caches.row(name, keys, unix_ms(), stream)
+        self.caching.write(found, [row])
 
     def special_cache(self, name: str, caches: Iterable[Any], *, stream: Stream[Any] | None = None) -> None:
         """Let ``name`` stand for several caches with the same key: cached functions, or names. Who invalidates a key of

@@ -15,10 +15,12 @@ from busrep.caches.cache import Feed
 from busrep.errors import BusrepError, ConfigError, Unavailable
 from busrep.links.transports import is_direct
 from busrep.options import BusOptions, OnFailure
+from busrep.runtime.cached import first_pruning, prune
 from busrep.runtime.config import WriterConfig
 from busrep.stores.blocking import BlockingStore, open_blocking_store
+from busrep.stores.plans import complete
 
-from .caching import Pruning, SharedCaches
+from .caching import SharedCaches
 from .effects import EffectsStore
 from .lifetime import Here
 from .publisher import Publisher, async_client
@@ -64,7 +66,7 @@ class BusParts:
         self._here = here
         if self._options.writer is not None:
             self._begin_writing(self._options.writer)
-        if self._caching.used:
+        if self._caching.caches.caches:
             self.begin_reading()
             self.begin_beats()
 
@@ -90,7 +92,9 @@ class BusParts:
         store = None if self.store is None else self.store.wrapped
         config = WriterConfig(writer, self._options.name, self.streams, self.settings, store)
         callbacks = WriterCallbacks(
-            on_loss=self._lost, on_invalidations=self._caching.committed, on_unknown=self._caching.drop_all
+            on_loss=self._lost,
+            on_invalidations=self._caching.caches.committed,
+            on_unknown=self._caching.caches.drop_all,
         )
         self.writing = SharedWriter(
             config, callbacks, publisher=self.publisher, beats=self._options.beats, here=self._here
@@ -104,10 +108,11 @@ class BusParts:
             Chore(writing.publishing.announce, writing.publishing.stale, "busrep-announce"),
             Chore(writing.look, writing.shared.doubted, "busrep-look"),
         ]
-        pruned = [stream.name for stream in self.streams if self._caching.prunes(stream)]
+        pruned, kept = self._caching.caches.pruned, self.settings.invalidations_kept
         if pruned and self.store is not None:
-            pruning = Pruning(self.store, pruned, self.settings.invalidations_kept)
-            self.chores.append(Chore(pruning.work, Bell(), "busrep-prune"))
+            store = self.store.wrapped
+            work = lambda: complete(prune(store, pruned, kept))  # noqa: E731
+            self.chores.append(Chore(work, Bell(), "busrep-prune", first=first_pruning(kept)))
         for chore in self.chores:
             chore.start()
 
@@ -140,7 +145,7 @@ class BusParts:
 
     def keep_fresh(self, feed: Feed) -> None:
         """A function is cached that these invalidations concern."""
-        self.begin_reading().do(lambda bus: bus.follow_invalidations(feed))
+        self.begin_reading().do(lambda bus: bus.caching.follow(feed))
         self.begin_beats()
 
     # -- failures ---------------------------------------------------------------------------------------------

@@ -9,14 +9,14 @@ from typing import Any
 import attrs
 
 from busrep import asyncio as runtime
-from busrep.caches.cache import Caches, Feed
+from busrep.caches.cache import Caches
+from busrep.caches.freshness import Own
 from busrep.core.commands import Name, Replicate
 from busrep.core.snapshots import AppliedParts
 from busrep.errors import ConfigError
 from busrep.options import BusOptions
 from busrep.stores.plans import complete
 
-from .caching import ReadingUpkeep
 from .jobs import ThreadBoundConnection
 from .writing import SharedWriter
 
@@ -25,16 +25,13 @@ class ReadingBus(runtime.Bus):
     """An asyncio bus that reads for a process whose facts are written elsewhere, by ``writing``, under the name
     ``beside``: they count as handled here, and their positions as its own."""
 
-    caching: ReadingUpkeep
-
     def __init__(
         self, redis: Any, options: BusOptions, *, beside: str | None, writing: SharedWriter | None, caches: Caches
     ) -> None:
         self._beside, self._beside_writing = None if options.own else beside, writing
         if options.reader is not None:
             options = attrs.evolve(options, reader_store=_ThreadSavingStore(options.positions_store))
-        super().__init__(redis, options)
-        self.caching = ReadingUpkeep(self, caches, writing)
+        super().__init__(redis, options, caches=caches)
         if writing is not None:
             self.reading.own.starts = writing.shared.starts
 
@@ -64,6 +61,12 @@ class ReadingBus(runtime.Bus):
             return None
         return self._beside_writing.written(stream)
 
+    def own_applied(self, stream: str) -> Own | None:
+        """See `CacheUpkeep`."""
+        writing = self._beside_writing
+        found = None if writing is None else writing.shared.freshness(stream)
+        return None if writing is None or found is None else Own(writing.shared.name, *found)
+
     def _epoch_changed(self, epoch: str) -> None:
         writing = self._beside_writing
         if writing is not None:
@@ -84,10 +87,6 @@ class ReadingBus(runtime.Bus):
     def check_saving(self, batch: runtime.Batch[Any]) -> None:
         """Raise ConfigError when the position behind a batch cannot be saved by its handler."""
         self.reading.batches.check_saving(batch)
-
-    def follow_invalidations(self, feed: Feed) -> None:
-        """A function is cached that they concern."""
-        self.caching.follow(feed)
 
     def disown(self) -> None:
         """The own name was taken over: follow it as any other, from where the own facts end."""

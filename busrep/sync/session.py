@@ -27,7 +27,7 @@ class WriterCallbacks:
     ``on_unknown()`` drops whatever such rows may have invalidated, where it is not known which were committed."""
 
     on_loss: Callable[[], None] = lambda: None
-    on_invalidations: Callable[[str, Sequence[bytes]], None] = lambda _stream, _payloads: None
+    on_invalidations: Callable[[str, Sequence[bytes]], object] = lambda _stream, _payloads: None
     on_unknown: Callable[[], None] = lambda: None
 
 

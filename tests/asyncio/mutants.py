@@ -849,7 +849,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What the rows invalidated that were pruned before they came is returned for ever.",
         edits=(
             Edit(
-                "CacheUpkeep._follow", "reading.handlers.on_notice(Missed, stream.name, lambda *_: feed.clear())\n", ""
+                "CacheUpkeep.follow", "reading.handlers.on_notice(Missed, stream.name, lambda *_: feed.clear())\n", ""
             ),
             Edit(
                 "CacheUpkeep.look",
