@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -78,7 +79,13 @@ class Scenario:
         source = PREAMBLE + textwrap.dedent(program)
         command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", source, *self.arguments]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=HERE, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(command, cwd=HERE, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+    @staticmethod
+    def kill(process: subprocess.Popen[str]) -> None:
+        """With the processes that it forked: they would go on, and hold its pipes open."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
     def run(self, program: str) -> list[str]:
         """What it prints; it must end by itself, in good order, and complain of nothing."""
@@ -86,7 +93,7 @@ class Scenario:
             try:
                 out, complaints = process.communicate(timeout=60)
             finally:
-                process.kill()
+                self.kill(process)
         assert (process.returncode, complaints) == (0, ""), out + complaints
         return out.splitlines()
 
@@ -331,7 +338,7 @@ def test_ctrl_c_ends_a_process_that_writes_and_reads(scenario: Scenario) -> None
                 process.send_signal(signal.SIGINT)
                 _, complaints = process.communicate(timeout=30)
             finally:
-                process.kill()
+                scenario.kill(process)
         # Behind it Python may name a coroutine that the signal kept from its first step.
         assert "KeyboardInterrupt" in complaints.splitlines()
         assert process.returncode == -signal.SIGINT
