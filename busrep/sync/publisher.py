@@ -107,8 +107,8 @@ def async_client(client: redis.Redis) -> aioredis.Redis:
 
 
 class Publisher:
-    """Publishes on a connection that it makes when it is needed. Not thread-safe: hold ``lock`` round each call, and
-    make none where this thread has it already.
+    """Publishes on a connection that it makes when it is needed. Not thread-safe: hold ``lock`` round each call but
+    `close`, and make none where this thread has it already.
 
     Where nobody has heard anything for ``heartbeat * silent_after_beats`` it gives its connection up: after a failover
     it may be one to the old master, which lives on as a replica, takes messages, and passes them on to nobody. Whoever
@@ -204,6 +204,7 @@ class Publisher:
         return {"connected": self.connected, "publisher_connects": self.connects, "last_error": self.last_error}
 
     def close(self) -> None:
-        """Make no more connections."""
-        self._closed = True
-        self.drop()
+        """Make no more connections. Somebody may be sending, and has deadlines: that is waited for."""
+        with self.lock:
+            self._closed = True
+            self.drop()

@@ -17,7 +17,7 @@ from busrep.errors import ConfigError
 from busrep.options import BusOptions
 from busrep.stores.plans import complete
 
-from .jobs import ThreadBoundConnection
+from .loop_thread import ThreadBoundConnection
 from .writing import SharedWriter
 
 
@@ -33,7 +33,7 @@ class ReadingBus(runtime.Bus):
             options = attrs.evolve(options, reader_store=_ThreadSavingStore(options.positions_store))
         super().__init__(redis, options, caches=caches)
         if writing is not None:
-            self.reading.own.starts = writing.shared.starts
+            self.reading.own.starts = writing.starts
 
     def _own_name(self) -> str | None:
         return self._beside
@@ -47,7 +47,7 @@ class ReadingBus(runtime.Bus):
             self.on(Name)(lambda name: self._name(writing, name))
 
     def _name(self, writing: SharedWriter, name: Name) -> None:
-        if name.instance == writing.shared.name and name.incarnation is not None:
+        if name.instance == writing.name and name.incarnation is not None:
             senders = self.reading.core.admission.senders
             writing.heard_name(name.incarnation, has_log=senders.has_log(name.instance, name.incarnation))
 
@@ -62,35 +62,25 @@ class ReadingBus(runtime.Bus):
         return self._beside_writing.written(stream)
 
     def own_applied(self, stream: str) -> Own | None:
-        """See `CacheUpkeep`."""
-        writing = self._beside_writing
-        found = None if writing is None else writing.shared.freshness(stream)
-        return None if writing is None or found is None else Own(writing.shared.name, *found)
+        """As the asyncio bus."""
+        return None if self._beside_writing is None else self._beside_writing.own_applied(stream)
 
     def _epoch_changed(self, epoch: str) -> None:
         writing = self._beside_writing
         if writing is not None:
-            writing.shared.epoch_changed(epoch)
-            if writing.shared.lost is not None:  # now, before anything is saved in the new log
+            writing.epoch_changed(epoch)
+            if writing.lost is not None:  # now, before anything is saved in the new log
                 self.reading.disown()
 
     def positions(self) -> dict[str, dict[str, int]]:
         """As the asyncio bus, and the own positions of the writer beside it."""
         found = super().positions()
         writing = self._beside_writing
-        if writing is not None and self._beside is not None and writing.shared.lost is None:
+        if writing is not None and self._beside is not None and writing.lost is None:
             for stream, position in writing.positions().items():
                 if self.reading.own_counts(stream):
-                    found.setdefault(stream, {})[writing.shared.name] = position
+                    found.setdefault(stream, {})[writing.name] = position
         return found
-
-    def check_saving(self, batch: runtime.Batch[Any]) -> None:
-        """Raise ConfigError when the position behind a batch cannot be saved by its handler."""
-        self.reading.batches.check_saving(batch)
-
-    def disown(self) -> None:
-        """The own name was taken over: follow it as any other, from where the own facts end."""
-        self.reading.disown()
 
 
 class _ThreadSavingStore:

@@ -1098,7 +1098,7 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 "asyncio.effects.exactly_once", "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""
             ),
-            Edit("sync.effects.exactly_once", "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""),
+            Edit("sync.batch.exactly_once", "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""),
         ),
         checks=(EFFECTS + "a_block_that_ends_the_transaction_itself_is_told",),
     ),

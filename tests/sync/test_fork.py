@@ -144,7 +144,7 @@ def test_an_open_bus_is_the_parent_s_alone(scenario: Scenario, how: str) -> None
         first = write(bus, 1)
 
         def sessions():
-            pool = bus.parts.store.wrapped.questions
+            pool = bus.store.wrapped.questions
             with pool._lock:
                 return {{one.info.backend_pid for one in [*pool._idle, *pool._out]}}
 
@@ -156,7 +156,8 @@ def test_an_open_bus_is_the_parent_s_alone(scenario: Scenario, how: str) -> None
                 refused(call, parent, os.getpid())
             bus.close()  # which does nothing
             del calls
-            bus.parts = bus._life = bus.caching = None
+            bus.publisher = bus.store = bus.writing = bus.reading = bus.caching = None
+            bus.chores = []
             gc.collect()
 
         if "{how}" == "os.fork":
