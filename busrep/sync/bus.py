@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import redis as redis_py
 
 from busrep.asyncio.publisher import channel_of, format_command
+from busrep.caches.cache import Invalidation
 from busrep.core.application_commands import UserIp
 from busrep.core.commands import Command
 from busrep.core.health import Health, closed, health_of
 from busrep.errors import Closed, ConfigError, NotAWriter, Unavailable
 from busrep.options import BusOptions, ThreadOptions
-from busrep.runtime.cached import BlockingCachedFunction, unix_ms
+from busrep.runtime.cached import BlockingCachedFunction, add_cached, unix_ms
 from busrep.settings import Settings
 from busrep.stores.interface import AsyncStore
 from busrep.streams import Stream, checked_stream
 
 from .batch import ApplyHandler, BlockingBatch, Handler
-from .caching import SharedCaches
 from .life import BlockingLife
 from .reading import ReadingThreads
 from .writing import BlockingFact, SharedWriter
@@ -37,10 +38,6 @@ class BlockingBus(BlockingLife):
     ``with bus`` opens and closes it; without, it opens at its first use, and closes when the interpreter ends. All
     methods may be called from any thread. In a signal handler raise an exception instead of calling them.
     """
-
-    def __init__(self, redis: str | redis_py.Redis, options: BusOptions) -> None:
-        super().__init__(redis, options)
-        self.caching = SharedCaches(self, self.streams, self.settings)
 
     def __enter__(self) -> BlockingBus:
         self.ensure_open()
@@ -194,10 +191,12 @@ class BlockingBus(BlockingLife):
         self.here()
 
         def decorate(function: Callable[P, R]) -> BlockingCachedFunction[P, R]:
+            if inspect.iscoroutinefunction(function):
+                raise ConfigError(f"{function!r} is a coroutine function: a bus for threads caches plain ones")
             options = {"maxsize": maxsize, "ttl": ttl, "name": name, "key": key, "stream": stream}
             with self.lock:  # opened meanwhile, it would not know of this one
-                cached: BlockingCachedFunction[P, R] = self.caching.add(function, **options)
-                feed = self.caching.caches.feed_of(stream)
+                cached: BlockingCachedFunction[P, R] = add_cached(self.caching, function, self._write_rows, **options)
+                feed = self.caching.feed_of(stream)
                 try:
                     if self.state == "open":
                         self.keep_fresh(feed)
@@ -210,8 +209,14 @@ class BlockingBus(BlockingLife):
 
     def invalidate(self, name: str, keys: Iterable[Any] | None, *, stream: Stream[Any] | None = None) -> None:
         """As `busrep.Bus.invalidate`, in threads."""
-        found, row = self.caching.caches.row(name, keys, unix_ms(), stream)
-        self.caching.write(found, [row])
+        found, row = self.caching.row(name, keys, unix_ms(), stream)
+        self._write_rows(found, [row])
+
+    def _write_rows(self, stream: Stream[Invalidation], rows: Sequence[Invalidation]) -> None:
+        if rows:
+            with self.write(stream) as fact:
+                for row in rows:
+                    fact.add(row)
 
     def special_cache(self, name: str, caches: Iterable[Any], *, stream: Stream[Any] | None = None) -> None:
         """As `busrep.Bus.special_cache`."""
@@ -259,7 +264,7 @@ class BlockingBus(BlockingLife):
             "link": {**({} if publisher is None else publisher.statistics()), "reading": found.get("link")},
             "stuck": [] if writing is None else writing.stuck(),
             "bootstrap": found.get("bootstrap", {}),
-            "caches": self.caching.caches.statistics(),
+            "caches": self.caching.statistics(),
         }
 
 

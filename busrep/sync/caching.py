@@ -7,71 +7,55 @@ reading half. So a hit costs what it costs with asyncio, and a loop that stands 
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from busrep.caches.cache import Caches, Feed, Invalidation
-from busrep.caches.cached import Lock
-from busrep.errors import ConfigError
-from busrep.runtime.cached import add_cached
+from busrep.caches.cache import Caches, Feed
+from busrep.caches.cached import Cache, Lock
 from busrep.settings import Settings
-from busrep.streams import Registry, Stream
-
-if TYPE_CHECKING:
-    from .bus import BlockingBus
+from busrep.streams import Stream
 
 _ALL: weakref.WeakSet[SharedCaches] = weakref.WeakSet()
 
 
-class SharedCaches:
+class SharedCaches(Caches):
     """The caches of one bus. All methods may be called from any thread."""
 
-    def __init__(self, bus: BlockingBus, streams: Registry, settings: Settings) -> None:
-        self.caches = Caches(streams, settings, clock=time.monotonic, lock=threading.RLock)
-        self._bus = bus
+    def __init__(self, streams: Iterable[Stream[Any]], settings: Settings) -> None:
+        super().__init__(streams, settings, clock=time.monotonic, lock=threading.RLock)
         self._adding = threading.RLock()
         _ALL.add(self)
 
-    def add(self, function: Callable[..., Any], **options: Any) -> Any:
-        """The function with a cache before it. Raises ConfigError, MissingExtra."""
-        if inspect.iscoroutinefunction(function):
-            raise ConfigError(f"{function!r} is a coroutine function: a bus for threads caches plain ones")
+    def add(self, function: Callable[..., Any], **options: Any) -> Cache:
+        """See `Caches`."""
         with self._adding:
-            return add_cached(self.caches, function, self.write, **options)
+            return super().add(function, **options)
 
     def forget(self, name: str, feed: Feed) -> None:
         """Whoever added it could not be told that it is kept fresh: it may be added again."""
         with self._adding:
-            del self.caches.caches[name], feed.caches[name]
+            del self.caches[name], feed.caches[name]
 
-    def special(self, name: str, members: Iterable[Any], stream: Stream[Any] | None) -> None:
-        """See `BlockingBus.special_cache`."""
+    def special(self, name: str, members: Iterable[object], stream: Stream[Any] | None = None) -> None:
+        """See `Caches`."""
         with self._adding:
-            self.caches.special(name, members, stream)
-
-    def write(self, stream: Stream[Invalidation], rows: Sequence[Invalidation]) -> None:
-        """Write rows as one fact, if there are any."""
-        if rows:
-            with self._bus.write(stream) as fact:
-                for row in rows:
-                    fact.add(row)
+            super().special(name, members, stream)
 
     # -- fork() -----------------------------------------------------------------------------------------------
 
     def locks(self) -> Iterator[Lock]:
         """All there are; take each before the next is asked for."""
         yield self._adding
-        for cache in self.caches.caches.values():
+        for cache in self.caches.values():
             yield cache.lock
 
     def forked(self) -> None:
         """In the child: nobody here hears what is invalidated. What its own bus hears counts from its opening on."""
-        for feed in self.caches.feeds.values():
+        for feed in self.feeds.values():
             if feed.following:
                 feed.stop()
 

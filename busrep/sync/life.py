@@ -50,8 +50,6 @@ class BlockingLife:
     something is first read. ``lock``: held while the state changes; a thread that has it may ask for it again.
     """
 
-    caching: SharedCaches  # set by the subclass, whose write() it calls
-
     def __init__(self, redis: str | redis_py.Redis, options: BusOptions) -> None:
         if options.on_failure is not None:
             check_plain(options.on_failure)
@@ -68,6 +66,7 @@ class BlockingLife:
         # An asyncio bus that is never opened checks all there is now, not in some thread later. Whether asyncio has the
         # like of a client is asked when something is read: a writer may do without.
         AsyncioBus(redis if isinstance(redis, str) else "redis://localhost", options.opened())
+        self.caching = SharedCaches(self.streams, self.settings)
         self.store: BlockingStore | None = None
         self.writing: SharedWriter | None = None
         self.reading: ReadingThreads | None = None
@@ -110,7 +109,7 @@ class BlockingLife:
             try:
                 if self._options.writer is not None:
                     self._begin_writing(self._options.writer)
-                if self.caching.caches.caches:
+                if self.caching.caches:
                     self.begin_reading()
                     self.begin_beats()
             except BaseException:
@@ -156,7 +155,7 @@ class BlockingLife:
                     raise (error.__cause__ if isinstance(error.__cause__, ConfigError) else error) from None
         store = None if self.store is None else self.store.wrapped
         self.writing = SharedWriter(
-            WriterConfig(writer, self.name, self.streams, self.settings, store), self.caching.caches, self.publisher,
+            WriterConfig(writer, self.name, self.streams, self.settings, store), self.caching, self.publisher,
             beats=self._options.beats, here=self.here, on_loss=self._lost,
         )  # fmt: skip
         self.writing.publishing.publish(now=True)
@@ -168,7 +167,7 @@ class BlockingLife:
             Chore(writing.publishing.announce, writing.publishing.stale, "busrep-announce"),
             Chore(writing.look, writing.doubted, "busrep-look"),
         ]
-        pruned, kept = self.caching.caches.pruned, self.settings.invalidations_kept
+        pruned, kept = self.caching.pruned, self.settings.invalidations_kept
         if pruned and self.store is not None:
             store = self.store.wrapped
             work = lambda: complete(prune(store, pruned, kept))  # noqa: E731
@@ -200,7 +199,7 @@ class BlockingLife:
         on_failure = None if self._options.on_failure is None else self._tell_failure
         options = attrs.evolve(self._options.opened(), writer=None, on_failure=on_failure)
         beside = None if self.writing is None or self.writing.lost is not None else self._options.writer
-        return ReadingBus(redis, options, beside=beside, writing=self.writing, caches=self.caching.caches)
+        return ReadingBus(redis, options, beside=beside, writing=self.writing, caches=self.caching)
 
     def keep_fresh(self, feed: Feed) -> None:
         """A function is cached that these invalidations concern. With ``lock``."""

@@ -498,7 +498,7 @@ def test_an_exception_in_the_function_leaves_nothing_behind(shop: Cached, error:
         for _ in range(2):
             with pytest.raises(error):
                 item(1)
-        cache = bus.caching.caches.caches["item"]
+        cache = bus.caching.caches["item"]
         assert (len(cache.fills), cache.statistics()["size"]) == (0, 0)
         assert [item(1), item(1)] == [1, 1]
         assert cache.statistics()["hits"] == 1
@@ -551,7 +551,7 @@ def answer_lost(shop: Cached, landed: bool) -> bool:
 
 
 def proof_of(bus: Bus) -> float:
-    return bus.caching.caches.feed_of().proof
+    return bus.caching.feed_of().proof
 
 
 def test_a_joined_fact_holds_no_trust_while_it_is_open_and_is_applied_once_committed(shop: Cached) -> None:
