@@ -58,7 +58,6 @@ CORE_ORDER = (
         "core/writer",
         "core/bootstrap",
         "core/handled",
-        "caches/keys",
         "caches/cached",
         "caches/cache",
         "caches/freshness",

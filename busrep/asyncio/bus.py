@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
+from busrep.caches.cache import Caches
 from busrep.core.application_commands import UserIp
 from busrep.core.commands import Command
 from busrep.core.delivery import Missed, Reset
@@ -17,10 +18,10 @@ from busrep.streams import Stream, checked_stream
 
 from ..links import ServerAddress
 from ..runtime.batch import Batch, Handler, NoticeHandler
+from ..runtime.cached import CachedFunction, unix_ms
 from ..runtime.tasks import spawn
 from ..snapshots.parts import Applier, ApplyHandler
 from .bus_life import BusLife
-from .cached import CachedFunction, unix_ms
 from .caching import CacheUpkeep
 from .messages import LineSeen, channel_of
 from .writing import Fact, Writing
@@ -35,9 +36,9 @@ NoticeT = TypeVar("NoticeT", bound=Callable[..., Any])
 class Bus(BusLife):
     """One process's part in a deployment. `busrep.connect` makes it; `busrep.options.BusOptions` has its arguments."""
 
-    def __init__(self, redis: ServerAddress, options: BusOptions) -> None:
+    def __init__(self, redis: ServerAddress, options: BusOptions, *, caches: Caches | None = None) -> None:
         super().__init__(redis, options)
-        self.caching = CacheUpkeep(self)
+        self.caching = CacheUpkeep(self, caches)
 
     # -- writing ----------------------------------------------------------------------------------------------
 

@@ -221,6 +221,8 @@ class BusLife:
         elif self.watch.asks(now, announces=announces):
             self.publisher.ask_for_positions()
 
+    # -- the rest ---------------------------------------------------------------------------------------------
+
     def _check_open(self) -> None:
         if self._state in ("closing", "closed"):
             raise Closed

@@ -12,14 +12,14 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from busrep.caches.cache import Caches, Feed, Invalidation
-from busrep.caches.cached import wrap
-from busrep.caches.freshness import HeardProof, Own, TableProof
+from busrep.caches.freshness import HeardProof, TableProof
 from busrep.core.backoff import LogLimiter
 from busrep.core.catchup import Key
 from busrep.core.commands import Name, Position
@@ -32,7 +32,7 @@ from busrep.stores.interface import KnownWriter
 from busrep.streams import Stream
 
 from ..runtime.batch import Batch
-from .cached import add_methods
+from ..runtime.cached import add_cached, keep_pruning
 
 if TYPE_CHECKING:
     from .bus import Bus
@@ -117,31 +117,10 @@ class CacheUpkeep:
         self._open = True
         for feed in self.caches.feeds.values():
             if feed.caches:
-                self._follow(feed)
-            if self._writes(feed.stream):
-                self._bus.run_in_background(self._keep_pruning(feed.stream), "prune")
-
-    def _writes(self, stream: Stream[Any]) -> bool:
-        # A table of the application's own is the application's to prune.
-        writing, kept = self._bus.own_name.writing, not stream.resettable and stream.table is None
-        return writing is not None and stream.name in writing.commits and kept
-
-    async def _keep_pruning(self, stream: Stream[Any]) -> None:
-        """Prune rows of invalidations that are older than ``invalidations_kept``, until cancelled.
-
-        Every process that writes the stream does, now and then: who prunes what is pruned already does nothing.
-        """
-        kept = self._bus.settings.invalidations_kept
-        pause = random.random() * kept / 10
-        while True:
-            await asyncio.sleep(pause)
-            pause = kept / 10 * (0.9 + 0.2 * random.random())
-            try:
-                await self._store.prune(older_than=kept, stream=stream.name)
-            except BusrepError as error:
-                log.warning("old rows of %s cannot be pruned now: %s", stream.name, error)
-            except Exception:  # a bug, in a store perhaps: the table would grow for ever
-                log.exception("old rows of %s cannot be pruned", stream.name)
+                self.follow(feed)
+        pruned, kept = self.caches.pruned, self._bus.settings.invalidations_kept
+        if pruned and self._bus.writing is not None and self._store is not None:
+            self._bus.run_in_background(keep_pruning(self._store, pruned, kept), "prune")
 
     def close(self) -> None:
         """The bus is closing: nothing is kept any more."""
@@ -154,12 +133,8 @@ class CacheUpkeep:
 
     def add(self, function: Callable[..., Any], **options: Any) -> Any:
         """The function with a cache before it. Before the bus is open, from any thread."""
-        cache = self.caches.add(function, **options)
-        cached = wrap(cache, function, self.caches.clock)
-        stream = next(feed.stream for feed in self.caches.feeds.values() if cache.name in feed.caches)
-        add_methods(cached, cache, stream, self.write)
-        if self._open:
-            self._follow(self.caches.feed_of(options["stream"]))
+        cached = add_cached(self.caches, function, self.write, **options)
+        self.follow(self.caches.feed_of(options["stream"]))
         return cached
 
     async def write(self, stream: Stream[Invalidation], rows: Sequence[Invalidation]) -> None:
@@ -171,9 +146,10 @@ class CacheUpkeep:
 
     # -- rows -------------------------------------------------------------------------------------------------
 
-    def _follow(self, feed: Feed) -> None:
+    def follow(self, feed: Feed) -> None:
+        """It has a cache: hear what invalidates it, once the bus is open."""
         stream = feed.stream
-        if stream.name in self._watched:
+        if not self._open or stream.name in self._watched:
             return
         settings = self._bus.settings
         silent = settings.heartbeat * settings.silent_after_beats
@@ -194,20 +170,8 @@ class CacheUpkeep:
             self.look()
 
     def _apply(self, batch: Batch[Invalidation]) -> None:
-        self._take(batch.stream.name, batch.rows)
-
-    def _take(self, stream: str, rows: Iterable[Invalidation]) -> None:
-        for complaint in self.caches.feeds[stream].apply(rows):
+        for complaint in self.caches.feeds[batch.stream.name].apply(batch.rows):
             self._warn("rows", "%s", complaint)
-
-    def committed(self, stream: str, payloads: Sequence[bytes]) -> None:
-        """Own facts, before whoever committed them goes on. From any thread."""
-        self._take(stream, self.caches.feeds[stream].stream.decode(payloads))
-
-    def drop_all(self) -> None:
-        """Own facts may have been committed that were not applied here: drop all, and what is being loaded."""
-        for cache in list(self.caches.caches.values()):
-            cache.clear()
 
     def _reset(self, stream: str, writer: str, _position: int) -> None:
         watched = self._watched[stream]
@@ -307,16 +271,9 @@ class CacheUpkeep:
         self._proving = None
         core = self._reading.core
         for stream, watched in self._watched.items():
-            as_of = watched.proof.as_of(lambda writer, stream=stream: core.delivered(stream, writer), self._own(stream))  # type: ignore[misc]
+            as_of = watched.proof.as_of(partial(core.delivered, stream), self._bus.own_name.applied(stream))
             if as_of is not None:
                 watched.feed.prove(as_of)
-
-    def _own(self, stream: str) -> Own | None:
-        """The own writer, unless the name is another process's by now: then that one counts like any other."""
-        writing = self._bus.own_name.writing
-        if writing is None or writing.fenced is not None or stream not in writing.commits:
-            return None
-        return Own(writing.name, writing.incarnation, writing.applied_as_of(stream))
 
     async def _keep_asking(self) -> None:
         """Ask the table each beat, and a little more often, for a proof must not end in between."""
@@ -359,7 +316,7 @@ class CacheUpkeep:
         self._reading.pump()
 
     def _registered(self, stream: str, table: TableProof, known: Sequence[KnownWriter]) -> None:
-        core, own = self._reading.core, self._own(stream)
+        core, own = self._reading.core, self._bus.own_name.applied(stream)
         table.registered(known)
         for one in known:
             if own is not None and one.writer == own.writer:

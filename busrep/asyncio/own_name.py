@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from busrep.caches.freshness import Own
 from busrep.core.commands import Name, Server
 from busrep.errors import BusrepError, Closed, WriterFenced
 from busrep.stores.interface import FactLog, provides
@@ -58,7 +59,7 @@ class OwnName:
         claim, incarnation = await claim_name(config, again=again, former=former)
         wake = self._bus.publisher.wake
         writing = Writing(config, claim, incarnation, wake=wake, renew=self._renew, on_loss=self._lost)
-        writing.on_invalidations = self._bus.caching.committed
+        writing.on_invalidations = self._bus.caching.caches.committed
         return writing
 
     # -- winning it back --------------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ class OwnName:
             former.lose(error)
             return
         self.writing, bus = session, self._bus
-        bus.caching.drop_all()  # what was in doubt is in the table; before this one is trusted
+        bus.caching.caches.drop_all()  # what was in doubt is in the table; before this one is trusted
         bus.run_in_background(session.keep_settling(), "settle")
         if bus.link.connected:
             session.core.connected(asyncio.get_running_loop().time())
@@ -166,6 +167,14 @@ class OwnName:
     def written(self, stream: str) -> tuple[int, bool] | None:
         """See `WriterSession.written`."""
         return None if self.writing is None or self._options.own else self.writing.written(stream)
+
+    def applied(self, stream: str) -> Own | None:
+        """The own writer of a stream of invalidations, unless the name is another process's by now: then that one
+        counts like any other."""
+        writing = self.writing
+        if writing is None or writing.fenced is not None or stream not in writing.commits:
+            return None
+        return Own(writing.name, writing.incarnation, writing.applied_as_of(stream))
 
     def epoch_changed(self, epoch: str) -> None:
         """The log is another one: its writers have been fenced, and what was written here is of the one before."""

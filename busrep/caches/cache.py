@@ -31,8 +31,7 @@ import attrs
 from ..errors import ConfigError
 from ..settings import Settings
 from ..streams import Stream
-from .cached import NOT_FOLLOWING, Cache, Lock, Trust, bounded_store
-from .keys import check_key, keys_of
+from .cached import NOT_FOLLOWING, Cache, Lock, bounded_store, check_key, keys_of
 
 
 @attrs.frozen
@@ -73,13 +72,23 @@ def row_of_call(cache: Cache, args: Sequence[Any], kwargs: Mapping[str, Any], at
 
 
 @attrs.define(eq=False, kw_only=True)
-class Feed(Trust):
-    """One invalidation stream as this process hears it, and the caches that it invalidates.
+class Feed:
+    """One invalidation stream as this process hears it, and the caches that it invalidates. Times are of the clock of
+    `Caches`, in seconds.
 
-    One thread calls the methods, but for ``apply``, which any may.
+    One thread calls the methods, but for ``apply``, which any may. Calls of cached functions look at ``number``,
+    ``barrier``, ``expires`` and ``bound``.
     """
 
     stream: Stream[Invalidation]
+    bound: float
+    offline: float
+    number: int = 0
+    barrier: float = NOT_FOLLOWING
+    expires: float = -math.inf
+    proof: float = -math.inf
+    connected: bool = True
+    gaps: int = 0
     caches: dict[str, Cache] = attrs.field(factory=dict)
     specials: dict[str, tuple[str, ...]] = attrs.field(factory=dict)
     clears: int = 0
@@ -87,6 +96,44 @@ class Feed(Trust):
     unknown_names: int = 0
     other_keys: int = 0
     special_nulls: int = 0
+
+    @property
+    def following(self) -> bool:
+        """Whether the stream is heard at all."""
+        return self.barrier != NOT_FOLLOWING
+
+    @property
+    def bound_in_force(self) -> float:
+        """Seconds after the last proof in which entries are returned: more while the link is down, if so set."""
+        return self.bound if self.connected else max(self.bound, self.offline)
+
+    def follow(self) -> None:
+        """The positions from which it is heard are known: what is loaded from here on may be kept."""
+        self.number += 1  # before the barrier: a load that began before now is refused
+        self.barrier = 0
+
+    def gap(self) -> None:
+        """Rows are known to be lost, or may be: nothing that was loaded before now is returned until ``mended``."""
+        self.number += 1
+        if self.following:
+            self.gaps += 1
+            self.barrier = self.number
+
+    def mended(self) -> None:
+        """All rows that were lost have been applied."""
+        if self.following:
+            self.barrier = 0
+
+    def prove(self, as_of: float) -> None:
+        """Everything committed before ``as_of`` has been applied: true for ever, so an older one is ignored."""
+        if as_of > self.proof:
+            self.proof = as_of
+            self.expires = as_of + self.bound_in_force
+
+    def link(self, connected: bool) -> None:
+        """The link came up, or went down."""
+        self.connected = connected
+        self.expires = self.proof + self.bound_in_force
 
     def stop(self) -> None:
         """It is not heard any more."""
@@ -105,20 +152,17 @@ class Feed(Trust):
         complaints = []
         for row in rows:
             self.rows += 1
-            cache = self.caches.get(row.cache)
-            if cache is not None:
-                self._drop(cache, row.keys)
-            elif row.cache in self.specials:
-                if row.keys is None:
-                    self.special_nulls += 1
-                    complaints.append(
-                        f"null keys for the special name {row.cache!r}: the caches it stands for are cleared"
-                    )
-                for name in self.specials[row.cache]:
-                    if name in self.caches:
-                        self._drop(self.caches[name], row.keys)
-            else:
+            special = self.specials.get(row.cache, ())
+            if row.cache in self.caches:
+                self._drop(self.caches[row.cache], row.keys)
+            elif not special:
                 self.unknown_names += 1
+            elif row.keys is None:
+                self.special_nulls += 1
+                complaints.append(f"null keys for the special name {row.cache!r}: the caches it stands for are cleared")
+            for name in special:
+                if name in self.caches:
+                    self._drop(self.caches[name], row.keys)
         return complaints
 
     def _drop(self, cache: Cache, keys: Sequence[Any] | None) -> None:
@@ -168,6 +212,12 @@ class Caches:
         self.caches: dict[str, Cache] = {}
         self.clock = clock
         self._lock = lock
+
+    @property
+    def pruned(self) -> list[str]:
+        """The streams whose old rows are busrep's to prune. Those in a table of the application's are not."""
+        streams = [feed.stream for feed in self.feeds.values()]
+        return [stream.name for stream in streams if not stream.resettable and stream.table is None]
 
     def feed_of(self, stream: Stream[Any] | None = None) -> Feed:
         """The feed of a stream, by default of the only one. Raises ConfigError."""
@@ -226,8 +276,7 @@ class Caches:
         feed.specials[name] = tuple(dict.fromkeys(names))
 
     def _check_name(self, name: object, feed: Feed) -> None:
-        if not isinstance(name, str) or not name or any(map(str.isspace, name)):
-            raise ConfigError(f"a cache's name is one word, not {name!r}: pass name=")
+        _check_word(name)
         if name in self.caches or name in feed.specials:
             raise ConfigError(f"two caches are named {name!r}: pass name=")
 
@@ -240,8 +289,7 @@ class Caches:
         """
         known = [feed for feed in self.feeds.values() if name in feed.caches or name in feed.specials]
         feed = known[0] if known and stream is None else self.feed_of(stream)
-        if not isinstance(name, str) or not name or any(map(str.isspace, name)):
-            raise ConfigError(f"a cache's name is one word, not {name!r}")
+        _check_word(name)
         if keys is None and name in feed.specials:
             raise ConfigError(
                 f"{name!r} is a special name, which is invalidated by key only: invalidate the caches it stands for, "
@@ -252,6 +300,16 @@ class Caches:
         parts = None if keys is None else list(check_key(name, tuple(keys)))
         return feed.stream, Invalidation(name, parts, at_ms)
 
+    def committed(self, stream: str, payloads: Sequence[bytes]) -> list[str]:
+        """Apply own facts, before whoever committed them goes on. Gives what is wrong with them, for the log."""
+        feed = self.feeds[stream]
+        return feed.apply(feed.stream.decode(payloads))
+
+    def drop_all(self) -> None:
+        """Own facts may have been committed that were not applied here: drop all, and what is being loaded."""
+        for cache in list(self.caches.values()):
+            cache.clear()
+
     def statistics(self) -> dict[str, Any]:
         """JSON-able: {"streams": {stream: see `Feed`}, "caches": {name: see `Cache`}}."""
         now = self.clock()
@@ -259,3 +317,8 @@ class Caches:
             "streams": {name: feed.statistics(now) for name, feed in self.feeds.items()},
             "caches": {name: cache.statistics() for name, cache in self.caches.items()},
         }
+
+
+def _check_word(name: object) -> None:
+    if not isinstance(name, str) or not name or any(map(str.isspace, name)):
+        raise ConfigError(f"a cache's name is one word, not {name!r}: pass name=")

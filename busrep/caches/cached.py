@@ -1,4 +1,7 @@
-"""One cached function: its entries, the loads that are under way, and the call itself (see cache.py for why).
+"""One cached function: its keys, its entries, the loads that are under way, and the call itself (see cache.py for why).
+
+A key is a tuple of parts that have one form in JSON, for it travels in the rows that invalidate it. 1, 1.0 and True are
+one key, as they are to a dict; so they are to `functools.lru_cache`.
 
 What a hit costs stands in `wrap`: it is some 0.9 times what `cachetools.cached` takes for the same store and lock.
 """
@@ -11,13 +14,17 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ..core.fields import INT64_MAX, INT64_MIN
 from ..errors import ConfigError, MissingExtra
-from .keys import Key, Keys
 
+if TYPE_CHECKING:
+    from .cache import Feed
+
+Key = tuple[Any, ...]
 Lock = AbstractContextManager[Any]
 Store = MutableMapping[Key, Any]
 
@@ -25,59 +32,76 @@ NOT_FOLLOWING = math.inf
 """The barrier of a feed that hears nothing yet, or any more: nothing is kept, every call goes through."""
 
 
-@attrs.define(eq=False)
-class Trust:
-    """What may be returned of the caches that one stream invalidates. Times are of the clock of `Caches`, in seconds.
+# -- keys -----------------------------------------------------------------------------------------------------
 
-    One thread calls the methods; calls of cached functions look at ``number``, ``barrier``, ``expires`` and ``bound``.
+
+def check_key(cache: str, key: object) -> Key:
+    """A key as it is kept and written. Raises ConfigError for parts that have no one form in JSON."""
+    if not isinstance(key, tuple):
+        raise ConfigError(f"cache {cache!r}: a key is a tuple of parts, not {key!r}: end key= in a comma, (id,)")
+    for part in key:
+        kind = type(part)
+        if kind is str:
+            fits = part.isascii() or not any("\ud800" <= character <= "\udfff" for character in part)
+        elif kind is bool or part is None:
+            fits = True
+        elif kind is int:
+            fits = INT64_MIN <= part <= INT64_MAX
+        else:
+            fits = kind is float and math.isfinite(part)
+        if not fits:
+            raise ConfigError(
+                f"cache {cache!r}: {part!r} cannot be part of a key ({kind.__name__}): pass key=, a function of the "
+                "arguments that gives a tuple of str, int of 64 bits, bool, None and finite float, such as str(id)"
+            )
+    return key
+
+
+@attrs.frozen
+class Keys:
+    """How the arguments of a function become a key. ``parts``: of how many it always consists, if that is known.
+    ``plain``: positional arguments alone, if they are all given, are the key."""
+
+    cache: str
+    make: Callable[[Sequence[Any], Mapping[str, Any]], Any]
+    parts: int | None
+    plain: bool
+
+    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key:
+        """The key. Raises ConfigError, and TypeError for arguments that the function does not take."""
+        return check_key(self.cache, self.make(args, kwargs))
+
+
+def keys_of(cache: str, function: Callable[..., Any], key: Callable[..., Any] | None) -> Keys:
+    """The keys of a function: what ``key`` makes of the arguments, else the arguments, defaults filled in.
+
+    Raises ConfigError for a function with ``**kwargs`` and no ``key``: there is no one order of them.
     """
+    if key is not None:
+        given = key
+        return Keys(cache, lambda args, kwargs: given(*args, **kwargs), None, False)
+    signature = inspect.signature(function)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        raise ConfigError(f"cache {cache!r}: a function with **kwargs needs key=, a function that gives its key")
+    by_name = inspect.Parameter.KEYWORD_ONLY in kinds
+    count = None if inspect.Parameter.VAR_POSITIONAL in kinds else len(signature.parameters)
 
-    bound: float
-    offline: float
-    number: int = 0
-    barrier: float = NOT_FOLLOWING
-    expires: float = -math.inf
-    proof: float = -math.inf
-    connected: bool = True
-    gaps: int = 0
+    def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if len(args) == count and not kwargs and not by_name:
+            return args
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.args + tuple(bound.kwargs.values())
 
-    @property
-    def following(self) -> bool:
-        """Whether the stream is heard at all."""
-        return self.barrier != NOT_FOLLOWING
+    return Keys(cache, make, count, not by_name)
 
-    @property
-    def bound_in_force(self) -> float:
-        """Seconds after the last proof in which entries are returned: more while the link is down, if so set."""
-        return self.bound if self.connected else max(self.bound, self.offline)
 
-    def follow(self) -> None:
-        """The positions from which it is heard are known: what is loaded from here on may be kept."""
-        self.number += 1  # before the barrier: a load that began before now is refused
-        self.barrier = 0
+# -- entries --------------------------------------------------------------------------------------------------
 
-    def gap(self) -> None:
-        """Rows are known to be lost, or may be: nothing that was loaded before now is returned until ``mended``."""
-        self.number += 1
-        if self.following:
-            self.gaps += 1
-            self.barrier = self.number
 
-    def mended(self) -> None:
-        """All rows that were lost have been applied."""
-        if self.following:
-            self.barrier = 0
-
-    def prove(self, as_of: float) -> None:
-        """Everything committed before ``as_of`` has been applied: true for ever, so an older one is ignored."""
-        if as_of > self.proof:
-            self.proof = as_of
-            self.expires = as_of + self.bound_in_force
-
-    def link(self, connected: bool) -> None:
-        """The link came up, or went down."""
-        self.connected = connected
-        self.expires = self.proof + self.bound_in_force
+# No entry: below every barrier.
+_NOTHING = (None, -1, -math.inf)
 
 
 class Fill:
@@ -101,7 +125,7 @@ class Cache:
         "parts", "store", "torn",
     )  # fmt: skip
 
-    def __init__(self, feed: Trust, keys: Keys, make: Callable[[], Store], lock: Lock) -> None:
+    def __init__(self, feed: Feed, keys: Keys, make: Callable[[], Store], lock: Lock) -> None:
         self.name, self.feed, self.keys, self.make, self.lock = keys.cache, feed, keys, make, lock
         self.store = make()
         self.parts = set() if keys.parts is None else {keys.parts}
@@ -228,7 +252,7 @@ def wrap(cache: Cache, function: Callable[..., Any], clock: Callable[[], float])
             except (KeyError, TypeError):  # not held, or not to be hashed: then `keys.of` says what to do
                 pass
         load = _begin(cache, clock, args, kwargs)
-        if load.found:
+        if load.fill is None:
             return load.value
         return load.end(function(*args, **kwargs))
 
@@ -243,7 +267,7 @@ def wrap(cache: Cache, function: Callable[..., Any], clock: Callable[[], float])
             except (KeyError, TypeError):
                 pass
         load = _begin(cache, clock, args, kwargs)
-        if load.found:
+        if load.fill is None:
             return load.value
         return load.end(await function(*args, **kwargs))
 
@@ -255,20 +279,19 @@ def wrap(cache: Cache, function: Callable[..., Any], clock: Callable[[], float])
 
 @attrs.define
 class _Load:
-    """A call that the first look did not answer: found after all, or to be loaded."""
+    """A call that the first look did not answer: found after all (``fill`` is None), or to be loaded."""
 
     cache: Cache
     key: Key
     number: int
     started: float
     fill: Fill | None = None
-    found: bool = False
     value: Any = None
 
     def end(self, value: Any) -> Any:
         """The function returned this."""
-        assert self.fill is not None  # noqa: S101 (only what was not found is loaded)
-        self.cache.end(self.key, self.fill, self.number, self.started, value)
+        if self.fill is not None:
+            self.cache.end(self.key, self.fill, self.number, self.started, value)
         return value
 
 
@@ -281,14 +304,10 @@ def _begin(cache: Cache, clock: Callable[[], float], args: Sequence[Any], kwargs
     load = _Load(cache, cache.keys.of(args, kwargs), feed.number, clock())
     if kwargs or load.key is not args:
         with cache.lock:
-            try:
-                value, number, until = cache.store[load.key]
-            except KeyError:
-                pass
-            else:
-                if number >= feed.barrier and (load.started < feed.expires or load.started < until):
-                    cache.hits += 1
-                    load.found, load.value = True, value
-                    return load
+            value, number, until = cache.store.get(load.key, _NOTHING)
+            if number >= feed.barrier and (load.started < feed.expires or load.started < until):
+                cache.hits += 1
+                load.value = value
+                return load
     load.fill = cache.begin(load.key)
     return load

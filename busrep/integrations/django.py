@@ -38,11 +38,10 @@ RowT = TypeVar("RowT")
 class _ProcessBus:
     """The process's bus."""
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.bus: busrep.sync.Bus | None = None
-        self.database: str | None = None  # the alias of the database that is its store, if it is one of Django's
-        self.named = False  # for this process, by a function: so another process gets another name
+    lock = threading.RLock()
+    bus: busrep.sync.Bus | None = None
+    database: str | None = None  # the alias of the database that is its store, if it is one of Django's
+    named = False  # for this process, by a function: so another process gets another name
 
 
 _process = _ProcessBus()
@@ -144,10 +143,6 @@ def bus() -> busrep.sync.Bus:
     list of streams; ``writer`` may be a function, called once in each process, which gives that process's name; without
     ``store`` it is the Django database of alias ``database``, "default" if not given.
     """
-    return _of_process()
-
-
-def _of_process() -> busrep.sync.Bus:
     with _process.lock:
         if _process.bus is None or _process.bus.state == "closed":
             options, database = _options()
@@ -157,6 +152,9 @@ def _of_process() -> busrep.sync.Bus:
             _process.bus = busrep.sync.connect(options.pop("redis"), **options)
             _process.named, _process.database = named, database
         return _process.bus
+
+
+_of_process = bus  # its name is an argument's in `write`
 
 
 def open_bus(**_: Any) -> None:

@@ -74,23 +74,24 @@ def write(
     for another, for a session in AUTOCOMMIT or with two-phase commit, and when the transaction, or the savepoint that
     the block is in, ended inside it; further what ``bus.write`` raises.
     """
+    arguments: Any = dict(bind_arguments or {})
     if (asynchronous := _async_session(session)) is not None:
         if not isinstance(bus, busrep.asyncio.Bus):
             raise ConfigError(f"an AsyncSession needs a bus of busrep.connect, not {bus!r}")
         _check_one_phase(asynchronous.sync_session)
-        return _write_async(bus, asynchronous, streams, bind_arguments)
-    blocking: Session = session.registry() if isinstance(session, scoped_session) else session  # type: ignore[assignment]
+        return _write_async(bus, asynchronous, streams, arguments)
+    blocking: Any = session.registry() if isinstance(session, scoped_session) else session
     if not isinstance(bus, busrep.sync.Bus):
         raise ConfigError(f"a Session needs a bus of busrep.sync.connect, not {bus!r}")
     _check_one_phase(blocking)
-    return _write(bus, blocking, streams, bind_arguments)
+    return _write(bus, blocking, streams, arguments)
 
 
 @contextmanager
 def _write(
-    bus: busrep.sync.Bus, session: Session, streams: tuple[Stream[Any], ...], bind_arguments: Mapping[str, Any] | None
+    bus: busrep.sync.Bus, session: Session, streams: tuple[Stream[Any], ...], arguments: Any
 ) -> Iterator[busrep.sync.Fact[Any]]:
-    connection = session.connection(bind_arguments=_dict(bind_arguments))
+    connection = session.connection(bind_arguments=arguments)
     driver: Any = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
         if not driver.in_transaction:  # this driver begins with the first INSERT, UPDATE or DELETE
@@ -102,10 +103,7 @@ def _write(
             raise ConfigError("on SQLite the bus must be open before the session writes: call bus.open()")
     elif _idle(driver):
         connection.exec_driver_sql("SELECT 1")
-    _check_begun(driver)
-    within = _innermost(session)
-    fact = bus.write(*streams, connection=driver)
-    session.info.setdefault(_FACTS, []).append(fact)
+    fact, within = _join(bus, session, driver, streams)
     with fact:
         yield fact
         session.flush()
@@ -114,19 +112,13 @@ def _write(
 
 @asynccontextmanager
 async def _write_async(
-    bus: busrep.asyncio.Bus,
-    session: AsyncSession,
-    streams: tuple[Stream[Any], ...],
-    bind_arguments: Mapping[str, Any] | None,
+    bus: busrep.asyncio.Bus, session: AsyncSession, streams: tuple[Stream[Any], ...], arguments: Any
 ) -> AsyncIterator[busrep.asyncio.Fact[Any]]:
-    connection = await session.connection(bind_arguments=_dict(bind_arguments))
+    connection = await session.connection(bind_arguments=arguments)
     driver: Any = (await connection.get_raw_connection()).driver_connection
     if _idle(driver):
         await connection.exec_driver_sql("SELECT 1")
-    _check_begun(driver)
-    within = _innermost(session.sync_session)
-    fact = bus.write(*streams, connection=driver)
-    session.info.setdefault(_FACTS, []).append(fact)
+    fact, within = _join(bus, session.sync_session, driver, streams)
     async with fact:
         yield fact
         await session.flush()
@@ -148,10 +140,6 @@ def _check_one_phase(session: Session) -> None:
         raise ConfigError("a session with twophase=True prepares its transaction: busrep cannot join that")
 
 
-def _dict(bind_arguments: Mapping[str, Any] | None) -> Any:
-    return None if bind_arguments is None else dict(bind_arguments)
-
-
 def _idle(driver: Any) -> bool:
     """Whether no transaction has begun on the driver's connection: psycopg begins one with the first statement."""
     try:
@@ -163,11 +151,16 @@ def _idle(driver: Any) -> bool:
         ) from None
 
 
-def _check_begun(driver: Any) -> None:
-    """What has not begun by now never will, and busrep would commit by itself."""
+def _join(
+    bus: Any, session: Session, driver: Any, streams: tuple[Stream[Any], ...]
+) -> tuple[Any, SessionTransaction | None]:
+    """A fact in the session's transaction, and the savepoint or transaction that the session is in."""
     begun = driver.in_transaction if isinstance(driver, sqlite3.Connection) else not _idle(driver)
-    if not begun:
+    if not begun:  # what has not begun by now never will, and busrep would commit by itself
         raise _autocommit()
+    fact = bus.write(*streams, connection=driver)
+    session.info.setdefault(_FACTS, []).append(fact)
+    return fact, _innermost(session)
 
 
 def _autocommit() -> ConfigError:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import redis.asyncio as aioredis
 from redis.asyncio.connection import parse_url
@@ -26,6 +26,8 @@ from busrep.urls import check_url, shown_url
 from .link import Link, LinkEvents, run_until_first
 
 FORMS = "redis://[user:password@]host:port/db, rediss://... or unix:///path?db=0"
+
+PoolT = TypeVar("PoolT")
 
 _TROUBLE = (RedisError, OSError, TimeoutError, EOFError)
 
@@ -52,34 +54,40 @@ def tls_defaults(url: str) -> dict[str, Any]:
     return {"ssl_cert_reqs": "required", "ssl_check_hostname": unchecked is None}
 
 
-def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
-    """A factory of connections for a Redis URL, or with the settings of a redis.asyncio client.
+def make_pool(
+    kind: Callable[..., PoolT], client: Any, parse: Callable[[str], Any], plain: type[Any], **settings: Any
+) -> PoolT:
+    """A factory of connections for a Redis URL, or with the settings of a client, in either runtime.
 
-    Raises ConfigError for a URL that redis-py does not understand.
+    ``parse`` is the runtime's ``parse_url``, ``plain`` its class of plain connections. Raises ConfigError for a URL
+    that redis-py does not understand, and for settings that do not go together.
     """
-    kwargs: dict[str, Any]
-    kind: Any
-    if isinstance(redis, str):
-        kwargs = redis_settings(redis, parse_url)
-        kind = kwargs.pop("connection_class", aioredis.Connection)
+    if isinstance(client, str):
+        kwargs = redis_settings(client, parse)
+        made = kwargs.pop("connection_class", plain)
     else:
         # What the driver keeps there for maintenance notifications of RESP3 has no place in RESP2.
         private = ("maint_", "oss_cluster_", "orig_")
-        given = redis.connection_pool.connection_kwargs
+        given, made = client.connection_pool.connection_kwargs, client.connection_pool.connection_class
         kwargs = {key: value for key, value in given.items() if not key.startswith(private)}
-        kind = redis.connection_pool.connection_class
         if "connection_pool" in kwargs:
             # A client of Sentinel.master_for(): each connection asks its pool where the master is now. The driver
             # refers to the pool weakly, and the application may not keep its client.
-            kwargs["connection_pool"] = redis.connection_pool
-    # RESP2: in a subscription a message is a plain list. No timeout on reads, for silence is judged by the beats;
-    # no retries inside the driver, for a connection made behind our back hides that messages were lost.
-    kwargs.update(protocol=2, decode_responses=False, socket_timeout=None, health_check_interval=0)
-    kwargs.update(retry=Retry(NoBackoff(), 0), retry_on_error=[], retry_on_timeout=False)
+            kwargs["connection_pool"] = client.connection_pool
+    # RESP2: in a subscription a message is a plain list. No retries inside the driver, for a connection made behind our
+    # back hides that messages were lost.
+    kwargs.update(protocol=2, decode_responses=False, health_check_interval=0, **settings)
+    kwargs.update(retry_on_error=[], retry_on_timeout=False)
     try:
-        return aioredis.ConnectionPool(connection_class=kind, **kwargs)
+        return kind(connection_class=made, **kwargs)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"Redis settings that do not go together: {error}") from None
+
+
+def redis_pool(redis: str | aioredis.Redis) -> aioredis.ConnectionPool:
+    """See `make_pool`. No timeout on reads, for silence is judged by the beats."""
+    retry = Retry(NoBackoff(), 0)
+    return make_pool(aioredis.ConnectionPool, redis, parse_url, aioredis.Connection, socket_timeout=None, retry=retry)
 
 
 class RedisLink(Link):

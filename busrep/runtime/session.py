@@ -119,7 +119,7 @@ class WriterSession:
         # Of invalidations: since when facts may be committed that are not applied here.
         self.commits = {stream.name: Commits() for stream in config.streams if is_invalidations(stream)}
         # Called with what was committed to them, before whoever wrote it goes on: so a process reads its own writes.
-        self.on_invalidations: Callable[[str, Sequence[bytes]], None] | None = None
+        self.on_invalidations: Callable[[str, Sequence[bytes]], object] | None = None
         self.core = Writer(
             config.server, self.name, incarnation=incarnation, epoch=self.epoch, settings=self._settings,
             listens=listens,

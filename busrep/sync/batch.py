@@ -1,15 +1,21 @@
-"""What handlers and functions of a snapshot are called with in threads."""
+"""What handlers and functions of a snapshot are called with in threads, and the transactions that they get."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import attrs
 
+from busrep.asyncio.saving import ENDED
+from busrep.errors import CommitUnknown, ConfigError
+from busrep.options import BusOptions
 from busrep.runtime.batch import BatchRows
 from busrep.snapshots.parts import SnapshotRows
+from busrep.stores.blocking import BlockingStore, BlockingTransaction, open_blocking_store
 
 RowT = TypeVar("RowT")
 
@@ -22,26 +28,15 @@ class BlockingBatch(BatchRows[RowT]):
     _begin: Callable[[], AbstractContextManager[Any]] = attrs.field(repr=False)
 
     def save(self, connection: Any) -> None:
-        """Save this reader's position in the caller's open transaction: the effects count exactly once.
-
-        ``connection``: the caller's (a psycopg.Connection, or a sqlite3.Connection of this thread), of the reader
-        store's database. Commit before the handler returns. Raises ReaderMoved when these rows were handled before, or
-        elsewhere: let it out, and roll back; ConfigError when the bus has no ``reader`` name, or the stream has another
-        handler that was subscribed later.
-        """
+        """As `busrep.Batch.save`, in threads. ``connection``: a psycopg.Connection, or a sqlite3.Connection of this
+        thread."""
         self._save(connection)
 
     def transaction(self) -> AbstractContextManager[Any]:
-        """``with batch.transaction() as db``: a connection in a transaction, at whose end the position is saved.
+        """As `busrep.Batch.transaction`, in threads: ``with batch.transaction() as db``.
 
-        So the effects of the block count exactly once. The connection is of the bus's own, to the database of the
-        reader's store: a psycopg.Connection or an sqlite3.Connection. When the block ends the position is saved, and
-        the transaction committed; when it raises, rolled back. One block a batch. Where the server went away, or COMMIT
-        got no answer, let the error out: the handler is called again unless the position shows that it was committed.
-
-        Raises ConfigError when the bus has no ``reader`` name, or the stream has another handler that was subscribed
-        later, and for a store that is not given by the URL of a PostgreSQL or SQLite database; ReaderMoved when these
-        rows were handled before, or elsewhere; Unavailable, CommitUnknown.
+        The connection is a psycopg.Connection or an sqlite3.Connection. Raises ConfigError for a store that is not
+        given by the URL of a PostgreSQL or SQLite database as well.
         """
         return self._begin()
 
@@ -53,12 +48,8 @@ class BlockingSnapshotPart(SnapshotRows[RowT]):
     _save: Callable[[Any], None] = attrs.field(repr=False)
 
     def save(self, connection: Any) -> None:
-        """Save that this part is applied in the caller's open transaction: it is applied exactly once.
-
-        ``connection``: the caller's (a psycopg.Connection, or a sqlite3.Connection of this thread), of the reader
-        store's database. Commit before the function returns. Raises ReaderMoved when this part was applied before, or
-        elsewhere: let it out, and roll back; ConfigError when the bus has no ``reader`` name.
-        """
+        """As `busrep.SnapshotPart.save`, in threads. ``connection``: a psycopg.Connection, or a sqlite3.Connection of
+        this thread."""
         self._save(connection)
 
 
@@ -69,3 +60,50 @@ ApplyHandler = Callable[[BlockingSnapshotPart[RowT]], None]
 def fields_of(made: BatchRows[Any] | SnapshotRows[Any], kind: type[Any]) -> dict[str, Any]:
     """The fields that ``kind`` declares, of one of its subclasses: what both runtimes hand out."""
     return {field.name: getattr(made, field.name) for field in attrs.fields(kind)}
+
+
+class EffectsStore:
+    """The reader's store, as the thread uses it in which handlers are called: it opens when a handler first asks."""
+
+    def __init__(self, options: BusOptions) -> None:
+        self._options = options
+        self._store: BlockingStore | None = None
+        self._opening = threading.Lock()
+
+    def begin(self) -> BlockingTransaction:
+        """A transaction, not begun yet. Raises ConfigError for a store that can give none, Unavailable."""
+        url = self._options.positions_store
+        with self._opening:  # loops of several threads may ask first
+            if self._store is None:
+                if not isinstance(url, str) or url.startswith(("http://", "https://")):
+                    raise ConfigError(
+                        "batch.transaction() needs the URL of a PostgreSQL or SQLite database as store=, or as "
+                        f"reader_store=, not {type(url).__name__}"
+                    )
+                store = open_blocking_store(url, self._options.streams, settings=self._options.settings)
+                store.open()
+                self._store = store
+            return self._store.effects()
+
+    def close(self) -> None:
+        """Close the connections. No handler is at work."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+
+@contextlib.contextmanager
+def exactly_once(effects: BlockingTransaction, save: Callable[[Any], None]) -> Iterator[Any]:
+    """See `busrep.asyncio.effects.exactly_once`."""
+    effects.begin()
+    try:
+        yield effects.connection
+        if effects.ended:
+            raise ConfigError(ENDED)
+        save(effects.connection)
+        effects.commit()
+    except CommitUnknown:
+        raise
+    except BaseException:
+        effects.rollback()
+        raise

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, and the ways to ask it for something from other threads."""
+"""An event loop in a thread of its own: what other threads ask of it, and what it has done in other threads."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import contextlib
 import inspect
 import logging
 import os
+import queue
 import selectors
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from busrep.errors import Closed, ConfigError
 
 log = logging.getLogger("busrep.reader")
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -38,11 +41,13 @@ class _Selector(selectors.DefaultSelector):
         return super().modify(fileobj, events, data) if os.getpid() == self._pid else self.get_key(fileobj)
 
 
-class LoopThread:
-    """Runs an event loop, and what ``make()`` makes on it, from `start` to `close`.
+class LoopThread(Generic[T]):
+    """Runs an event loop, and what is made on it, from `start` to `close`.
 
     ``check_process()`` raises ConfigError in a child process, where the thread is not.
     """
+
+    made: T
 
     def __init__(self, check_process: Callable[[], object]) -> None:
         self._check_process = check_process
@@ -53,18 +58,20 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
 
-    def start(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """Start the thread, make that there and enter it. Gives what that gives, and raises what it raises."""
-        entered: concurrent.futures.Future[T] = concurrent.futures.Future()
+    def start(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
+        """Start the thread, make that there and enter it: what that gives is ``made``. Raises what it raises."""
+        entered: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(make, entered), name="busrep-read", daemon=True)
         try:
             self._thread.start()
-            return entered.result()
+            entered.result()
         except BaseException:
             entered.cancel()  # if this was interrupted it ends as soon as it is open
             raise
 
-    def _run(self, make: Callable[[], AbstractAsyncContextManager[T]], entered: concurrent.futures.Future[T]) -> None:
+    def _run(
+        self, make: Callable[[], AbstractAsyncContextManager[T]], entered: concurrent.futures.Future[None]
+    ) -> None:
         try:
             # Selectors on every system: psycopg needs them.
             with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Selector())) as runner:
@@ -78,12 +85,12 @@ class LoopThread:
             self._refuse_all()
 
     async def _live(
-        self, make: Callable[[], AbstractAsyncContextManager[T]], entered: concurrent.futures.Future[T]
+        self, make: Callable[[], AbstractAsyncContextManager[T]], entered: concurrent.futures.Future[None]
     ) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        async with make() as made:
+        async with make() as self.made:
             if entered.set_running_or_notify_cancel():
-                entered.set_result(made)
+                entered.set_result(None)
                 await self._stop.wait()
 
     def close(self) -> None:
@@ -92,26 +99,26 @@ class LoopThread:
             self.call_soon(self._stop.set)
             self._thread.join()  # each of its steps has its own deadline
 
-    def ask(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def ask(self, work: Callable[[T], Coroutine[Any, Any, R]]) -> concurrent.futures.Future[R]:
         """Have the loop do something. A loop forgets what it is asked after its last turn: who waits is told then.
 
         Raises Closed, and ConfigError in the loop's own thread, and in a child process.
         """
-        try:
-            self._check_process()
-            if threading.current_thread() is self._thread:
-                raise ConfigError("in the thread of the bus's event loop nothing can wait for it: use another thread")
-            with self._asking:
-                if self._over:
-                    raise Closed
-                future = asyncio.run_coroutine_threadsafe(work, self._loop)
-                self._asked[future] = work
-        except RuntimeError:  # it was closed this very moment
-            work.close()
-            raise Closed from None
-        except BaseException:
-            work.close()
-            raise
+        self._check_process()
+        if threading.current_thread() is self._thread:
+            raise ConfigError("in the thread of the bus's event loop nothing can wait for it: use another thread")
+        with self._asking:
+            if self._over:
+                raise Closed
+            asked = work(self.made)
+            try:
+                future = asyncio.run_coroutine_threadsafe(asked, self._loop)
+            except BaseException as error:
+                asked.close()
+                if isinstance(error, RuntimeError):  # it was closed this very moment
+                    raise Closed from None
+                raise
+            self._asked[future] = asked
         future.add_done_callback(lambda done: self._asked.pop(done, None))
         return future
 
@@ -125,8 +132,8 @@ class LoopThread:
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 future.set_exception(Closed())
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have the loop do something, and wait for it. Raises what `ask` raises, and what that raises."""
+    def call(self, work: Callable[[T], Coroutine[Any, Any, R]]) -> R:
+        """Have the loop run a coroutine, and wait for it. Raises what `ask` raises, and what that raises."""
         future = self.ask(work)
         try:
             return future.result()
@@ -136,7 +143,67 @@ class LoopThread:
             future.cancel()
             raise
 
+    def do(self, function: Callable[[T], R]) -> R:
+        """Have the loop call a function, and wait for it. Raises what `ask` raises, and what that raises."""
+
+        async def do(made: T) -> R:
+            return function(made)
+
+        return self.call(do)
+
     def call_soon(self, function: Callable[[], Any]) -> None:
         """Have the loop call that soon, if it goes on. Waits for nothing: it may be the garbage collector that asks."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
+
+
+class CallQueue:
+    """Calls that coroutines ask for, and that one thread makes, in order.
+
+    ``interruptible``: what is no `Exception`, such as KeyboardInterrupt, is raised in that thread as well.
+    """
+
+    def __init__(self, *, interruptible: bool) -> None:
+        self._queue: queue.SimpleQueue[tuple[concurrent.futures.Future[None], Callable[[], Any]] | None]
+        self._queue, self._interruptible = queue.SimpleQueue(), interruptible
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> None:
+        """Have the function called there. Raises what it raises; one that nobody waits for any more is not called."""
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._queue.put((done, partial(function, *args)))
+        await asyncio.wrap_future(done)
+
+    def serve(self) -> None:
+        """Make the calls, in this thread, until `end` is called."""
+        while (asked := self._queue.get()) is not None:
+            done, work = asked
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                work()
+            except BaseException as error:
+                plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                # Another one would end the loop, or confuse it.
+                done.set_exception(error if plain else RuntimeError(f"{type(error).__name__} {error}"))
+                if self._interruptible and not isinstance(error, Exception):
+                    raise
+            else:
+                done.set_result(None)
+
+    def end(self) -> None:
+        """Let `serve` return after the calls that were asked for."""
+        self._queue.put(None)
+
+
+class ThreadBoundConnection:
+    """A connection that stays in the thread of whoever saves on it: what is done with it is done there, by ``jobs``."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.jobs = CallQueue(interruptible=True)
+
+    def serve(self, until: concurrent.futures.Future[None]) -> None:
+        """Do what is asked for until that is done. Raises what that raises."""
+        until.add_done_callback(lambda _: self.jobs.end())
+        self.jobs.serve()
+        until.result()

@@ -19,7 +19,7 @@ from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from busrep.errors import ConfigError, Unavailable
-from busrep.links.redis import redis_settings
+from busrep.links.redis import make_pool
 from busrep.settings import Settings
 
 from .threads import OwnedLock, in_a_thread
@@ -28,38 +28,17 @@ log = logging.getLogger("busrep.redis")
 
 _TROUBLE = (RedisError, OSError, EOFError)
 
+# The kinds of connections that asyncio has the like of.
+_PLAIN = (Connection, SSLConnection, UnixDomainSocketConnection)
+_OF_SENTINEL = (SentinelManagedConnection, SentinelManagedSSLConnection)
+
 
 def redis_pool(client: str | redis.Redis, settings: Settings) -> ConnectionPool:
-    """A factory of blocking connections for a Redis URL, or with the settings of a redis.Redis client.
-
-    Raises ConfigError for a URL that redis-py does not understand.
-    """
-    kwargs: dict[str, Any]
-    kind: Any
-    if isinstance(client, str):
-        kwargs = redis_settings(client, parse_url)
-        kind = kwargs.pop("connection_class", Connection)
-    elif isinstance(client, redis.Redis):
-        # What the driver keeps there for maintenance notifications of RESP3 has no place in RESP2.
-        private = ("maint_", "oss_cluster_", "orig_")
-        given = client.connection_pool.connection_kwargs
-        kwargs = {key: value for key, value in given.items() if not key.startswith(private)}
-        kind = client.connection_pool.connection_class
-        if "connection_pool" in kwargs:
-            # A client of Sentinel.master_for(): each connection asks its pool where the master is now. The driver
-            # refers to the pool weakly, and the application may not keep its client.
-            kwargs["connection_pool"] = client.connection_pool
-    else:
+    """See `make_pool`. With a deadline on everything, for the calling thread waits."""
+    if not isinstance(client, str | redis.Redis):
         raise ConfigError(f"redis={client!r}: a Redis URL, or a redis.Redis, whose settings are used")
-    # A deadline on everything, for the calling thread waits; no retries inside the driver, for a connection made behind
-    # our back hides that the one before was lost.
-    kwargs.update(protocol=2, decode_responses=False, health_check_interval=0)
-    kwargs.update(socket_timeout=settings.redis_timeout, socket_connect_timeout=settings.redis_timeout)
-    kwargs.update(retry=Retry(NoBackoff(), 0), retry_on_error=[], retry_on_timeout=False)
-    try:
-        return ConnectionPool(connection_class=kind, **kwargs)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"Redis settings that do not go together: {error}") from None
+    timeouts = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), settings.redis_timeout)
+    return make_pool(ConnectionPool, client, parse_url, Connection, retry=Retry(NoBackoff(), 0), **timeouts)
 
 
 class _MasterPool(aioredis.ConnectionPool):
@@ -81,18 +60,9 @@ class _MasterPool(aioredis.ConnectionPool):
 
 def async_client(client: redis.Redis) -> aioredis.Redis:
     """An asyncio client with the settings of a blocking one. Raises ConfigError for one of another kind."""
-    pool = client.connection_pool
-    kinds: dict[type[Any], type[Any]] = {
-        Connection: aioredis.Connection,
-        SSLConnection: aioredis.SSLConnection,
-        UnixDomainSocketConnection: aioredis.UnixDomainSocketConnection,
-    }
-    if isinstance(pool, SentinelConnectionPool) and pool.is_master:
-        kinds = {
-            SentinelManagedConnection: aiosentinel.SentinelManagedConnection,
-            SentinelManagedSSLConnection: aiosentinel.SentinelManagedSSLConnection,
-        }
-    if pool.connection_class not in kinds:
+    pool: Any = client.connection_pool
+    of_sentinel = isinstance(pool, SentinelConnectionPool) and pool.is_master
+    if pool.connection_class not in (_OF_SENTINEL if of_sentinel else _PLAIN):
         raise ConfigError(
             f"reading with a client of {pool.connection_class.__name__} is not possible in threads: pass a URL, a "
             "plain redis.Redis or Sentinel.master_for(), or read with busrep.connect() and a redis.asyncio client"
@@ -100,15 +70,15 @@ def async_client(client: redis.Redis) -> aioredis.Redis:
     # Objects that serve one runtime only; what they do is not wanted of a subscription.
     own = ("retry", "credential_provider", "redis_connect_func", "maint_", "oss_cluster_", "orig_", "event_dispatcher")
     kwargs = {key: value for key, value in pool.connection_kwargs.items() if not key.startswith(own)}
-    kind = kinds[pool.connection_class]
-    if isinstance(pool, SentinelConnectionPool):
+    kind = getattr(aiosentinel if of_sentinel else aioredis, pool.connection_class.__name__)  # each has its like there
+    if of_sentinel:
         return aioredis.Redis(connection_pool=_MasterPool(pool, kind, kwargs))
     return aioredis.Redis(connection_pool=aioredis.ConnectionPool(kind, **kwargs))
 
 
 class Publisher:
-    """Publishes on a connection that it makes when it is needed. Not thread-safe: hold ``lock`` round each call, and
-    make none where this thread has it already.
+    """Publishes on a connection that it makes when it is needed. Not thread-safe: hold ``lock`` round each call but
+    `close`, and make none where this thread has it already.
 
     Where nobody has heard anything for ``heartbeat * silent_after_beats`` it gives its connection up: after a failover
     it may be one to the old master, which lives on as a replica, takes messages, and passes them on to nobody. Whoever
@@ -189,21 +159,21 @@ class Publisher:
 
     def send(self, channel: str, data: bytes) -> None:
         """Publish one message; once more on a new connection if the one there was had died. Raises Unavailable."""
-        used = self.connected
-        try:
-            self.open()
-            self.publish([(channel, data)])
-        except Unavailable:
-            if not used:
-                raise
-            self.open()
-            self.publish([(channel, data)])
+        while True:
+            used = self.connected
+            try:
+                self.open()
+                return self.publish([(channel, data)])
+            except Unavailable:
+                if not used:
+                    raise
 
     def statistics(self) -> dict[str, object]:
         """Counters, JSON-able."""
         return {"connected": self.connected, "publisher_connects": self.connects, "last_error": self.last_error}
 
     def close(self) -> None:
-        """Make no more connections."""
-        self._closed = True
-        self.drop()
+        """Make no more connections. Somebody may be sending, and has deadlines: that is waited for."""
+        with self.lock:
+            self._closed = True
+            self.drop()

@@ -1,58 +1,58 @@
-"""The session of a writer whose threads share it: its bookkeeping under a lock, and its name."""
+"""The session of a writer whose threads share it: its bookkeeping under a lock, its name, and what it publishes."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
-import attrs
-
-from busrep.errors import BusrepError, CommitsLost, SequenceWentBack, WriterFenced
+from busrep.asyncio.messages import channel_of
+from busrep.caches.cache import Caches
+from busrep.caches.freshness import Own
+from busrep.core.backoff import pause_after
+from busrep.core.outgoing import OutgoingFrame
+from busrep.errors import BusrepError, CommitsLost, SequenceWentBack, Unavailable, WriterFenced
 from busrep.runtime.config import WriterConfig
 from busrep.runtime.fact import ReenteredError
-from busrep.runtime.own_name import Hint, NameWatch, claim_name, give_up_streams, win_back
+from busrep.runtime.own_name import NameWatch, claim_name, give_up_streams, win_back
 from busrep.runtime.session import InDoubt, OpenFacts, WriterSession
 from busrep.stores.plans import complete
 
+from .publisher import Publisher
 from .threads import Bell, OwnedLock, uninterrupted
 
+log = logging.getLogger("busrep.writer")
+
 T = TypeVar("T")
-
-
-@attrs.frozen(kw_only=True)
-class WriterCallbacks:
-    """``on_loss()`` is called when another process has taken the name. ``on_invalidations``: of `WriterSession`.
-    ``on_unknown()`` drops whatever such rows may have invalidated, where it is not known which were committed."""
-
-    on_loss: Callable[[], None] = lambda: None
-    on_invalidations: Callable[[str, Sequence[bytes]], None] = lambda _stream, _payloads: None
-    on_unknown: Callable[[], None] = lambda: None
 
 
 class SharedSession:
     """The present `WriterSession`, in ``session``, and its name. All methods may be called from any thread.
 
-    ``config.store``: its coroutines wait for nothing. ``beats``: threads do what is due.
+    ``config.store``: its coroutines wait for nothing. ``caches``: get the invalidations that are committed here.
+    ``beats``: threads do what is due. ``on_loss(error)`` is called when another process has taken the name.
 
     ``lost``: why the name is another process's for good. ``starts``: where the facts of this process begin, however
-    often its name is won back. ``settling``: the lock of those who end transactions in doubt.
+    often its name is won back. ``settling``: the lock of those who end transactions in doubt. ``doubted`` rings when
+    there are facts in doubt, or the name is to be won back.
     """
 
-    def __init__(self, config: WriterConfig, callbacks: WriterCallbacks, *, beats: bool) -> None:
-        self.config, self._callbacks, self.beats = config, callbacks, beats
+    def __init__(
+        self, config: WriterConfig, caches: Caches, *, beats: bool, on_loss: Callable[[WriterFenced], None]
+    ) -> None:
+        self.config, self._caches, self.beats, self._on_loss = config, caches, beats, on_loss
         self.name, self.store, self.settings = config.name, config.store, config.settings
-        self.durable = config.durable
         self._cores = OwnedLock()
         self.settling = OwnedLock()
         self._renewing = OwnedLock()
         self._outdone = 0  # the highest incarnation of a predecessor, without a claim
         self._watch = NameWatch(self.settings, since=time.monotonic())
-        self.doubted = Bell()  # there are facts in doubt, or the name is to be won back
+        self.doubted = Bell()
         self.lost: WriterFenced | None = None
         if self.store is not None:
-            complete(give_up_streams(self.store, self.name, self.durable, self.settings))
+            complete(give_up_streams(self.store, self.name, config.durable, self.settings))
         self.session = complete(self._begin())
         self.starts: Mapping[str, int] = {} if self.session.claim is None else self.session.claim.starts
 
@@ -88,27 +88,22 @@ class SharedSession:
             with self._cores:  # one step, which nothing can tear: also in the middle of bookkeeping
                 session.commit_sent(opened)
 
-    def freshness(self, stream: str) -> tuple[int, float] | None:
-        """As of when this process has applied all that it committed to a stream of invalidations (`time.monotonic`),
-        behind the incarnation of its name; None if that is not known."""
+    def own_applied(self, stream: str) -> Own | None:
+        """As of when this process has applied all that it committed to a stream of invalidations (`time.monotonic`);
+        None if that is not known."""
         with self._cores:
             session = self.session
             if session.ended or self.lost is not None or stream not in session.commits:
                 return None
-            return session.incarnation, session.applied_as_of(stream)
+            return Own(self.name, session.incarnation, session.applied_as_of(stream))
 
     # -- the name ---------------------------------------------------------------------------------------------
 
     async def _begin(self, again: int | None = None, former: WriterSession | None = None) -> WriterSession:
         claim, incarnation = await claim_name(self.config, again=again, former=former)
         session = WriterSession(self.config, claim, incarnation, listens=self.beats)
-        session.on_invalidations = self._callbacks.on_invalidations
+        session.on_invalidations = self._caches.committed
         return session
-
-    @property
-    def to_renew(self) -> bool:
-        """Whether the session has ended, and the name may be won back."""
-        return self.session.ended and self.lost is None
 
     def live(self) -> WriterSession:
         """The session to write in; the name is won back first if it was finished for silence, or the session is torn.
@@ -139,7 +134,7 @@ class SharedSession:
                 self.lose(error)
                 raise
             # Before it is trusted: facts were in doubt, or their bookkeeping was interrupted.
-            self._callbacks.on_unknown()
+            self._caches.drop_all()
             self.session = session
 
     def lose(self, error: WriterFenced) -> None:
@@ -147,28 +142,13 @@ class SharedSession:
         if self.lost is None:
             self.lost = error if isinstance(error, CommitsLost) else WriterFenced(error.writer, error.incarnation)
             self.fence(self.session, error)
-            self._callbacks.on_unknown()
-            self._callbacks.on_loss()
+            self._caches.drop_all()
+            self._on_loss(self.lost)
 
     def fence(self, session: WriterSession, error: WriterFenced) -> None:
         """Nothing more is written or published under that incarnation."""
         if (error.writer, error.incarnation) == (self.name, session.incarnation):
             self.guarded(session, lambda: session.fence(error))
-
-    def heard(self, incarnation: int, *, has_log: bool) -> Hint:
-        """The own name was heard; see `NameWatch.heard`. Gives what is left to do: to ask whether the claim stands."""
-        session = self.session
-        if self.lost is not None:
-            return Hint.NOTHING
-        hint = self._watch.heard(session, incarnation, time.monotonic(), has_log=has_log)
-        error = WriterFenced(self.name, session.incarnation)
-        if hint is Hint.OUTDONE:
-            self._outdone = max(self._outdone, incarnation)
-            self.fence(session, error)
-            self.doubted.ring()  # who looks after the name goes on with it
-        elif hint is Hint.LOST:
-            self.lose(error)
-        return hint
 
     def epoch_changed(self, epoch: str) -> None:
         """The log is another one: what was written here is of the one before, whose names nobody wins back."""
@@ -201,3 +181,95 @@ def release(doubt: InDoubt) -> None:
     if transaction is not None and not transaction.joined:
         complete(transaction.rollback())
     doubt.transaction = None
+
+
+class Publishing:
+    """Publishes all that is due, in the order in which the core composed it. May be called from any thread.
+
+    ``stale``: something is to be published, and Redis did not take it.
+    """
+
+    def __init__(self, shared: SharedSession, publisher: Publisher) -> None:
+        self._shared, self._publisher, self._settings = shared, publisher, shared.settings
+        self._failures = 0
+        self._retry_at = 0.0
+        self.stale = Bell()
+
+    def publish(self, *, now: bool = False) -> bool:
+        """Publish what is due. False: Redis is away, or someone else is at it for too long; it goes out later.
+
+        While Redis is away it is tried at a growing pause only, unless ``now``.
+        """
+        lock = self._publisher.lock
+        if lock.is_mine or (not now and self._away()):
+            return False
+        with lock:  # not for long: whoever has it has deadlines
+            return (now or not self._away()) and self._publish_or_note()
+
+    def _away(self) -> bool:
+        """Whether Redis is away, as far as known, and it is not the calling thread's turn to look."""
+        return bool(self._failures) and (self._shared.beats or time.monotonic() < self._retry_at)
+
+    def _publish_or_note(self) -> bool:
+        while True:
+            used = self._publisher.connected
+            try:
+                while self._publish_frames():
+                    pass
+            except Unavailable as error:
+                if used:  # it may have died of being idle; a new one tells
+                    continue
+                self._failures += 1
+                self._retry_at = time.monotonic() + pause_after(self._failures, self._settings)
+                log.debug("publishing: %s", error)
+                self.stale.ring()
+                return False
+            self._failures, self._retry_at = 0, 0.0
+            return True
+
+    def _publish_frames(self) -> bool:
+        """Publish the next frames. False: there are none."""
+        session = self._shared.session
+        self._publisher.open()
+        try:
+            frames = self._shared.guarded(session, partial(self._frames, session))
+            if not frames:
+                return False
+            server = self._shared.config.server
+            self._publisher.publish(
+                [(channel_of(server, frame.channel_suffix), data) for frame in frames for data in frame.messages]
+            )
+            self._shared.guarded(session, partial(session.published, frames))
+        except BaseException:
+            # Unknown which arrived: the same frames go out again, byte for byte (9.6).
+            self._shared.guarded(session, session.core.publish_failed)
+            raise
+        return True
+
+    def _frames(self, session: WriterSession) -> list[OutgoingFrame]:
+        return [] if session.torn else session.frames_to_publish(self._publisher.connects, time.monotonic())
+
+    def replicate_received(self) -> None:
+        """Somebody asks for the positions."""
+        self._shared.ask(lambda session: session.core.replicate_received(time.monotonic()))
+        self.stale.ring()
+
+    def tick(self, now: float) -> None:
+        """Queue the announcement if it is due."""
+        self._shared.ask(lambda session: session.core.tick(now))
+
+    def announce(self) -> float:
+        """Publish the announcement, if it is due, and what Redis did not take before. Seconds until the next time."""
+        now, heartbeat = time.monotonic(), self._settings.heartbeat
+        self.tick(now)
+        if self._failures and now < self._retry_at:
+            return self._retry_at - now
+        if not self.publish(now=True):
+            return max(0.0, min(heartbeat, self._retry_at - time.monotonic()))
+        return max(0.0, min(1.1 * heartbeat, self._shared.session.core.announcements.next_deadline - time.monotonic()))
+
+    def farewell(self) -> None:
+        """Publish what is left, and where this writer ends (9.21)."""
+        if self.publish(now=True):
+            self._shared.ask(lambda session: session.core.farewell())
+            self.publish(now=True)

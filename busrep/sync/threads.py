@@ -46,14 +46,19 @@ class Bell:
 
 
 class Chore(threading.Thread):
-    """Does something over and over: ``work()`` gives the seconds until the next time, ``wake`` cuts them short."""
+    """Does something over and over: ``work()`` gives the seconds until the next time, ``wake`` cuts them short.
 
-    def __init__(self, work: Callable[[], float], wake: Bell, name: str) -> None:
+    ``first``: seconds until the first time.
+    """
+
+    def __init__(self, work: Callable[[], float], wake: Bell, name: str, *, first: float = 0.0) -> None:
         super().__init__(name=name, daemon=True)
-        self._work, self._wake, self._stopped = work, wake, False
+        self._work, self._wake, self._first, self._stopped = work, wake, first, False
 
     def run(self) -> None:
         """The thread's."""
+        if self._first:
+            self._wake.wait(self._first)
         while not self._stopped:
             try:
                 pause = self._work()

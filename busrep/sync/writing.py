@@ -30,17 +30,16 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from busrep.asyncio.writing import SETTLE_FIRST, SETTLE_SLOWEST
+from busrep.caches.cache import Caches
 from busrep.errors import BusrepError, CommitUnknown, SequenceWentBack, WriterFenced
 from busrep.runtime.config import WriterConfig
 from busrep.runtime.fact import FactBase, FactState, settle
 from busrep.runtime.own_name import Hint
 from busrep.runtime.session import InDoubt, WriterSession
 from busrep.stores.plans import complete
-from busrep.streams import Stream
 
 from .publisher import Publisher
-from .publishing import Publishing
-from .session import SharedSession, WriterCallbacks, drop_doubts, release
+from .session import Publishing, SharedSession, drop_doubts, release
 from .threads import attempt
 
 log = logging.getLogger("busrep.writer")
@@ -58,24 +57,19 @@ class BlockingFact(FactBase[RowT]):
     """
 
     _how = "with"
-
-    def __init__(
-        self, writing: SharedWriter, streams: Sequence[Stream[Any]], connection: Any = None, count: int = 1
-    ) -> None:
-        super().__init__(streams, connection, count)
-        self._writing = writing
+    _writing: SharedWriter
 
     @property
     def connection(self) -> Any:
         """The driver's connection that the transaction runs on; None for streams without a table."""
-        self._writing.here()
+        self._writing.here(True)
         return None if self._transaction is None else self._transaction.hand_out()
 
     def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement of the caller's in the fact's transaction, in the driver's placeholder style.
         Raises the driver's own errors of it, and ConfigError outside the block."""
         transaction = self._open_transaction()
-        self._writing.here()
+        self._writing.here(True)
         return list(complete(transaction.execute(sql, params)))
 
     def ended(self) -> None:
@@ -83,25 +77,25 @@ class BlockingFact(FactBase[RowT]):
 
         Raises nothing: what cannot be found out now is looked at again later. If it goes on in truth, nothing happens.
         """
-        if self._session is not None and self._writing.here(raising=False):
+        if self._session is not None and self._writing.here(False):
             self._writing.ended(self._session, self._joined)
 
     def __enter__(self) -> BlockingFact[RowT]:
         writing = self._writing
-        writing.here()
+        writing.here(True)
         self._begin_once()
         writing.before_a_fact(self._caller)
-        session = writing.shared.live()
+        session = writing.live()
         try:
             complete(self._begin(session))
         except WriterFenced:
             if self._transaction is not None and self._transaction.reserves:
                 raise  # the caller has SQLite's write lock: `ended` wins the name back, if it can be
             # Perhaps for its silence, with nobody after it: then the name is won back. Else this raises.
-            complete(self._begin(writing.shared.live()))
+            complete(self._begin(writing.live()))
         except SequenceWentBack as error:
-            writing.shared.look_at_claim(session, error)
-            complete(self._begin(writing.shared.live()))
+            writing.look_at_claim(session, error)
+            complete(self._begin(writing.live()))
         self._state = FactState.OPEN
         return self
 
@@ -111,13 +105,13 @@ class BlockingFact(FactBase[RowT]):
         writing = self._writing
         try:
             self._state = FactState.ENDED
-            if not writing.here(raising=error is None):  # forked meanwhile: the transaction is the parent's
+            if not writing.here(error is None):  # forked meanwhile: the transaction is the parent's
                 return
             writing.ending.add(self)
             if self._session is not None:
                 complete(self._end(self._session, error))
         except BaseException:
-            if not self._booked and self._session is not None and writing.here(raising=False):
+            if not self._booked and self._session is not None and writing.here(False):
                 self._doubt(self._session)  # interrupted before it could begin to end
             raise
         finally:
@@ -125,10 +119,10 @@ class BlockingFact(FactBase[RowT]):
                 writing.ending.discard(self)
 
     def _guarded(self, session: WriterSession, step: Callable[[], object]) -> None:
-        self._writing.shared.guarded(session, step)
+        self._writing.guarded(session, step)
 
     def _commit_sent(self, session: WriterSession) -> None:
-        self._writing.shared.commit_sent(session, self._opened.values())
+        self._writing.commit_sent(session, self._opened.values())
 
     def _leaves_doubt(self, error: BaseException) -> bool:
         # What is not busrep's may be an interrupt: before COMMIT was sent, or after it was answered.
@@ -138,10 +132,10 @@ class BlockingFact(FactBase[RowT]):
         return threading.current_thread().name
 
     def _fence(self, session: WriterSession, error: WriterFenced) -> None:
-        self._writing.shared.fence(session, error)
+        self._writing.fence(session, error)
 
     def _publish(self) -> None:
-        self._writing.publish()
+        self._writing.publishing.publish()
 
     def _doubted(self, doubt: InDoubt) -> None:
         self._writing.in_doubt(doubt)
@@ -153,45 +147,29 @@ class BlockingFact(FactBase[RowT]):
             session.doubts.append(self._in_doubt())
 
 
-class _Ending(weakref.WeakSet["BlockingFact[Any]"]):
-    """The facts that are being ended, for close() to wait for; one whose thread was interrupted leaves as garbage."""
+class SharedWriter(SharedSession):
+    """One process's writer. All methods may be called from any thread. See `SharedSession` for the other arguments.
 
-    def wait(self, timeout: float) -> None:
-        """Wait until there are none."""
-        until = time.monotonic() + timeout
-        while self and time.monotonic() < until:
-            time.sleep(0.01)
-
-
-class SharedWriter:
-    """One process's writer. All methods may be called from any thread. See `SharedSession` for the arguments.
-
-    ``shared``: its session and name; ``publishing``: what goes out; ``ending``: the facts that are being ended.
+    ``here(raising)``: whether this is the process that opened the bus; raises ConfigError if told so. ``ending``: the
+    facts that are being ended, for `close` to wait for; one whose thread was interrupted leaves as garbage.
     """
 
     def __init__(
         self,
         config: WriterConfig,
-        callbacks: WriterCallbacks,
-        *,
+        caches: Caches,
         publisher: Publisher,
+        *,
         beats: bool,
         here: Callable[[bool], bool],
+        on_loss: Callable[[WriterFenced], None],
     ) -> None:
-        self.pid, self._here, self._settings = os.getpid(), here, config.settings
-        self.shared = SharedSession(config, callbacks, beats=beats)
-        self.publishing = Publishing(self.shared, publisher)
-        self.ending = _Ending()
-        self._beat_at = time.monotonic() + self._settings.heartbeat
+        super().__init__(config, caches, beats=beats, on_loss=on_loss)
+        self.pid, self.here = os.getpid(), here
+        self.publishing = Publishing(self, publisher)
+        self.ending: weakref.WeakSet[BlockingFact[Any]] = weakref.WeakSet()
+        self._beat_at = time.monotonic() + self.settings.heartbeat
         self._settle_pause = SETTLE_FIRST
-
-    def here(self, raising: bool = True) -> bool:
-        """Whether this is the process that opened the bus. Raises ConfigError unless told not to."""
-        return self._here(raising)
-
-    def publish(self) -> None:
-        """Publish what a fact left."""
-        self.publishing.publish()
 
     # -- facts in doubt ---------------------------------------------------------------------------------------
 
@@ -200,15 +178,15 @@ class SharedWriter:
         try:
             self._ask_after_all()
         except WriterFenced:
-            self.shared.live()  # perhaps it was finished for its silence alone: then all is in the table
+            self.live()  # perhaps it was finished for its silence alone: then all is in the table
         self.publishing.publish()  # another thread may have asked just before, and not have published yet
 
     def _ask_after_all(self) -> None:
         trouble: Exception | None = None
-        session = self.shared.session
-        if not session.doubts or self.shared.in_the_middle:
+        session = self.session
+        if not session.doubts or self.in_the_middle:
             return
-        with self.shared.settling:
+        with self.settling:
             for doubt in list(session.doubts):
                 if session.ended:
                     drop_doubts(session)
@@ -216,11 +194,11 @@ class SharedWriter:
                 try:
                     self.settle_one(session, doubt)
                 except WriterFenced as error:
-                    self.shared.fence(session, error)
+                    self.fence(session, error)
                     trouble = error
                 except Exception as error:  # the others may have ended all the same
                     trouble = error
-        self.publish()
+        self.publishing.publish()
         if trouble is not None:
             raise trouble
 
@@ -228,69 +206,69 @@ class SharedWriter:
         """Ask what became of one transaction; ``doubts``: what it left, with one marker. With the lock ``settling``."""
         for doubt in doubts:
             release(doubt)
-        complete(settle(session, doubts, partial(self.shared.guarded, session)))
+        complete(settle(session, doubts, partial(self.guarded, session)))
 
     def ended(self, session: WriterSession, doubt: InDoubt | None) -> None:
         """The caller says that this transaction has ended. Nothing is raised into what comes after its COMMIT."""
-        if self.shared.in_the_middle:
+        if self.in_the_middle:
             return  # what is in doubt is asked after later
         try:
-            with self.shared.settling:
+            with self.settling:
                 if doubt is not None and not session.ended and (same := session.ended_with(doubt)):
                     self.settle_one(session, *same)
-            self.publish()
+            self.publishing.publish()
         except WriterFenced as error:
-            self.shared.fence(session, error)
+            self.fence(session, error)
         except Exception as error:  # of whatever kind: it is committed, and is asked after again
             log.warning("the outcome of a transaction is not known yet: %s", error)
         self._win_back()  # now: in a transaction of the caller's on SQLite the name cannot be won back
 
     def in_doubt(self, doubt: InDoubt) -> None:
         """The end of this fact's transaction is not known. Let it hold nothing up, and have the table asked."""
-        if self._end_own(doubt) and not self.shared.beats:  # what is committed behind it waits for the answer
+        if self._end_own(doubt) and not self.beats:  # what is committed behind it waits for the answer
             attempt(self._ask_after_all)
-        self.shared.doubted.ring()
+        self.doubted.ring()
 
     def _end_own(self, doubt: InDoubt) -> bool:
         """Roll the transaction of a fact in doubt back if it is open still. False: it is the caller's, or has ended."""
         if doubt.transaction is None or doubt.transaction.joined:
             return False
-        with self.shared.settling:
+        with self.settling:
             release(doubt)
         return True
 
     # -- what has to be done now and then ---------------------------------------------------------------------
 
     def _win_back(self) -> None:
-        if self.shared.to_renew:
-            attempt(self.shared.live)
+        if self.session.ended and self.lost is None:
+            attempt(self.live)
 
     def beat(self) -> None:
         """Store the proven positions and, the claim being ours still, follow the others. Raises Unavailable,
         WriterFenced."""
-        shared, session = self.shared, self.shared.session
-        if not shared.durable or session.ended or session.claim is None or shared.store is None:
+        session = self.session
+        if session.ended or session.claim is None or self.store is None:
             return
-        noted, positions = shared.guarded(session, session.noted)
+        noted, positions = self.guarded(session, session.noted)
         try:
-            registry = complete(shared.store.heartbeat(session.claim, positions))
+            registry = complete(self.store.heartbeat(session.claim, positions))
         except WriterFenced as error:
-            shared.fence(session, error)
+            self.fence(session, error)
             raise
-        shared.guarded(session, lambda: session.others.registry_read(noted, registry))
+        self.guarded(session, lambda: session.others.registry_read(noted, registry))
 
     def before_a_fact(self, connection: Any = None) -> None:
         """Without a thread that does so: do first what is overdue.
 
         ``connection``: the caller's. Beside a transaction on SQLite's nothing can be written: that waits.
         """
-        for doubt in list(self.shared.session.doubts):
+        for doubt in list(self.session.doubts):
             self._end_own(doubt)  # of a fact that nobody ended: it may hold what this one needs
-        if self.shared.beats:
+        if self.beats:
             return
         if not getattr(connection, "in_transaction", False):
             self._beat_if_due()
-        if self.shared.session.doubts:
+        if self.session.doubts:
             attempt(self._ask_after_all)
         self.publishing.tick(time.monotonic())
 
@@ -298,7 +276,7 @@ class SharedWriter:
         now = time.monotonic()
         due = now >= self._beat_at
         if due:
-            self._beat_at = now + self._settings.heartbeat
+            self._beat_at = now + self.settings.heartbeat
             attempt(self.beat)
         return due
 
@@ -307,7 +285,7 @@ class SharedWriter:
         if self._beat_if_due():
             for stuck in self.stuck():
                 log.warning("fact %(id)s of stream %(stream)s is open for %(age).0f s (%(owner)s)", stuck)
-        session = self.shared.session
+        session = self.session
         before = len(session.doubts)
         if before:
             attempt(self._ask_after_all)
@@ -320,9 +298,20 @@ class SharedWriter:
         return self._settle_pause
 
     def heard_name(self, incarnation: int, *, has_log: bool) -> None:
-        """Another process speaks under this name, or this one: see `SharedSession.heard`."""
-        if self.shared.heard(incarnation, has_log=has_log) is Hint.ASK:
+        """The own name was heard; see `NameWatch.heard`."""
+        session = self.session
+        if self.lost is not None:
+            return
+        hint = self._watch.heard(session, incarnation, time.monotonic(), has_log=has_log)
+        error = WriterFenced(self.name, session.incarnation)
+        if hint is Hint.ASK:
             threading.Thread(target=self._check_claim, name="busrep-claim", daemon=True).start()
+        elif hint is Hint.OUTDONE:
+            self._outdone = max(self._outdone, incarnation)
+            self.fence(session, error)
+            self.doubted.ring()  # who looks after the name goes on with it
+        elif hint is Hint.LOST:
+            self.lose(error)
 
     def _check_claim(self) -> None:
         attempt(self.beat)
@@ -332,7 +321,9 @@ class SharedWriter:
 
     def close(self, timeout: float) -> None:
         """Wait for transactions that are being ended, publish and store where this writer is, and finish its name."""
-        self.ending.wait(timeout)
+        until = time.monotonic() + timeout
+        while self.ending and time.monotonic() < until:
+            time.sleep(0.01)
         attempt(self._ask_after_all)
         self.publishing.farewell()
         attempt(self._leave)
@@ -340,31 +331,31 @@ class SharedWriter:
     def _leave(self) -> None:
         """See `busrep.asyncio.writing.Writing.leave`."""
         self.beat()
-        shared, session = self.shared, self.shared.session
-        if shared.store is None or session.claim is None or session.ended:
+        session = self.session
+        if self.store is None or session.claim is None or session.ended:
             return
-        if not shared.guarded(session, lambda: session.unfinished):
-            work = shared.store.finish(shared.name, session.incarnation, timeout=self._settings.heartbeat)
-            log.info("writer %s left at %s", shared.name, dict(complete(work)))
+        if not self.guarded(session, lambda: session.unfinished):
+            work = self.store.finish(self.name, session.incarnation, timeout=self.settings.heartbeat)
+            log.info("writer %s left at %s", self.name, dict(complete(work)))
 
     # -- what others ask --------------------------------------------------------------------------------------
 
     def positions(self) -> dict[str, int]:
         """Stream -> the position up to which Redis confirmed its frames."""
-        return self.shared.ask(lambda session: session.core.positions())
+        return self.ask(lambda session: session.core.positions())
 
     def written(self, stream: str) -> tuple[int, bool] | None:
         """See `WriterSession.written`."""
-        return self.shared.ask(lambda session: session.written(stream))
+        return self.ask(lambda session: session.written(stream))
 
     def is_successors(self, stream: str, token: int) -> bool:
         """Whether a fact under the own name is another process's, or may be: see `WriterSession`."""
-        return self.shared.lost is not None or self.shared.ask(lambda session: session.is_successors(stream, token))
+        return self.lost is not None or self.ask(lambda session: session.is_successors(stream, token))
 
     def statistics(self) -> dict[str, Any]:
         """Counters, JSON-able."""
-        return {**self.shared.ask(WriterSession.statistics), "lost": self.shared.lost is not None}
+        return {**self.ask(WriterSession.statistics), "lost": self.lost is not None}
 
     def stuck(self) -> list[dict[str, Any]]:
         """Facts open for longer than ``stuck_after``, JSON-able."""
-        return self.shared.ask(lambda session: session.stuck(time.monotonic()))
+        return self.ask(lambda session: session.stuck(time.monotonic()))

@@ -69,7 +69,8 @@ class FaultyLink:
         """The same for code without an event loop: ``with FaultyLink.in_thread(url) as link``."""
         from busrep.sync.loop_thread import LoopThread  # with the bus for threads, which few tests need
 
-        link, thread = cls(url, tls=tls, seed=seed), LoopThread(lambda: None)
+        link = cls(url, tls=tls, seed=seed)
+        thread: LoopThread[Self] = LoopThread(lambda: None)
         thread.start(lambda: link)
         try:
             yield link

@@ -847,7 +847,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="What the rows invalidated that were pruned before they came is returned for ever.",
         edits=(
             Edit(
-                "CacheUpkeep._follow", "reading.handlers.on_notice(Missed, stream.name, lambda *_: feed.clear())\n", ""
+                "CacheUpkeep.follow", "reading.handlers.on_notice(Missed, stream.name, lambda *_: feed.clear())\n", ""
             ),
             Edit(
                 "CacheUpkeep.look",
@@ -1098,7 +1098,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "            if effects.ended:\n                raise ConfigError(ENDED)\n",
                 "",
             ),
-            Edit("sync.effects.exactly_once", "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""),
+            Edit("sync.batch.exactly_once", "        if effects.ended:\n            raise ConfigError(ENDED)\n", ""),
         ),
         checks=(EFFECTS + "a_block_that_ends_the_transaction_itself_is_told",),
     ),

@@ -17,9 +17,9 @@ import pytest
 
 import busrep
 import busrep.sync
+from busrep.options import BusOptions
 from busrep.stores.blocking import open_blocking_store
-from busrep.streams import Registry
-from busrep.sync.effects import EffectsStore
+from busrep.sync.batch import EffectsStore
 from busrep.testing.links import FaultyLink
 from busrep.testing.pair import MemoryDeployment
 from tests.asyncio.bus_conformance import AsyncioBus
@@ -309,8 +309,8 @@ def test_threads_that_ask_first_at_the_same_time_share_a_store(
         opening.wait(0.1)
         return store
 
-    monkeypatch.setattr("busrep.sync.effects.open_blocking_store", open_slowly)
-    effects = EffectsStore(sqlite_url, Registry([orders]), QUICK)
+    monkeypatch.setattr("busrep.sync.batch.open_blocking_store", open_slowly)
+    effects = EffectsStore(BusOptions(name="shop", streams=[orders], store=sqlite_url, settings=QUICK))
     threads = [threading.Thread(target=effects.begin) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -54,7 +54,7 @@ def reading(deployment: Deployment, **options: Any) -> Iterator[tuple[Any, Seen]
 
 def core(reader: Any) -> Any:
     """Of either runtime."""
-    bus = reader.bus if isinstance(reader, AsyncioBus) else reader.parts.reading._bus
+    bus = reader.bus if isinstance(reader, AsyncioBus) else reader.reading.made
     return bus.reading.core
 
 
@@ -179,7 +179,7 @@ def test_a_writer_with_a_fact_in_doubt_is_not_finished_by_itself(
             connection.execute("SELECT 1")
             with deployment.bus(writer="w1") as writer:
                 reader.wait_for(orders, "w1", write(writer, 1), timeout=20)
-                writing = writer.bus.store if isinstance(writer, AsyncioBus) else writer.parts.store
+                writing = writer.bus.store if isinstance(writer, AsyncioBus) else writer.store
                 monkeypatch.setattr(writing, "finish", lambda *args, **_: asked.append(args))
                 with writer.write(orders, connection=connection) as fact:
                     fact.add(Order(2, "joined"))

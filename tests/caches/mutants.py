@@ -57,7 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-gap-hides-nothing",
         rule="6",
         harm="Rows are known to be lost, and what they may have invalidated is returned until they are fetched.",
-        edits=(Edit("Trust.gap", "            self.barrier = self.number\n", "            pass\n"),),
+        edits=(Edit("Feed.gap", "            self.barrier = self.number\n", "            pass\n"),),
         checks=(CACHES + "a_gap_makes_everything_unreachable_at_once_and_mending_brings_back_what_was_not_lost",),
     ),
     Mutant(

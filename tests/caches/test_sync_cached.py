@@ -450,14 +450,14 @@ def test_hits_do_not_wait_for_the_loop_and_know_that_it_stands_still(shop: Cache
         item = cached(bus, items)
         trusted(bus)
         item(1)
-        assert bus.parts.reading is not None
+        assert bus.reading is not None
         stands = threading.Event()
 
         def block() -> None:
             stands.set()
             released.wait(10)
 
-        bus.parts.reading.thread._loop.call_soon_threadsafe(block)
+        bus.reading._loop.call_soon_threadsafe(block)
         assert stands.wait(10)
         try:
             began = time.monotonic()
@@ -498,7 +498,7 @@ def test_an_exception_in_the_function_leaves_nothing_behind(shop: Cached, error:
         for _ in range(2):
             with pytest.raises(error):
                 item(1)
-        cache = bus.caching.caches.caches["item"]
+        cache = bus.caching.caches["item"]
         assert (len(cache.fills), cache.statistics()["size"]) == (0, 0)
         assert [item(1), item(1)] == [1, 1]
         assert cache.statistics()["hits"] == 1
@@ -551,7 +551,7 @@ def answer_lost(shop: Cached, landed: bool) -> bool:
 
 
 def proof_of(bus: Bus) -> float:
-    return bus.caching.caches.feed_of().proof
+    return bus.caching.feed_of().proof
 
 
 def test_a_joined_fact_holds_no_trust_while_it_is_open_and_is_applied_once_committed(shop: Cached) -> None:
@@ -632,17 +632,17 @@ def test_interrupted_in_the_middle_of_the_bookkeeping(
         trusted(bus)
         item(1)
         items.values[1] = 1
-        assert bus.parts.writing is not None
+        assert bus.writing is not None
         if where == "decided":
             connection.execute("SELECT 1")
-            (looking,) = (chore for chore in bus.parts.chores if chore.name == "busrep-look")
+            (looking,) = (chore for chore in bus.chores if chore.name == "busrep-look")
             looking.stop()  # no other thread asks first
             looking.join()
             with bus.write(caches, connection=connection) as fact:
                 item.invalidate_in(fact, 1)
             connection.commit()
         steps = {"applied": "on_invalidations", "booked": "book", "decided": "on_invalidations"}
-        place: Any = WriterSession if where == "booked" else bus.parts.writing.shared.session
+        place: Any = WriterSession if where == "booked" else bus.writing.session
         monkeypatch.setattr(place, steps[where], _raising(monkeypatch, error, getattr(place, steps[where])))
         with pytest.raises(error):
             bus.settle() if where == "decided" else item.invalidate(1)
@@ -708,7 +708,7 @@ def test_a_name_that_was_taken_unnoticed_proves_nothing(shop: Cached) -> None:
         item = cached(former, items)
         trusted(former)
         item(1)
-        looking = next(chore for chore in former.parts.chores if chore.name == "busrep-look")
+        looking = next(chore for chore in former.chores if chore.name == "busrep-look")
         looking.stop()
         looking.join()
         link.black_hole("from_server")
@@ -716,8 +716,8 @@ def test_a_name_that_was_taken_unnoticed_proves_nothing(shop: Cached) -> None:
             items.values[1] = 1
             successor.invalidate("item", (1,))
             until(lambda: item(1) == 1)
-            assert former.parts.writing is not None
-            assert former.parts.writing.shared.lost is None
+            assert former.writing is not None
+            assert former.writing.lost is None
             link.heal()
 
 

@@ -46,7 +46,7 @@ def die():
 
 @app.task(acks_late=False)
 def pay_and_die_before_publishing(order):
-    celery_orders.bus.parts.writing.publish = lambda **_: die()
+    celery_orders.bus.writing.publishing.publish = lambda now=False: now or die()
     pay(order)
 
 @app.task(acks_late=False)

@@ -266,7 +266,7 @@ def test_the_table_is_asked_once_about_all_facts_of_a_transaction(
 ) -> None:
     asked: list[int] = []
     with deployment.bus(beats=False, settings=SLOW_LOOK) as bus, Session(engine) as session:
-        outcome = bus.parts.store.wrapped.outcome
+        outcome = bus.store.wrapped.outcome
 
         async def counted(claim: Any, marker: object, facts: Any) -> Any:
             asked.append(len(facts))
@@ -275,7 +275,7 @@ def test_the_table_is_asked_once_about_all_facts_of_a_transaction(
         with Session(engine) as still_open:
             ids = [sell(bus, session, number) for number in range(1, 21)]
             sell(bus, still_open, 21)
-            monkeypatch.setattr(bus.parts.store.wrapped, "outcome", counted)
+            monkeypatch.setattr(bus.store.wrapped, "outcome", counted)
             session.commit()
             assert asked == [20]
             still_open.rollback()
@@ -816,7 +816,7 @@ def test_a_process_that_dies_after_commit_is_published_by_the_next(
         batches: list[Any] = []
         reading.subscribe(orders)(batches.append)
         dying.open()
-        monkeypatch.setattr(dying.parts.writing, "ended", lambda *_: None)
+        monkeypatch.setattr(dying.writing, "ended", lambda *_: None)
         with Session(sqlite_engine) as session:
             committed = sell(dying, session, 1)
             session.commit()

@@ -18,7 +18,7 @@ from busrep import Settings
 from busrep.spark.replay_pace import Chunks, Fact, Pace, facts_of
 from busrep.spark.replay_target import Target, target_stream
 from busrep.stores.sqlite.base import SqliteTransaction
-from busrep.sync.publishing import Publishing
+from busrep.sync.session import Publishing
 from busrep.sync.writing import BlockingFact as OpenFact
 from tests.transactions import TRANSACTIONS, surrounded
 

@@ -26,7 +26,7 @@ from busrep.spark.replay_pace import CHUNK_ROWS, Chunks, OutOfOrder, Pace, facts
 from busrep.spark.replay_target import Target, Verbatim, mark_name, target_stream
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
-from busrep.sync.publishing import Publishing
+from busrep.sync.session import Publishing
 from tests.pipeline.replay_child import EPOCH, QUICK, STEPS, Task, fact, replayed
 from tests.shop import Order
 from tests.transactions import Method, patch_transactions

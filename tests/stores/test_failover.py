@@ -268,7 +268,7 @@ def test_an_idle_writer_s_position_outlives_a_failover(redis_url: str, bus_name:
                 await asyncio.to_thread(lambda: idle.subscribe(orders)(lambda batch: None))
 
             def session() -> Any:
-                return idle.writing if runtime == "asyncio" else idle.parts.writing.shared.session
+                return idle.writing if runtime == "asyncio" else idle.writing.session
 
             def position() -> int:
                 return int(session().core.positions()["orders"])

@@ -49,7 +49,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "BlockingFact.__exit__",
                 """\
         except BaseException:
-            if not self._booked and self._session is not None and writing.here(raising=False):
+            if not self._booked and self._session is not None and writing.here(False):
                 self._doubt(self._session)  # interrupted before it could begin to end
             raise
 """,
@@ -66,8 +66,8 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 "NameBeside.epoch_changed",
                 """\
-            if self._beside.shared.lost is not None:  # now, before anything is saved in the new log
-                self._reading_bus.disown()
+            if self._beside.lost is not None:  # now, before anything is saved in the new log
+                self._reading_bus.reading.disown()
 """,
                 "",
             ),
@@ -80,13 +80,13 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A process that lost its name, and begins to read, takes all that its successor writes for its own: lost.",
         edits=(
             Edit(
-                "BusParts._make_reading_bus",
-                "None if self.writing is None or self.writing.shared.lost is not None else self._options.writer",
-                "self._options.writer",
+                "BlockingLife._make_reading_bus",
+                "self.writing if self.writing is not None and self.writing.lost is None else None",
+                "self.writing",
             ),
             Edit(
-                "BusParts.begin_reading",
-                "            if self.writing is not None and self.writing.shared.lost is not None:  # meanwhile\n"
+                "BlockingLife.begin_reading",
+                "            if self.writing is not None and self.writing.lost is not None:  # meanwhile\n"
                 "                reading.disown()\n",
                 "",
             ),
@@ -103,8 +103,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "ReadingBus.__init__",
-                "            self.reading.own.starts = writing.shared.starts\n",
-                "            claim = writing.shared.session.claim\n"
+                "            self.reading.own.starts = writing.starts\n",
+                "            claim = writing.session.claim\n"
                 "            self.reading.own.starts = {} if claim is None else claim.starts\n",
             ),
         ),
@@ -116,9 +116,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Of several threads that write first, at the same time, all but one are told that the bus is closed.",
         edits=(
             Edit(
-                "Lifetime.ensure_open",
-                '        if self.state in ("new", "opening"):\n',
-                '        if self.state == "new":\n',
+                "BlockingLife.ensure_open",
+                '        if self._state in ("new", "opening"):\n',
+                '        if self._state == "new":\n',
             ),
         ),
         checks=(WRITING + "threads_that_use_it_first_at_once_open_it_once",),
@@ -143,7 +143,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "SharedWriter.settle",
-                "            self.shared.live()  # perhaps it was finished for its silence alone",
+                "            self.live()  # perhaps it was finished for its silence alone",
                 "            raise  # perhaps it was finished for its silence alone",
             ),
         ),
@@ -156,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "SharedWriter.is_successors",
-                " or self.shared.ask(lambda session: session.is_successors(stream, token))",
+                " or self.ask(lambda session: session.is_successors(stream, token))",
                 "",
             ),
         ),
@@ -168,7 +168,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The same, with threads.",
         edits=(
             Edit(
-                "sync.effects.exactly_once",
+                "sync.batch.exactly_once",
                 "        save(effects.connection)\n        effects.commit()\n",
                 "        effects.commit()\n        save(effects.connection)\n",
             ),

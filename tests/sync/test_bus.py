@@ -153,7 +153,7 @@ def test_who_waits_is_told_when_the_bus_closes(deployment: Deployment) -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    until(lambda: reader.parts.reading is not None and reader.statistics()["reader"]["waiting"] == 1)
+    until(lambda: reader.reading is not None and reader.statistics()["reader"]["waiting"] == 1)
     reader.close()
     waiting.join()
     assert told == [Closed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -78,7 +79,13 @@ class Scenario:
         source = PREAMBLE + textwrap.dedent(program)
         command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", source, *self.arguments]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=HERE, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(command, cwd=HERE, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+    @staticmethod
+    def kill(process: subprocess.Popen[str]) -> None:
+        """With the processes that it forked: they would go on, and hold its pipes open."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
     def run(self, program: str) -> list[str]:
         """What it prints; it must end by itself, in good order, and complain of nothing."""
@@ -86,7 +93,7 @@ class Scenario:
             try:
                 out, complaints = process.communicate(timeout=60)
             finally:
-                process.kill()
+                self.kill(process)
         assert (process.returncode, complaints) == (0, ""), out + complaints
         return out.splitlines()
 
@@ -137,7 +144,7 @@ def test_an_open_bus_is_the_parent_s_alone(scenario: Scenario, how: str) -> None
         first = write(bus, 1)
 
         def sessions():
-            pool = bus.parts.store.wrapped.questions
+            pool = bus.store.wrapped.questions
             with pool._lock:
                 return {{one.info.backend_pid for one in [*pool._idle, *pool._out]}}
 
@@ -149,7 +156,8 @@ def test_an_open_bus_is_the_parent_s_alone(scenario: Scenario, how: str) -> None
                 refused(call, parent, os.getpid())
             bus.close()  # which does nothing
             del calls
-            bus.parts = bus._life = bus.caching = None
+            bus.publisher = bus.store = bus.writing = bus.reading = bus.caching = None
+            bus.chores = []
             gc.collect()
 
         if "{how}" == "os.fork":
@@ -331,7 +339,7 @@ def test_ctrl_c_ends_a_process_that_writes_and_reads(scenario: Scenario) -> None
                 process.send_signal(signal.SIGINT)
                 _, complaints = process.communicate(timeout=30)
             finally:
-                process.kill()
+                scenario.kill(process)
         # Behind it Python may name a coroutine that the signal kept from its first step.
         assert "KeyboardInterrupt" in complaints.splitlines()
         assert process.returncode == -signal.SIGINT

@@ -24,7 +24,7 @@ from busrep.stores.postgres.blocking import Pool
 from busrep.stores.sqlite.blocking import ThreadTurn
 from busrep.sync.loop_thread import LoopThread
 from busrep.sync.publisher import Publisher
-from busrep.sync.reading_bus import ReadingBus
+from busrep.sync.reading import ReadingBus
 from busrep.sync.writing import BlockingFact as Fact
 from busrep.testing.links import FaultyLink
 from tests.asyncio.bus_conformance import Seen, until
@@ -107,11 +107,9 @@ def test_a_fenced_writer_waits_for_what_its_successor_wrote(
     """It is fenced, and whether another process has its name is being asked."""
     go_on = threading.Event()
     with deployment.bus() as former:
-        writing: Any = former.parts.writing
-        given, seen = writing.shared.store.claim, Seen()
-        monkeypatch.setattr(
-            writing.shared.store, "claim", lambda *args, **options: go_on.wait(60) and given(*args, **options)
-        )
+        writing: Any = former.writing
+        given, seen = writing.store.claim, Seen()
+        monkeypatch.setattr(writing.store, "claim", lambda *args, **options: go_on.wait(60) and given(*args, **options))
         try:
             former.subscribe(orders)(seen)
             mine = write(former, 1)
@@ -119,7 +117,7 @@ def test_a_fenced_writer_waits_for_what_its_successor_wrote(
                 theirs = write(successor, 2)
                 with contextlib.suppress(WriterFenced):
                     writing.beat()
-                assert writing.shared.session.fenced is not None
+                assert writing.session.fenced is not None
                 former.wait_for(orders, "w1", mine, timeout=20)
                 with pytest.raises(WaitTimeout):
                     former.wait_for(orders, "w1", theirs, timeout=0.5)
@@ -183,9 +181,9 @@ def test_a_lost_name_is_told_of_without_remembering_who_was_told(deployment: Dep
             with pytest.raises(WriterFenced) as caught:
                 write(bus, 1)
             lengths.add(len(traceback.extract_tb(caught.value.__traceback__)))
-        assert bus.parts.writing is not None
-        assert bus.parts.writing.shared.lost is not None
-        assert len(traceback.extract_tb(bus.parts.writing.shared.lost.__traceback__)) <= max(lengths)
+        assert bus.writing is not None
+        assert bus.writing.lost is not None
+        assert len(traceback.extract_tb(bus.writing.lost.__traceback__)) <= max(lengths)
         with pytest.raises(WriterFenced) as caught:
             write(bus, 1)
         assert len(traceback.extract_tb(caught.value.__traceback__)) in lengths
@@ -249,8 +247,8 @@ def test_a_doubt_that_is_interrupted_while_it_is_noted_is_one_doubt(
     calm = attrs.evolve(QUICK, heartbeat=30.0)
     with deployment.bus(beats=beats, settings=calm) as bus:
         first = write(bus, 1)
-        assert bus.parts.writing is not None
-        session = bus.parts.writing.shared.session
+        assert bus.writing is not None
+        session = bus.writing.session
         patch_transactions(monkeypatch, "commit", unanswered)
         session.doubts = Interrupting()
         with pytest.raises(Interrupt):
@@ -272,7 +270,7 @@ def test_a_transaction_may_be_told_to_have_ended_in_the_middle_of_asking_after_i
         with bus.write(orders, connection=connection) as fact:
             fact.add(Order(2, "joined"))
         connection.commit()
-        outcome = bus.parts.store.wrapped.outcome
+        outcome = bus.store.wrapped.outcome
 
         async def collecting(*args: Any) -> Any:
             monkeypatch.undo()
@@ -281,7 +279,7 @@ def test_a_transaction_may_be_told_to_have_ended_in_the_middle_of_asking_after_i
             fact.ended()
             return await outcome(*args)
 
-        monkeypatch.setattr(bus.parts.store.wrapped, "outcome", collecting)
+        monkeypatch.setattr(bus.store.wrapped, "outcome", collecting)
         with contextlib.suppress(WriterFenced):
             bus.settle()
         last = write(bus, 3)
@@ -352,10 +350,10 @@ def test_on_sqlite_an_interrupted_thread_leaves_no_transaction(
 
     with on_sqlite.bus(beats=False) as bus:
         write(bus, 1)
-        assert bus.parts.writing is not None
+        assert bus.writing is not None
         monkeypatch.setattr(PlannedStore, "heartbeat", writes(FactLog.heartbeat, interrupted))
         with pytest.raises(Interrupt):
-            bus.parts.writing.beat()
+            bus.writing.beat()
         assert write(bus, 2, 3) == 3
         assert list(on_sqlite.rows()) == [1, 2, 3]
 
@@ -366,14 +364,14 @@ def test_a_fact_whose_end_is_interrupted_before_it_begins_holds_nothing_up(
 ) -> None:
     """Somebody has it still: it is not found out about as garbage."""
 
-    def interrupted(ending: Any, fact: Fact) -> None:
+    def interrupted(fact: Fact) -> None:
         monkeypatch.undo()
         raise Interrupt
 
     place: Deployment = request.getfixturevalue(store)
     with Wire(place.redis, place.name) as wire, place.bus(beats=False) as bus:
-        assert bus.parts.writing is not None
-        monkeypatch.setattr(type(bus.parts.writing.ending), "add", interrupted)
+        assert bus.writing is not None
+        monkeypatch.setattr(bus.writing.ending, "add", interrupted)
         fact = bus.write(orders)
         with pytest.raises(Interrupt):
             with fact:
@@ -388,18 +386,18 @@ def test_a_fact_whose_end_is_interrupted_before_it_begins_holds_nothing_up(
 def test_a_fact_whose_end_is_interrupted_at_its_end_does_not_hold_up_the_bus(
     deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(ending: Any, fact: Fact) -> None:
+    def interrupted(fact: Fact) -> None:
         monkeypatch.undo()
         raise Interrupt
 
     patient = attrs.evolve(QUICK, shutdown_timeout=60.0)
     with deployment.bus(settings=patient) as bus:
-        monkeypatch.setattr(type(bus.parts.writing.ending), "discard", interrupted)  # type: ignore[union-attr]
+        monkeypatch.setattr(bus.writing.ending, "discard", interrupted)  # type: ignore[union-attr]
         with pytest.raises(Interrupt):
             write(bus, 1)
         last = write(bus, 2)
         assert wire.tokens(last) == [1, last]
-        assert len(bus.parts.writing.ending) == 0  # type: ignore[union-attr]
+        assert len(bus.writing.ending) == 0  # type: ignore[union-attr]
 
 
 def test_a_transaction_may_be_told_to_have_ended_while_another_is_rolled_back(
@@ -410,8 +408,8 @@ def test_a_transaction_may_be_told_to_have_ended_while_another_is_rolled_back(
     def collecting(rollback: Method) -> Method:
         async def replaced(transaction: Any) -> Any:
             monkeypatch.undo()
-            assert bus.parts.writing is not None
-            bus.parts.writing.shared.session.torn = True
+            assert bus.writing is not None
+            bus.writing.session.torn = True
             joined.ended()
             return await rollback(transaction)
 
@@ -502,8 +500,8 @@ def test_a_reading_half_that_is_interrupted_while_it_begins_ends(
 def test_a_call_that_comes_after_the_loop_s_last_turn_is_told_that_the_bus_is_closed(deployment: Deployment) -> None:
     with deployment.bus(writer=None) as reader:
         reader.subscribe(orders)
-        assert reader.parts.reading is not None
-        loop = reader.parts.reading.thread._loop
+        assert reader.reading is not None
+        loop = reader.reading._loop
         close, closing, go_on = loop.close, threading.Event(), threading.Event()
 
         def slow() -> None:
@@ -514,7 +512,7 @@ def test_a_call_that_comes_after_the_loop_s_last_turn_is_told_that_the_bus_is_cl
         loop.close = slow  # type: ignore[method-assign]
         ending, _ = in_thread(reader.close)
         assert closing.wait(10)
-        calling, told = in_thread(partial(reader.parts.reading.do, ReadingBus.positions))
+        calling, told = in_thread(partial(reader.reading.do, ReadingBus.positions))
         until(lambda: loop._ready)  # type: ignore[attr-defined]
         go_on.set()
         ending.join()
@@ -535,22 +533,22 @@ def test_a_call_that_comes_when_the_loop_was_closed_is_told_so_too(
 
     with deployment.bus(writer=None) as reader:
         reader.subscribe(orders)
-        assert reader.parts.reading is not None
+        assert reader.reading is not None
         monkeypatch.setattr(LoopThread, "_refuse_all", slow)
         ending, _ = in_thread(reader.close)
         assert refusing.wait(10)
         with pytest.raises(Closed):
-            reader.parts.reading.do(ReadingBus.positions)
+            reader.reading.do(ReadingBus.positions)
         go_on.set()
         ending.join()
         with pytest.raises(Closed):
-            reader.parts.reading.do(ReadingBus.positions)
+            reader.reading.do(ReadingBus.positions)
 
 
 def test_the_loop_s_own_thread_cannot_wait_for_itself(deployment: Deployment) -> None:
     with deployment.bus(writer=None) as reader:
         reader.subscribe(orders)
-        assert reader.parts.reading is not None
+        assert reader.reading is not None
         told: list[BaseException] = []
 
         def from_the_loop() -> None:
@@ -559,7 +557,7 @@ def test_the_loop_s_own_thread_cannot_wait_for_itself(deployment: Deployment) ->
             except ConfigError as error:
                 told.append(error)
 
-        reader.parts.reading.thread._loop.call_soon_threadsafe(from_the_loop)
+        reader.reading._loop.call_soon_threadsafe(from_the_loop)
         until(lambda: told)
         assert "event loop" in str(told[0])
 

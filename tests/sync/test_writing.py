@@ -380,9 +380,9 @@ def test_settle_publishes_what_another_thread_asked_after(
         joined = write(bus, 1, connection=connection)
         connection.commit()
         with monkeypatch.context() as held_up:
-            held_up.setattr(bus.parts.writing.publishing, "publish", lambda **_: False)
-            bus.parts.writing.settle()
-        assert not bus.parts.writing.shared.session.doubts
+            held_up.setattr(bus.writing.publishing, "publish", lambda **_: False)
+            bus.writing.settle()
+        assert not bus.writing.session.doubts
         assert bus.positions()["orders"]["w1"] < joined
         bus.settle()
         assert bus.positions()["orders"]["w1"] == joined
@@ -399,8 +399,8 @@ def test_a_transaction_that_has_ended_is_published_whole(deployment: Deployment,
                 fact.add(Order(number, "new"))
             facts.append(fact)
         connection.commit()
-        session = bus.parts.writing.shared.session
-        bus.parts.writing.settle_one(session, session.doubts[0])
+        session = bus.writing.session
+        bus.writing.settle_one(session, session.doubts[0])
         assert len(session.doubts) == 1
         facts[0].ended()
         assert bus.positions()["orders"]["w1"] == facts[1].id
@@ -482,7 +482,7 @@ def test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s(
     """It gets its ID when a successor has the name, and a fact below; it fails before it can learn of that."""
     with deployment.bus(beats=False, settings=attrs.evolve(QUICK, heartbeat=30.0)) as bus:
         first = write(bus, 1)
-        store: Any = bus.parts.store.wrapped  # type: ignore[union-attr]
+        store: Any = bus.store.wrapped  # type: ignore[union-attr]
         reserve = store.reserve
 
         async def late(stream: str, count: int) -> list[int]:
@@ -678,7 +678,7 @@ def test_a_fact_that_has_its_ids_when_the_writer_is_finished_is_begun_anew(
 ) -> None:
     with deployment.bus(beats=False) as bus:
         first = write(bus, 1)
-        reserve = bus.parts.store.wrapped.reserve
+        reserve = bus.store.wrapped.reserve
 
         async def late(stream: str, count: int) -> list[int]:
             ids: list[int] = await reserve(stream, count)
@@ -686,7 +686,7 @@ def test_a_fact_that_has_its_ids_when_the_writer_is_finished_is_begun_anew(
             silence(deployment)
             return ids
 
-        monkeypatch.setattr(bus.parts.store.wrapped, "reserve", late)
+        monkeypatch.setattr(bus.store.wrapped, "reserve", late)
         last = write(bus, 2)
         assert last == first + 2  # the first ID is a hole
         assert wire.tokens(last) == [first, last]
@@ -699,7 +699,7 @@ def test_a_name_won_back_without_an_answer_is_this_process_s_still(
     with FaultyLink.in_thread(deployment.store) as link, deployment.bus(store=link.url, beats=False) as bus:
         first = write(bus, 1)
         silence(deployment)
-        claim, asked = bus.parts.store.wrapped.claim, []
+        claim, asked = bus.store.wrapped.claim, []
 
         def unanswered(*args: Any, **options: Any) -> Any:
             asked.append(options["again"])
@@ -707,7 +707,7 @@ def test_a_name_won_back_without_an_answer_is_this_process_s_still(
                 link.cut_when(b"COMMIT", "from_server", after=False)
             return claim(*args, **options)
 
-        monkeypatch.setattr(bus.parts.store.wrapped, "claim", unanswered)
+        monkeypatch.setattr(bus.store.wrapped, "claim", unanswered)
         if lost == 2:
             with pytest.raises(Unavailable):
                 write(bus, 2)
@@ -836,7 +836,7 @@ def test_an_exception_from_anywhere_loses_nothing_and_blocks_nothing(
         statistics = bus.statistics()
         assert statistics["writer"]["in_doubt"] == 0
         assert statistics["writer"]["streams"]["orders"]["held"] == 0
-        ids = bus.parts.writing.shared.session.generators["orders"]  # type: ignore[union-attr]
+        ids = bus.writing.session.generators["orders"]  # type: ignore[union-attr]
         assert (ids.open, ids.asked) == (0, 0)
     # What was committed is on the wire, or lies before a position that readers are told to fetch up to.
     rows = deployment.rows()
@@ -856,7 +856,7 @@ def test_an_interrupted_claim_does_not_lose_the_name(
     with deployment.bus(beats=False) as bus:
         write(bus, 1)
         silence(deployment)
-        claim, claimed, go_on = bus.parts.store.wrapped.claim, threading.Event(), threading.Event()
+        claim, claimed, go_on = bus.store.wrapped.claim, threading.Event(), threading.Event()
 
         async def slow(*args: Any, **options: Any) -> Any:
             found = await claim(*args, **options)
@@ -870,7 +870,7 @@ def test_an_interrupted_claim_does_not_lose_the_name(
 
         main = threading.main_thread().ident
         assert main is not None
-        monkeypatch.setattr(bus.parts.store.wrapped, "claim", slow)
+        monkeypatch.setattr(bus.store.wrapped, "claim", slow)
         interrupting = threading.Thread(target=interrupt)
         interrupting.start()
         with pytest.raises(KeyboardInterrupt):
@@ -979,7 +979,7 @@ def test_a_fact_that_nobody_ends_is_found_out(deployment: Deployment, wire: Wire
         bus.settle()
         assert wire.tokens(last) == [last]
         assert lost not in deployment.rows()
-        bus.parts.store.claim("w1", ["orders"], timeout=1)  # its transaction has ended
+        bus.store.claim("w1", ["orders"], timeout=1)  # its transaction has ended
 
 
 def test_close_while_another_thread_commits(deployment: Deployment, wire: Wire) -> None:
