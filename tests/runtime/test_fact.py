@@ -72,7 +72,7 @@ class Life(FactBase[Order]):
     """A fact that notes what it asks of its runtime."""
 
     def __init__(self, session: WriterSession, *, interrupts: bool = True) -> None:
-        super().__init__((orders,), None, 1)
+        super().__init__(None, (orders,))
         self.session, self.interrupts = session, interrupts
         self.told: list[str] = []
         self.reentered = False
