@@ -112,7 +112,7 @@ class Locks:
                 if left <= 0:
                     raise TimeoutError(f"lock {name!r} of {key!r} was not free within {timeout:g} s")
                 await wait_until_set(woken, min(left, poll * (0.5 + random.random() / 2)))
-        del woken  # Waiters goes by who holds the event
+        del woken  # an event that is held counts as waited for
         try:
             yield held
         finally:

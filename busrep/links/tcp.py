@@ -209,7 +209,7 @@ class TcpLink(Link):
         with contextlib.suppress(ParseError):
             if isinstance(line := parse(opening), Server) and line.name == self._name:
                 return messages
-        # Outside of the block above: an error would have the one that shows the secret behind it.
+        # Outside of the block above: an error raised there would refer to the one that shows the secret.
         shown = self._hide_secret(opening)
         line = parse(shown)
         other = line.name if isinstance(line, Server) else f"no SERVER line but {shown!r:.100}"

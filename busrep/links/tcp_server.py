@@ -198,8 +198,8 @@ class TcpServer:
         frame = parse_message(message, self.settings)
         if frame.errors:
             raise frame.errors[0]
-        for item in frame.items:  # what it says of the client, and of what the client knows
-            if isinstance(item, Name):  # with an incarnation it is native, and hears every line
+        for item in frame.items:  # what the message says of the client, and of what the client knows
+            if isinstance(item, Name):  # a client with an incarnation is native, and hears every line
                 client.name = repr(item.instance[:SHOWN])
                 client.native = client.native or item.incarnation is not None
             elif isinstance(item, Replicate):
