@@ -152,20 +152,17 @@ class Feed:
         complaints = []
         for row in rows:
             self.rows += 1
-            cache = self.caches.get(row.cache)
-            if cache is not None:
-                self._drop(cache, row.keys)
-            elif row.cache in self.specials:
-                if row.keys is None:
-                    self.special_nulls += 1
-                    complaints.append(
-                        f"null keys for the special name {row.cache!r}: the caches it stands for are cleared"
-                    )
-                for name in self.specials[row.cache]:
-                    if name in self.caches:
-                        self._drop(self.caches[name], row.keys)
-            else:
+            special = self.specials.get(row.cache, ())
+            if row.cache in self.caches:
+                self._drop(self.caches[row.cache], row.keys)
+            elif not special:
                 self.unknown_names += 1
+            elif row.keys is None:
+                self.special_nulls += 1
+                complaints.append(f"null keys for the special name {row.cache!r}: the caches it stands for are cleared")
+            for name in special:
+                if name in self.caches:
+                    self._drop(self.caches[name], row.keys)
         return complaints
 
     def _drop(self, cache: Cache, keys: Sequence[Any] | None) -> None:

@@ -41,8 +41,10 @@ def check_key(cache: str, key: object) -> Key:
         raise ConfigError(f"cache {cache!r}: a key is a tuple of parts, not {key!r}: end key= in a comma, (id,)")
     for part in key:
         kind = type(part)
-        if kind is str or kind is bool or part is None:
-            fits = kind is not str or _is_text(part)
+        if kind is str:
+            fits = part.isascii() or not any("\ud800" <= character <= "\udfff" for character in part)
+        elif kind is bool or part is None:
+            fits = True
         elif kind is int:
             fits = INT64_MIN <= part <= INT64_MAX
         else:
@@ -53,10 +55,6 @@ def check_key(cache: str, key: object) -> Key:
                 "arguments that gives a tuple of str, int of 64 bits, bool, None and finite float, such as str(id)"
             )
     return key
-
-
-def _is_text(part: str) -> bool:
-    return part.isascii() or not any("\ud800" <= character <= "\udfff" for character in part)
 
 
 @attrs.frozen
@@ -83,30 +81,27 @@ def keys_of(cache: str, function: Callable[..., Any], key: Callable[..., Any] | 
         given = key
         return Keys(cache, lambda args, kwargs: given(*args, **kwargs), None, False)
     signature = inspect.signature(function)
-    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
-    if inspect.Parameter.VAR_KEYWORD in kinds.values():
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
         raise ConfigError(f"cache {cache!r}: a function with **kwargs needs key=, a function that gives its key")
-    several = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL]
-    by_name = inspect.Parameter.KEYWORD_ONLY in kinds.values()
-    count = None if several else len(kinds)
+    by_name = inspect.Parameter.KEYWORD_ONLY in kinds
+    count = None if inspect.Parameter.VAR_POSITIONAL in kinds else len(signature.parameters)
 
     def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if len(args) == count and not kwargs and not by_name:
             return args
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        key: list[Any] = []
-        for name, value in bound.arguments.items():
-            if name in several:
-                key += value
-            else:
-                key.append(value)
-        return tuple(key)
+        return bound.args + tuple(bound.kwargs.values())
 
     return Keys(cache, make, count, not by_name)
 
 
 # -- entries --------------------------------------------------------------------------------------------------
+
+
+# No entry: below every barrier.
+_NOTHING = (None, -1, -math.inf)
 
 
 class Fill:
@@ -257,7 +252,7 @@ def wrap(cache: Cache, function: Callable[..., Any], clock: Callable[[], float])
             except (KeyError, TypeError):  # not held, or not to be hashed: then `keys.of` says what to do
                 pass
         load = _begin(cache, clock, args, kwargs)
-        if load.found:
+        if load.fill is None:
             return load.value
         return load.end(function(*args, **kwargs))
 
@@ -272,7 +267,7 @@ def wrap(cache: Cache, function: Callable[..., Any], clock: Callable[[], float])
             except (KeyError, TypeError):
                 pass
         load = _begin(cache, clock, args, kwargs)
-        if load.found:
+        if load.fill is None:
             return load.value
         return load.end(await function(*args, **kwargs))
 
@@ -284,20 +279,19 @@ def wrap(cache: Cache, function: Callable[..., Any], clock: Callable[[], float])
 
 @attrs.define
 class _Load:
-    """A call that the first look did not answer: found after all, or to be loaded."""
+    """A call that the first look did not answer: found after all (``fill`` is None), or to be loaded."""
 
     cache: Cache
     key: Key
     number: int
     started: float
     fill: Fill | None = None
-    found: bool = False
     value: Any = None
 
     def end(self, value: Any) -> Any:
         """The function returned this."""
-        assert self.fill is not None  # noqa: S101 (only what was not found is loaded)
-        self.cache.end(self.key, self.fill, self.number, self.started, value)
+        if self.fill is not None:
+            self.cache.end(self.key, self.fill, self.number, self.started, value)
         return value
 
 
@@ -310,14 +304,10 @@ def _begin(cache: Cache, clock: Callable[[], float], args: Sequence[Any], kwargs
     load = _Load(cache, cache.keys.of(args, kwargs), feed.number, clock())
     if kwargs or load.key is not args:
         with cache.lock:
-            try:
-                value, number, until = cache.store[load.key]
-            except KeyError:
-                pass
-            else:
-                if number >= feed.barrier and (load.started < feed.expires or load.started < until):
-                    cache.hits += 1
-                    load.found, load.value = True, value
-                    return load
+            value, number, until = cache.store.get(load.key, _NOTHING)
+            if number >= feed.barrier and (load.started < feed.expires or load.started < until):
+                cache.hits += 1
+                load.value = value
+                return load
     load.fill = cache.begin(load.key)
     return load

@@ -159,15 +159,14 @@ class Publisher:
 
     def send(self, channel: str, data: bytes) -> None:
         """Publish one message; once more on a new connection if the one there was had died. Raises Unavailable."""
-        used = self.connected
-        try:
-            self.open()
-            self.publish([(channel, data)])
-        except Unavailable:
-            if not used:
-                raise
-            self.open()
-            self.publish([(channel, data)])
+        while True:
+            used = self.connected
+            try:
+                self.open()
+                return self.publish([(channel, data)])
+            except Unavailable:
+                if not used:
+                    raise
 
     def statistics(self) -> dict[str, object]:
         """Counters, JSON-able."""
