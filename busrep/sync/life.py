@@ -198,8 +198,8 @@ class BlockingLife:
         redis: Any = self._redis if isinstance(self._redis, str) else async_client(self._redis)
         on_failure = None if self._options.on_failure is None else self._tell_failure
         options = attrs.evolve(self._options.opened(), writer=None, on_failure=on_failure)
-        beside = None if self.writing is None or self.writing.lost is not None else self._options.writer
-        return ReadingBus(redis, options, beside=beside, writing=self.writing, caches=self.caching)
+        beside = self.writing if self.writing is not None and self.writing.lost is None else None
+        return ReadingBus(redis, options, beside, self.caching)
 
     def keep_fresh(self, feed: Feed) -> None:
         """A function is cached that these invalidations concern. With ``lock``."""

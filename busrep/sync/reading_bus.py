@@ -22,13 +22,11 @@ from .writing import SharedWriter
 
 
 class ReadingBus(runtime.Bus):
-    """An asyncio bus that reads for a process whose facts are written elsewhere, by ``writing``, under the name
-    ``beside``: they count as handled here, and their positions as its own."""
+    """An asyncio bus that reads for a process whose facts are written elsewhere, by ``writing``: they count as handled
+    here, and their positions as its own."""
 
-    def __init__(
-        self, redis: Any, options: BusOptions, *, beside: str | None, writing: SharedWriter | None, caches: Caches
-    ) -> None:
-        self._beside, self._beside_writing = None if options.own else beside, writing
+    def __init__(self, redis: Any, options: BusOptions, writing: SharedWriter | None, caches: Caches) -> None:
+        self._beside = writing
         if options.reader is not None:
             options = attrs.evolve(options, reader_store=_ThreadSavingStore(options.positions_store))
         super().__init__(redis, options, caches=caches)
@@ -36,13 +34,12 @@ class ReadingBus(runtime.Bus):
             self.reading.own.starts = writing.starts
 
     def _own_name(self) -> str | None:
-        return self._beside
+        return None if self._beside is None else self._beside.name
 
     async def open(self) -> None:
         """As the asyncio bus, and answer for the writer beside it."""
         await super().open()
-        writing = self._beside_writing
-        if writing is not None:
+        if (writing := self._beside) is not None:
             self.on(Replicate)(lambda _: writing.publishing.replicate_received())
             self.on(Name)(lambda name: self._name(writing, name))
 
@@ -52,22 +49,17 @@ class ReadingBus(runtime.Bus):
             writing.heard_name(name.incarnation, has_log=senders.has_log(name.instance, name.incarnation))
 
     def _own_positions(self) -> Mapping[str, int]:
-        if self._beside_writing is None or self._beside is None:
-            return {}
-        return self._beside_writing.positions()
+        return {} if self._beside is None or self._own else self._beside.positions()
 
     def _own_written(self, stream: str) -> tuple[int, bool] | None:
-        if self._beside_writing is None or self._beside is None:
-            return None
-        return self._beside_writing.written(stream)
+        return None if self._beside is None or self._own else self._beside.written(stream)
 
     def own_applied(self, stream: str) -> Own | None:
         """As the asyncio bus."""
-        return None if self._beside_writing is None else self._beside_writing.own_applied(stream)
+        return None if self._beside is None else self._beside.own_applied(stream)
 
     def _epoch_changed(self, epoch: str) -> None:
-        writing = self._beside_writing
-        if writing is not None:
+        if (writing := self._beside) is not None:
             writing.epoch_changed(epoch)
             if writing.lost is not None:  # now, before anything is saved in the new log
                 self.reading.disown()
@@ -75,9 +67,8 @@ class ReadingBus(runtime.Bus):
     def positions(self) -> dict[str, dict[str, int]]:
         """As the asyncio bus, and the own positions of the writer beside it."""
         found = super().positions()
-        writing = self._beside_writing
-        if writing is not None and self._beside is not None and writing.lost is None:
-            for stream, position in writing.positions().items():
+        if (writing := self._beside) is not None and writing.lost is None:
+            for stream, position in self._own_positions().items():
                 if self.reading.own_counts(stream):
                     found.setdefault(stream, {})[writing.name] = position
         return found

@@ -81,8 +81,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "BlockingLife._make_reading_bus",
-                "None if self.writing is None or self.writing.lost is not None else self._options.writer",
-                "self._options.writer",
+                "self.writing if self.writing is not None and self.writing.lost is None else None",
+                "self.writing",
             ),
             Edit(
                 "BlockingLife.begin_reading",
