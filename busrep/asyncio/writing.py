@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from busrep.errors import BusrepError, SequenceWentBack, WriterFenced
 from busrep.stores.interface import Claim
-from busrep.streams import Stream
 
 from ..runtime.config import WriterConfig
 from ..runtime.fact import FactBase, FactState, settle
@@ -35,11 +34,7 @@ class Fact(FactBase[RowT]):
     is seen to have happened (``bus.settle()`` looks at once).
     """
 
-    def __init__(
-        self, writing: Writing, streams: Sequence[Stream[Any]], connection: Any = None, count: int = 1
-    ) -> None:
-        super().__init__(streams, connection, count)
-        self._writing = writing
+    _writing: Writing
 
     @property
     def connection(self) -> Any:

@@ -53,10 +53,10 @@ class FactBase(abc.ABC, Generic[RowT]):
 
     _how = "async with"
 
-    def __init__(self, streams: Sequence[Stream[Any]], connection: Any, count: int) -> None:
+    def __init__(self, writing: Any, streams: Sequence[Stream[Any]], connection: Any = None, count: int = 1) -> None:
         if count < 1:
             raise ConfigError(f"write(count={count!r}): a fact has an ID, so 1 or more are needed")
-        self._streams, self._count = streams, count
+        self._writing, self._streams, self._count = writing, streams, count
         self._state = FactState.NEW
         self._opened: dict[str, OpenFacts] = {}
         self._session: WriterSession | None = None

@@ -199,7 +199,8 @@ class BlockingBus(BlockingLife):
                 feed = self.caching.feed_of(stream)
                 try:
                     if self.state == "open":
-                        self.keep_fresh(feed)
+                        self.begin_reading().do(lambda bus: bus.caching.follow(feed))
+                        self.begin_beats()
                 except BaseException:  # decorated again, it is not a second one
                     self.caching.forget(cached.cache_name, feed)
                     raise

@@ -10,17 +10,15 @@ import logging
 import os
 import threading
 import weakref
-from functools import partial
 from typing import Any
 
 import attrs
 import redis as redis_py
 
 from busrep.asyncio import Bus as AsyncioBus
-from busrep.caches.cache import Feed
 from busrep.errors import BusrepError, Closed, ConfigError, Unavailable
 from busrep.links.transports import is_direct
-from busrep.options import BusOptions, OnFailure
+from busrep.options import BusOptions
 from busrep.runtime.cached import first_pruning, prune
 from busrep.runtime.config import WriterConfig
 from busrep.stores.blocking import BlockingStore, open_blocking_store
@@ -28,8 +26,7 @@ from busrep.stores.plans import complete
 
 from .caching import SharedCaches
 from .publisher import Publisher, async_client
-from .reading import ReadingThreads, check_plain
-from .reading_bus import ReadingBus
+from .reading import ReadingBus, ReadingThreads, check_plain
 from .threads import Bell, Chore, in_a_thread
 from .writing import SharedWriter
 
@@ -160,9 +157,15 @@ class BlockingLife:
         )  # fmt: skip
         self.writing.publishing.publish(now=True)
         if self._options.beats:
-            self._begin_chores(self.writing)
+            self.begin_beats()
 
-    def _begin_chores(self, writing: SharedWriter) -> None:
+    def begin_beats(self) -> None:
+        """Start the threads that look after the writer, if there is one and they are not there. With cached functions
+        also for ``beats=False``: a fact in doubt ends the trust in what is cached, until somebody asks after it."""
+        writing = self.writing
+        if writing is None or self.chores:
+            return
+        writing.beats = True
         self.chores = [
             Chore(writing.publishing.announce, writing.publishing.stale, "busrep-announce"),
             Chore(writing.look, writing.doubted, "busrep-look"),
@@ -174,13 +177,6 @@ class BlockingLife:
             self.chores.append(Chore(work, Bell(), "busrep-prune", first=first_pruning(kept)))
         for chore in self.chores:
             chore.start()
-
-    def begin_beats(self) -> None:
-        """Also with ``beats=False``, for there are threads now: a fact in doubt ends the trust in what is cached here,
-        until somebody asks after it."""
-        if self.writing is not None and not self.chores:
-            self.writing.beats = True
-            self._begin_chores(self.writing)
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -196,15 +192,9 @@ class BlockingLife:
 
     def _make_reading_bus(self) -> ReadingBus:
         redis: Any = self._redis if isinstance(self._redis, str) else async_client(self._redis)
-        on_failure = None if self._options.on_failure is None else self._tell_failure
-        options = attrs.evolve(self._options.opened(), writer=None, on_failure=on_failure)
+        options = attrs.evolve(self._options.opened(), writer=None, on_failure=self._tell_failure)
         beside = self.writing if self.writing is not None and self.writing.lost is None else None
         return ReadingBus(redis, options, beside, self.caching)
-
-    def keep_fresh(self, feed: Feed) -> None:
-        """A function is cached that these invalidations concern. With ``lock``."""
-        self.begin_reading().do(lambda bus: bus.caching.follow(feed))
-        self.begin_beats()
 
     # -- failures ---------------------------------------------------------------------------------------------
 
@@ -216,8 +206,16 @@ class BlockingLife:
 
     def _tell_failure(self, error: BusrepError) -> None:
         """In a thread of its own: neither the bus's loop nor a thread that writes may wait for the application."""
-        if (on_failure := self._options.on_failure) is not None:
-            in_a_thread(partial(_call, on_failure, error), "busrep-failure")
+        if (on_failure := self._options.on_failure) is None:
+            return
+
+        def tell() -> None:
+            try:
+                on_failure(error)
+            except Exception:  # what stopped is in the log already
+                log.exception("on_failure= failed")
+
+        in_a_thread(tell, "busrep-failure")
 
     # -- the end ----------------------------------------------------------------------------------------------
 
@@ -261,13 +259,6 @@ class BlockingLife:
         self.lock = threading.RLock()
         if self._pid:
             _INHERITED.append(vars(self).copy())
-
-
-def _call(on_failure: OnFailure, error: BusrepError) -> None:
-    try:
-        on_failure(error)
-    except Exception:  # what stopped is in the log already
-        log.exception("on_failure= failed")
 
 
 def _close_all() -> None:

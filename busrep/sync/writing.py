@@ -37,7 +37,6 @@ from busrep.runtime.fact import FactBase, FactState, settle
 from busrep.runtime.own_name import Hint
 from busrep.runtime.session import InDoubt, WriterSession
 from busrep.stores.plans import complete
-from busrep.streams import Stream
 
 from .publisher import Publisher
 from .session import Publishing, SharedSession, drop_doubts, release
@@ -58,12 +57,7 @@ class BlockingFact(FactBase[RowT]):
     """
 
     _how = "with"
-
-    def __init__(
-        self, writing: SharedWriter, streams: Sequence[Stream[Any]], connection: Any = None, count: int = 1
-    ) -> None:
-        super().__init__(streams, connection, count)
-        self._writing = writing
+    _writing: SharedWriter
 
     @property
     def connection(self) -> Any:

@@ -24,7 +24,7 @@ from busrep.stores.postgres.blocking import Pool
 from busrep.stores.sqlite.blocking import ThreadTurn
 from busrep.sync.loop_thread import LoopThread
 from busrep.sync.publisher import Publisher
-from busrep.sync.reading_bus import ReadingBus
+from busrep.sync.reading import ReadingBus
 from busrep.sync.writing import BlockingFact as Fact
 from busrep.testing.links import FaultyLink
 from tests.asyncio.bus_conformance import Seen, until
