@@ -97,9 +97,9 @@ class BlockingBus(BlockingLife):
         self.ensure_open()
         if (reading := self.reading) is not None:
             return reading
-        with self.lock:
+        with self._lock:
             self.ensure_open()
-            return self.begin_reading()
+            return self._begin_reading()
 
     @overload
     def subscribe(self, *streams: Stream[RowT]) -> Callable[[Handler[RowT]], Handler[RowT]]: ...
@@ -188,22 +188,18 @@ class BlockingBus(BlockingLife):
         through; a call opens nothing. What was decorated before begins to be kept when the bus opens, which starts the
         threads of the reading half. On an open bus raises what opening raises as well.
         """
-        self.here()
+        self._here()
 
         def decorate(function: Callable[P, R]) -> BlockingCachedFunction[P, R]:
             if inspect.iscoroutinefunction(function):
                 raise ConfigError(f"{function!r} is a coroutine function: a bus for threads caches plain ones")
             options = {"maxsize": maxsize, "ttl": ttl, "name": name, "key": key, "stream": stream}
-            with self.lock:  # opened meanwhile, it would not know of this one
-                cached: BlockingCachedFunction[P, R] = add_cached(self.caching, function, self._write_rows, **options)
+            with self._lock:  # opened meanwhile, it would not know of this one
                 feed = self.caching.feed_of(stream)
-                try:
-                    if self.state == "open":
-                        self.begin_reading().do(lambda bus: bus.caching.follow(feed))
-                        self.begin_beats()
-                except BaseException:  # decorated again, it is not a second one
-                    self.caching.forget(cached.cache_name, feed)
-                    raise
+                if self.state == "open":
+                    self._begin_reading().do(lambda bus: bus.caching.follow(feed))
+                    self._begin_beats()
+                cached: BlockingCachedFunction[P, R] = add_cached(self.caching, function, self._write_rows, **options)
             return cached
 
         return decorate
@@ -247,10 +243,8 @@ class BlockingBus(BlockingLife):
 
     def health(self) -> Health:
         """As `busrep.Bus.health`. It opens nothing: before the first use, and once closed, the bus is not open."""
-        if self.state != "open":
-            return closed()
         try:
-            return health_of(self.statistics())
+            return health_of(self.statistics()) if self.state == "open" else closed()
         except Closed:  # this very moment
             return closed()
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from busrep.caches.cache import Caches, Feed
+from busrep.caches.cache import Caches
 from busrep.caches.cached import Cache, Lock
 from busrep.settings import Settings
 from busrep.streams import Stream
@@ -34,11 +34,6 @@ class SharedCaches(Caches):
         """See `Caches`."""
         with self._adding:
             return super().add(function, **options)
-
-    def forget(self, name: str, feed: Feed) -> None:
-        """Whoever added it could not be told that it is kept fresh: it may be added again."""
-        with self._adding:
-            del self.caches[name], feed.caches[name]
 
     def special(self, name: str, members: Iterable[object], stream: Stream[Any] | None = None) -> None:
         """See `Caches`."""

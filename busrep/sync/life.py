@@ -44,7 +44,7 @@ class BlockingLife:
 
     Attributes without a docstring are parts. They are for tests and for busrep itself, and may change. Those that are
     opened are None before. ``publisher``: None for a server that is reached without Redis. ``reading`` begins when
-    something is first read. ``lock``: held while the state changes; a thread that has it may ask for it again.
+    something is first read.
     """
 
     def __init__(self, redis: str | redis_py.Redis, options: BusOptions) -> None:
@@ -68,7 +68,7 @@ class BlockingLife:
         self.writing: SharedWriter | None = None
         self.reading: ReadingThreads | None = None
         self.chores: list[Chore] = []
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()  # held while the state changes; a thread that has it may ask for it again
         self._state, self._pid = "new", 0
         _ALL.add(self)
 
@@ -77,7 +77,7 @@ class BlockingLife:
         """One of "new", "opening", "open", "closing" and "closed"."""
         return self._state
 
-    def here(self, raising: bool = True) -> bool:
+    def _here(self, raising: bool = True) -> bool:
         """Whether this is the process that opened the bus, if any has. Raises ConfigError unless told not to."""
         if self._pid in (0, os.getpid()):
             return True
@@ -98,8 +98,8 @@ class BlockingLife:
         it was opened before. When opening fails the next use tries again: at the first request of a process a server
         may be away for a moment.
         """
-        self.here()
-        with self.lock:
+        self._here()
+        with self._lock:
             if self._state != "new":
                 raise Closed
             self._state, self._pid = "opening", os.getpid()
@@ -107,8 +107,8 @@ class BlockingLife:
                 if self._options.writer is not None:
                     self._begin_writing(self._options.writer)
                 if self.caching.caches:
-                    self.begin_reading()
-                    self.begin_beats()
+                    self._begin_reading()
+                    self._begin_beats()
             except BaseException:
                 try:
                     self._undo()
@@ -119,9 +119,9 @@ class BlockingLife:
 
     def ensure_open(self) -> None:
         """Open the bus if nothing has. Raises Closed once it is closed, and what `open` raises."""
-        self.here()
+        self._here()
         if self._state in ("new", "opening"):
-            with self.lock:  # another thread may be at it
+            with self._lock:  # another thread may be at it
                 if self._state == "new":
                     self.open()
         if self._state != "open":
@@ -153,13 +153,13 @@ class BlockingLife:
         store = None if self.store is None else self.store.wrapped
         self.writing = SharedWriter(
             WriterConfig(writer, self.name, self.streams, self.settings, store), self.caching, self.publisher,
-            beats=self._options.beats, here=self.here, on_loss=self._lost,
+            beats=self._options.beats, here=self._here, on_loss=self._lost,
         )  # fmt: skip
         self.writing.publishing.publish(now=True)
         if self._options.beats:
-            self.begin_beats()
+            self._begin_beats()
 
-    def begin_beats(self) -> None:
+    def _begin_beats(self) -> None:
         """Start the threads that look after the writer, if there is one and they are not there. With cached functions
         also for ``beats=False``: a fact in doubt ends the trust in what is cached, until somebody asks after it."""
         writing = self.writing
@@ -180,10 +180,10 @@ class BlockingLife:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def begin_reading(self) -> ReadingThreads:
-        """Begin to read, if that has not begun. With ``lock``. Raises what opening the asyncio bus raises."""
+    def _begin_reading(self) -> ReadingThreads:
+        """Begin to read, if that has not begun. With the lock. Raises what opening the asyncio bus raises."""
         if self.reading is None:
-            reading = ReadingThreads(self._options, self.here)
+            reading = ReadingThreads(self._options, self._here)
             reading.start(self._make_reading_bus)
             self.reading = reading
             if self.writing is not None and self.writing.lost is not None:  # meanwhile
@@ -225,12 +225,12 @@ class BlockingLife:
         From inside a handler it returns at once, for it waits until the handler has ended. In a child process of the
         one that opened the bus it does nothing: nothing there is the child's to close.
         """
-        if not self.here(raising=False):
+        if not self._here(raising=False):
             return
         if self.reading is not None and self.reading.is_handler():
             threading.Thread(target=self.close, name="busrep-close", daemon=True).start()
             return
-        with self.lock:
+        with self._lock:
             if self._state in ("closing", "closed"):
                 return
             self._state = "closing"
@@ -254,9 +254,9 @@ class BlockingLife:
             if self.reading is not None:
                 self.reading.finish(timeout)
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """In the child: threads that are not here may have held the lock, and what is open is the parent's."""
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         if self._pid:
             _INHERITED.append(vars(self).copy())
 
@@ -273,7 +273,7 @@ def _close_all() -> None:
 
 def _forked() -> None:
     for life in list(_ALL):
-        life.forked()
+        life._forked()
 
 
 # Before the pools of concurrent.futures end, in whose threads the SQLite store reads; they do so before atexit, in a

@@ -20,7 +20,6 @@ doubt, or published by who is publishing already.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -115,7 +114,7 @@ class BlockingFact(FactBase[RowT]):
                 self._doubt(self._session)  # interrupted before it could begin to end
             raise
         finally:
-            if writing.pid == os.getpid():
+            if writing.here(False):
                 writing.ending.discard(self)
 
     def _guarded(self, session: WriterSession, step: Callable[[], object]) -> None:
@@ -143,7 +142,7 @@ class BlockingFact(FactBase[RowT]):
     def __del__(self) -> None:
         # Whatever thread this is, it may hold any lock: nothing but an append.
         session = getattr(self, "_session", None)
-        if session is not None and not self._booked and self._writing.pid == os.getpid():
+        if session is not None and not self._booked and self._writing.here(False):
             session.doubts.append(self._in_doubt())
 
 
@@ -165,7 +164,7 @@ class SharedWriter(SharedSession):
         on_loss: Callable[[WriterFenced], None],
     ) -> None:
         super().__init__(config, caches, beats=beats, on_loss=on_loss)
-        self.pid, self.here = os.getpid(), here
+        self.here = here
         self.publishing = Publishing(self, publisher)
         self.ending: weakref.WeakSet[BlockingFact[Any]] = weakref.WeakSet()
         self._beat_at = time.monotonic() + self.settings.heartbeat

@@ -85,7 +85,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "self.writing",
             ),
             Edit(
-                "BlockingLife.begin_reading",
+                "BlockingLife._begin_reading",
                 "            if self.writing is not None and self.writing.lost is not None:  # meanwhile\n"
                 "                reading.disown()\n",
                 "",
