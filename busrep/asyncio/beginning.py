@@ -210,7 +210,7 @@ class Beginning:
             context.bus.own_name.epoch_changed(epoch)
             core.rebase(epoch, positions)
             core.admission.registered(claims_of(everything))
-            context.saved.replace(positions)
+            context.saved.at = dict(positions)
             oldest = () if context.reader else known
             context.oldest.at = {(one.stream, one.writer): (one.floor, one.position) for one in oldest}
             context.bisecting.clear()

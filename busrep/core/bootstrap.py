@@ -79,7 +79,8 @@ class Bootstrap:
         self._move(BootstrapEvent.AGREED)
         self._recut = False
         if self.agreement is None or not self.agreement.same(agreement):
-            self._drop_parts()
+            self._handed_out.give_up()
+            self.parts.drop()
             self.id = None
             self.full_syncs.note(now)
         self.agreement = agreement  # the same one, too: the source may call it by another id
@@ -158,14 +159,11 @@ class Bootstrap:
             self.changes.append((before, after))
 
     def _begin(self, reason: str, event: BootstrapEvent, attempts: int = 0) -> None:
-        self._drop_parts()
+        self._handed_out.give_up()
+        self.parts.drop()
         self.agreement = self.id = None
         self.reason, self.attempts, self.retry.error = reason, attempts, None
         self._move(event)
-
-    def _drop_parts(self) -> None:
-        self._handed_out.give_up()
-        self.parts.drop()
 
     def _give_up_source(self) -> None:
         # A part that is being applied counts all the same: a snapshot stays what it was.
@@ -191,7 +189,7 @@ class Bootstrap:
     def work(self, now: float) -> list[Work]:
         """What to do next. Nothing comes twice, except what failed."""
         keep = self.agreement if self.state in (BootstrapState.AGREED, BootstrapState.LOADING) else None
-        if keep is not None and self.parts.all_loaded(keep):
+        if keep is not None and self.parts.applied + len(self.parts.ahead) == len(keep.parts):  # all is loaded
             keep = None
         wanted: list[Work] = [Leave(agreement) for agreement in self.held if agreement is not keep]
         self.held = [agreement for agreement in self.held if agreement is keep]

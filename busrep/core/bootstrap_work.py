@@ -172,10 +172,6 @@ class Parts:
             planned.append(Apply(agreement, self.applied, part, self.rows, self.bytes, id))
         return planned
 
-    def all_loaded(self, agreement: Agreement) -> bool:
-        """Whether nothing is left to load."""
-        return self.applied + len(self.ahead) == len(agreement.parts)
-
     def apply(self, work: Apply, rows: int, now: float) -> None:
         """A part with so many rows is applied."""
         self.ahead.pop(work.number, None)

@@ -24,21 +24,18 @@ class FetchUpdates:
 
 @attrs.frozen
 class UpdatesPage:
-    """Rows of one (stream, writer), and what they prove.
+    """Rows of one (stream, writer), and what they prove: its writer committed no other row in (``after``, ``upto``].
 
-    ``tokens`` and ``payloads`` are parallel, one entry a row; rows of one fact repeat its token and always come
-    together. ``payloads`` are the rows as JSON bytes. The page proves that the writer committed no other row in
-    (``after``, ``upto``]. ``limited``: more rows may follow above ``upto``, which then is the last whole token; ask
-    again from there. ``upto`` below the question's without ``limited`` means that the source cannot prove more yet
-    (a lagging replica): ask again later. ``epoch`` is the identity of the fact log, read in the same snapshot.
+    ``upto`` below the question's without ``limited`` means that the source cannot prove more yet (a lagging replica):
+    ask again later.
     """
 
     stream: str
     writer: str
     after: int
     upto: int
-    tokens: Sequence[int]
-    payloads: Sequence[bytes]
-    limited: bool
-    epoch: str
+    tokens: Sequence[int]  # one entry a row; rows of one fact repeat its token and always come together
+    payloads: Sequence[bytes]  # parallel to these: the rows as JSON
+    limited: bool  # more rows may follow above upto, which then is the last whole token: ask again from there
+    epoch: str  # of the fact log, read in the same snapshot
     incarnation: int | None = None

@@ -17,6 +17,8 @@ from busrep.errors import QUOTED_BYTES, ParseError
 from busrep.settings import Settings
 
 _OPENER = re.compile(rb"^(?:SERVER [^\n]*(?:\nNAME )?|NAME |\n)", re.MULTILINE)
+# What the rest of a message has to open with, should it come by itself.
+_OPENING = re.compile(rb"(?:SERVER [^\n]*\n)?(NAME [^ \n]+ [0-9]+)(?:\n|\Z)|(SERVER [^\n]*)\Z")
 _PING = re.compile(rb"^PING ", re.MULTILINE)
 _SPEAKER = re.compile(rb"NAME [^ \n]+ [0-9]+(?:\n|\Z)")
 _EPOCH = re.compile(rb"SERVER .+ [0-9a-f]{32}\Z")
@@ -95,18 +97,9 @@ class FrameSplitter:
         if not lines or lines.endswith(b"\n"):  # the last line is a blank one
             self._opening = b""
         elif pieces:
-            self._opening = _opening_of(pieces[-1])
+            opening = _OPENING.match(pieces[-1])
+            self._opening = b"%b\n" % (opening[1] or opening[2]) if opening else b""
         return [piece for piece in pieces if piece]
-
-
-def _opening_of(message: bytes) -> bytes:
-    """What the rest of ``message`` has to open with, should it come by itself."""
-    head, _, rest = message.partition(b"\n")
-    if head.startswith(b"SERVER "):
-        if not rest:
-            return head + b"\n"
-        head = rest.partition(b"\n")[0]
-    return head + b"\n" if _SPEAKER.match(head) else b""
 
 
 @attrs.define(eq=False)

@@ -69,7 +69,10 @@ def _is_outage(error: BaseException) -> bool:
     if isinstance(error, OSError):
         # io.UnsupportedOperation, and requests' of an invalid URL, are of a call that was wrong; of ssl's the peer is.
         mistaken = isinstance(error, ValueError) and ("ssl", "SSLError") not in names
-        return not mistaken and not isinstance(error, PATH_ERRORS) and _is_busy(_http_status(error))
+        # urllib's HTTPError is an OSError, and so are all of requests': an answer of a server that is there.
+        status = getattr(error, "code", None) or getattr(getattr(error, "response", None), "status_code", None)
+        busy = not isinstance(status, int) or status >= 500 or status in BUSY_STATUSES
+        return not mistaken and not isinstance(error, PATH_ERRORS) and busy
     if getattr(error, "connection_invalidated", False):  # SQLAlchemy has thrown the connection away
         return True
     if ("sqlite3", "OperationalError") in names:
@@ -77,16 +80,6 @@ def _is_outage(error: BaseException) -> bool:
     state = getattr(error, "sqlstate", None) or ""
     connection = any(package in DRIVERS and name in CONNECTION_ERRORS for package, name in names)
     return state in OUTAGE_STATES or (connection and not state.startswith(LIMIT_STATES))
-
-
-def _http_status(error: OSError) -> int | None:
-    """urllib's HTTPError is an OSError, and so are all of requests': an answer of a server that is there."""
-    status = getattr(error, "code", None) or getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else None
-
-
-def _is_busy(status: int | None) -> bool:
-    return status is None or status >= 500 or status in BUSY_STATUSES
 
 
 def predicate_of(transient: Transient) -> Callable[[BaseException], bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -19,7 +19,9 @@ MOST_REFUTED = 16
 
 
 class FollowedWriters:
-    """{(stream, writer): its progress}. ``followed``: the streams, by name. ``intake`` has the bytes that wait.
+    """{(stream, writer): its progress}. ``followed``: the streams, by name. ``catching_up``: the (stream, writer) of
+    which a gap is being fetched. ``bootstrapping``: the streams of which a snapshot is being loaded; what is delivered
+    there is what was so before it.
 
     ``epoch``: of the fact log that the positions belong to, None until one is known. Anybody may announce another
     epoch on the channel. That is a hint. A page, read from the log itself, decides: it names the epoch of the log.
@@ -29,7 +31,7 @@ class FollowedWriters:
 
     def __init__(self, streams: Iterable[Followed], intake: Intake, epoch: str | None) -> None:
         self.intake, self.settings, self.ready = intake, intake.settings, intake.ready
-        self.counters = intake.counters
+        self.counters, self.bootstrapping, self.catching_up = intake.counters, intake.bootstrapping, intake.catching
         self.progress: dict[Key, Progress] = {}
         self.followed = {stream.name: stream for stream in streams}
         self.epoch = epoch
@@ -113,11 +115,6 @@ class FollowedWriters:
         progress = self.progress.get((stream, writer)) or self._add(self.followed[stream], writer, 0)
         progress.learned(position)
 
-    @property
-    def bootstrapping(self) -> Collection[str]:
-        """The streams of which a snapshot is being loaded. What is delivered there is what was so before it."""
-        return self.intake.bootstrapping.keys()
-
     def bootstrap(self, stream: str) -> None:
         """A snapshot of ``stream`` will be loaded: hold the lines of all its writers, also of one that was stopped, and
         drop what waits unhandled. Raises ConfigError for a stream without a table."""
@@ -183,11 +180,6 @@ class FollowedWriters:
         for (stream, writer), progress in sorted(self.progress.items()):
             found.setdefault(stream, {})[writer] = progress.queue.delivered
         return found
-
-    @property
-    def catching_up(self) -> Collection[Key]:
-        """The (stream, writer) of which a gap is being fetched."""
-        return self.intake.catching.keys()
 
     def statistics(self) -> dict[str, object]:
         """Counters and states, JSON-able."""

@@ -55,10 +55,6 @@ class SavedPositions:
         """Whether another process has begun a bootstrap of a stream, over by now or not."""
         return stream in state.loading or state.bootstraps.get(stream, "") != self.bootstraps.get(stream, "")
 
-    def replace(self, positions: Mapping[Key, int]) -> None:
-        """Another log: all that was known is void."""
-        self.at = dict(positions)
-
     def replace_stream(self, stream: str, positions: Mapping[str, int]) -> None:
         """A snapshot: {writer: position} in place of all that was known of this stream."""
         self.at = {key: at for key, at in self.at.items() if key[0] != stream}

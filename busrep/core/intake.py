@@ -76,14 +76,3 @@ class Intake:
         """Note an error about a line, unless `MOST_ERRORS` wait already."""
         if len(self.errors) < MOST_ERRORS:
             self.errors.append(ParseError(line.encode(), field, reason))
-
-    def queued(self, size: int) -> None:
-        """Count bytes that a delivery queue took in."""
-        self.queue_bytes += size
-        if self.queue_bytes > self.queue_bytes_peak:
-            self.queue_bytes_peak = self.queue_bytes
-
-    def buffered(self, size: int) -> None:
-        """Count bytes that are held for bootstraps, or no longer are (below 0)."""
-        self.buffer_bytes += size
-        self.buffer_bytes_peak = max(self.buffer_bytes_peak, self.buffer_bytes)

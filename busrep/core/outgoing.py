@@ -60,12 +60,16 @@ class Announcements:
         if self._asked:
             return
         if now >= self._answer_from:
-            self.begin(now)
+            self._begin(now)
         else:
             self._waits = True
 
-    def begin(self, now: float) -> None:
-        """Announce all streams."""
+    def start(self, now: float) -> None:
+        """Publishing has begun to work: announce all streams, and count the time to the next beat from now."""
+        self.next_beat = now
+        self.tick(now)
+
+    def _begin(self, now: float) -> None:
         self._asked, self._waits = True, False
         self._answer_from = now + self._settings.answer_interval
 
@@ -74,15 +78,10 @@ class Announcements:
         self._asked = self.last = True
 
     def stop(self) -> None:
-        """Publishing does not work, until `begin` and `schedule_beat`."""
+        """Publishing does not work, until `start`."""
         self._begun.clear()
         self._waits = False
         self.next_beat = math.inf
-
-    def schedule_beat(self, now: float) -> None:
-        """Count the time to the next beat from now."""
-        # Jittered by 10 % either way, so that the writers of a deployment do not all speak at once.
-        self.next_beat = now + self._settings.heartbeat * (0.9 + 0.2 * self._jitter())
 
     @property
     def next_answer(self) -> float:
@@ -98,9 +97,10 @@ class Announcements:
         """Begin what is due; whether that is a beat."""
         beat = now >= self.next_beat
         if beat:
-            self.schedule_beat(now)
+            # Jittered by 10 % either way, so that the writers of a deployment do not all speak at once.
+            self.next_beat = now + self._settings.heartbeat * (0.9 + 0.2 * self._jitter())
         if beat or now >= self.next_answer:
-            self.begin(now)
+            self._begin(now)
         return beat
 
     def next(self, *, unconfirmed: bool) -> Roll | None:

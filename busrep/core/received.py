@@ -79,7 +79,7 @@ class ReceivedRows:
             return 0
         if intake.queue_bytes > intake.settings.receive_queue_bytes:
             intake.counters.overflows += 1
-            self._intake.counters.rows_dropped += len(tokens)
+            intake.counters.rows_dropped += len(tokens)
             return tokens[-1]
         intake.counters.rows_received += len(tokens)
         self._take_in(tokens, payloads, tokens[-1], fetched=False)
@@ -98,10 +98,12 @@ class ReceivedRows:
             if self._recent is None:
                 self._recent = RecentTokens(self.position)
             self._recent.add(tokens)
-        self.position = upto
-        self._intake.queued(self.queue.put(tokens, payloads, upto, fetched=fetched))
+        self.position, intake = upto, self._intake
+        intake.queue_bytes += self.queue.put(tokens, payloads, upto, fetched=fetched)
+        if intake.queue_bytes > intake.queue_bytes_peak:
+            intake.queue_bytes_peak = intake.queue_bytes
         if self.queue:
-            self._intake.ready[self.key] = None
+            intake.ready[self.key] = None
 
     def _miss(self, upto: int) -> None:
         """The rows up to there are not to be had: the handler is told."""
@@ -196,5 +198,6 @@ class HeldLines:
 
     def _resize(self, size: int) -> None:
         if self.buffered:
-            self.intake.buffered(size - self.size)
+            self.intake.buffer_bytes += size - self.size
+            self.intake.buffer_bytes_peak = max(self.intake.buffer_bytes_peak, self.intake.buffer_bytes)
         self.size = size

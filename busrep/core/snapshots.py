@@ -165,29 +165,24 @@ class SnapshotSource(Protocol):
         """Let go of everything. May be called twice."""
 
 
+# The states of a saved bootstrap of which nothing is left to apply; in all others it is unfinished.
 LOADED = ("draining", "online")
-"""The states of a saved bootstrap of which nothing is left to apply; in all others it is unfinished."""
 
 
 @attrs.frozen
 class BootstrapProgress:
-    """What is saved of a bootstrap that is not over, in the reader's store; of one that is, for ``--status``.
-
-    ``state``: the value of a `bootstrap.State`. ``parts``: how many are applied. ``syncs``: full syncs begun within
-    the last hour, this one included. ``age``: seconds since it was saved, by the database's clock. ``id``: another of
-    each bootstrap, also where two load the same snapshot.
-    """
+    """What is saved of a bootstrap that is not over, in the reader's store; of one that is, for ``--status``."""
 
     reader: str
     agreement: Agreement
-    state: str
-    parts: int = 0
+    state: str  # the value of a `BootstrapState`
+    parts: int = 0  # how many are applied
     rows: int = 0
     bytes: int = 0
-    syncs: int = 1
+    syncs: int = 1  # full syncs begun within the last hour, this one included
     reason: str = ""
-    age: float = 0.0
-    id: str = ""
+    age: float = 0.0  # seconds since it was saved, by the database's clock
+    id: str = ""  # another of each bootstrap, also where two load the same snapshot
 
     def asdict(self) -> dict[str, Any]:
         """JSON-able, without the list of parts."""

@@ -140,8 +140,7 @@ class Writer:
         """A connection was (re-)established and publishing works: announce, others cannot see it."""
         self._connected = True
         if not self._fenced:
-            self.announcements.begin(now)
-            self.announcements.schedule_beat(now)
+            self.announcements.start(now)
 
     def disconnected(self, now: float) -> None:  # noqa: ARG002 (all inputs that are about time carry it)
         """Publishing is impossible until ``connected``. Frames in flight count as ``publish_failed``."""

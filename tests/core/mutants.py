@@ -699,8 +699,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "HeldLines._resize",
-                "            self.intake.buffered(size - self.size)\n",
-                "            self.intake.buffered(max(0, size - self.size))\n",
+                "            self.intake.buffer_bytes += size - self.size\n",
+                "            self.intake.buffer_bytes += max(0, size - self.size)\n",
             ),
         ),
         checks=(READER + "a_lost_link_costs_what_is_held_and_not_the_state",),

@@ -17,9 +17,7 @@ LOG = "e" * 32
 
 def saved_at(**positions: int) -> SavedPositions:
     """{writer of stream s: saved position}."""
-    saved = SavedPositions()
-    saved.replace({("s", writer): at for writer, at in positions.items()})
-    return saved
+    return SavedPositions({("s", writer): at for writer, at in positions.items()})
 
 
 def test_a_position_is_saved_forwards_only() -> None:
@@ -72,8 +70,7 @@ def test_9_17_a_position_above_the_sequence_goes_back_or_stops() -> None:
 def test_9_12_and_9_23_what_the_table_says_is_taken_in(
     known: Any, before: Any, found: Any, back: Any, after: Any
 ) -> None:
-    saved = SavedPositions()
-    saved.replace(known)
+    saved = SavedPositions(dict(known))
     assert saved.compare([A], before, found, lambda _: 2) == back
     assert saved.at == after
 
