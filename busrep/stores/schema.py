@@ -152,7 +152,8 @@ def _rows(
     streams = [backing.definition for backing in wanted.values()]
     with _with_command(dialect, streams):
         fields = fields_to_store(streams, stored)
-    return {stream: (_declared(backing), fields[stream]) for stream, backing in wanted.items()}
+    tables = {stream: orjson.dumps(backing.table).decode() for stream, backing in wanted.items() if backing.own}
+    return {stream: (tables.get(stream), fields[stream]) for stream in wanted}
 
 
 def check_columns(dialect: Dialect, backing: Backing, *, missing_table: bool = False) -> Plan[None]:
@@ -206,10 +207,6 @@ def stored_streams(_: Dialect) -> Plan[dict[str, StoredStream]]:
         stream: StoredStream(None if backing is None else str(orjson.loads(backing)), load(fields))
         for stream, backing, fields in (yield STREAMS)[0]
     }
-
-
-def _declared(backing: Backing) -> str | None:
-    return orjson.dumps(backing.table).decode() if backing.own else None
 
 
 def missing(dialect: Dialect, found: int | None = None) -> SchemaError:
