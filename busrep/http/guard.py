@@ -40,7 +40,7 @@ log = logging.getLogger("busrep.http")
 
 # Largest body, which is an agreement on a snapshot, and how many are read at a time.
 AGREEMENT_BYTES = 4 * 2**20
-BODIES = 4
+BODIES = 16
 # Of one query; four are known.
 MOST_PARAMETERS = 16
 # The fastest: rows of a kind shrink to a tenth with it, and the others take three times as long for a little.

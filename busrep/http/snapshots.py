@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Callable, Hashable
 from functools import partial
 from typing import Any
@@ -34,8 +33,6 @@ try:
     from starlette.types import ASGIApp, Receive, Scope, Send
 except ImportError:
     raise MissingExtra("http", "catch-up over HTTP") from None
-
-log = logging.getLogger("busrep.http")
 
 WHAT = "the snapshots of this server"
 # For the source to agree, seconds. Clients wait for it in several requests.
@@ -151,15 +148,13 @@ class Snapshots:
         return agreement
 
     def _made(self, key: Hashable, task: asyncio.Task[Agreement]) -> None:
-        if not task.cancelled() and (error := task.exception()) is None:
-            asyncio.get_running_loop().call_later(SHARED_FOR, self._forget, key, task)
-            done = [(key, one) for key, one in self._agreeing.items() if one.done()]
-            for old in done[:-KEPT]:
-                self._forget(*old)
+        if task.cancelled() or task.exception() is not None:  # those who wait are told; there may be none any more
+            self._forget(key, task)
             return
-        if not task.cancelled():  # those who wait are told; there may be none any more
-            log.debug("%s failed: %s", task.get_name(), error)
-        self._forget(key, task)
+        asyncio.get_running_loop().call_later(SHARED_FOR, self._forget, key, task)
+        done = [(key, one) for key, one in self._agreeing.items() if one.done()]
+        for old in done[:-KEPT]:
+            self._forget(*old)
 
     def _forget(self, key: Hashable, task: asyncio.Task[Agreement]) -> None:
         if self._agreeing.get(key) is task:

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import logging
 import secrets
+import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -840,6 +841,13 @@ async def test_closing_does_not_wait_for_who_does_not_read() -> None:
         await until(lambda: store.asked)
     assert serving.connections == 0
     deaf.close()
+
+
+@sync
+async def test_signals_are_left_to_the_caller() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    async with serving_of(Scripted()):
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 @sync
