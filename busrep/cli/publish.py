@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -157,21 +157,6 @@ def read_facts(source: BinaryIO, stream: str | None, forms: RowForms, done: Publ
         ) from None
 
 
-def copy(source: BinaryIO, connect: Callable[[Iterable[str]], Bus], stream: str | None, forms: RowForms) -> Published:
-    """Publish all lines. Raises ConfigError as `read_facts`."""
-    names: set[str] = set()
-    done = Published()
-    with contextlib.ExitStack() as stack:
-        for facts in read_facts(source, stream, forms, done):
-            # A writer registers for its streams and no others: readers wait for whoever is registered.
-            if more := {name for name, _ in facts} - names:
-                stack.close()
-                names |= more
-                bus = stack.enter_context(connect(names))
-            done.write(bus, facts)
-    return done
-
-
 @click.command()
 @redis_option()
 @store_option(required=True)
@@ -194,13 +179,16 @@ def publish(store_url: str, stream: str | None, declared: tuple[str, ...], as_js
         raise ConfigError("standard input is closed: the lines are read from there")
     streams = {one.name: one for one in declared_streams(declared)}
     forms = RowForms(streams, ask(opened(make_store(store_url)), lambda store: store.stored_streams()))
-    redis_url = role.pop("redis_url")
-
-    def connect(names: Iterable[str]) -> Bus:
-        found = [forms.stream(one) for one in sorted(names)]
-        return sync.connect(redis_url, store=store_url, streams=found, **role)
-
-    done = copy(sys.stdin.buffer, connect, stream, forms)
+    redis_url, done, names = role.pop("redis_url"), Published(), set[str]()
+    with contextlib.ExitStack() as stack:
+        for facts in read_facts(sys.stdin.buffer, stream, forms, done):
+            # A writer registers for its streams and no others: readers wait for whoever is registered.
+            if more := {name for name, _ in facts} - names:
+                stack.close()
+                names |= more
+                found = [forms.stream(one) for one in sorted(names)]
+                bus = stack.enter_context(sync.connect(redis_url, store=store_url, streams=found, **role))
+            done.write(bus, facts)
     ends = ", ".join(f"{one} at {position}" for one, position in done.last.items())
     text = f"published {done.facts} facts, {done.rows} rows{': ' if ends else ''}{ends}"
     say(attrs.asdict(done), text, as_json=as_json)

@@ -80,8 +80,6 @@ class FaultyLink:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._all_closed = asyncio.Event()
-        self._all_closed.set()
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         port = self._server.sockets[0].getsockname()[1]
         user, at, _ = self._parts.netloc.rpartition("@")
@@ -92,7 +90,7 @@ class FaultyLink:
         self._server.close()
         self._heal()
         self._end("client", "server")
-        await self._all_closed.wait()
+        await asyncio.gather(*(one.task for one in self.open_connections), return_exceptions=True)
         await self._server.wait_closed()
 
     # -- faults -----------------------------------------------------------------------------------------------
@@ -212,15 +210,11 @@ class FaultyLink:
         self.connections += 1
         connection = PipedConnection(self, reader, writer)
         self.open_connections[connection] = None
-        self._all_closed.clear()
         try:
-            await connection.run(*self._target)
-        except asyncio.CancelledError:  # cut before the server had answered
-            pass
+            with contextlib.suppress(asyncio.CancelledError):  # cut before the server had answered
+                await connection.run(*self._target)
         finally:
             del self.open_connections[connection]
-            if not self.open_connections:
-                self._all_closed.set()
 
 
 def _directions(direction: Direction | None) -> tuple[Direction, ...]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -51,7 +50,6 @@ class MemoryRedis:
         """All messages so far, (channel, data)."""
         self.refuse: RedisError | None = None
         """While set, the answer to every command: ``NoPermissionError("...")``, ``BusyLoadingError("...")``."""
-        self.channels: dict[str, dict[_Connection, None]] = {}
         self.connections: dict[_Connection, None] = {}
 
     def client(self) -> aioredis.Redis:
@@ -62,7 +60,7 @@ class MemoryRedis:
     def publish(self, channel: str, data: bytes) -> int:
         """What PUBLISH does; gives the number of those who got it."""
         self.published.append((channel, data))
-        subscribed = list(self.channels.get(channel, ()))
+        subscribed = [one for one in self.connections if channel in one.channels]
         for connection in subscribed:
             connection.hear([b"message", channel.encode(), data])
         return len(subscribed)
@@ -80,12 +78,10 @@ class _Connection:
         self.server = server
         self.is_connected = False
         self.channels: dict[str, None] = {}
-        self._inbox: deque[Any] = deque()
-        self._waiting: asyncio.Future[None] | None = None
-        self._lost = "not connected"
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
 
     async def connect(self) -> None:
-        self.is_connected = True
+        self.is_connected, self._inbox = True, asyncio.Queue()
         self.server.connections[self] = None
 
     async def disconnect(self, nowait: bool = False) -> None:
@@ -100,7 +96,7 @@ class _Connection:
 
     async def send_command(self, *command: Any, check_health: bool = True) -> None:
         if not self.is_connected:
-            raise RedisConnectionError(self._lost)
+            raise RedisConnectionError("not connected")
         name, *arguments = command
         if self.server.refuse is not None:
             self.hear(self.server.refuse)
@@ -110,11 +106,10 @@ class _Connection:
         elif name == "SUBSCRIBE":
             for channel in arguments:
                 self.channels[channel] = None
-                self.server.channels.setdefault(channel, {})[self] = None
                 self.hear([b"subscribe", channel.encode(), len(self.channels)])
         elif name == "UNSUBSCRIBE":
             for channel in arguments or list(self.channels):
-                self._leave(channel)
+                self.channels.pop(channel, None)
                 self.hear([b"unsubscribe", channel.encode(), len(self.channels)])
         elif name == "PING":
             self.hear([b"pong", b""] if self.channels else b"PONG")
@@ -122,34 +117,22 @@ class _Connection:
             self.hear(ResponseError(f"unknown command '{name}'"))
 
     async def read_response(self, disable_decoding: bool = False) -> Any:
-        while not self._inbox:
-            if not self.is_connected:
-                raise RedisConnectionError(self._lost)
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        answer = self._inbox.popleft()
+        if not self.is_connected and self._inbox.empty():
+            raise RedisConnectionError("not connected")
+        answer = await self._inbox.get()
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def hear(self, what: Any) -> None:
-        self._inbox.append(what)
-        self._wake()
+        self._inbox.put_nowait(what)
 
     def lose(self, reason: str) -> None:
-        self.is_connected, self._lost = False, reason
-        for channel in list(self.channels):
-            self._leave(channel)
+        if self.is_connected:
+            self.hear(RedisConnectionError(reason))
+        self.is_connected = False
+        self.channels.clear()
         self.server.connections.pop(self, None)
-        self._wake()
-
-    def _leave(self, channel: str) -> None:
-        self.channels.pop(channel, None)
-        self.server.channels.get(channel, {}).pop(self, None)
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
 
 
 class MemoryDeployment:

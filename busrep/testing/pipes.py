@@ -202,7 +202,9 @@ class PipedConnection:
     def __init__(self, link: FaultyLink, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         self.link, self._reader = link, reader
         self._sides: dict[Side, asyncio.StreamWriter] = {"client": client}
-        self._task = asyncio.current_task()
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - it serves the client
+        self.task = task
         self.pipes: tuple[Pipe, ...] = ()
 
     async def run(self, host: str, port: int) -> None:
@@ -231,5 +233,5 @@ class PipedConnection:
         for side in sides:
             if side in self._sides:
                 reset(self._sides[side])
-        if "client" in sides and "server" not in self._sides and self._task is not None:  # it is not connected yet
-            self._task.cancel()
+        if "client" in sides and "server" not in self._sides:  # it is not connected yet
+            self.task.cancel()
