@@ -31,7 +31,7 @@ log = logging.getLogger("busrep.reader")
 
 
 class ReaderContext(abc.ABC):
-    """What each part of a reading process needs of the whole; `Reading` is the whole.
+    """What each part of a reading process needs of the whole; `Reading` is the whole, and makes the parts.
 
     ``ask_for_positions()`` has REPLICATE published. ``saving`` is held while saved positions change. ``subscribed``:
     the handlers of each stream that ever had one; ``workers``: the tasks that call them. ``notes``: {key: why it

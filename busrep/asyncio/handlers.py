@@ -210,17 +210,17 @@ class Handlers:
 
     async def _notify(self, notice: Reset | Missed) -> None:
         if isinstance(notice, Reset):
-            told: tuple[int, ...] = (notice.position,)
-            log.info("(%s, %s) was reset to %d", notice.stream, notice.writer, *told)
+            places: tuple[int, ...] = (notice.position,)
+            log.info("(%s, %s) was reset to %d", notice.stream, notice.writer, *places)
         else:
             what = "are gone" if notice.certain else "may have been missed"
-            told = (notice.after, notice.upto)
-            log.info("(%s, %s): rows in (%d, %d] %s", notice.stream, notice.writer, *told, what)
+            places = (notice.after, notice.upto)
+            log.info("(%s, %s): rows in (%d, %d] %s", notice.stream, notice.writer, *places, what)
         for kind, stream, handler in list(self._notice_handlers):
             if not isinstance(notice, kind) or stream not in (None, notice.stream):
                 continue
             try:
-                await call(handler, notice.stream, notice.writer, *told)
+                await call(handler, notice.stream, notice.writer, *places)
                 forget_cancellation()
             except (Exception, asyncio.CancelledError) as error:
                 self._call_failed((notice.stream, notice.writer), error)

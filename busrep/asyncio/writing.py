@@ -93,7 +93,7 @@ class Fact(FactBase[RowT]):
 class Writing(WriterSession):
     """A `WriterSession` on an event loop; calls ``wake()`` when there is something to publish.
 
-    ``renew(self)`` gives the one that goes on under a new incarnation, or raises (see `WinningBack`); None: none does.
+    ``renew(self)`` gives the one that goes on under a new incarnation, or raises (see `OwnName`); None: none does.
     It is asked at once when this one is fenced. ``on_loss()``: another process has the name.
     """
 
