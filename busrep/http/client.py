@@ -162,15 +162,24 @@ class HttpClient:
         return Unavailable(self.where, f"its answer is refused: {reason}")
 
     async def ask(
-        self, path: str, params: Mapping[str, Any], explain: Explain = lambda _: None, content: bytes = b""
-    ) -> bytes:
-        """The body of the answer, tried again within the deadline where that may help. Raises Unavailable, ConfigError,
-        and what ``explain`` raises."""
+        self,
+        path: str,
+        params: Mapping[str, Any],
+        read: Callable[[bytes], T],
+        explain: Explain = lambda _: None,
+        content: bytes = b"",
+    ) -> T:
+        """What ``read`` makes of the body of the answer; a ValueError of it means that the answer is none. Tried again
+        within the deadline where that may help. Raises Unavailable, ConfigError, and what ``explain`` raises."""
 
-        async def use(response: httpx.Response) -> bytes:
+        async def use(response: httpx.Response) -> T:
             if response.status_code != 200:
                 await self.refuse(response, explain)
-            return await self._read(response)
+            body = await self._read(response)
+            try:
+                return read(body)
+            except (ValueError, OverflowError) as error:
+                raise Misfit(str(error)) from None
 
         within = SHARE_OF_DEADLINE * self.settings.fetch_timeout
         return await self.exchange(use, path, params=params, content=content, within=within)

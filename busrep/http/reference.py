@@ -10,6 +10,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
@@ -110,11 +111,7 @@ class ReferenceSource:
             )
         path = f"{REFERENCE_PATH}{segment(question.stream)}/{secrets.token_hex(8)}"
         params = {"instance_name": question.writer, "from_token": question.after, "upto_token": question.upto}
-        body = await one.ask(path, params)
-        try:
-            page = read_reference_page(body, question, self._epoch)
-        except ValueError as error:
-            raise one.distrust(error) from None
+        page = await one.ask(path, params, partial(read_reference_page, asked=question, epoch=self._epoch))
         if _may_be_cut(page):
             log.warning(
                 "(%s, %s): %d rows of %d fill a page of %s: if the fact has more, the others may have been missed",

@@ -140,13 +140,11 @@ class HttpSource:
         }
         try:
             path = UPDATES_PATH + segment(question.stream)
-            body = await self.client.ask(path, params, lambda refusal: self._check_too_old(refusal, question))
+            return await self.client.ask(
+                path, params, partial(read_page, asked=question), lambda refusal: self._check_too_old(refusal, question)
+            )
         except _AnotherLog as found:  # a page of that log which proves nothing: the reader knows what to do with those
             return nothing_of(question, found.epoch)
-        try:
-            return read_page(body, question)
-        except ValueError as error:
-            raise self.client.distrust(error) from None
 
     # -- snapshots --------------------------------------------------------------------------------------------
 
@@ -155,12 +153,14 @@ class HttpSource:
         self._check(stream)
         path, params = SNAPSHOTS_PATH + segment(stream), {"part_rows": part_rows}
         explain = partial(self._explain_snapshots, stream)
-        body = await self.client.ask(path, params, explain, b"" if again is None else again.to_json())
-        try:
+
+        def read(body: bytes) -> Agreement:
             agreement = Agreement.from_json(body)
             check_agreement(agreement, stream)
-        except (ValueError, OverflowError) as error:
-            raise self.client.distrust(error) from None
+            return agreement
+
+        content = b"" if again is None else again.to_json()
+        agreement = await self.client.ask(path, params, read, explain, content)
         return attrs.evolve(agreement, source=self.url, id=agreement.digest)
 
     async def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
@@ -232,11 +232,7 @@ class HttpSource:
         """What the server tells of its log; ``wanted``: the stream that a further question is of. Raises Unavailable,
         ConfigError."""
         params: dict[str, str | int] = {name: stream for name, stream in wanted.items() if stream is not None}
-        body = await self.client.ask(STATE_PATH, params)
-        try:
-            return read_state(body)
-        except ValueError as error:
-            raise self.client.distrust(error) from None
+        return await self.client.ask(STATE_PATH, params, read_state)
 
     # -- what refusals mean -----------------------------------------------------------------------------------
 
