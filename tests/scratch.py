@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 MEMORY = Path("/dev/shm")
-PREFIX = "busrep-tests-"
+PREFIX = "bt-"  # short: the path of a Unix socket below it has at most 107 bytes
 FREE_BYTES, AVAILABLE_BYTES = 4_000_000_000, 8_000_000_000
 
 

@@ -44,13 +44,13 @@ class _Selector(selectors.DefaultSelector):
 class LoopThread(Generic[T]):
     """Runs an event loop, and what is made on it, from `start` to `close`.
 
-    ``check_process()`` raises ConfigError in a child process, where the thread is not.
+    ``name``: the thread's. ``check_process()`` raises ConfigError in a child process, where the thread is not.
     """
 
     made: T
 
-    def __init__(self, check_process: Callable[[], object]) -> None:
-        self._check_process = check_process
+    def __init__(self, name: str, check_process: Callable[[], object] = lambda: None) -> None:
+        self._name, self._check_process = name, check_process
         self._thread: threading.Thread | None = None
         self._asking = threading.RLock()
         self._asked: dict[concurrent.futures.Future[Any], Coroutine[Any, Any, Any]] = {}
@@ -61,7 +61,7 @@ class LoopThread(Generic[T]):
     def start(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         """Start the thread, make that there and enter it: what that gives is ``made``. Raises what it raises."""
         entered: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, args=(make, entered), name="busrep-read", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(make, entered), name=self._name, daemon=True)
         try:
             self._thread.start()
             entered.result()

@@ -151,7 +151,7 @@ class ReadingThreads(LoopThread[ReadingBus]):
     """
 
     def __init__(self, options: BusOptions, here: Callable[[bool], bool]) -> None:
-        super().__init__(partial(here, True))
+        super().__init__("busrep-read", partial(here, True))
         self._here = here
         self._effects = EffectsStore(options)  # gives handlers their connections
         self._jobs = CallQueue(interruptible=False)

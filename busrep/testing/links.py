@@ -70,7 +70,7 @@ class FaultyLink:
         from busrep.sync.loop_thread import LoopThread  # with the bus for threads, which few tests need
 
         link = cls(url, tls=tls, seed=seed)
-        thread: LoopThread[FaultyLink] = LoopThread(lambda: None)
+        thread: LoopThread[FaultyLink] = LoopThread("faulty-link")
         thread.start(lambda: link)
         try:
             yield link
