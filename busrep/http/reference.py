@@ -70,9 +70,10 @@ class ReferenceSource:
 
     async def open(self) -> None:
         """See `AsyncStore`. Nothing is asked: the reference system tells nothing about itself."""
+        context = None
         try:
             for one in self._writers.values():
-                one.open()
+                context = one.open(context)
         except BaseException:
             await self.close()
             raise

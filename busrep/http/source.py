@@ -92,8 +92,7 @@ class HttpSource:
         if self.client.transport is not None:
             return
         try:
-            self.client.open()
-            self._parts.open()
+            self._parts.open(self.client.open())
             served = (await self.state()).streams
             missing = {stream.name for stream in self.streams if not stream.resettable} - set(served)
             if missing and not self._some:
