@@ -190,20 +190,24 @@ def mirror(bus: busrep.Bus, target: Target, holds: Holds, parent: Parent, proces
 
 
 async def watch(bus: busrep.Bus, parent: Parent) -> None:
-    """Tell of each state, of the first line that waits for the snapshot, and of the first failure of the source."""
-    state, waiting, failed = None, False, False
+    """Tell of each state, and of the first failure of the source."""
+    state, failed = None, False
     while True:
         now = bus.statistics()["bootstrap"].get("orders", {})
         if now.get("state") != state:
             state = now["state"]
             parent.tell(event=["state", state])
-        if not waiting and now.get("buffer_bytes"):
-            waiting = True
-            parent.tell(event=["lines wait"])
         if not failed and now.get("attempts", 0) > 1:
             failed = True
             parent.tell(event=["failed"])
         await asyncio.sleep(0.005)
+
+
+def note_token(heard: dict[str, int], line: bytes) -> None:
+    """Note how far the writer of a line of rows has been heard."""
+    command, _, rest = line.partition(b" ")
+    if command == b"RDATA" and (token := rest.split(b" ", 3)[2]).isdigit():  # "batch": a later line has the token
+        heard[rest.split(b" ", 2)[1].decode()] = int(token)
 
 
 async def main() -> None:
@@ -228,11 +232,17 @@ async def main() -> None:
             )
         )
         mirror(bus, target, holds, parent, task["process"])
+        heard: dict[str, int] = {}
+        bus.on_line(lambda direction, _, line: note_token(heard, line) if direction == "<" else None)
         watching = asyncio.create_task(watch(bus, parent))
         stack.callback(watching.cancel)
         while (message := await parent.hear()) != {"end": True}:
             if "go" in message:
                 holds.go(message["go"])
+            elif "hear" in message:
+                while any(heard.get(writer, 0) < token for writer, token in message["hear"].items()):
+                    await asyncio.sleep(0.005)
+                parent.tell(event=["heard"])
             elif "reach" in message:
                 for writer, token in message["reach"].items():
                     await bus.wait_for(orders, writer, token, 30.0)
@@ -286,7 +296,11 @@ class ReaderProcess:
     async def until(self, *event: Any) -> None:
         """Wait until this has happened there; it may have been some time ago."""
         while list(event) not in self.seen:
-            self.seen.append(await self.next())
+            try:
+                self.seen.append(await self.next())
+            except asyncio.CancelledError as error:
+                error.add_note(f"waited for {event}; the reader told of {self.seen}")
+                raise
 
     async def next(self) -> list[Any]:
         """What happens next."""

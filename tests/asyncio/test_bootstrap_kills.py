@@ -326,7 +326,8 @@ async def run_cell(cell: Cell, redis: RedisServer, facts: str, folder: Path, nam
             for hold in first:
                 await reader.until("held", hold)
                 await shop.write(10 * FACT_ROWS)
-                await reader.until("lines wait")
+                reader.tell(hear=shop.last)
+                await reader.until("heard")
                 reader.tell(go=hold)
             await reader.until("held", cell.hold)
             if (part := re.fullmatch(r"load (\d+)", cell.hold)) and int(part[1]):
