@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
@@ -13,7 +14,7 @@ from busrep.errors import BusrepError, SequenceWentBack, WriterFenced
 from busrep.stores.interface import Claim
 
 from ..runtime.config import WriterConfig
-from ..runtime.fact import FactBase, FactState, settle
+from ..runtime.fact import FactBase, FactState, check_renewals, settle
 from ..runtime.session import InDoubt, WriterSession
 from ..runtime.tasks import spawn, wait_until_set, within
 
@@ -56,16 +57,18 @@ class Fact(FactBase[RowT]):
         self._begin_once()
         self._writing = await self._writing.live()
         await self._writing.room()
-        try:
-            await self._begin(self._writing)
-        except (WriterFenced, SequenceWentBack) as error:
+        for fenced in itertools.count(1):
             writing = self._writing
-            # A sequence that went back may be a new primary's, which fences all writers.
-            if isinstance(error, SequenceWentBack) and (writing.claim is None or await writing.check_claim()):
-                raise
-            # Perhaps it was fenced for its silence, with no successor: then the name is won back. Else this raises.
-            self._writing = await writing.live()
-            await self._begin(self._writing)
+            try:
+                await self._begin(writing)
+                break
+            except (WriterFenced, SequenceWentBack) as error:
+                # A sequence that went back may be a new primary's, which fences all writers.
+                if isinstance(error, SequenceWentBack) and (writing.claim is None or await writing.check_claim()):
+                    raise
+                check_renewals(writing.name, fenced)
+                # Perhaps for its silence, with no successor: then the name is won back. Else this raises.
+                self._writing = await writing.live()
         self._state = FactState.OPEN
         return self
 

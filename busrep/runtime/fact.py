@@ -32,6 +32,18 @@ RowT = TypeVar("RowT")
 OtherT = TypeVar("OtherT")
 
 
+# So often a name is won back while one fact begins. A machine that is too slow for its heartbeat is taken for silent
+# again at once, and finished under each new incarnation.
+RENEWALS = 5
+
+
+def check_renewals(name: str, count: int) -> None:
+    """The name has been fenced ``count`` times while one fact began. Raises Unavailable if it is to be given up."""
+    if count > RENEWALS:
+        reason = "it was finished for its silence again and again: is Settings.heartbeat too short for this machine?"
+        raise Unavailable(f"writer {name!r}", reason)
+
+
 class FactState(enum.Enum):
     """Where a fact is in its life. Only an OPEN one takes rows; none is opened twice."""
 

@@ -19,6 +19,7 @@ doubt, or published by who is publishing already.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -32,7 +33,7 @@ from busrep.asyncio.writing import SETTLE_FIRST, SETTLE_SLOWEST
 from busrep.caches.cache import Caches
 from busrep.errors import BusrepError, CommitUnknown, SequenceWentBack, WriterFenced
 from busrep.runtime.config import WriterConfig
-from busrep.runtime.fact import FactBase, FactState, settle
+from busrep.runtime.fact import FactBase, FactState, check_renewals, settle
 from busrep.runtime.own_name import Hint
 from busrep.runtime.session import InDoubt, WriterSession
 from busrep.stores.plans import complete
@@ -84,17 +85,17 @@ class BlockingFact(FactBase[RowT]):
         writing.here(True)
         self._begin_once()
         writing.before_a_fact(self._caller)
-        session = writing.live()
-        try:
-            complete(self._begin(session))
-        except WriterFenced:
-            if self._transaction is not None and self._transaction.reserves:
-                raise  # the caller has SQLite's write lock: `ended` wins the name back, if it can be
-            # Perhaps for its silence, with nobody after it: then the name is won back. Else this raises.
-            complete(self._begin(writing.live()))
-        except SequenceWentBack as error:
-            writing.look_at_claim(session, error)
-            complete(self._begin(writing.live()))
+        for fenced in itertools.count(1):
+            session = writing.live()  # if it was fenced for its silence, with no successor, the name is won back
+            try:
+                complete(self._begin(session))
+                break
+            except WriterFenced:
+                if self._transaction is not None and self._transaction.reserves:
+                    raise  # the caller has SQLite's write lock: `ended` wins the name back, if it can be
+            except SequenceWentBack as error:
+                writing.look_at_claim(session, error)
+            check_renewals(session.name, fenced)
         self._state = FactState.OPEN
         return self
 

@@ -13,6 +13,7 @@ FAILOVER = "stores/test_failover.py::test_"
 GOODBYE = "asyncio/test_goodbye.py::test_"
 ONE_LINE = "links/test_one_line.py::test_"
 RACES = "sync/test_races.py::test_"
+RENEWALS = "runtime/test_renewals.py::test_"
 RULES = "test_rules.py::test_"
 STRAY_LINES = "asyncio/test_stray_lines.py::test_"
 SYNC_CACHED = "caches/test_sync_cached.py::test_"
@@ -424,5 +425,25 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(RACES + "a_doubt_that_is_interrupted_while_it_is_noted_is_one_doubt[False]",),
+    ),
+    Mutant(
+        name="a-name-is-won-back-once-a-fact",
+        rule="9.19",
+        harm="On a machine that is too slow for its beats a fact is told that another process has its writer's name.",
+        edits=(Edit("check_renewals", "count > RENEWALS", "count > 1"),),
+        checks=(
+            RENEWALS + "9_19_a_fact_begins_however_often_its_writer_was_finished[2]",
+            RENEWALS + "9_19_the_same_on_an_event_loop[2]",
+        ),
+    ),
+    Mutant(
+        name="a-name-is-won-back-for-ever",
+        rule="9.19",
+        harm="A fact of a writer that is finished again and again never begins, and nothing says why.",
+        edits=(Edit("check_renewals", "count > RENEWALS", "count > RENEWALS * 10"),),
+        checks=(
+            RENEWALS + "who_is_finished_for_ever_is_told_that_it_is_too_slow",
+            RENEWALS + "9_19_the_same_on_an_event_loop[6]",
+        ),
     ),
 )

@@ -1,0 +1,83 @@
+"""A writer that is finished for its silence again and again while one fact begins: a machine that is too slow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from busrep.errors import Unavailable
+from busrep.runtime.fact import RENEWALS, FactBase
+from busrep.runtime.session import WriterSession
+from tests.asyncio import test_bus as with_asyncio
+from tests.shop import QUICK, Order, opened_store, orders
+from tests.sync import test_writing as with_threads
+
+CALM = attrs.evolve(QUICK, heartbeat=30.0)  # no beat finds out by itself
+
+
+@pytest.fixture
+def deployment(redis_url: str, bus_name: str, sqlite_url: str) -> with_threads.Deployment:
+    with opened_store(sqlite_url):
+        return with_threads.Deployment(redis_url, bus_name, sqlite_url)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("times", [2, RENEWALS])
+def test_9_19_a_fact_begins_however_often_its_writer_was_finished(
+    deployment: with_threads.Deployment, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    finish(monkeypatch, deployment.store, times)
+    with deployment.bus(settings=CALM, beats=False) as bus:
+        with bus.write(orders) as fact:
+            fact.add(Order(1, "late"))
+        assert list(deployment.rows()) == [fact.id]
+        assert not bus.statistics()["writer"]["fenced"]
+
+
+@pytest.mark.servers
+def test_who_is_finished_for_ever_is_told_that_it_is_too_slow(
+    deployment: with_threads.Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(monkeypatch, deployment.store, RENEWALS + 1)
+    with deployment.bus(settings=CALM, beats=False) as bus:
+        with pytest.raises(Unavailable, match="again and again: is Settings.heartbeat too short"), bus.write(orders):
+            pass
+        with bus.write(orders) as fact:  # the name is its own as before
+            fact.add(Order(2, "quick"))
+        assert list(deployment.rows()) == [fact.id]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("times", [2, RENEWALS, RENEWALS + 1])
+def test_9_19_the_same_on_an_event_loop(
+    deployment: with_threads.Deployment, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    async def main() -> None:
+        buses = with_asyncio.Deployment(deployment.redis, deployment.name, deployment.store, CALM)
+        async with buses.bus(writer="w1") as bus:
+            finish(monkeypatch, deployment.store, times)
+            if times > RENEWALS:
+                with pytest.raises(Unavailable, match="again and again"):
+                    async with bus.write(orders):
+                        pass
+            async with bus.write(orders) as fact:
+                fact.add(Order(1, "late"))
+            assert list(deployment.rows()) == [fact.id]
+            assert not bus.statistics()["writer"]["fenced"]
+
+    with_asyncio.run(main())
+
+
+def finish(monkeypatch: pytest.MonkeyPatch, store: str, times: int) -> None:
+    """Finish each incarnation that is about to begin a fact, so many times."""
+    begin, left = FactBase._begin, iter(range(times))
+
+    async def late(fact: FactBase[Any], session: WriterSession) -> None:
+        if next(left, None) is not None:
+            with opened_store(store) as table:
+                table.finish(session.name, session.incarnation, timeout=10)
+        await begin(fact, session)
+
+    monkeypatch.setattr(FactBase, "_begin", late)
