@@ -938,8 +938,8 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(
+            FAILOVER + "effects_are_made_again_that_the_process_before_had_made",
             FAILOVER + "effects_that_a_failover_took_back_are_made_again[True-False]",
-            SIMULATION + "what_the_simulator_found_stays_mended[effects-that-a-failover-took-back]",
         ),
     ),
     Mutant(
