@@ -12,7 +12,7 @@ Start here::
 The rooms, from the inside out::
 
     core/          the protocol: commands, frames, the state machines of reader and writer, IDs. No I/O
-    stores/        the backing tables: interface.py, the SQL as plans, postgres/, sqlite/, memory/
+    stores/        the backing tables: interface.py, the SQL as plans, postgres/, sqlite/, memory.py
     links/         Redis pub/sub and TCP
     http/          catch-up and snapshots over HTTP
     snapshots/     where a bootstrap's snapshot comes from, Parquet files
