@@ -32,13 +32,13 @@ RowT = TypeVar("RowT")
 OtherT = TypeVar("OtherT")
 
 
-# So often a name is won back while one fact begins. A machine that is too slow for its heartbeat is taken for silent
-# again at once, and finished under each new incarnation.
+# How often a name is won back while one fact begins. Readers take a writer whose machine is too slow for its heartbeat
+# for silent, and may finish each new incarnation at once.
 RENEWALS = 5
 
 
 def check_renewals(name: str, count: int) -> None:
-    """The name has been fenced ``count`` times while one fact began. Raises Unavailable if it is to be given up."""
+    """Raise Unavailable when a name was fenced more than `RENEWALS` times while one fact began; ``count``: times."""
     if count > RENEWALS:
         reason = "it was finished for its silence again and again: is Settings.heartbeat too short for this machine?"
         raise Unavailable(f"writer {name!r}", reason)
