@@ -66,7 +66,7 @@ def pytest_collection_finish() -> None:
 LONGEST = tuple(
     f"tests/{name}.py"
     for name in (
-        "asyncio/test_bootstrap_kills",
+        "proof/test_bootstrap_kills",
         "stores/test_failover",
         "sync/test_fork",
         "cli/test_demo",

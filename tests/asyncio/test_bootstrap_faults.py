@@ -1,6 +1,7 @@
 """What may happen to a bootstrap: its source, its function, its store and its process fail, and the link does.
 
-In memory, on a virtual clock. Of real processes and databases see test_bootstrap_saving.py and test_bootstrap_kills.py.
+In memory, on a virtual clock. Of real processes and databases see test_bootstrap_saving.py, and test_bootstrap_kills.py
+in tests/proof.
 """
 
 from __future__ import annotations

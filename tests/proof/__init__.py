@@ -1,1 +1,2 @@
-"""What checks the promise as a whole: the simulator, the soak, stale reads, and faults under the archive."""
+"""What checks the promise as a whole: the simulator, the soak, stale reads, deaths at every step, and faults under the
+archive."""

@@ -1,6 +1,6 @@
 """Either channel of a bootstrap dies, and the reader itself, in every state: it goes on, and nothing is lost.
 
-``python -m tests.asyncio.test_bootstrap_kills`` prints the table of docs/bootstrap.md, which holds what each cell must
+``python -m tests.proof.test_bootstrap_kills`` prints the table of docs/bootstrap.md, which holds what each cell must
 give: the part that is applied first after the death. A cell is a reader process that stops in one state, what dies
 there, writers that go on meanwhile, and a comparison of all that the reader got with the table, byte by byte.
 """

@@ -263,7 +263,7 @@ class ReaderProcess:
     @contextlib.asynccontextmanager
     async def start(cls, **task: Any) -> AsyncIterator[ReaderProcess]:
         started = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.asyncio.bootstrap_child"),
+            *(sys.executable, "-m", "tests.proof.bootstrap_child"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
@@ -280,7 +280,7 @@ class ReaderProcess:
     @property
     def state(self) -> str:
         """The last one that it told of, of what was looked at."""
-        return next(event[1] for event in reversed(self.seen) if event[0] == "state")
+        return str(next(event[1] for event in reversed(self.seen) if event[0] == "state"))
 
     def tell(self, **what: Any) -> None:
         assert self.process.stdin is not None
