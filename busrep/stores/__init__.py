@@ -3,10 +3,10 @@
 Every operation is a plan (plans.py), in the module of what it is about: schema, claims, fencing, facts, readers,
 snapshots. planned.py makes a store of them, blocking.py one for threads.
 
-A database is a package: ``dialect.py`` has its pieces of SQL, as dialect.py asks for them (beside ``ON CONFLICT`` and
-``RETURNING``, which the plans use themselves); ``store.py`` and ``blocking.py`` run plans on its connections, for
+A database is a package: ``dialect.py`` has its pieces of SQL, as dialect.py asks for them (beside ``ON CONFLICT``,
+``RETURNING``, names in double quotes and keys of type ``text``, which the plans use themselves); ``store.py`` and ``blocking.py`` run plans on its connections, for
 asyncio, where snapshots are read as well, and in the calling thread. Its classes stand in `KINDS`. A server that
-speaks another protocol fills in the hooks of server.py, which says what a lost answer means.
+keeps sessions fills in the hooks of server.py, which says what a lost answer means, and what PostgreSQL's SQLSTATEs do.
 """
 
 from __future__ import annotations

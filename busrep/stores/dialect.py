@@ -272,4 +272,4 @@ class Dialect(Protocol):
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         """Move ``count`` saved positions, all or none; ``moved``: JSON arrays of what `MOVES` names. Answers (stream,
-        writer) of those that were where they should be and may be moved, or none."""
+        writer) of those that were where they should be and may be moved, or none (9.12)."""
