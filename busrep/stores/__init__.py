@@ -4,9 +4,9 @@ Every operation is a plan (plans.py), in the module of what it is about: schema,
 snapshots. planned.py makes a store of them, blocking.py one for threads.
 
 A database is a package: ``dialect.py`` has its pieces of SQL, as dialect.py asks for them (beside ``ON CONFLICT``,
-``RETURNING``, names in double quotes and keys of type ``text``, which the plans use themselves); ``store.py`` and ``blocking.py`` run plans on its connections, for
-asyncio, where snapshots are read as well, and in the calling thread. Its classes stand in `KINDS`. A server that
-keeps sessions fills in the hooks of server.py, which says what a lost answer means, and what PostgreSQL's SQLSTATEs do.
+``RETURNING`` and names in double quotes, which the plans use themselves); ``store.py`` and ``blocking.py`` run plans on
+its connections, for asyncio, where snapshots are read as well, and in the calling thread. Its classes stand in `KINDS`.
+A server has the hooks of server.py filled in, which says what a lost answer and PostgreSQL's SQLSTATEs mean.
 """
 
 from __future__ import annotations
