@@ -24,6 +24,7 @@ SESSIONS_ENDED = "asyncio/test_sessions_ended.py::test_"
 SIMULATION = "proof/test_simulation.py::test_"
 SIM_STORE = "proof/test_sim_store.py::test_"
 SNAPSHOTS_POSTGRES = "stores/test_snapshots_postgres.py::test_"
+SNAPSHOTS_STORE_POSTGRES = "stores/test_snapshots_store.py::TestPostgres::test_"
 SNAPSHOTS_STORE_SQLITE = "stores/test_snapshots_store.py::TestSqlite::test_"
 STORES_POSTGRES = "stores/test_stores.py::TestPostgres::test_"
 STORES_SQLITE = "stores/test_stores.py::TestSqlite::test_"
@@ -961,6 +962,13 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             ),
         ),
         checks=(SNAPSHOTS_POSTGRES + "a_part_is_of_the_state_in_which_it_was_checked",),
+    ),
+    Mutant(
+        name="a-row-with-a-line-break-is-two-rows",
+        rule="9",
+        harm="A row that somebody inserted with a line break in it reaches a reader of a snapshot as two rows.",
+        edits=(Edit("text_of_lines", 'text.count("\\n") != len(rows)', "False"),),
+        checks=(SNAPSHOTS_STORE_POSTGRES + "a_row_that_breaks_its_line_is_no_row",),
     ),
     Mutant(
         name="deleted-rows-are-not-the-newest",
