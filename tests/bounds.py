@@ -128,8 +128,10 @@ def private_names_of_busrep() -> set[str]:
 
 def foreign_private(tree: ast.Module) -> list[str]:
     """The private attributes of busrep's that a module uses on another object than ``self`` and nowhere defines."""
-    foreign = private_names_of_busrep() - private_names(tree)
-    return [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in foreign]
+    foreign = private_names_of_busrep()
+    used = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in foreign]
+    own = private_names(tree) if used else set()
+    return [name for name in used if name not in own]
 
 
 def repeated_classes() -> int:
