@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import setting
 from bootstrap_children import heard, make_table, rows, start, tell
 from bootstrap_phases import Commits, Phase, latencies, quiet, watch
 
@@ -271,6 +272,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(start_redis())
         postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
+        print(setting.machine(), setting.of_redis(redis.url), setting.of_postgres(postgres.url), sep="\n")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busrep-bench-")))
         asyncio.run(make_table(postgres.url, options.rows))
         source = stack.enter_context(opened_source(options.source, postgres.url, folder))

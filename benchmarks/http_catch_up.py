@@ -26,6 +26,7 @@ import time
 from typing import Any
 
 import attrs
+import setting
 
 import busrep
 from busrep.http.client import HttpOptions
@@ -136,7 +137,8 @@ def main() -> None:
         return
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres())
+        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
+        print(setting.machine(), setting.of_redis(redis.url), setting.of_postgres(postgres.url), sep="\n")
         asyncio.run(write(redis.url, postgres.url, options.rows))
         child = stack.enter_context(start(role="server", store=postgres.url))
         assert child.stdout is not None

@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import setting
+
 import busrep
 from busrep.spark.archive_rows import read_rows
 from busrep.spark.archive_store import Root, load
@@ -117,6 +119,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(start_redis())
         postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
+        print(setting.machine(), setting.of_redis(redis.url), setting.of_postgres(postgres.url), sep="\n")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busrep-bench-")))
         asyncio.run(open_store(postgres.url, Registry([facts])).init())
         times, archived, counts = follow(options, redis.url, postgres.url, folder)

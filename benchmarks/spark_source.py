@@ -27,6 +27,7 @@ from typing import Any
 
 import psycopg
 import pyarrow.parquet
+import setting
 from adbc_driver_postgresql import dbapi
 from pyspark.sql import DataFrame, SparkSession
 
@@ -199,6 +200,7 @@ def main() -> None:
     folder = tempfile.mkdtemp(prefix="busrep-benchmark-")
     try:
         with start_postgres(config={"shared_buffers": "256MB", "max_wal_size": "4GB"}) as server:
+            print(setting.machine(), setting.of_postgres(server.url), sep="\n")
             (Path(folder) / "password").write_text(server.password)
             conf = {"spark.driver.memory": "1g", **({"spark.jars": args.jar} if args.jar else {})}
             spark = session("benchmark", master=args.master, conf=conf)

@@ -8,9 +8,11 @@ The clock runs from just before the first row is written until the last is in th
 
 ``plain``      redis.asyncio with hiredis: one row a message, PUBLISH pipelined by 500; the reader is
                ``pubsub.listen()`` and one ``orjson.loads`` a message. Loses what it loses.
+``framed``     the same with a JSON array of 100 rows a message.
+``raw``        an ``asyncio.Protocol`` with hiredis' parser and a JSON array of 500 rows a message: the limit.
 ``memory``     busrep without a table (a resettable stream), ``bus.publish`` by 500, typed rows at the handler.
 ``sqlite``     busrep with its table in SQLite: 500 facts a transaction.
-``postgres``   busrep with its table in PostgreSQL: 500 facts a transaction.
+``postgres``   busrep with its table in PostgreSQL, with fsync: 500 facts a transaction.
 """
 
 from __future__ import annotations
@@ -18,17 +20,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
+import hiredis
 import orjson
 import redis.asyncio
+import setting
 
 import busrep
 from busrep.stores import open_store
@@ -36,6 +43,7 @@ from busrep.streams import Registry
 from busrep.testing.servers import start_postgres, start_redis
 
 BULK = 500
+SIZES = {"plain": 1, "framed": 100}  # rows a message
 TEXT = "x" * 84
 
 
@@ -56,19 +64,27 @@ def row(number: int) -> Row:
     return Row("w1", number, TEXT, number / 7, number % 2 == 0)
 
 
-async def plain_writer(url: str, name: str, rows: int) -> float:
+def payloads(rows: int, size: int) -> Iterator[bytes]:
+    """Messages of ``size`` rows: one row, or an array of them."""
+    for start in range(0, rows, size):
+        found = [attrs.astuple(row(number)) for number in range(start, start + size)]
+        yield orjson.dumps(found[0] if size == 1 else found)
+
+
+async def plain_writer(url: str, name: str, rows: int, size: int) -> float:
     client = redis.asyncio.Redis.from_url(url)
-    started = time.monotonic()
-    for start in range(0, rows, BULK):
+    await client.ping()  # connected before the clock starts, as busrep is
+    started, messages = time.monotonic(), payloads(rows, size)
+    while some := [*itertools.islice(messages, max(1, BULK // size))]:
         async with client.pipeline(transaction=False) as pipe:
-            for number in range(start, start + BULK):
-                pipe.publish(name, orjson.dumps(attrs.astuple(row(number))))
+            for message in some:
+                pipe.publish(name, message)
             await pipe.execute()
     await client.aclose()
     return started
 
 
-async def plain_reader(url: str, name: str, rows: int) -> float:
+async def plain_reader(url: str, name: str, rows: int, size: int) -> float:
     client = redis.asyncio.Redis.from_url(url)
     pubsub = client.pubsub()
     await pubsub.subscribe(name)
@@ -77,14 +93,70 @@ async def plain_reader(url: str, name: str, rows: int) -> float:
         if message["type"] == "subscribe":
             print("ready", flush=True)
             continue
-        orjson.loads(message["data"])
-        got += 1
-        if got == rows:
+        found = orjson.loads(message["data"])
+        got += 1 if size == 1 else len(found)
+        if got >= rows:
             break
     ended = time.monotonic()
     await pubsub.aclose()
     await client.aclose()
     return ended
+
+
+def command(*words: bytes) -> bytes:
+    """A Redis command as it goes over the wire."""
+    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+
+
+async def raw_writer(url: str, name: str, rows: int) -> float:
+    reader, writer = await asyncio.open_connection(*address_of(url))
+    answers, parser, sent = 0, hiredis.Reader(), 0
+    started = time.monotonic()
+    for message in payloads(rows, BULK):
+        writer.write(command(b"PUBLISH", name.encode(), message))
+        await writer.drain()
+        sent += 1
+    while answers < sent:
+        parser.feed(await reader.read(65_536))
+        while parser.gets() is not False:
+            answers += 1
+    writer.close()
+    return started
+
+
+class RawReader(asyncio.Protocol):
+    def __init__(self, name: str, rows: int) -> None:
+        self.name, self.rows, self.got = name, rows, 0
+        self.parser, self.done = hiredis.Reader(), asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(command(b"SUBSCRIBE", self.name.encode()))
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed(data)
+        while (message := self.parser.gets()) is not False:
+            if message[0] == b"subscribe":
+                print("ready", flush=True)
+                continue
+            self.got += len(orjson.loads(message[2]))
+            if self.got >= self.rows and not self.done.done():
+                self.done.set_result(time.monotonic())
+
+
+async def raw_reader(url: str, name: str, rows: int) -> float:
+    transport, protocol = await asyncio.get_running_loop().create_connection(
+        lambda: RawReader(name, rows), *address_of(url)
+    )
+    ended: float = await protocol.done
+    transport.close()
+    return ended
+
+
+def address_of(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    return parts.hostname, parts.port or 6379
 
 
 async def bus_writer(url: str, name: str, rows: int, variant: str, store: str | None) -> float:
@@ -120,8 +192,10 @@ async def bus_reader(url: str, name: str, rows: int, variant: str, store: str | 
 
 
 def child(role: str, url: str, name: str, rows: int, variant: str, store: str | None) -> float:
-    if variant == "plain":
-        return asyncio.run((plain_writer if role == "writer" else plain_reader)(url, name, rows))
+    if variant == "raw":
+        return asyncio.run((raw_writer if role == "writer" else raw_reader)(url, name, rows))
+    if variant in SIZES:
+        return asyncio.run((plain_writer if role == "writer" else plain_reader)(url, name, rows, SIZES[variant]))
     return asyncio.run((bus_writer if role == "writer" else bus_reader)(url, name, rows, variant, store))
 
 
@@ -158,10 +232,11 @@ def main() -> None:
     if options.child:
         print(repr(child(**options.child)))
         return
-    found: dict[str, list[float]] = {"plain": [], "memory": [], "sqlite": [], "postgres": []}
+    found: dict[str, list[float]] = {"plain": [], "framed": [], "raw": [], "memory": [], "sqlite": [], "postgres": []}
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres())
+        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
+        print(setting.machine(), setting.of_redis(server.url), setting.of_postgres(postgres.url), sep="\n")
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stores: dict[str, Any] = {"sqlite": f"sqlite:///{folder}/bench.db", "postgres": postgres.url}
         for store in stores.values():

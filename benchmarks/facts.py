@@ -1,0 +1,246 @@
+"""Facts a second that one process commits, beside the same rows committed without a bus.
+
+    python benchmarks/facts.py [--seconds 2] [--rounds 5] [--json FILE]
+
+Nobody reads; busrep publishes each fact on a Redis. All contenders of a line take turns in one process, each for
+``--seconds``, on connections that are open before its clock starts. Printed: the medians of the rounds, and the median
+of the rounds' ratios to the first contender. A row is ["w1", i, text, float, bool], some 120 bytes as JSON.
+
+PostgreSQL, one fact a transaction, 1, 8 and 32 at a time:
+    bare     BEGIN, INSERT, COMMIT by psycopg, a connection for each of those at a time
+    busrep   ``async with bus.write(stream) as fact``
+PostgreSQL, 10, 100 and 500 facts a transaction, one transaction at a time:
+    unnest   INSERT ... SELECT ... FROM unnest(...), in a transaction of its own
+    COPY     COPY ... FROM STDIN
+    busrep   ``bus.publish(stream, rows)``
+SQLite, 1 and 100 facts a transaction:
+    bare     sqlite3, executemany between BEGIN IMMEDIATE and COMMIT, in the journal and synchronous modes that busrep's
+             own connection has
+    busrep   as above
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sqlite3
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import attrs
+import orjson
+import psycopg
+import setting
+
+import busrep
+from busrep.stores import open_store
+from busrep.streams import Registry
+from busrep.testing.servers import start_postgres, start_redis
+
+TEXT = "x" * 84
+TABLE = "CREATE TABLE bare (id bigint PRIMARY KEY, writer text NOT NULL, row text NOT NULL)"
+
+
+@attrs.define
+class Row:
+    writer: str
+    number: int
+    text: str
+    amount: float
+    flag: bool
+
+
+rows = busrep.Stream("rows", Row)
+
+
+def row(number: int) -> Row:
+    return Row("w1", number, TEXT, number / 7, number % 2 == 0)
+
+
+def payload(number: int) -> str:
+    one = row(number)
+    return orjson.dumps([one.writer, one.number, one.text, one.amount, one.flag]).decode()
+
+
+class Bare:
+    """The same rows in a table of their own; IDs are counted here, which costs less than any sequence."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.next = url, 0
+        self.connections: list[psycopg.AsyncConnection[Any]] = []
+
+    async def open(self, count: int) -> None:
+        self.connections = [await psycopg.AsyncConnection.connect(self.url, autocommit=True) for _ in range(count)]
+
+    async def close(self) -> None:
+        for connection in self.connections:
+            await connection.close()
+
+    def ids(self, count: int) -> range:
+        self.next += count
+        return range(self.next - count, self.next)
+
+    async def single(self, worker: int) -> int:
+        connection, (number,) = self.connections[worker], self.ids(1)
+        async with connection.transaction():
+            await connection.execute("INSERT INTO bare VALUES (%s, 'w1', %s)", (number, payload(number)))
+        return 1
+
+    async def unnest(self, count: int) -> int:
+        ids = self.ids(count)
+        async with self.connections[0].transaction():
+            await self.connections[0].execute(
+                "INSERT INTO bare SELECT id, 'w1', row FROM unnest(%s::bigint[], %s::text[]) AS u (id, row)",
+                ([*ids], [payload(number) for number in ids]),
+            )
+        return count
+
+    async def copy(self, count: int) -> int:
+        ids = self.ids(count)
+        async with (
+            self.connections[0].transaction(),
+            self.connections[0].cursor() as cursor,
+            cursor.copy("COPY bare FROM STDIN") as copy,
+        ):
+            for number in ids:
+                await copy.write_row((number, "w1", payload(number)))
+        return count
+
+
+class Sqlite:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection, self.next = connection, 0
+
+    async def write(self, count: int) -> int:
+        ids = range(self.next, self.next + count)
+        self.next += count
+        self.connection.execute("BEGIN IMMEDIATE")
+        self.connection.executemany("INSERT INTO bare VALUES (?, 'w1', ?)", [(one, payload(one)) for one in ids])
+        self.connection.execute("COMMIT")
+        return count
+
+
+class Bus:
+    def __init__(self, bus: busrep.Bus) -> None:
+        self.bus, self.next = bus, 0
+
+    async def single(self, _: int) -> int:
+        self.next += 1
+        async with self.bus.write(rows) as fact:
+            fact.add(row(self.next))
+        return 1
+
+    async def several(self, count: int) -> int:
+        if count == 1:
+            return await self.single(0)
+        await self.bus.publish(rows, [row(self.next + at) for at in range(count)])
+        self.next += count
+        return count
+
+
+async def rate(write: Callable[[int], Awaitable[int]], arguments: Sequence[int], seconds: float) -> float:
+    """Facts a second of one loop for each argument, all at a time."""
+    ends = time.monotonic() + seconds
+
+    async def loop(argument: int) -> int:
+        written = await write(argument)
+        while time.monotonic() < ends:
+            written += await write(argument)
+        return written
+
+    started = time.monotonic()
+    written = await asyncio.gather(*map(loop, arguments))
+    return sum(written) / (time.monotonic() - started)
+
+
+async def measured(
+    title: str,
+    contenders: dict[str, Callable[[int], Awaitable[int]]],
+    arguments: Sequence[int],
+    given: argparse.Namespace,
+) -> dict[str, list[float]]:
+    """Rates of each contender in each round; printed. ``arguments``: one for each loop at a time."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(given.rounds):
+        for name, write in contenders.items():
+            found[name].append(await rate(write, arguments, given.seconds))
+    base = next(iter(found.values()))
+    figures = [
+        f"{name} {median(rates):,.0f}/s ({median(a / b for a, b in zip(rates, base, strict=True)):.2f}x)"
+        for name, rates in found.items()
+    ]
+    print(f"{title:42}" + "   ".join(figures), flush=True)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def opened(redis: str, store: str) -> AsyncIterator[Bus]:
+    made = open_store(store, Registry([rows]))
+    await made.init()
+    await made.close()
+    async with busrep.connect(redis, name="bench", streams=[rows], store=store, writer="w1") as bus:
+        yield Bus(bus)
+
+
+async def on_postgres(redis: str, url: str, given: argparse.Namespace) -> dict[str, Any]:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute(TABLE)
+    found, bare = {}, Bare(url)
+    await bare.open(32)
+    async with opened(redis, url) as bus:
+        for count in (1, 8, 32):
+            contenders = {"bare": bare.single, "busrep": bus.single}
+            title = f"PostgreSQL, single facts, {count} at a time"
+            found[title] = await measured(title, contenders, range(count), given)
+        for count in (10, 100, 500):
+            several = {"unnest": bare.unnest, "COPY": bare.copy, "busrep": bus.several}
+            title = f"PostgreSQL, {count} facts a transaction"
+            found[title] = await measured(title, several, [count], given)
+    await bare.close()
+    return found
+
+
+async def on_sqlite(redis: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    async with opened(redis, f"sqlite:///{folder / 'busrep.db'}") as bus:
+        modes: dict[str, Any] = {}
+        async with bus.bus.write(rows) as fact:  # what its own connection has
+            for name in ("journal_mode", "synchronous"):
+                modes[name] = (await fact.execute(f"PRAGMA {name}"))[0][0]
+        connection = sqlite3.connect(folder / "bare.db", isolation_level=None)
+        for name, mode in modes.items():
+            connection.execute(f"PRAGMA {name} = {mode}")
+        connection.execute(TABLE)
+        print(f"both: {setting.of_sqlite(connection)}")
+        found, bare = {}, Sqlite(connection)
+        for count in (1, 100):
+            title = f"SQLite, {count} fact{'s' if count > 1 else ''} a transaction"
+            found[title] = await measured(title, {"bare": bare.write, "busrep": bus.several}, [count], given)
+        connection.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each contender in each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write all rates into this file, too")
+    given = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(start_redis())
+        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busrep-bench-")))
+        print(setting.machine(), setting.of_redis(redis.url), setting.of_postgres(postgres.url), sep="\n")
+        found = asyncio.run(on_postgres(redis.url, postgres.url, given))
+        found |= asyncio.run(on_sqlite(redis.url, folder, given))
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

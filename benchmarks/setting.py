@@ -1,0 +1,50 @@
+"""What a benchmark ran on: read back from the machine, the servers and the files, not what they were asked for."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+from importlib.metadata import version
+from pathlib import Path
+
+import psycopg
+import redis
+
+# What decides how much a commit, and a message, cost.
+POSTGRES = ("fsync", "synchronous_commit", "full_page_writes", "wal_level", "shared_buffers")
+REDIS = ("appendonly", "save", "client-output-buffer-limit")
+SYNCHRONOUS = ("off", "normal", "full", "extra")
+
+
+def machine() -> str:
+    """Processors, Python and the libraries that the figures depend on."""
+    model = "processor unknown"
+    if (info := Path("/proc/cpuinfo")).exists():
+        model = next((line.partition(": ")[2] for line in info.read_text().splitlines() if "model name" in line), model)
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("redis", "hiredis", "orjson", "psycopg"))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cores} x {model}; {platform.platform()}; CPython {platform.python_version()}; {libraries}"
+
+
+def of_postgres(url: str) -> str:
+    """A server's version and settings."""
+    with psycopg.connect(url) as connection:
+        settings = [f"{name} {connection.execute(f'SHOW {name}').fetchone()[0]}" for name in POSTGRES]
+        return f"PostgreSQL {connection.info.server_version // 10_000}: {', '.join(settings)}"
+
+
+def of_redis(url: str) -> str:
+    """A server's name, version and settings."""
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        info = client.info("server")
+        settings = [f"{name} {client.config_get(name)[name] or 'none'}" for name in REDIS]
+        name, number = info.get("server_name", "redis"), info.get("valkey_version", info["redis_version"])
+        return f"{name} {number}: {', '.join(settings)}"
+
+
+def of_sqlite(connection: sqlite3.Connection) -> str:
+    """The modes of one connection, which are its own in part."""
+    journal = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    synchronous = connection.execute("PRAGMA synchronous").fetchone()[0]
+    return f"SQLite {sqlite3.sqlite_version}: journal_mode {journal}, synchronous {SYNCHRONOUS[synchronous]}"
