@@ -1,0 +1,223 @@
+"""What a fact, a row and a join cost, counted: a machine's speed and its neighbours change nothing here.
+
+A figure above its bound is a regression. Lower the bound when a figure got smaller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+
+import busrep
+from busrep.core.framing import Rows, parse_frame
+from busrep.stores import open_store
+from busrep.streams import Registry
+from busrep.testing.pair import MemoryDeployment
+from busrep.testing.virtual import run
+from tests.shop import Order, orders
+
+# No beat, and no timed save, comes while something is counted.
+STILL = busrep.Settings(heartbeat=600.0, save_every=600.0)
+
+# Calls of functions, Python's and C's, in CPython 3.11, and a tenth more: other versions make fewer.
+CALLS_A_ROW = {100: 2.2, 450: 1.34}
+CALLS_A_FACT = 1_070
+
+ROUND_TRIPS_A_FACT = 3  # an ID, then BEGIN with the claim, then INSERT with COMMIT
+PUBLISHED_AT_A_JOIN = 1  # by the joining reader itself; and each writer answers once
+CONNECTIONS = {1: 3, 100: 11}  # of one process to PostgreSQL, by how many facts were open at a time
+
+
+class Turns:
+    """A proxy of a PostgreSQL server. ``count``: how often the server was ready for the next question, all answers to
+    one flush of the client's being sent: its round trips."""
+
+    def __init__(self, url: str) -> None:
+        self.server = urlsplit(url)
+        self.count = 0
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[str]:
+        """The URL to connect to in its place."""
+        async with asyncio.TaskGroup() as group:
+            tasks: list[asyncio.Task[None]] = []
+            listening = await asyncio.start_server(
+                lambda *link: tasks.append(group.create_task(self._relay(*link))), "127.0.0.1"
+            )
+            port = listening.sockets[0].getsockname()[1]
+            try:
+                yield urlunsplit(
+                    self.server._replace(netloc=f"{self.server.netloc.rpartition('@')[0]}@127.0.0.1:{port}")
+                )
+            finally:
+                listening.close()
+                for task in tasks:
+                    task.cancel()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, server = await asyncio.open_connection(self.server.hostname, self.server.port)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._ask(reader, server))
+                group.create_task(self._answer(answers, writer))
+        finally:
+            server.close()
+            writer.close()
+
+    async def _ask(self, reader: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            server.write(data)
+        server.write_eof()
+
+    async def _answer(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):  # it has ended
+            while (kind := await answers.readexactly(1)) == b"N":  # no TLS: one byte, before all else
+                writer.write(kind)
+            while True:
+                length = await answers.readexactly(4)
+                body = await answers.readexactly(int.from_bytes(length) - 4)
+                self.count += kind == b"Z"  # ReadyForQuery
+                writer.write(kind + length + body)
+                kind = await answers.readexactly(1)
+
+
+@pytest.mark.servers
+def test_the_round_trips_of_a_fact(redis_url: str, bus_name: str, postgres_url: str) -> None:
+    """A fact in a transaction of busrep's own on PostgreSQL, one at a time."""
+
+    async def count() -> float:
+        store = open_store(postgres_url, Registry([orders]))
+        await store.init()
+        await store.close()
+        turns = Turns(postgres_url)
+        async with turns.opened() as url:
+            bus = busrep.connect(redis_url, name=bus_name, streams=[orders], store=url, writer="w1", settings=STILL)
+            async with bus:
+                await write(bus, 40)  # every connection is open, and has prepared what it asks often
+                before = turns.count
+                await write(bus, 20)
+                return (turns.count - before) / 20
+
+    assert asyncio.run(count()) == ROUND_TRIPS_A_FACT
+
+
+async def write(bus: busrep.Bus, count: int) -> None:
+    for number in range(count):
+        async with bus.write(orders) as fact:
+            fact.add(Order(number, "paid"))
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("facts", CONNECTIONS)
+def test_the_connections_of_a_process(redis_url: str, bus_name: str, postgres_url: str, facts: int) -> None:
+    """Of one that reads and writes, after so many facts were open at a time; they stay for a while."""
+
+    async def count() -> int:
+        store = open_store(postgres_url, Registry([orders]))
+        await store.init()
+        await store.close()
+        async with (
+            busrep.connect(
+                redis_url, name=bus_name, streams=[orders], store=postgres_url, writer="w1", settings=STILL
+            ) as bus,
+            await psycopg.AsyncConnection.connect(postgres_url) as own,
+        ):
+            bus.subscribe(orders)(lambda batch: None)
+            await asyncio.gather(*(write(bus, 1) for _ in range(facts)))
+            others = (
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            found = await (await own.execute(others)).fetchone()
+        assert found is not None
+        return int(found[0]) - 1
+
+    assert asyncio.run(count()) <= CONNECTIONS[facts]
+
+
+@pytest.mark.parametrize("writers", [1, 10, 40])
+def test_the_messages_of_a_join(writers: int) -> None:
+    """One reader connects to a deployment at rest: each message goes to every process."""
+
+    async def count() -> int:
+        async with MemoryDeployment(orders, settings=STILL) as deployment, contextlib.AsyncExitStack() as stack:
+            for number in range(writers):
+                bus = await stack.enter_async_context(deployment.bus(writer=f"w{number}"))
+                await write(bus, 1)
+            await asyncio.sleep(60)  # what they answer one another
+            before = len(deployment.redis.published)
+            await stack.enter_async_context(deployment.bus())
+            await asyncio.sleep(60)
+            return len(deployment.redis.published) - before
+
+    assert run(count()) <= writers + PUBLISHED_AT_A_JOIN
+
+
+@contextlib.contextmanager
+def counted_calls() -> Iterator[list[int]]:
+    """[how many functions were called], Python's and C's, once the block has ended. Of one thread."""
+    found, count = [0], 0
+
+    def note(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(before)
+        found[0] = count
+
+
+@pytest.mark.parametrize("rows", CALLS_A_ROW)
+def test_the_calls_of_a_row_that_is_read(rows: int) -> None:
+    """From the bytes of a frame to typed rows."""
+    lines = [b"NAME w1 7", b"POSITION orders w1 1000 1000"]
+    lines += [b"RDATA orders w1 %d %b" % (1001 + at, orders.encode(Order(at, "paid"))) for at in range(rows)]
+    frame = b"\n".join(lines)
+
+    def decode() -> None:
+        run_of_rows = parse_frame(frame, 1 << 24).items[2]
+        assert isinstance(run_of_rows, Rows)
+        assert len(orders.decode(run_of_rows.payloads)) == rows
+
+    decode()
+    with counted_calls() as found:
+        decode()
+    assert found[0] / rows < CALLS_A_ROW[rows]
+
+
+def test_the_calls_of_a_fact() -> None:
+    """From the block of ``bus.write`` to the handler of a reader in the same process, on a table in memory."""
+
+    async def count() -> float:
+        got = 0
+        async with (
+            MemoryDeployment(orders, settings=STILL) as deployment,
+            deployment.bus(writer="w1") as writer,
+            deployment.bus() as reader,
+        ):
+
+            @reader.subscribe(orders)
+            def handle(batch: busrep.Batch[Order]) -> None:
+                nonlocal got
+                got += len(batch.rows)
+
+            await asyncio.sleep(1)
+            await write(writer, 3)
+            await asyncio.sleep(1)
+            with counted_calls() as found:
+                await write(writer, 20)
+                await asyncio.sleep(1)
+            assert got == 23
+            return found[0] / 20
+
+    assert run(count()) < CALLS_A_FACT
