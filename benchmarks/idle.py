@@ -2,11 +2,11 @@
 
     python benchmarks/idle.py [--streams 100] [--writers 20] [--readers 2] [--seconds 30]
 
-Every writer and every reader is a process of its own, with the default settings, on a real Redis and a PostgreSQL (15 or
-later) with fsync. Each writer has written one fact to each stream; each reader, which saves its positions, has handled
-them. Then nobody does anything, and after ``--settle`` seconds the clock runs for ``--seconds``. Printed, per second:
-processor time of all processes and of both servers, in cores; rows that the database updated, WAL that it wrote,
-transactions; messages on Redis and their deliveries. And how many connections PostgreSQL has.
+Every writer and every reader is a process of its own, with the default settings, on a real Redis and a PostgreSQL (15
+or later) with fsync. Each writer has written one fact to each stream; each reader, which saves its positions, has
+handled them. Then nobody does anything, and after ``--settle`` seconds the clock runs for ``--seconds``. Printed, per
+second: processor time of all processes and of both servers, in cores; rows that the database updated, WAL that it
+wrote, transactions; messages on Redis and their deliveries. And how many connections PostgreSQL has.
 """
 
 from __future__ import annotations
@@ -164,9 +164,8 @@ def main() -> None:
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         ).fetchone()
         print(f"{given.streams} streams, {given.writers} writers, {given.readers} readers, nothing to do; per second:")
-        print(
-            f"processor    {costs.bus:.1%} of a core in busrep, {costs.postgres:.1%} PostgreSQL, {costs.redis:.1%} Redis"
-        )
+        shares = f"{costs.bus:.1%} of a core in busrep, {costs.postgres:.1%} PostgreSQL, {costs.redis:.1%} Redis"
+        print(f"processor    {shares}")
         print(
             f"PostgreSQL   {costs.updated:,.0f} rows updated, {costs.transactions:,.0f} transactions, "
             f"{costs.wal / 1024:,.1f} KiB of WAL; {connections} connections"
