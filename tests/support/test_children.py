@@ -42,8 +42,11 @@ demo_child.live(None, Pipe()[0], os.devnull)
 @pytest.mark.parametrize("program", [CHILD, DEMO], ids=["fault tests", "demo"])
 def test_a_child_whose_name_was_claimed_says_so_in_its_status(program: str) -> None:
     """Its parent started another process of that name on purpose."""
-    done = subprocess.run(
-        [sys.executable, "-c", FENCED_AT_WORK + program], cwd=ROOT, input="{}\n", capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 3, done.stderr
+    arguments = [sys.executable, "-c", FENCED_AT_WORK + program]
+    with subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stderr is not None
+        child.stdin.write("{}\n")
+        child.stdin.flush()  # and it stays open: a child whose parent is gone ends at once
+        errors = child.stderr.read()
+        assert child.wait() == 3, errors
