@@ -101,9 +101,12 @@ def test_the_round_trips_of_a_fact(redis_url: str, bus_name: str, postgres_url: 
             bus = busrep.connect(redis_url, name=bus_name, streams=[orders], store=url, writer="w1", settings=STILL)
             async with bus:
                 await write(bus, 40)  # every connection is open, and has prepared what it asks often
-                before = turns.count
-                await write(bus, 20)
-                return (turns.count - before) / 20
+                found = []
+                for _ in range(3):  # on a busy machine the pool may open one more connection meanwhile
+                    before = turns.count
+                    await write(bus, 20)
+                    found.append((turns.count - before) / 20)
+                return min(found)
 
     assert asyncio.run(count()) == ROUND_TRIPS_A_FACT
 
