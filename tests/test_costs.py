@@ -139,7 +139,7 @@ def test_the_connections_of_a_process(redis_url: str, bus_name: str, postgres_ur
             )
             found = await (await own.execute(others)).fetchone()
         assert found is not None
-        return int(found[0]) - 1
+        return int(found[0])
 
     assert asyncio.run(count()) <= CONNECTIONS[facts]
 
