@@ -48,7 +48,6 @@ from busrep.snapshots.sources import open_source
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.processes import free_port
-from busrep.testing.servers import start_postgres, start_redis
 
 SECRET = "benchmark"
 
@@ -270,9 +269,7 @@ def main() -> int:
             parser.error(f"--reader-cpu: this process may use {sorted(os.sched_getaffinity(0))}, and needs another one")
         os.sched_setaffinity(0, others)  # what is started inherits it: servers, writers
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
-        print(setting.machine(), setting.of_redis(redis.url), setting.of_postgres(postgres.url), sep="\n")
+        redis, postgres = setting.servers(stack)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busrep-bench-")))
         asyncio.run(make_table(postgres.url, options.rows))
         source = stack.enter_context(opened_source(options.source, postgres.url, folder))

@@ -26,42 +26,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import attrs
 import orjson
 import psycopg
 import setting
+from rows import Row, fill, rows
 
 import busrep
-from busrep.stores import open_store
-from busrep.streams import Registry
-from busrep.testing.servers import start_postgres, start_redis
 
-BULK = 5_000
 PAGE = busrep.Settings().page_rows
-TEXT = "x" * 84
 
 
-@attrs.define
-class Row:
-    writer: str
-    number: int
-    text: str
-    amount: float
-    flag: bool
-
-
-rows = busrep.Stream("rows", Row)
 PAGES = "SELECT id, row FROM busrep_facts WHERE stream = 'rows' AND writer = 'w1' AND id > {} ORDER BY id, idx LIMIT {}"
-
-
-async def write(redis: str, store: str, count: int) -> None:
-    opened = open_store(store, Registry([rows]))
-    await opened.init()
-    await opened.close()
-    async with busrep.connect(redis, name="bench", streams=[rows], store=store, writer="w1") as bus:
-        for start in range(0, count, BULK):
-            batch = range(start, min(start + BULK, count))
-            await bus.publish(rows, [Row("w1", number, TEXT, number / 7, number % 2 == 0) for number in batch])
 
 
 def bare(store: str) -> int:
@@ -124,12 +99,10 @@ def main() -> None:
         return
     found: dict[str, dict[str, list[float]]] = {}
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
+        redis, postgres = setting.servers(stack)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="busrep-bench-"))
-        print(setting.machine(), setting.of_redis(redis.url), setting.of_postgres(postgres.url), sep="\n")
         for title, store in (("PostgreSQL", postgres.url), ("SQLite", f"sqlite:///{folder}/bench.db")):
-            asyncio.run(write(redis.url, store, given.rows))
+            asyncio.run(fill(redis.url, store, given.rows))
             rates: dict[str, list[float]] = {"bare": [], "busrep": []}
             for _ in range(given.rounds):
                 for kind, those in rates.items():

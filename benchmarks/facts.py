@@ -37,35 +37,15 @@ import attrs
 import orjson
 import psycopg
 import setting
+from rows import make_tables, row, rows
 
 import busrep
-from busrep.stores import open_store
-from busrep.streams import Registry
-from busrep.testing.servers import start_postgres, start_redis
 
-TEXT = "x" * 84
 TABLE = "CREATE TABLE bare (id bigint PRIMARY KEY, writer text NOT NULL, row text NOT NULL)"
 
 
-@attrs.define
-class Row:
-    writer: str
-    number: int
-    text: str
-    amount: float
-    flag: bool
-
-
-rows = busrep.Stream("rows", Row)
-
-
-def row(number: int) -> Row:
-    return Row("w1", number, TEXT, number / 7, number % 2 == 0)
-
-
 def payload(number: int) -> str:
-    one = row(number)
-    return orjson.dumps([one.writer, one.number, one.text, one.amount, one.flag]).decode()
+    return orjson.dumps(attrs.astuple(row(number))).decode()
 
 
 class Bare:
@@ -181,9 +161,7 @@ async def measured(
 
 @contextlib.asynccontextmanager
 async def opened(redis: str, store: str) -> AsyncIterator[Bus]:
-    made = open_store(store, Registry([rows]))
-    await made.init()
-    await made.close()
+    await make_tables(store, rows)
     async with busrep.connect(redis, name="bench", streams=[rows], store=store, writer="w1") as bus:
         yield Bus(bus)
 
@@ -232,10 +210,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all rates into this file, too")
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
+        redis, postgres = setting.servers(stack)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busrep-bench-")))
-        print(setting.machine(), setting.of_redis(redis.url), setting.of_postgres(postgres.url), sep="\n")
         found = asyncio.run(on_postgres(redis.url, postgres.url, given))
         found |= asyncio.run(on_sqlite(redis.url, folder, given))
     if given.json is not None:

@@ -25,8 +25,8 @@ import sys
 import time
 from typing import Any
 
-import attrs
 import setting
+from rows import Row, fill, rows
 
 import busrep
 from busrep.http.client import HttpOptions
@@ -35,33 +35,8 @@ from busrep.http.server import catch_up_app
 from busrep.http.source import HttpSource
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.servers import start_postgres, start_redis
 
-BULK = 5_000
-TEXT = "x" * 84
 SECRET = "benchmark"
-
-
-@attrs.define
-class Row:
-    writer: str
-    number: int
-    text: str
-    amount: float
-    flag: bool
-
-
-rows = busrep.Stream("rows", Row)
-
-
-async def write(redis: str, store: str, count: int) -> None:
-    opened = open_store(store, Registry([rows]))
-    await opened.init()
-    await opened.close()
-    async with busrep.connect(redis, name="bench", streams=[rows], store=store, writer="w1") as bus:
-        for start in range(0, count, BULK):
-            batch = range(start, min(start + BULK, count))
-            await bus.publish(rows, [Row("w1", number, TEXT, number / 7, number % 2 == 0) for number in batch])
 
 
 async def server(store: str) -> None:
@@ -136,10 +111,8 @@ def main() -> None:
         run_child(**options.child)
         return
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
-        print(setting.machine(), setting.of_redis(redis.url), setting.of_postgres(postgres.url), sep="\n")
-        asyncio.run(write(redis.url, postgres.url, options.rows))
+        redis, postgres = setting.servers(stack)
+        asyncio.run(fill(redis.url, postgres.url, options.rows))
         child = stack.enter_context(start(role="server", store=postgres.url))
         assert child.stdout is not None
         url = child.stdout.readline().strip()

@@ -31,7 +31,6 @@ import setting
 import busrep
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.servers import start_postgres, start_redis
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -133,9 +132,7 @@ def main() -> None:
         asyncio.run(child(**given.child))
         return
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
-        print(setting.machine(), setting.of_redis(server.url), setting.of_postgres(postgres.url), sep="\n")
+        server, postgres = setting.servers(stack)
         asyncio.run(open_store(postgres.url, Registry(streams_of(given.streams))).init())
         client = stack.enter_context(redis.Redis.from_url(server.url, decode_responses=True))
         connection = stack.enter_context(psycopg.connect(postgres.url, autocommit=True))

@@ -27,15 +27,13 @@ import attrs
 import orjson
 import psycopg
 import setting
+from rows import make_tables
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 import busrep
 import busrep.sync
 from busrep.integrations.sqlalchemy import write
-from busrep.stores import open_store
-from busrep.streams import Registry
-from busrep.testing.servers import start_postgres, start_redis
 
 BUSINESS = "INSERT INTO business (state) VALUES ('paid')"
 OUTBOX = "INSERT INTO outbox (row) VALUES (%s)"
@@ -158,10 +156,8 @@ def in_threads(redis: str, url: str, given: argparse.Namespace) -> None:
     engine.dispose()
 
 
-async def make_tables(url: str) -> None:
-    opened = open_store(url, Registry([rows]))
-    await opened.init()
-    await opened.close()
+async def make_all_tables(url: str) -> None:
+    await make_tables(url, rows)
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute("CREATE TABLE business (id bigserial PRIMARY KEY, state text NOT NULL)")
         await connection.execute("CREATE TABLE outbox (id bigserial PRIMARY KEY, row text NOT NULL)")
@@ -174,10 +170,8 @@ def main() -> None:
     parser.add_argument("--at-a-time", type=int, default=8, help="connections of psycopg's")
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
-        print(setting.machine(), setting.of_redis(redis.url), setting.of_postgres(postgres.url), sep="\n")
-        asyncio.run(make_tables(postgres.url))
+        redis, postgres = setting.servers(stack)
+        asyncio.run(make_all_tables(postgres.url))
         asyncio.run(on_a_loop(redis.url, postgres.url, given))
         in_threads(redis.url, postgres.url, given)
 

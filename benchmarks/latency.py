@@ -31,11 +31,9 @@ import orjson
 import psycopg
 import redis.asyncio
 import setting
+from rows import make_tables
 
 import busrep
-from busrep.stores import open_store
-from busrep.streams import Registry
-from busrep.testing.servers import start_postgres, start_redis
 
 CONNECTIONS = 8
 WARM_UP = 1.0  # seconds of each run whose facts are not counted
@@ -153,10 +151,8 @@ def run(**spec: Any) -> list[float]:
     return delays
 
 
-async def make_tables(store: str) -> None:
-    opened = open_store(store, Registry([rows]))
-    await opened.init()
-    await opened.close()
+async def make_all_tables(store: str) -> None:
+    await make_tables(store, rows)
     async with await psycopg.AsyncConnection.connect(store, autocommit=True) as connection:
         await connection.execute("CREATE TABLE bare (id bigserial PRIMARY KEY, row text NOT NULL)")
 
@@ -174,10 +170,8 @@ def main() -> None:
         return
     delays: dict[str, list[list[float]]] = {}
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
-        print(setting.machine(), setting.of_redis(server.url), setting.of_postgres(postgres.url), sep="\n")
-        asyncio.run(make_tables(postgres.url))
+        server, postgres = setting.servers(stack)
+        asyncio.run(make_all_tables(postgres.url))
         for rate in given.rates:
             for number in range(given.rounds):
                 for kind in ("bare", "busrep"):

@@ -43,12 +43,10 @@ import psycopg
 import redis.asyncio
 import setting
 from latency import at_rate
+from rows import make_tables
 
 import busrep
-from busrep.stores import open_store
-from busrep.streams import Registry
 from busrep.testing.processes import free_port
-from busrep.testing.servers import start_postgres, start_redis
 
 BULK = 500
 POLL = 0.1
@@ -273,9 +271,7 @@ class Busrep:
         self.servers = servers
 
     async def prepare(self) -> None:
-        opened = open_store(self.servers.postgres, Registry([rows]))
-        await opened.init()
-        await opened.close()
+        await make_tables(self.servers.postgres, rows)
 
     def _bus(self, **options: Any) -> busrep.Bus:
         servers = self.servers
@@ -441,9 +437,7 @@ def main() -> None:
         child(**given.child)
         return
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
-        print(setting.machine(), setting.of_redis(server.url), setting.of_postgres(postgres.url), sep="\n")
+        server, postgres = setting.servers(stack)
         nats = stack.enter_context(nats_server())
         found = measure(given, lambda name: Servers(server.url, postgres.url, nats or "", f"bench-{name}"))
     report(found, given.rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sqlite3
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import psycopg
 import redis
+
+from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, start_redis
 
 # What decides how much a commit, and a message, cost.
 POSTGRES = ("fsync", "synchronous_commit", "full_page_writes", "wal_level", "shared_buffers")
@@ -48,3 +51,11 @@ def of_sqlite(connection: sqlite3.Connection) -> str:
     journal = connection.execute("PRAGMA journal_mode").fetchone()[0]
     synchronous = connection.execute("PRAGMA synchronous").fetchone()[0]
     return f"SQLite {sqlite3.sqlite_version}: journal_mode {journal}, synchronous {SYNCHRONOUS[synchronous]}"
+
+
+def servers(stack: contextlib.ExitStack) -> tuple[RedisServer, PostgresServer]:
+    """Start a Redis, and a PostgreSQL with fsync, until the stack ends; print what all of it runs on."""
+    server = stack.enter_context(start_redis())
+    postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
+    print(machine(), of_redis(server.url), of_postgres(postgres.url), sep="\n")
+    return server, postgres

@@ -34,7 +34,6 @@ from busrep.spark.archive_rows import read_rows
 from busrep.spark.archive_store import Root, load
 from busrep.stores import open_store
 from busrep.streams import Registry
-from busrep.testing.servers import start_postgres, start_redis
 
 NAME, WRITER = "latency", "w1"
 facts: busrep.Stream[Any] = busrep.Stream("facts")
@@ -117,9 +116,7 @@ def main() -> int:
         asyncio.run(write(**json.loads(options.child)))
         return 0
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
-        print(setting.machine(), setting.of_redis(redis.url), setting.of_postgres(postgres.url), sep="\n")
+        redis, postgres = setting.servers(stack)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busrep-bench-")))
         asyncio.run(open_store(postgres.url, Registry([facts])).init())
         times, archived, counts = follow(options, redis.url, postgres.url, folder)

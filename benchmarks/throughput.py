@@ -36,32 +36,16 @@ import hiredis
 import orjson
 import redis.asyncio
 import setting
+from rows import Row, make_tables, row
 
 import busrep
-from busrep.stores import open_store
-from busrep.streams import Registry
-from busrep.testing.servers import start_postgres, start_redis
 
 BULK = 500
 SIZES = {"plain": 1, "framed": 100}  # rows a message
-TEXT = "x" * 84
-
-
-@attrs.define
-class Row:
-    writer: str
-    number: int
-    text: str
-    amount: float
-    flag: bool
 
 
 def stream_of(variant: str) -> busrep.Stream[Row]:
     return busrep.Stream("rows", Row, resettable=variant == "memory")
-
-
-def row(number: int) -> Row:
-    return Row("w1", number, TEXT, number / 7, number % 2 == 0)
 
 
 def payloads(rows: int, size: int) -> Iterator[bytes]:
@@ -217,12 +201,6 @@ def measure(url: str, rows: int, variant: str, store: str | None, number: int) -
     return rows / (ended - started)
 
 
-async def make_tables(store: str) -> None:
-    opened = open_store(store, Registry([stream_of("store")]))
-    await opened.init()
-    await opened.close()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
@@ -234,13 +212,11 @@ def main() -> None:
         return
     found: dict[str, list[float]] = {"plain": [], "framed": [], "raw": [], "memory": [], "sqlite": [], "postgres": []}
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(start_redis())
-        postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
-        print(setting.machine(), setting.of_redis(server.url), setting.of_postgres(postgres.url), sep="\n")
+        server, postgres = setting.servers(stack)
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stores: dict[str, Any] = {"sqlite": f"sqlite:///{folder}/bench.db", "postgres": postgres.url}
         for store in stores.values():
-            asyncio.run(make_tables(store))
+            asyncio.run(make_tables(store, stream_of("store")))
         for number in range(options.rounds):
             for variant, results in found.items():
                 results.append(measure(server.url, options.rows, variant, stores.get(variant), number))
