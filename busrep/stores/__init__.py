@@ -6,7 +6,7 @@ snapshots. planned.py makes a store of them, blocking.py one for threads.
 A database is a package: ``dialect.py`` has its pieces of SQL, as dialect.py asks for them (beside ``ON CONFLICT``,
 ``RETURNING`` and names in double quotes, which the plans use themselves); ``store.py`` and ``blocking.py`` run plans on
 its connections, for asyncio, where snapshots are read as well, and in the calling thread. Its classes stand in `KINDS`.
-A server has the hooks of server.py filled in, which says what a lost answer and PostgreSQL's SQLSTATEs mean.
+A database server fills in the hooks of server.py, which says what a lost answer and PostgreSQL's SQLSTATEs mean.
 """
 
 from __future__ import annotations
