@@ -33,7 +33,7 @@ TIMEOUTS = (
     "'idle_session_timeout', 'idle_in_transaction_session_timeout')"
 )
 # Rows that are fetched at a time: some 100 kB of usual rows, which are in memory four times.
-PIECE_ROWS = 800
+FETCH_ROWS = 800
 
 
 def lines_of_part(backing: Backing, asked: Sequence[Span]) -> Sql:
@@ -109,7 +109,7 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
                     rows, text_of = lines_of_part(backing, asked), partial(text_of_lines, backing.stream)
                 cursor = Sql(f"DECLARE part NO SCROLL CURSOR FOR {rows.text}", rows.params)
                 await self.store.run_on(connection, only(cursor))
-                piece = Sql(f"FETCH {PIECE_ROWS} FROM part")
+                piece = Sql(f"FETCH {FETCH_ROWS} FROM part")
                 while (found := await self.store.run_on(connection, only(piece)))[0]:
                     yield text_of(found[0])
             await self.store.run_on(connection, only(Control.COMMIT))
