@@ -1490,6 +1490,13 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         ),
     ),
     Mutant(
+        name="init-opens-a-file-that-is-there",
+        rule="4",
+        harm="Closing it drops the locks of the process: another deletes the -wal file that this one goes on writing.",
+        edits=(Edit("create_file", "os.O_RDONLY | os.O_EXCL", "os.O_RDONLY"),),
+        checks=(PRIVATE_FILES + "init_leaves_the_locks_of_a_connection_that_this_process_has[umask-022]",),
+    ),
+    Mutant(
         name="positions-above-the-sequence-are-stored",
         rule="9.17",
         harm="A position that no sequence reaches is stored: writers refuse to start until 'busrep db restored'.",

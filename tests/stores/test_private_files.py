@@ -7,6 +7,8 @@ import json
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +127,37 @@ def test_a_table_in_sqlite_of_threads(tmp_path: Path) -> None:
         private(tmp_path)
     finally:
         store.close()
+
+
+OTHER_PROCESS = """
+import contextlib, sqlite3, sys
+with contextlib.closing(sqlite3.connect(sys.argv[1])) as connection:
+    print(connection.execute("SELECT count(*) FROM mine").fetchone()[0])
+"""
+
+
+def test_init_leaves_the_locks_of_a_connection_that_this_process_has(tmp_path: Path) -> None:
+    """Without them the next process that closes the file takes itself for the last one: it deletes the -wal file, and
+    what is committed to that from then on is in no file that anyone else sees."""
+    path = tmp_path / "x.db"
+
+    def seen_by_another_process() -> int:
+        done = subprocess.run([sys.executable, "-c", OTHER_PROCESS, path], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as ours:
+        ours.execute("PRAGMA journal_mode = WAL")
+        ours.execute("CREATE TABLE mine (row)")
+        open_blocking_store(f"sqlite:///{path}", Registry([orders])).init()
+        assert seen_by_another_process() == 0
+        ours.execute("INSERT INTO mine VALUES (1)")
+        assert seen_by_another_process() == 1
+
+
+def test_a_table_behind_a_link_to_a_file_that_is_not_there_yet(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "x.db")
+    open_blocking_store(f"sqlite:///{tmp_path / 'link.db'}", Registry([orders])).init()
+    assert mode(tmp_path / "x.db") == 0o600
 
 
 @sync
