@@ -20,8 +20,7 @@ FILE, FOLDER = 0o600, 0o700
 def create_file(path: str | os.PathLike[str]) -> None:
     """Create an empty file where there is none, for a driver that would create one for everybody. Raises OSError.
 
-    A file that exists is not even opened: to close it again would drop all locks that this process holds on it, those
-    of SQLite's connections too (POSIX, fcntl: "any file descriptor for that file").
+    One that exists is not opened: closing it would drop the process's locks on it, SQLite's too (POSIX, fcntl).
     """
     with contextlib.suppress(FileExistsError):
         os.close(open_file(os.path.realpath(path), os.O_RDONLY | os.O_EXCL))

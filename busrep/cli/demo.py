@@ -59,8 +59,8 @@ def demo(as_json: bool, **options: Any) -> None:
     of PostgreSQL, or an SQLite file, of its own, and removed; BUSREP_REDIS and BUSREP_STORE are not looked at. Exit
     status 1 if anything was lost or out of order.
     """
-    # SIGTERM does as Ctrl-C does: children are ended and files removed on the way out.
-    before: Any = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # As Ctrl-C, also where SIGINT is ignored, as after "&": children are ended and files removed on the way out.
+    before: Any = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         summary = DemoRun(quiet=as_json, **options).run()
     finally:

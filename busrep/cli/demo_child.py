@@ -132,6 +132,9 @@ class Worker:
     async def read(self) -> None:
         """Handle all batches; once the parent says where the streams end, report which ends are not reached."""
         task, insert = self.task, self.task.insert("handled", 4)
+        # sqlite3 binds parameters with the GIL held, and waits so while another thread's statement on the connection
+        # waits for the write lock, which a thread that waits for the GIL may have.
+        turn = asyncio.Lock()
 
         async def handle(batch: busrep.Batch[DemoRow]) -> None:
             """Record a batch as a line. Rows of a fact that do not lie together would show as two facts."""
@@ -145,7 +148,8 @@ class Worker:
                     if inspect.isawaitable(done):
                         await done
             else:  # the position is saved a little later
-                await asyncio.to_thread(own.execute, insert, row)
+                async with turn:
+                    await asyncio.to_thread(own.execute, insert, row)
             self.counts["facts"] += len(facts)
 
         with connected(task.store) as own:

@@ -65,7 +65,7 @@ def prepared(store: str, schema: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def connected(store: str) -> Iterator[Any]:
-    """A blocking connection in autocommit, for any thread. Raises MissingExtra, Unavailable."""
+    """A blocking connection in autocommit, for one thread at a time. Raises MissingExtra, Unavailable."""
     kind, place = split_store_url(store)
     if kind == "sqlite":
         own = sqlite3.connect(place, BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,10 @@ WRONG = ("lost", "out_of_order", "extra", "torn", "broken_transactions", "parse_
 
 
 @contextmanager
-def running(*args: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def running(*args: str, folder: Path, under: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+    """The demo; ``under``: a command that executes it."""
     with subprocess.Popen(
-        [sys.executable, "-m", "busrep.cli", "demo", *args],
+        [*under, sys.executable, "-m", "busrep.cli", "demo", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -205,12 +206,19 @@ def wait_until_up(process: subprocess.Popen[str]) -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(
-    ("how", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)],
-    ids=lambda value: str(value),
+    ("how", "status", "under"),
+    [
+        pytest.param(signal.SIGINT, 130, (), id="SIGINT"),
+        pytest.param(signal.SIGTERM, 130, (), id="SIGTERM"),
+        # As a shell starts what is followed by "&".
+        pytest.param(signal.SIGTERM, 130, ("sh", "-c", 'trap "" INT; exec "$@"', "sh"), id="SIGTERM-in-background"),
+        pytest.param(signal.SIGKILL, -9, (), id="SIGKILL"),
+    ],
 )
-def test_ended_from_outside_it_leaves_no_process(how: signal.Signals, status: int, tmp_path: Path) -> None:
-    with running("--facts", "1000000", folder=tmp_path) as process:
+def test_ended_from_outside_it_leaves_no_process(
+    how: signal.Signals, status: int, under: Sequence[str], tmp_path: Path
+) -> None:
+    with running("--facts", "1000000", folder=tmp_path, under=under) as process:
         children = wait_until_up(process)
         assert len(children) == 6  # Redis, two writers, two readers, and the tracker of multiprocessing
         process.send_signal(how)
