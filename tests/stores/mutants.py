@@ -1490,6 +1490,13 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         ),
     ),
     Mutant(
+        name="nobody-looks-after-the-wal-file",
+        rule="4",
+        harm="The -wal file was deleted: facts are committed to a file that nobody else has, and published.",
+        edits=(Edit("FileStore.open", "if (file := file_at(log))}", "if not (file := file_at(log))}"),),
+        checks=(STORES_SQLITE + "nothing_is_written_to_a_file_that_is_gone[-wal]",),
+    ),
+    Mutant(
         name="init-opens-a-file-that-is-there",
         rule="4",
         harm="Closing it drops the locks of the process: another deletes the -wal file that this one goes on writing.",

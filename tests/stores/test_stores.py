@@ -498,6 +498,29 @@ class TestSqlite(SqlConformance, BootstrapConformance):
             self.sql(url, "ALTER TABLE elsewhere RENAME TO busrep_writers")
             await write(store, claim, 1)
 
+    @pytest.mark.parametrize("suffix", ["", "-wal"])
+    @sync
+    async def test_nothing_is_written_to_a_file_that_is_gone(self, url: str, suffix: str) -> None:
+        """No other process, and no later one, would see it: the fact would be published, and lost."""
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1)
+            os.unlink(url.removeprefix("sqlite:///") + suffix)
+            transaction = store.transaction(claim)
+            for call in (store.reserve("orders", 1), transaction.begin(), store.heartbeat(claim, {})):
+                with pytest.raises(Unavailable, match=f"busrep.db{suffix} was moved away, deleted or replaced"):
+                    await call
+
+    @sync
+    async def test_a_file_in_another_journal_mode_is_no_reason_to_refuse(self, url: str) -> None:
+        async with self.opened(url):
+            pass
+        self.sql(url, "PRAGMA journal_mode = DELETE")
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1)
+            await write(store, claim, 1)
+
     @sync
     async def test_a_fact_inside_a_fact_is_refused_at_once(self, url: str) -> None:
         async with self.opened(url) as store:

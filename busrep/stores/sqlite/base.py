@@ -99,7 +99,7 @@ class FileStore(PlannedStore):
         super().__init__(streams, settings, SqliteDialect(f"sqlite:///{path}"))
         self.path, self.turn = path, turn
         self._connections: list[sqlite3.Connection] = []
-        self._file: tuple[int, int] | None = None
+        self._files: dict[str, tuple[int, int] | None] = {}
 
     @abc.abstractmethod
     async def in_thread(self, role: int, work: Callable[[], T]) -> T:
@@ -108,12 +108,13 @@ class FileStore(PlannedStore):
     async def open(self) -> None:
         """See `AsyncStore`; a missing file is a missing schema, and is not created."""
         try:
-            self._file = file_at(self.path)
-            if self._file is None:
+            self._files = {self.path: file_at(self.path)}
+            if self._files[self.path] is None:
                 raise schema.missing(self.dialect)
             for role in (WRITE, READ):
                 self._connections.append(await self.in_thread(role, lambda: connect(self.path, "rw")))
             await self.read(schema.check(self.dialect))
+            self._files |= {log: file for log in [f"{self.path}-wal"] if (file := file_at(log))}  # WAL mode only
         except BaseException:
             await self.close()
             raise
@@ -134,12 +135,11 @@ class FileStore(PlannedStore):
         return self._connections[role]
 
     def check_file(self) -> None:
-        """Raise Unavailable when the file is another than the one that was opened: no other process sees that one."""
-        if self._connections and file_at(self.path) != self._file:
-            raise Unavailable(
-                f"SQLite database {self.path}",
-                "its file was moved away, or replaced, since it was opened: restart this process",
-            )
+        """Raise Unavailable when a file is another than the one that was opened: no other process sees that one."""
+        for path, opened in self._files.items() if self._connections else ():
+            if file_at(path) != opened:
+                lost = f"{path} was moved away, deleted or replaced since it was opened: restart this process"
+                raise Unavailable(f"SQLite database {self.path}", lost)
 
     def check_open(self) -> None:
         self.role(WRITE)
