@@ -105,7 +105,7 @@ def literal(value: object, *, backslashes: bool) -> str:
 class _Adbc:
     """What both of ADBC's drivers have in common."""
 
-    BEGIN: str
+    BEGIN: tuple[str, ...]
 
     def __init__(self, question: Question, backing: Backing) -> None:
         self._question, self._backing = question, backing
@@ -143,7 +143,8 @@ class _Adbc:
             if isinstance(step, Sql):
                 answers.append(self.ask(self._text(step)))
             else:
-                self._cursor.execute(self.BEGIN if step is Control.SNAPSHOT else "COMMIT")
+                for text in self.BEGIN if step is Control.SNAPSHOT else ("COMMIT",):
+                    self._cursor.execute(text)
         return answers
 
     def begin(self) -> LogState:
@@ -234,7 +235,7 @@ class _Kept:
 class Postgres(_Adbc):
     """PostgreSQL: rows come by COPY, in binary."""
 
-    BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    BEGIN = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL row_security = off")
     EXPRESSIONS: ClassVar = {"token": "id", "index": "idx", "row": "row", "committed_at": "committed_at"}
 
     def _place(self, url: str) -> tuple[str, str]:
@@ -277,7 +278,7 @@ class Postgres(_Adbc):
 class Sqlite(_Adbc):
     """SQLite, busrep's own table."""
 
-    BEGIN = "BEGIN"
+    BEGIN = ("BEGIN",)
     EXPRESSIONS: ClassVar = {
         "token": "id", "index": "idx", "row": "row",
         "committed_at": "CAST(round(committed_at * 1000000) AS INTEGER)",

@@ -224,6 +224,10 @@ class Dialect(Protocol):
     def version(self) -> Plan[int | None]:
         """The schema version found; None without tables."""
 
+    def check_visible(self) -> Plan[None]:
+        """Unavailable where a policy of the database may hide rows of our tables from us."""
+        yield from ()
+
     def age(self, column: str) -> str:
         """Expression: seconds since that timestamp."""
 

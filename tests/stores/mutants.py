@@ -16,6 +16,7 @@ MUTANTS_GAPS = "asyncio/test_mutants_gaps.py::test_"
 PRIVATE_FILES = "stores/test_private_files.py::test_"
 RACES = "sync/test_races.py::test_"
 REPLICA = "stores/test_replica.py::test_"
+RIGHTS = "stores/test_rights.py::test_"
 ROW_SHAPES = "stores/test_row_shapes.py::test_"
 RULES = "test_rules.py::test_"
 SAVING_REFUSED = "stores/test_saving_refused.py::test_"
@@ -1488,6 +1489,22 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             PRIVATE_FILES + "a_table_in_sqlite[umask-022]",
             PRIVATE_FILES + "a_table_in_sqlite_of_threads[umask-022]",
         ),
+    ),
+    Mutant(
+        name="a-policy-may-hide-rows-of-a-page",
+        rule="9.9",
+        harm="Row-level security hides rows from a reader: a page without them passes for all rows, which are lost.",
+        edits=(
+            Edit("postgres.store", "READ ONLY; SET LOCAL row_security = off", "READ ONLY; SET LOCAL row_security = on"),
+        ),
+        checks=(RIGHTS + "rows_that_a_policy_hides_are_not_taken_for_rows_that_are_not_there[later]",),
+    ),
+    Mutant(
+        name="a-policy-may-hide-rows-of-an-own-table",
+        rule="9.9",
+        harm="A writer that does not see the rows of its table announces what it committed as empty.",
+        edits=(Edit("PostgresDialect.check_visible", "to_regclass(value)", "to_regclass('busrep_facts')"),),
+        checks=(RIGHTS + "rows_of_an_own_table_that_a_policy_hides",),
     ),
     Mutant(
         name="nobody-looks-after-the-wal-file",

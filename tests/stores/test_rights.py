@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 import busrep
-from busrep import Settings, Stream
+from busrep import Settings, Stream, Table
 from busrep.core.snapshots import AppliedParts
 from busrep.errors import Unavailable
 from busrep.spark.staging import StagedBatch
@@ -72,8 +72,8 @@ def owner(roles: dict[str, str]) -> Iterator[Callable[[str, tuple[str, str, str]
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[AsyncStore]:
-    store = open_store(url, Registry([orders]))
+async def opened(url: str, stream: Stream[list[object]] = orders) -> AsyncIterator[AsyncStore]:
+    store = open_store(url, Registry([stream]))
     try:
         await store.open()
         yield store
@@ -174,6 +174,52 @@ async def test_each_of_them_is_needed(
             assert "Rights in PostgreSQL" in str(error)  # noqa: PT017
         owner(GRANT, right)
     assert needless == []
+
+
+@pytest.mark.parametrize("when", ["at the start", "later"])
+@sync
+async def test_rows_that_a_policy_hides_are_not_taken_for_rows_that_are_not_there(
+    roles: dict[str, str], owner: Callable[[str, tuple[str, str, str]], None], when: str
+) -> None:
+    """Row-level security without a policy hides every row. A page without them would pass for the whole of them."""
+    await open_store(roles["owner"], Registry([orders])).init()
+    for right in granted():
+        owner(GRANT, right)
+    secured = "ALTER TABLE busrep_facts ENABLE ROW LEVEL SECURITY"
+    async with opened(roles["owner"]) as store:
+        claim = await store.claim("w1", ["orders"], timeout=5)
+        ids = await write(store, claim, 1)
+        with psycopg.connect(roles["owner"], autocommit=True) as server:
+            if when == "at the start":
+                server.execute(secured)
+                with pytest.raises(Unavailable, match=r"row-level security .* busrep_facts.*Rights in PostgreSQL"):
+                    async with opened(roles["reader"]):
+                        pass
+            else:
+                async with opened(roles["reader"]) as reader:
+                    server.execute(secured)
+                    with pytest.raises(Unavailable, match=r'row-level security .*"busrep_facts".*Rights in PostgreSQL'):
+                        await read(reader, "w1", 0, ids[-1])
+        assert len(await read(store, "w1", 0, ids[-1])) == 1  # from the owner nothing is hidden
+
+
+@sync
+async def test_rows_of_an_own_table_that_a_policy_hides(
+    roles: dict[str, str], owner: Callable[[str, tuple[str, str, str]], None]
+) -> None:
+    own: Stream[list[object]] = Stream("history", table=Table("history", columns=("what",)))
+    with psycopg.connect(roles["owner"], autocommit=True) as server:
+        server.execute("CREATE TABLE history (id bigint, writer text, what text)")
+        await open_store(roles["owner"], Registry([own])).init()
+        for right in granted():
+            if "busrep_seq" not in right[1]:
+                owner(GRANT, right)
+        async with opened(roles["reader"], own):
+            pass
+        server.execute("ALTER TABLE history ENABLE ROW LEVEL SECURITY")
+        with pytest.raises(Unavailable, match=r"row-level security may hide rows of history from"):
+            async with opened(roles["reader"], own):
+                pass
 
 
 # What a sink of Spark needs beside a writer's rights.

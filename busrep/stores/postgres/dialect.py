@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from busrep.errors import Unavailable
 from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Backing, Dialect, columns_of, no_position_above, row_columns
 from busrep.stores.plans import Plan, Sql
 
@@ -72,6 +74,18 @@ class PostgresDialect(Dialect):
             return None
         answers = yield Sql("SELECT value FROM busrep_meta WHERE key = 'version'")
         return int(answers[0][0][0]) if answers[0] else None
+
+    def check_visible(self) -> Plan[None]:
+        own = json.dumps([backing.table for backing in self.backings.values() if backing.own])
+        answers = yield Sql(
+            "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relrowsecurity AND row_security_active(c.oid) AND "
+            "(starts_with(c.relname, 'busrep_') AND pg_table_is_visible(c.oid) "
+            "OR c.oid IN (SELECT to_regclass(value) FROM json_array_elements_text(?::json)))",
+            (own,),
+        )
+        if tables := ", ".join(table for (table,) in answers[0]):
+            reason = f"row-level security may hide rows of {tables} from this role"
+            raise Unavailable("PostgreSQL", f"{reason}: see 'Rights in PostgreSQL' in docs/guides/deploy.md")
 
     def age(self, column: str) -> str:
         return f"extract(epoch FROM clock_timestamp() - {column})::float8"
