@@ -65,7 +65,7 @@ def rows_of(asked: Question, epoch: str, spans: list[tuple[str, int, int]]) -> l
 
 def test_spans_are_read_in_order_and_nothing_else(log: Log) -> None:
     log.fill()
-    found = rows_of(question(log), log.store.epoch(), [("w1", 4, 13), ("w2", 0, 9), ("w3", 0, 9)])
+    found = rows_of(question(log), log.epoch, [("w1", 4, 13), ("w2", 0, 9), ("w3", 0, 9)])
     wanted = log.rows("(f.writer = 'w1' AND id > 4 AND id <= 13) OR (f.writer = 'w2' AND id <= 9)")
     assert [tuple(row.values()) for row in found] == wanted
     assert len(wanted) == 10
@@ -78,7 +78,7 @@ def test_times_are_compared_as_they_are_read(log: Log) -> None:
     micros = int((NOON.timestamp() + 0.5) * 10**6) // 10**6 * 10**6 + 5
     for comparison, tokens in [(">=", [2, 3, 4]), (">", [3, 4]), ("<", [1]), ("<=", [1, 2])]:
         asked = question(log, times=[(comparison, micros + 1)])
-        found = rows_of(asked, log.store.epoch(), [("w1", 0, 4)])
+        found = rows_of(asked, log.epoch, [("w1", 0, 4)])
         assert [row["token"] for row in found] == tokens
     assert [row["committed_at"] for row in found] == [NOON, NOON + timedelta(microseconds=1)]
 
@@ -90,7 +90,7 @@ def test_fields_become_columns(log: Log) -> None:
     log.write("w1", [b'[9,1,"short",true,"2026-01-31T12:00:00"]', b'[9,1,"a","b","c"]'])
     log.prove(w1=4)
     asked = question(log, shape=typed_shape(trades, metadata=True))
-    found = rows_of(asked, log.store.epoch(), [("w1", 0, 3)])
+    found = rows_of(asked, log.epoch, [("w1", 0, 3)])
     assert [{**row, "counts": dict(row["counts"])} for row in found] == [
         {
             **attrs.asdict(row, recurse=False), "more": f'{{"deep":[{at}]}}', "_stream": "trades", "_writer": "w1",
@@ -99,21 +99,21 @@ def test_fields_become_columns(log: Log) -> None:
         for at, row in enumerate(rows, 1)
     ]  # fmt: skip
     with pytest.raises(RowError, match=r"'trades', token 4, field 'open': bool is needed, not str.*\"b\",\"c\""):
-        rows_of(asked, log.store.epoch(), [("w1", 0, 4)])
+        rows_of(asked, log.epoch, [("w1", 0, 4)])
 
 
 def test_a_table_of_the_applications_is_read_through_the_store(log: Log) -> None:
     for at in range(1, 5):
         log.write("w1", [Item(at, f"é\\{at}", at > 2)] * at, stream=items)
     asked = question(log, stream="items", streams="tests.spark.source_facts:STREAMS")
-    found = rows_of(asked, log.store.epoch(), [("w1", 1, 3)])
+    found = rows_of(asked, log.epoch, [("w1", 1, 3)])
     assert [(row["token"], row["index"], row["row"], row["committed_at"]) for row in found] == [
         (2, 0, '[2,"\\u00e9\\\\2",false]', None), (2, 1, '[2,"\\u00e9\\\\2",false]', None),
         (3, 0, '[3,"\\u00e9\\\\3",true]', None), (3, 1, '[3,"\\u00e9\\\\3",true]', None),
         (3, 2, '[3,"\\u00e9\\\\3",true]', None),
     ]  # fmt: skip
     typed = attrs.evolve(asked, shape=typed_shape(items, metadata=False))
-    assert rows_of(typed, log.store.epoch(), [("w1", 3, 4)]) == [{"number": 4, "name": "é\\4", "sold": True}] * 4
+    assert rows_of(typed, log.epoch, [("w1", 3, 4)]) == [{"number": 4, "name": "é\\4", "sold": True}] * 4
 
 
 def test_another_log_is_not_read(log: Log) -> None:
@@ -129,25 +129,25 @@ def test_a_floor_that_has_passed_is_seen_in_the_snapshot_of_the_rows(log: Log) -
     floor = dict(log.sql("SELECT writer, floor FROM busrep_positions WHERE stream = 'trades'"))["w1"]
     assert floor > 0
     with pytest.raises(PositionTooOld, match=f"below the retention floor {floor}"):
-        rows_of(question(log), log.store.epoch(), [("w1", 0, 18)])
-    assert rows_of(question(log), log.store.epoch(), [("w1", floor, 18)])
-    lenient = rows_of(question(log, fail_on_data_loss=False), log.store.epoch(), [("w1", 0, 18)])
+        rows_of(question(log), log.epoch, [("w1", 0, 18)])
+    assert rows_of(question(log), log.epoch, [("w1", floor, 18)])
+    lenient = rows_of(question(log, fail_on_data_loss=False), log.epoch, [("w1", 0, 18)])
     assert [row["token"] for row in lenient] == [row[2] for row in log.rows("f.writer = 'w1'")]
 
 
 def test_a_table_that_went_back_between_planning_and_reading_is_an_error(log: Log) -> None:
     log.fill()
     batch = question(log, from_table=True)
-    assert rows_of(batch, log.store.epoch(), [("w1", 13, 18)])
+    assert rows_of(batch, log.epoch, [("w1", 13, 18)])
     # As a server has it that takes over, and lacks the last transactions.
     log.sql("DELETE FROM busrep_facts WHERE id > 16")
     log.sql("UPDATE busrep_positions SET position = 16 WHERE stream = 'trades'")
     with pytest.raises(PositionsAheadOfTable, match="'w1': the query is at 18, .* proven up to 16 alone"):
-        rows_of(batch, log.store.epoch(), [("w1", 13, 18)])
-    lenient = rows_of(attrs.evolve(batch, fail_on_data_loss=False), log.store.epoch(), [("w1", 13, 18)])
+        rows_of(batch, log.epoch, [("w1", 13, 18)])
+    lenient = rows_of(attrs.evolve(batch, fail_on_data_loss=False), log.epoch, [("w1", 13, 18)])
     assert [row["token"] for row in lenient] == [14, 16]
     # What was heard of on the bus need not be in the table's positions yet: of a stream the driver has looked.
-    assert rows_of(question(log), log.store.epoch(), [("w1", 13, 18)])
+    assert rows_of(question(log), log.epoch, [("w1", 13, 18)])
 
 
 def test_rows_come_in_pieces_and_who_leaves_off_leaves_nothing_open(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_rows_come_in_pieces_and_who_leaves_off_leaves_nothing_open(log: Log, mo
     log.fill()
     asked = question(log)
     schema = to_arrow_schema(asked.shape.schema(), timezone="UTC")
-    batches = read(asked, schema, log.store.epoch(), [("w1", 0, 18)])
+    batches = read(asked, schema, log.epoch, [("w1", 0, 18)])
     first = next(batches)
     assert 0 < first.num_rows < 5
     batches.close()  # type: ignore[attr-defined]
@@ -169,7 +169,7 @@ def test_what_is_known_of_a_database_is_asked_once_and_holds_no_connection(
 ) -> None:
     with opened_log("postgresql", postgres, tmp_path) as log:
         log.fill()
-        epoch, others = log.store.epoch(), "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        epoch, others = log.epoch, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
         log.store.close()
         databases._database.cache_clear()
         found = [rows_of(question(log), epoch, [("w1", 4, 13)])]
@@ -192,7 +192,7 @@ def test_what_the_database_says_has_no_password(postgres: PostgresServer, tmp_pa
         log.sql("DROP TABLE busrep_facts")
         for wrong in (asked, attrs.evolve(asked, url=log.url.replace(postgres.password, "no" + postgres.password))):
             with pytest.raises((Unavailable, SchemaError)) as caught:
-                rows_of(wrong, log.store.epoch(), [("w1", 0, 1)])
+                rows_of(wrong, log.epoch, [("w1", 0, 1)])
             assert postgres.password not in str(caught.value)
 
 
@@ -208,9 +208,7 @@ def test_a_connection_that_is_lost_between_batches_is_an_error(
         )
         log.prove(w1=20000)
         asked = question(log)
-        batches = read(
-            asked, to_arrow_schema(asked.shape.schema(), timezone="UTC"), log.store.epoch(), [("w1", 0, 20000)]
-        )
+        batches = read(asked, to_arrow_schema(asked.shape.schema(), timezone="UTC"), log.epoch, [("w1", 0, 20000)])
         assert next(batches).num_rows
         # It is ours by its name, and a peer that is gone without a word is noticed as on the driver's connections.
         killed = log.sql(
@@ -229,7 +227,7 @@ def test_readers_of_sqlite_wait_for_a_lock_and_signs_in_names_of_files_work(tmp_
         log.fill()
         (tmp_path / "a%20b.db").symlink_to(tmp_path / "log.db")
         asked = question(log, url=absolute(f"sqlite:///{tmp_path}/a%2520b.db"))
-        assert [row["token"] for row in rows_of(asked, log.store.epoch(), [("w1", 0, 2)])] == [1, 2]
+        assert [row["token"] for row in rows_of(asked, log.epoch, [("w1", 0, 2)])] == [1, 2]
         with contextlib.closing(databases.database_of(asked)) as database:
             assert isinstance(database, databases.Sqlite)
             database.begin()
@@ -243,13 +241,13 @@ def test_large_rows_come_in_small_batches(log: Log, monkeypatch: pytest.MonkeyPa
     log.prove(w1=59)
     asked = question(log)
     schema = to_arrow_schema(asked.shape.schema(), timezone="UTC")
-    batches = list(read(asked, schema, log.store.epoch(), [("w1", 3, 55)]))
+    batches = list(read(asked, schema, log.epoch, [("w1", 3, 55)]))
     assert [(row["token"], row["index"]) for batch in batches for row in batch.to_pylist()] == [
         row[2:4] for row in log.rows("id > 3 AND id <= 55")
     ]
     assert max(batch.nbytes for batch in batches) < 8 * 100_000
     narrow = question(log, shape=generic_shape().subset(["token"], "a test"))
-    found = rows_of(narrow, log.store.epoch(), [("w1", 3, 55)])
+    found = rows_of(narrow, log.epoch, [("w1", 3, 55)])
     assert [row["token"] for row in found] == [row[2] for row in log.rows("id > 3 AND id <= 55")]
 
 
@@ -270,10 +268,10 @@ def test_a_replica_that_lags_is_waited_for(tmp_path: Path, monkeypatch: pytest.M
                 with monkeypatch.context() as patch:
                     patch.setattr(reading, "REPLICA_WAIT", 0.0)
                     with pytest.raises(Unavailable, match="has been behind"):
-                        rows_of(asked, log.store.epoch(), [("w1", 0, 2)])
+                        rows_of(asked, log.epoch, [("w1", 0, 2)])
                 with monkeypatch.context() as patch:
                     patch.setattr(reading.time, "sleep", lambda _: control.execute("SELECT pg_wal_replay_resume()"))
-                    found = rows_of(asked, log.store.epoch(), [("w1", 0, 2)])
+                    found = rows_of(asked, log.epoch, [("w1", 0, 2)])
                 assert [row["token"] for row in found] == [1, 2]
 
 
@@ -284,7 +282,7 @@ def test_the_table_tells_the_log_and_how_far_rows_go(log: Log) -> None:
     log.fill()
     with contextlib.closing(Table(log.url, Stream("trades"))) as table:
         found = table.log()
-        assert (found.epoch, found.positions, found.floors) == (log.store.epoch(), {"w1": 18, "w2": 18}, {})
+        assert (found.epoch, found.positions, found.floors) == (log.epoch, {"w1": 18, "w2": 18}, {})
         spans = [("w1", 0, 18), ("w2", 0, 18)]
         tokens = sorted(row[2] for row in log.rows())
         for most in range(1, 20):

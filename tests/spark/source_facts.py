@@ -55,12 +55,20 @@ def trade(number: int) -> Trade:
 
 @attrs.define
 class Log:
-    """A store, its writers, and what the source has to give. ``options``: of the source."""
+    """A store, its writers, and what the source has to give. ``options``: of the source.
+
+    On SQLite the store is of no use once this process has read the file through ADBC, as an executor does in a process
+    of its own: ADBC brings a second copy of SQLite, and that deletes the ``-wal`` file when it closes the database.
+    """
 
     url: str
     store: BlockingStore
     options: dict[str, str]
     claims: dict[str, Claim] = attrs.field(factory=dict)
+    epoch: str = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.epoch = self.store.epoch()
 
     def claim(self, writer: str) -> Claim:
         if writer not in self.claims:
