@@ -22,6 +22,7 @@ from busrep.spark.planning import Span
 from busrep.spark.table import committed, dialect_of, server, sqlite_path
 from busrep.stores.dialect import Backing, backing_of
 from busrep.stores.plans import Answers, Control, Row, Signal, Sql, Step, run_sync
+from busrep.stores.postgres.dialect import SNAPSHOT
 from busrep.stores.server import by_state, final
 from busrep.stores.snapshots import LogState, part_of, read_log
 from busrep.stores.sqlite.files import BUSY
@@ -235,7 +236,7 @@ class _Kept:
 class Postgres(_Adbc):
     """PostgreSQL: rows come by COPY, in binary."""
 
-    BEGIN = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL row_security = off")
+    BEGIN = SNAPSHOT
     EXPRESSIONS: ClassVar = {"token": "id", "index": "idx", "row": "row", "committed_at": "committed_at"}
 
     def _place(self, url: str) -> tuple[str, str]:

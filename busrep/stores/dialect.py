@@ -224,8 +224,8 @@ class Dialect(Protocol):
     def version(self) -> Plan[int | None]:
         """The schema version found; None without tables."""
 
-    def check_visible(self) -> Plan[None]:
-        """Unavailable where a policy of the database may hide rows of our tables from us."""
+    def check_visible(self, tables: Sequence[str]) -> Plan[None]:  # noqa: ARG002 - most databases have no policies
+        """Unavailable where a policy of the database may hide rows from us, of these own tables or of busrep's."""
         yield from ()
 
     def age(self, column: str) -> str:

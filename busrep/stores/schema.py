@@ -227,13 +227,12 @@ def _with_command(dialect: Dialect, streams: Collection[Stream[Any]]) -> Iterato
 
 
 def check(dialect: Dialect, *others: Backing) -> Plan[str]:
-    """The epoch, after checking the version and the row classes, of ``others`` too: SchemaError, RowClassMismatch,
-    Unavailable."""
+    """The epoch, once version, rights and row classes are checked: SchemaError, RowClassMismatch, Unavailable."""
     found = yield from dialect.version()
     if found != VERSION:
         raise missing(dialect, found)
-    yield from dialect.check_visible()
     backings = [*dialect.backings.values(), *others]
+    yield from dialect.check_visible([backing.table for backing in backings if backing.own])
     streams = [backing.definition for backing in backings if backing.definition.row_type is not None]
     if streams:
         stored = {stream: fields for stream, _, fields in (yield STREAMS)[0]}

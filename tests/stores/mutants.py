@@ -1494,9 +1494,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-policy-may-hide-rows-of-a-page",
         rule="9.9",
         harm="Row-level security hides rows from a reader: a page without them passes for all rows, which are lost.",
-        edits=(
-            Edit("postgres.store", "READ ONLY; SET LOCAL row_security = off", "READ ONLY; SET LOCAL row_security = on"),
-        ),
+        edits=(Edit("postgres.dialect", "SET LOCAL row_security = off", "SET LOCAL row_security = on"),),
         checks=(RIGHTS + "rows_that_a_policy_hides_are_not_taken_for_rows_that_are_not_there[later]",),
     ),
     Mutant(
@@ -1510,7 +1508,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="nobody-looks-after-the-wal-file",
         rule="4",
         harm="The -wal file was deleted: facts are committed to a file that nobody else has, and published.",
-        edits=(Edit("FileStore.open", "if (file := file_at(log))}", "if not (file := file_at(log))}"),),
+        edits=(Edit("FileStore.open", '{self.path}-wal"):', '{self.path}-none"):'),),
         checks=(STORES_SQLITE + "nothing_is_written_to_a_file_that_is_gone[-wal]",),
     ),
     Mutant(

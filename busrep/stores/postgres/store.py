@@ -23,7 +23,7 @@ from busrep.settings import Settings
 from busrep.stores import claims, schema
 from busrep.stores.interface import Claim
 from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, run_async
-from busrep.stores.postgres.dialect import PostgresDialect
+from busrep.stores.postgres.dialect import SNAPSHOT, PostgresDialect
 from busrep.stores.postgres.snapshots import PostgresSnapshots
 from busrep.stores.server import ServerStore, ServerTransaction, by_state, final
 from busrep.streams import Registry
@@ -59,8 +59,7 @@ KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count"
 
 CONTROLS = {
     Control.BEGIN: "BEGIN ISOLATION LEVEL READ COMMITTED",  # whatever the default is here
-    # Two statements. By the second a policy that hides rows is an error: they would pass for rows that are not there.
-    Control.SNAPSHOT: "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL row_security = off",
+    Control.SNAPSHOT: "; ".join(SNAPSHOT),
     Control.COMMIT: "COMMIT",
     Control.ROLLBACK: "ROLLBACK",
 }
@@ -127,7 +126,7 @@ async def execute_steps(connection: AnyConnection, steps: tuple[Step, ...]) -> A
             elif step is Control.COMMIT:
                 _committed(cursor.statusmessage)
             elif step is Control.SNAPSHOT:
-                cursor.nextset()
+                cursor.nextset()  # its second statement's
             cursor.nextset()
     except DRIVER_ERRORS as error:
         raise translated(error, closed=connection.closed) from error

@@ -114,7 +114,8 @@ class FileStore(PlannedStore):
             for role in (WRITE, READ):
                 self._connections.append(await self.in_thread(role, lambda: connect(self.path, "rw")))
             await self.read(schema.check(self.dialect))
-            self._files |= {log: file for log in [f"{self.path}-wal"] if (file := file_at(log))}  # WAL mode only
+            if log := file_at(f"{self.path}-wal"):  # in WAL mode alone
+                self._files[f"{self.path}-wal"] = log
         except BaseException:
             await self.close()
             raise
