@@ -183,10 +183,12 @@ class EpochChanged(BusrepError):
 
 
 class PositionTooOld(BusrepError):
-    """Rows at or below the retention floor were asked for; they have been deleted."""
+    """Rows at or below the retention floor were asked for; they have been deleted. ``epoch``: of the log that has this
+    floor, as every `FactSource` tells it; else None."""
 
-    def __init__(self, stream: str, writer: str, position: int, floor: int) -> None:
+    def __init__(self, stream: str, writer: str, position: int, floor: int, epoch: str | None = None) -> None:
         self.stream, self.writer, self.position, self.floor = stream, writer, position, floor
+        self.epoch = epoch
         super().__init__(
             f"stream {stream!r}, writer {writer!r}: position {position} is below the retention floor {floor}; the "
             "rows between are gone. Start again from a snapshot, or with start='earliest' under a new reader name"

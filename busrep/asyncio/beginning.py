@@ -75,7 +75,7 @@ class Beginning:
         epoch = await context.store.epoch()
         if core.epoch is None:
             core.epoch = epoch
-        everything = await context.store.known()
+        everything = await context.store.known(epoch)
         core.admission.registered(claims_of(everything))
         known = {(name, writer.writer): writer for writer in everything if writer.stream == name}
         saves, state, snapshot = bool(context.reader) and name not in context.unsaved, ReaderState(None, {}), None
@@ -195,7 +195,7 @@ class Beginning:
     async def _go_over(self, epoch: str) -> None:
         """Begin again in a log. Raises BusrepError."""
         context, core, bootstrapping = self._context, self._core, self._bootstrapping
-        everything = await context.store.known()
+        everything = await context.store.known(epoch)
         known = [one for one in everything if one.stream in core.followed]
         positions = {
             (one.stream, one.writer): one.position if one.stream in context.unsaved else one.floor for one in known

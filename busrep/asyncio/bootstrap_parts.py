@@ -123,7 +123,7 @@ async def check_fits_log(context: ReaderContext, stream: str, found: Agreement) 
             core.new_epoch = current
             context.pump()
         raise Unavailable(source, f"its snapshot is of epoch {found.epoch}, the log is of epoch {current}")
-    for one in await store.known():
+    for one in await store.known(found.epoch):
         at = found.positions.get(one.writer, 0)
         if one.stream == stream and one.floor > at:
             raise Unavailable(
@@ -139,7 +139,7 @@ async def fetch_instead(context: ReaderContext, name: str, error: NoSnapshots) -
 
     Raises Unavailable.
     """
-    known = [one for one in await context.store.known() if one.stream == name]
+    known = [one for one in await context.store.known(context.core.epoch) if one.stream == name]
     async with context.saving:
         positions = await _read_to(context, name)
         begins = {one.writer: positions.get(one.writer, 0) for one in known}

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 
 from busrep.core.admission import Life
-from busrep.core.catchup import FetchUpdates
+from busrep.core.catchup import FetchUpdates, nothing_of
 from busrep.errors import BusrepError, PositionsAheadOfTable, PositionTooOld
 from busrep.stores.interface import FactLog, claims_of, provides
 
@@ -35,6 +35,11 @@ class TableReader:
             async with asyncio.timeout(self._settings.fetch_timeout):
                 page = await self._store.fetch(asked)
         except PositionTooOld as error:
+            if asked.incarnation is None and error.epoch not in (None, self._core.epoch):
+                # As an empty page of that other log: it proves nothing, and the reader finds out which log there is.
+                self._core.receive_page(asked, nothing_of(asked, error.epoch), clock())
+                self._context.pump()
+                return
             self._core.fetch_failed(asked, error, clock())
             if self._context.holds(error.stream):
                 pass  # the answer to a question given up
@@ -123,7 +128,7 @@ class TableReader:
         for life, end in joined.items():
             stream, writer, _ = life
             try:
-                highest = await self._store.sequence(stream)
+                highest = await self._store.sequence(stream, log_read)
             except BusrepError as error:  # the others are looked after all the same
                 log.warning("the sequence of %s cannot be read yet: %s", stream, error)
                 continue
@@ -146,7 +151,9 @@ class TableReader:
             key, _ = core.stepped_back.popitem()
             log_read, held = core.epoch, core.progress[key].position
             try:
-                highest = await self._store.sequence(key[0])
+                highest = await self._store.sequence(key[0], log_read)
+                if highest is None:  # a replica's, which cannot tell, or another log's
+                    core.doubt(await self._store.epoch())
             except BaseException as error:
                 core.stepped_back[key] = None  # not looked at: the next beat does
                 if not isinstance(error, BusrepError):
@@ -155,13 +162,8 @@ class TableReader:
                 return
             if highest is None or highest >= held or key in self._context.stopped:
                 continue
-            epoch = await self._store.epoch()
-            if core.epoch != log_read:  # begun again meanwhile
-                continue
-            if epoch == log_read:
+            if core.epoch == log_read:  # else begun again meanwhile
                 self._context.saver.above_sequence(key, PositionsAheadOfTable(key[0], held, highest))
-            else:  # declared: the positions are void, and will be given up
-                core.doubt(epoch)
 
     async def _check_targets(self) -> None:
         """What a page does not prove may come yet. But above all that the sequence ever gave is nothing to wait for: a
@@ -170,7 +172,7 @@ class TableReader:
         while core.unproven:
             key, _ = core.unproven.popitem()  # one that is not looked at, for the table is away, comes by its next page
             target = core.progress[key].target
-            highest = await self._store.sequence(key[0])
+            highest = await self._store.sequence(key[0], core.epoch)
             if highest is not None:
                 core.progress[key].nothing_above(target, highest)
                 self._context.pump()

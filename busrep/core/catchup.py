@@ -39,3 +39,8 @@ class UpdatesPage:
     limited: bool  # more rows may follow above upto, which then is the last whole token: ask again from there
     epoch: str  # of the fact log, read in the same snapshot
     incarnation: int | None = None
+
+
+def nothing_of(question: FetchUpdates, epoch: str) -> UpdatesPage:
+    """An empty page, which proves no more than the reader has."""
+    return UpdatesPage(question.stream, question.writer, question.after, question.after, (), (), False, epoch)

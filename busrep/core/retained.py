@@ -166,7 +166,7 @@ class RetainedRows:
         if question.incarnation not in (None, self.incarnation):
             upto = after
         if after < min(upto, self.floor):
-            raise PositionTooOld(self.stream, self.writer, after, self.floor)
+            raise PositionTooOld(self.stream, self.writer, after, self.floor, self._epoch)
         first, end = bisect_right(self._tokens, after), bisect_right(self._tokens, upto)
         last, rows = first, 0
         for at in range(first, end):  # at least one fact, and facts go whole

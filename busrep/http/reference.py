@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
-from busrep.core.catchup import FetchUpdates, UpdatesPage
+from busrep.core.catchup import FetchUpdates, UpdatesPage, nothing_of
 from busrep.core.snapshots import Agreement
 from busrep.errors import ConfigError, NoSnapshots
 from busrep.settings import Settings
@@ -22,7 +22,7 @@ from busrep.streams import Registry, Stream
 
 from .client import HttpClient, HttpOptions
 from .pages import REFERENCE_PATH, read_reference_page
-from .source import nothing_of, segment
+from .source import segment
 
 log = logging.getLogger("busrep.reader")
 
@@ -86,11 +86,11 @@ class ReferenceSource:
         """See `AsyncStore`: made from ``log``, for the reference system names none."""
         return self._epoch
 
-    async def sequence(self, stream: str) -> None:
+    async def sequence(self, stream: str, epoch: str | None = None) -> None:  # noqa: ARG002
         """See `AsyncStore`: not told."""
         self.streams[stream]
 
-    async def known(self) -> list[KnownWriter]:
+    async def known(self, epoch: str | None = None) -> list[KnownWriter]:  # noqa: ARG002
         """See `AsyncStore`: none. Where a writer is, is heard on the channel only."""
         return []
 

@@ -233,18 +233,9 @@ class CatchUp:
     async def _fetch(self, question: FetchUpdates) -> UpdatesPage:
         try:
             return await self._store.fetch(question)
-        except PositionTooOld:
-            # A page names its log, this does not; asked for again between two looks at the epoch it is of that one.
-            for _ in range(EPOCH_TRIES):
-                epoch = await self._store.epoch()
-                try:
-                    return await self._store.fetch(question)
-                except PositionTooOld as error:
-                    if epoch == await self._store.epoch():
-                        fields = {name: getattr(error, name) for name in ("stream", "writer", "position", "floor")}
-                        gone = "these rows have been deleted"
-                        raise Refused(410, "position_too_old", gone, **fields, epoch=epoch) from None
-            raise Refused(503, "unavailable", "the fact log is being restored") from None
+        except PositionTooOld as error:
+            fields = {name: getattr(error, name) for name in ("stream", "writer", "position", "floor", "epoch")}
+            raise Refused(410, "position_too_old", "these rows have been deleted", **fields) from None
 
     async def _page(self, request: Request, question: FetchUpdates, *, reference: bool = False) -> Response:
         page = bounded(await self._fetch(question), self.limits.page_bytes)

@@ -44,14 +44,6 @@ except ImportError:
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-class _AnotherLog(Exception):
-    """What was asked for is deleted, in a log of this epoch, and that is not the one that is read."""
-
-    def __init__(self, epoch: str) -> None:
-        self.epoch = epoch
-        super().__init__(epoch)
-
-
 class HttpSource:
     """A `FactSource` over HTTP: ``connect(store=HttpSource("https://facts.example/busrep", [orders]))``.
 
@@ -80,7 +72,6 @@ class HttpSource:
         # So that long downloads take no connection from pages.
         self._parts = client(self.settings.snapshots * self.settings.snapshot_connections)
         self.url, self.where = self.client.url, self.client.where
-        self._told: str | None = None  # the last epoch that epoch() gave
 
     def __repr__(self) -> str:
         return f"HttpSource({self.url!r})"
@@ -110,17 +101,20 @@ class HttpSource:
 
     async def epoch(self) -> str:
         """See `AsyncStore`."""
-        self._told = (await self.state()).epoch
-        return self._told
+        return (await self.state()).epoch
 
-    async def sequence(self, stream: str) -> int | None:
+    async def sequence(self, stream: str, epoch: str | None = None) -> int | None:
         """See `AsyncStore`: as the server's store knows it."""
         self._check(stream)
-        return (await self._state_told(stream)).sequence
+        state = await self.state(sequence=stream)
+        return state.sequence if epoch in (None, state.epoch) else None
 
-    async def known(self) -> list[KnownWriter]:
+    async def known(self, epoch: str | None = None) -> list[KnownWriter]:
         """See `AsyncStore`: the writers of the streams that the server serves."""
-        return list((await self._state_told()).writers)
+        state = await self.state()
+        if epoch not in (None, state.epoch):
+            raise Unavailable(self.where, "it was restored, or servers behind this address are not of one database")
+        return list(state.writers)
 
     async def newest(self, stream: str) -> Newest | None:
         """See `AsyncStore`: as the server's store knows it; None of an older server."""
@@ -137,13 +131,10 @@ class HttpSource:
             "upto_token": question.upto,
             "limit": question.limit,
         }
-        try:
-            path = UPDATES_PATH + segment(question.stream)
-            return await self.client.ask(
-                path, params, partial(read_page, asked=question), lambda refusal: self._check_too_old(refusal, question)
-            )
-        except _AnotherLog as found:  # a page of that log which proves nothing: the reader knows what to do with those
-            return nothing_of(question, found.epoch)
+        path = UPDATES_PATH + segment(question.stream)
+        return await self.client.ask(
+            path, params, partial(read_page, asked=question), lambda refusal: self._check_too_old(refusal, question)
+        )
 
     # -- snapshots --------------------------------------------------------------------------------------------
 
@@ -215,18 +206,6 @@ class HttpSource:
         if self.streams[stream].resettable:
             raise ConfigError(f"stream {stream!r} is resettable: it lives in memory, not in the store")
 
-    async def _state_told(self, sequence: str | None = None) -> CatchUpState:
-        """The state of the log that `epoch` told of last: whoever asks for both takes them for one.
-
-        They may come from two servers behind one address, of which one has not seen a restore yet: its floors would be
-        taken for the other log's, and rows above them left out.
-        """
-        state = await self.state(sequence=sequence)
-        if self._told not in (None, state.epoch):
-            self._told = None  # the next time it is taken as it comes
-            raise Unavailable(self.where, "it was restored, or servers behind this address are not of one database")
-        return state
-
     async def state(self, **wanted: str | None) -> CatchUpState:
         """What the server tells of its log; ``wanted``: the stream that a further question is of. Raises Unavailable,
         ConfigError."""
@@ -254,14 +233,7 @@ class HttpSource:
             raise self.client.distrust(f"{refusal} to another question")
         if type(floor) is not int or not asked.after < floor <= INT64_MAX or not is_epoch(epoch):
             raise self.client.distrust(f"{refusal} without an epoch and a floor above {asked.after}")
-        if self._told not in (None, epoch):
-            raise _AnotherLog(epoch)
-        raise PositionTooOld(asked.stream, asked.writer, asked.after, floor)
-
-
-def nothing_of(question: FetchUpdates, epoch: str) -> UpdatesPage:
-    """An empty page, which proves no more than the reader has."""
-    return UpdatesPage(question.stream, question.writer, question.after, question.after, (), (), False, epoch)
+        raise PositionTooOld(asked.stream, asked.writer, asked.after, floor, epoch)
 
 
 def segment(stream: str) -> str:

@@ -88,7 +88,7 @@ async def check_log(agreement: Agreement, store: FactSource, *, patience: float)
     source, loop = agreement.source or "the snapshot source", asyncio.get_running_loop()
     deadline = loop.time() + patience
     while True:
-        known = {one.writer: one for one in await store.known() if one.stream == agreement.stream}
+        known = {one.writer: one for one in await store.known(agreement.epoch) if one.stream == agreement.stream}
         wrong = _ahead(agreement, known)
         if wrong is None or loop.time() >= deadline:
             break

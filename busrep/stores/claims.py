@@ -19,7 +19,7 @@ from busrep.stores.dialect import Backing, Dialect, begin_durably, highest_row, 
 from busrep.stores.fencing import clock, follow_server
 from busrep.stores.interface import Claim, KnownWriter, Newest, Registered
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
-from busrep.stores.schema import check_columns, record_fields
+from busrep.stores.schema import EPOCH, check_columns, record_fields
 
 log = logging.getLogger("busrep.stores")
 
@@ -174,7 +174,7 @@ def held_state(
     """The epoch, and the state of each stream, in one snapshot in which the claim still stands."""
     answers = yield (
         Control.SNAPSHOT,
-        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'"),
+        EPOCH,
         Sql(f"SELECT 1 FROM busrep_writers WHERE {HELD}", (writer, incarnation)),
     )
     ((epoch,),), held = answers
@@ -283,16 +283,24 @@ def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> P
     return Registered(answers[1], sequences)
 
 
-def known(dialect: Dialect) -> Plan[list[KnownWriter]]:
-    """Every (stream, writer)."""
-    answers = yield Sql(
-        "SELECT p.stream, p.writer, p.position, p.floor, p.registered, coalesce(w.incarnation, 0), "
-        f"{dialect.age('p.seen_at')} FROM busrep_positions p LEFT JOIN busrep_writers w ON w.writer = p.writer "
-        "ORDER BY p.stream, p.writer"
+@transaction
+def known(dialect: Dialect, epoch: str | None = None) -> Plan[list[KnownWriter]]:
+    """Every (stream, writer). Raises Unavailable for a log of another epoch."""
+    ((found,),), writers = yield (
+        Control.SNAPSHOT,
+        EPOCH,
+        Sql(
+            "SELECT p.stream, p.writer, p.position, p.floor, p.registered, coalesce(w.incarnation, 0), "
+            f"{dialect.age('p.seen_at')} FROM busrep_positions p LEFT JOIN busrep_writers w ON w.writer = p.writer "
+            "ORDER BY p.stream, p.writer"
+        ),
+        Control.COMMIT,
     )
+    if epoch not in (None, found):
+        raise Unavailable(dialect.store, f"its log is of epoch {found}, not {epoch}: it was restored")
     return [
         KnownWriter(stream, writer, position, floor, bool(registered), incarnation, max(0.0, float(silent)))
-        for stream, writer, position, floor, registered, incarnation, silent in answers[0]
+        for stream, writer, position, floor, registered, incarnation, silent in writers
     ]
 
 
@@ -311,9 +319,11 @@ def newest(dialect: Dialect, stream: str) -> Plan[Newest | None]:
     return None if replica else Newest(epoch, rows)
 
 
-def sequence(dialect: Dialect, stream: str) -> Plan[int | None]:
-    """The highest ID the stream's sequence gave; None on a replica, and after a failover until a claim has left out
-    IDs: before that it may be behind positions that stand."""
+def sequence(dialect: Dialect, stream: str, epoch: str | None = None) -> Plan[int | None]:
+    """The highest ID the stream's sequence gave; None on a replica, in another log than ``epoch``, and after a failover
+    until a claim has left out IDs: before that it may be behind positions that stand."""
     unsettled = Sql(f"SELECT CASE WHEN {dialect.same_server} THEN {dialect.replica} ELSE TRUE END")
-    answers = yield (unsettled, dialect.sequence(dialect.backing(stream).stream))
-    return None if answers[0][0][0] or not answers[1] else int(answers[1][0][0])
+    # The epoch last: where it is the one that is asked for, no restore came between the two.
+    answers = yield (unsettled, dialect.sequence(dialect.backing(stream).stream), EPOCH)
+    other = epoch not in (None, answers[2][0][0])
+    return None if other or answers[0][0][0] or not answers[1] else int(answers[1][0][0])

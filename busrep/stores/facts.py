@@ -107,7 +107,7 @@ def fetch(dialect: Dialect, question: FetchUpdates) -> Plan[UpdatesPage]:
     )
     ((epoch, replica, floor, position),), sequence, rows = answers
     if after < floor and after < upto:
-        raise PositionTooOld(stream, writer, after, floor)
+        raise PositionTooOld(stream, writer, after, floor, epoch)
     # A replica may lack rows below ones it has: there only the positions row, in the same snapshot, proves. The
     # primary has all up to what was announced; nothing above its sequence was, though it may be behind rows.
     given = max(sequence[0][0] if sequence else 0, rows[-1][0] if rows else 0)

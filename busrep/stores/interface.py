@@ -174,15 +174,16 @@ class FactSource(Store, Protocol):
     async def epoch(self) -> str:
         """Identity of the fact log: 32 lowercase hex digits."""
 
-    async def sequence(self, stream: str) -> int | None:
+    async def sequence(self, stream: str, epoch: str | None = None) -> int | None:
         """The highest ID that the stream's sequence gave: no position above it can be of this log. None when this
-        store cannot know: a replica, which may lag."""
+        store cannot know: a replica, which may lag, or a log of another epoch than ``epoch``."""
 
     async def fetch(self, question: FetchUpdates) -> UpdatesPage:
         """One page of catch-up from one snapshot: PositionTooOld."""
 
-    async def known(self) -> list[KnownWriter]:
-        """Every (stream, writer) ever registered."""
+    async def known(self, epoch: str | None = None) -> list[KnownWriter]:
+        """Every (stream, writer) ever registered, from one snapshot. Unavailable when the log is of another epoch than
+        ``epoch``: several servers may answer, and one of them may not have seen a restore yet."""
 
     async def newest(self, stream: str) -> Newest | None:
         """The highest rows of a stream. None when this store cannot know: a replica, which may lag, or a source of

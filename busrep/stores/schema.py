@@ -241,9 +241,12 @@ def check(dialect: Dialect, *others: Backing) -> Plan[str]:
     return (yield from epoch(dialect))
 
 
+EPOCH = Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'")
+
+
 def epoch(_: Dialect) -> Plan[str]:
     """The identity of the fact log."""
-    answers = yield Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'")
+    answers = yield EPOCH
     return str(answers[0][0][0])
 
 

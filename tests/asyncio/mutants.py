@@ -20,6 +20,7 @@ FAILOVER = "stores/test_failover.py::test_"
 FAULTS = "asyncio/test_faults.py::test_"
 GOODBYE = "asyncio/test_goodbye.py::test_"
 HEALTH = "asyncio/test_health.py::test_"
+HTTP_BUS = "http/test_bus.py::test_"
 LINK_LIFE = "links/test_link_life.py::test_"
 MUTANTS_GAPS = "asyncio/test_mutants_gaps.py::test_"
 PRESENCE = "commands/test_presence.py::test_"
@@ -519,8 +520,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "TableReader.check_sequences",
-                ("            if epoch == log_read:\n                self._context.saver.above_sequence("),
-                ("            if True:\n                self._context.saver.above_sequence("),
+                "self._store.sequence(key[0], log_read)",
+                "self._store.sequence(key[0])",
             ),
             Edit(
                 "Beginning._go_over",
@@ -1638,5 +1639,34 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(LINK_LIFE + "what_a_task_starts_while_it_is_stopped_is_stopped_too",),
+    ),
+    Mutant(
+        name="a-reader-begins-at-floors-of-another-log",
+        rule="9",
+        harm="Of two servers behind one address one has not seen a restore: rows below its floors are left out.",
+        edits=(
+            Edit("Beginning._load_durable", "context.store.known(epoch)", "context.store.known()"),
+            Edit("Beginning._go_over", "context.store.known(epoch)", "context.store.known()"),
+        ),
+        checks=(
+            HTTP_BUS + "where_a_reader_begins_is_of_the_log_that_it_reads[known-in the new log]",
+            HTTP_BUS + "where_a_reader_begins_is_of_the_log_that_it_reads[known-in the old one]",
+        ),
+    ),
+    Mutant(
+        name="what-is-pruned-in-another-log-is-pruned-here",
+        rule="9",
+        harm="The same, of a page: a reader steps over rows that are there.",
+        edits=(
+            Edit(
+                "TableReader.fetch",
+                "            if asked.incarnation is None and error.epoch not in (None, self._core.epoch):\n",
+                "            if False:\n",
+            ),
+        ),
+        checks=(
+            HTTP_BUS + "where_a_reader_begins_is_of_the_log_that_it_reads[fetch-in the new log]",
+            HTTP_BUS + "where_a_reader_begins_is_of_the_log_that_it_reads[fetch-in the old one]",
+        ),
     ),
 )

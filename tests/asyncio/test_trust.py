@@ -119,10 +119,10 @@ def test_9_18_a_sequence_that_cannot_be_read_keeps_no_dead_writer_s_rows_back() 
     finished = []
 
     class Store:
-        async def known(self) -> list[KnownWriter]:
+        async def known(self, epoch: str | None = None) -> list[KnownWriter]:
             return [KnownWriter("s", "dead", 9, 0, True, 3, 99.0), KnownWriter("s", "new", 0, 0, True, 3, 0.0)]
 
-        async def sequence(self, stream: str) -> int:
+        async def sequence(self, stream: str, epoch: str) -> int:
             raise StatementRefused("the store", f"permission denied for sequence busrep_seq_{stream}")
 
         async def epoch(self) -> str:
@@ -166,7 +166,7 @@ def test_9_18_a_log_that_changes_while_the_sequence_is_read_makes_void_what_was_
     core.admission.registered({("s", "w"): 3})
 
     class Store:
-        async def sequence(self, _stream: str) -> int:
+        async def sequence(self, _stream: str, _epoch: str) -> int:
             core.rebase(OTHER, {("s", "w"): 0})
             return 100
 
@@ -251,10 +251,10 @@ def test_9_18_what_a_writer_said_that_joined_and_crashed_is_fetched_once_the_reg
     class Table:
         """Knows the writer that has joined meanwhile."""
 
-        async def known(self) -> list[KnownWriter]:
+        async def known(self, epoch: str | None = None) -> list[KnownWriter]:
             return [KnownWriter("s", "w", 0, 0, True, 7, 0.0)]
 
-        async def sequence(self, stream: str) -> int:
+        async def sequence(self, stream: str, epoch: str) -> int:
             return {"s": 3}[stream]
 
         async def epoch(self) -> str:

@@ -46,7 +46,7 @@ class Log:
 
     def page(self, asked: FetchUpdates, rows: int) -> UpdatesPage:
         if asked.after < self.floors.get(asked.writer, 0):
-            raise PositionTooOld(asked.stream, asked.writer, asked.after, self.floors[asked.writer])
+            raise PositionTooOld(asked.stream, asked.writer, asked.after, self.floors[asked.writer], self.epoch)
         upto = max(asked.after, min(asked.upto, self.proven.get(asked.writer, 0)))
         found = self.between(asked.writer, asked.after, upto)
         limited = len(found) > rows

@@ -7,6 +7,7 @@ from tests.mutant import Edit, Mutant
 PAGES = "http/test_pages.py::test_"
 REFERENCE = "http/test_reference.py::test_"
 SNAPSHOTS = "http/test_snapshots.py::test_"
+SOURCE = "http/test_source.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -160,5 +161,19 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(PAGES + "a_state_that_cannot_be_is_refused[a name with a NUL]",),
+    ),
+    Mutant(
+        name="writers-over-http-are-of-whatever-log",
+        rule="9",
+        harm="A server that has not seen a restore tells of floors, and rows of the new log below them are left out.",
+        edits=(
+            Edit("HttpSource.known", "        if epoch not in (None, state.epoch):\n", "        if False:\n"),
+            Edit(
+                "HttpSource.sequence",
+                "        return state.sequence if epoch in (None, state.epoch) else None\n",
+                "        return state.sequence\n",
+            ),
+        ),
+        checks=(SOURCE + "epoch_and_writers_are_of_one_log_or_not_told",),
     ),
 )

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import httpx
@@ -30,6 +30,7 @@ from starlette.types import Receive, Scope, Send
 import busrep
 from busrep import Batch, Settings, Stream
 from busrep.asyncio import ReferenceSource
+from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError, PositionsAheadOfTable, PositionTooOld, Unavailable
 from busrep.http import guard as http_guard
 from busrep.http import server as http_server
@@ -38,6 +39,7 @@ from busrep.http.serve import Serving, serve
 from busrep.http.server import CatchUpLimits, catch_up_app
 from busrep.http.source import HttpSource
 from busrep.stores import open_store
+from busrep.stores.interface import KnownWriter
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.processes import free_port
@@ -129,6 +131,15 @@ def on_postgres(redis_url: str, bus_name: str, postgres_url: str) -> Deployment:
     found = Deployment(redis_url, bus_name, postgres_url)
     asyncio.run(open_store(found.database, Registry(STREAMS)).init())
     return found
+
+
+@contextlib.asynccontextmanager
+async def opened(source: HttpSource) -> AsyncIterator[HttpSource]:
+    await source.open()
+    try:
+        yield source
+    finally:
+        await source.close()
 
 
 async def until(true: Any, timeout: float = 15.0) -> None:
@@ -754,21 +765,27 @@ async def test_a_bus_is_closed_while_its_questions_hang(deployment: Deployment) 
             held.set()
 
 
-@pytest.mark.parametrize("what", ["state", "updates", "replication"])
-@sync
-async def test_floors_of_one_log_are_not_taken_for_another_s(what: str, deployment: Deployment, tmp_path: Path) -> None:
-    """A restore, and two servers behind one address: one on a copy from before it, where more had been pruned. Its
-    answers come in between."""
+@contextlib.asynccontextmanager
+async def copied(deployment: Deployment, tmp_path: Path) -> AsyncIterator[tuple[list[tuple[int, list[int]]], Any, Any]]:
+    """Six facts; a store on a copy of the database, where all but the last of them were pruned; and the database's."""
     async with deployment.writer() as writer:
         first = await wrote(writer, *[1] * 6)
     with contextlib.closing(sqlite3.connect(deployment.database[10:])) as source:
         with contextlib.closing(sqlite3.connect(tmp_path / "old.db")) as copy:
             source.backup(copy)
     old = Deployment(deployment.redis, deployment.name, f"sqlite:///{tmp_path / 'old.db'}")
-    async with contextlib.AsyncExitStack() as stack:
-        before = await stack.enter_async_context(old.store())
+    async with old.store() as before, deployment.store() as after:
         assert await before.prune(keep=1) == {("orders", "w1"): first[-2][0]}
-        after = await stack.enter_async_context(deployment.store())
+        yield first, before, after
+
+
+@pytest.mark.parametrize("what", ["state", "updates", "replication"])
+@sync
+async def test_floors_of_one_log_are_not_taken_for_another_s(what: str, deployment: Deployment, tmp_path: Path) -> None:
+    """A restore, and two servers behind one address: one on a copy from before it, where more had been pruned. Its
+    answers come in between."""
+    async with contextlib.AsyncExitStack() as stack:
+        first, before, after = await stack.enter_async_context(copied(deployment, tmp_path))
         apps = [catch_up_app(store, STREAMS, secret=SECRET) for store in (before, after)]
         restored = False
         mixed = 0
@@ -795,6 +812,58 @@ async def test_floors_of_one_log_are_not_taken_for_another_s(what: str, deployme
         await until(lambda: reader.statistics()["reader"]["epoch_changes"] >= 1)
         await reader.wait_for(orders, "w1", later[-1][0], timeout=15)
         assert seen.of("w1")[-7:] == first + later
+
+
+class Balanced(HttpSource):
+    """Asks one server, but ``stale`` for the next few answers to each question."""
+
+    stale: HttpSource
+    left: ClassVar[dict[str, int]] = {}
+
+    def _asked(self, question: str) -> HttpSource | None:
+        self.left[question] = self.left.get(question, 0) - 1
+        return self.stale if self.left[question] >= 0 else None
+
+    async def known(self, epoch: str | None = None) -> list[KnownWriter]:
+        stale = self._asked("known")
+        return await (super().known(epoch) if stale is None else stale.known(epoch))
+
+    async def fetch(self, question: FetchUpdates) -> UpdatesPage:
+        stale = self._asked("fetch")
+        return await (super().fetch(question) if stale is None else stale.fetch(question))
+
+
+@pytest.mark.parametrize("begins", ["in the new log", "in the old one"])
+@pytest.mark.parametrize("question", ["known", "fetch"])
+@sync
+async def test_where_a_reader_begins_is_of_the_log_that_it_reads(
+    question: str, begins: str, deployment: Deployment, tmp_path: Path
+) -> None:
+    """The same; the copy gives the next answers to this question, whoever asks it. It tells of a floor, and would have
+    the rows below it left out: they are in the new log."""
+    async with copied(deployment, tmp_path) as (first, before, after), contextlib.AsyncExitStack() as stack:
+        seen, sources = Seen(), []
+        for store, kind in ((before, HttpSource), (after, Balanced)):
+            serving = await stack.enter_async_context(serve(catch_up_app(store, STREAMS, secret=SECRET)))
+            sources.append(kind(serving.url, STREAMS, QUICK, options=HttpOptions(secret=SECRET)))
+        Balanced.stale = await stack.enter_async_context(opened(sources[0]))
+        reader = deployment.bus(sources[1], start="earliest")
+        if begins == "in the old one":
+            await stack.enter_async_context(reader)
+            reader.subscribe(orders)(seen)
+            await reader.wait_for(orders, "w1", first[-1][0], timeout=10)
+            assert seen.of("w1") == first
+            seen.facts.clear()
+        await after.restored()
+        writer = await stack.enter_async_context(deployment.writer())
+        later = await wrote(writer, 1)
+        Balanced.left[question] = 3
+        if begins == "in the new log":
+            await stack.enter_async_context(reader)
+            reader.subscribe(orders)(seen)
+        await reader.wait_for(orders, "w1", later[-1][0], timeout=30)
+        assert Balanced.left[question] < 0
+        assert seen.of("w1") == first + later
 
 
 @sync

@@ -79,12 +79,12 @@ async def test_a_log_that_lags_is_waited_for() -> None:
         await store.leave(agreement)
         looks = 0
 
-        async def known() -> object:
+        async def known(epoch: str | None = None) -> object:
             nonlocal looks
             looks += 1
             if looks == 2:
                 await store.heartbeat(claim, {"orders": token})
-            return await type(store).known(store)
+            return await type(store).known(store, epoch)
 
         store.known = known  # type: ignore[method-assign, assignment]
         with pytest.raises(Unavailable, match="its parts end at"):  # there is a row by now

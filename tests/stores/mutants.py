@@ -1638,4 +1638,24 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         ),
         checks=(DRIVER_ERRORS + "a_store_that_is_closed_while_a_write_waits",),
     ),
+    Mutant(
+        name="writers-are-of-whatever-log-answers",
+        rule="9",
+        harm="Of several replicas one lags behind a restore: rows of the new log below its floors are left out.",
+        edits=(Edit("claims.known", "    if epoch not in (None, found):\n", "    if False:\n"),),
+        checks=(
+            STORES_SQLITE + "writers_and_sequences_of_another_log_are_not_told",
+            STORES_POSTGRES + "writers_and_sequences_of_another_log_are_not_told",
+        ),
+    ),
+    Mutant(
+        name="a-sequence-is-of-whatever-log-answers",
+        rule="9.17",
+        harm="Positions of a log are judged by a sequence of the log before.",
+        edits=(Edit("claims.sequence", "    other = epoch not in (None, answers[2][0][0])\n", "    other = False\n"),),
+        checks=(
+            STORES_SQLITE + "writers_and_sequences_of_another_log_are_not_told",
+            STORES_POSTGRES + "writers_and_sequences_of_another_log_are_not_told",
+        ),
+    ),
 )

@@ -24,6 +24,7 @@ from busrep.errors import (
     ReaderMoved,
     SchemaError,
     SnapshotGone,
+    Unavailable,
     UnknownStream,
     WriterFenced,
 )
@@ -426,6 +427,24 @@ class StoreConformance:
             assert other.epoch == await store.epoch() != newest.epoch
 
     @sync
+    async def test_writers_and_sequences_of_another_log_are_not_told(self, url: str) -> None:
+        """Whoever asks reads that log, and another server has answered, which has seen a restore or has not."""
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1)
+            before = await store.epoch()
+            assert [one.writer for one in await store.known(before)] == ["w1"]
+            assert await store.sequence("orders", before) == 1
+            await store.restored()
+            for _ in range(2):
+                with pytest.raises(Unavailable, match=f"not {before}: it was restored"):
+                    await store.known(before)
+                assert await store.sequence("orders", before) is None
+            now = await store.epoch()
+            assert [one.writer for one in await store.known(now)] == ["w1"]
+            assert (await store.sequence("orders", now) or 0) >= 1
+
+    @sync
     async def test_uncommitted_rows_are_not_among_the_newest(self, url: str) -> None:
         async with self.opened(url) as store:
             claim = await store.claim("w1", ["orders"], timeout=1)
@@ -666,6 +685,7 @@ class StoreConformance:
             with pytest.raises(PositionTooOld) as caught:
                 await page(store, 2, 5)
             assert (caught.value.position, caught.value.floor) == (2, 3)
+            assert caught.value.epoch == await store.epoch()
             assert [token for token, _ in await read(store, "w1", 3, 5)] == [4, 4, 4, 5]
             assert (await page(store, 1, 1)).upto == 1  # asks for no rows
             assert await store.prune(keep=0) == {("orders", "w1"): 4}  # not 5: not proven

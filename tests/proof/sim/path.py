@@ -146,6 +146,7 @@ class SimConnection:
 class Path:
     """The way from one simulated process to a server: a `SimDatabase` or a replica of it.
 
+    ``others``: further servers behind the same address; each connection is to any of them.
     ``latency``: bounds of one way's time, seconds. ``tcp_timeout``: how long an answer is waited for that does not come
     because nothing passes. The fields may be set at any time: ``refuse``, no new connections; ``kept_out``, the same,
     by who keeps the server, until it says otherwise; ``slow``, seconds added to each way; ``hole``, nothing passes. All
@@ -158,8 +159,10 @@ class Path:
         dice: random.Random,
         latency: tuple[float, float] = (0.0005, 0.003),
         *,
+        others: Sequence[Server] = (),
         tcp_timeout: float = 10.0,
     ) -> None:
+        self.servers = (server, *others)
         self.server, self.dice, self.latency, self.tcp_timeout = server, dice, latency, tcp_timeout
         self.refuse = self.kept_out = False
         self.slow = 0.0
@@ -299,10 +302,11 @@ class Path:
     def _accepted(self, future: asyncio.Future[SimConnection]) -> None:
         if future.done() or future not in self._connecting:
             return
-        if self.refuse or self.kept_out or self.server.down:
+        server = self.servers[0] if len(self.servers) == 1 else self.dice.choice(self.servers)
+        if self.refuse or self.kept_out or server.down:
             future.set_exception(SimError(None, "connection refused"))
             return
-        connection = SimConnection(self, self.server.session())
+        connection = SimConnection(self, server.session())
         connection.session.connection = connection
         self.connections[connection] = None
         future.set_result(connection)

@@ -104,7 +104,10 @@ class Service:
         self.redis = RedisPath(world.redis, random.Random(dice.random()), self.process)
         self.database = ServicePath(world.database, random.Random(dice.random()))
         self.database.kept_out = world.restoring
-        self.replica = Path(world.replica, random.Random(dice.random())) if role.kind == REPLICA else None
+        self.replica: Path | None = None
+        if role.kind == REPLICA:
+            first, *others = world.replicas
+            self.replica = Path(first, random.Random(dice.random()), others=others)
         self.bus: Bus | None = None
         self.life = Life(role.name, number, world.now())
         self.ending = False

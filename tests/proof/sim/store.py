@@ -107,7 +107,8 @@ class SimStore(ServerStore):
         """Keep a connection for the next one, if it is of use."""
         if connection.closed:
             return
-        if self._idle is None or connection.in_transaction:
+        elsewhere = len(self.path.servers) > 1 and self.path.dice.random() < 0.3  # the next one may get another server
+        if self._idle is None or connection.in_transaction or elsewhere:
             connection.discard()
         else:
             self._idle.append(connection)

@@ -25,7 +25,7 @@ from busrep.errors import BusrepError, CommitsLost, HandlerFailed, PositionTooOl
 from busrep.settings import Settings
 from busrep.streams import Registry, Stream
 
-from .database import SimDatabase
+from .database import Replica, SimDatabase
 from .events import EVENTS, declare, keep_checkpoints
 from .path import Path
 from .record import Claimed, Record, Reported, Sample, Upto
@@ -77,8 +77,7 @@ class World:
         elif careless.random() < 0.25:  # a reload of the server's configuration, in the middle of what is open
             at = careless.uniform(0.0, 10.0)
             self.loop.call_later(at, setattr, self.database, "synchronous_commit", "off")
-        lags = random.Random(f"{scenario.seed} lag")
-        self.replica = self.database.replica(lag=lambda: lags.choice([0.0, 0.02, 0.5, 2.0]))
+        self.replicas: list[Replica] = []
         self.redis = SimRedis(output_buffer=self.dice.choice([2_000, 20_000]), on_publish=self._published)
         self.operator = Path(self.database, random.Random(0))
         self.operating = SimStore(Registry(STREAMS), self.settings, self.operator)
@@ -131,6 +130,8 @@ class World:
     async def run(self) -> Record:
         """Play the scenario to its end."""
         await self.operating.init()
+        lags = random.Random(f"{self.scenario.seed} lag")
+        self.replicas += [self.database.replica(lag=lambda: lags.choice([0.0, 0.02, 0.5, 2.0])) for _ in range(2)]
         await self.operating.open()
         self.record.logs[self.epoch()] = {}
         keep_checkpoints(self)
