@@ -477,7 +477,7 @@ def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() 
             await gate.at.wait()  # the worker is about to register position 1 in the log that it knows
             new = await store.restored()
 
-            async def nobody() -> list[Any]:
+            async def nobody(_epoch: str) -> list[Any]:
                 return []  # it was restored to before the writer joined
 
             memory.known = nobody
