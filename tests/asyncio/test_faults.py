@@ -884,9 +884,9 @@ class Soak:
         self.deployment, self.dice = deployment, random.Random(seed)
         # Handlers fail by chance, so no fact is poison, however often one fails in a row.
         self.settings = attrs.evolve(
-            QUICK, handler_retries=1_000, heartbeat=0.05, silent_after_beats=8, page_rows=100, frame_rows=30, handler_batch_rows=200,
-            receive_queue_bytes=40_000, held_bytes=3_000, publish_queue_bytes=20_000, retry_max=0.1,
-            shutdown_timeout=1.0, claim_timeout=5.0, save_every=0.03,
+            QUICK, handler_retries=1_000, heartbeat=0.05, silent_after_beats=8, page_rows=100, frame_rows=30,
+            handler_batch_rows=200, receive_queue_bytes=40_000, held_bytes=3_000, publish_queue_bytes=20_000,
+            retry_max=0.1, shutdown_timeout=1.0, claim_timeout=5.0, save_every=0.03,
         )  # fmt: skip
         self.ledgers = {"loose": Ledger(), "strict": Ledger()}
         self.buses: dict[str, Bus] = {}
