@@ -270,14 +270,18 @@ class StatementRefused(BusrepError):
 class CommitUnknown(BusrepError):
     """COMMIT was sent and its outcome is not known; the facts stay open until the table tells.
 
-    ``cancelled``: the task was cancelled while it waited for the answer. ``marker`` is the transaction's.
+    ``cancelled``: the task was cancelled while it waited for the answer. ``marker`` is the transaction's. ``repeated``:
+    the rows are written again until the database answers (9.26).
     """
 
-    def __init__(self, marker: object, reason: BaseException, *, cancelled: bool = False) -> None:
-        self.marker, self.reason, self.cancelled = marker, reason, cancelled
+    def __init__(
+        self, marker: object, reason: BaseException, *, cancelled: bool = False, repeated: bool = False
+    ) -> None:
+        self.marker, self.reason, self.cancelled, self.repeated = marker, reason, cancelled, repeated
+        what = "busrep writes it again by itself, so do not" if repeated else "look before you write it again"
         super().__init__(
             f"the outcome of a COMMIT is unknown: {type(reason).__name__}: {reason}. The fact is published if it was "
-            "committed; look before you write it again"
+            f"committed; {what}"
         )
 
 
