@@ -270,18 +270,14 @@ class StatementRefused(BusrepError):
 class CommitUnknown(BusrepError):
     """COMMIT was sent and its outcome is not known; the facts stay open until the table tells.
 
-    ``cancelled``: the task was cancelled while it waited for the answer. ``marker`` is the transaction's. ``repeated``:
-    the rows are written again until the database answers (9.26).
+    ``cancelled``: the task was cancelled while it waited for the answer. ``marker`` is the transaction's.
     """
 
-    def __init__(
-        self, marker: object, reason: BaseException, *, cancelled: bool = False, repeated: bool = False
-    ) -> None:
-        self.marker, self.reason, self.cancelled, self.repeated = marker, reason, cancelled, repeated
-        what = "busrep writes it again by itself, so do not" if repeated else "look before you write it again"
+    def __init__(self, marker: object, reason: BaseException, *, cancelled: bool = False) -> None:
+        self.marker, self.reason, self.cancelled = marker, reason, cancelled
         super().__init__(
             f"the outcome of a COMMIT is unknown: {type(reason).__name__}: {reason}. The fact is published if it was "
-            f"committed; {what}"
+            "committed; look before you write it again"
         )
 
 

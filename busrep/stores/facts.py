@@ -3,14 +3,14 @@
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 import orjson
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.errors import ConfigError, PositionTooOld, WriterFenced
-from busrep.stores.claims import HELD, check_claim, lock_claim, no_sequence
+from busrep.errors import ConfigError, PositionTooOld
+from busrep.stores.claims import check_claim, no_sequence
 from busrep.stores.dialect import Backing, Dialect, row_columns
 from busrep.stores.interface import Claim, FactRows
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
@@ -42,24 +42,6 @@ def insert(dialect: Dialect, stream: str, writer: str, facts: Iterable[FactRows]
     """Statements that write these facts' rows: one for all, where the database can."""
     rows = [(token, at, payload) for token, _, payloads in facts for at, payload in enumerate(payloads)]
     return dialect.insert(dialect.backing(stream), writer, rows) if rows else ()
-
-
-@transaction
-def append(
-    dialect: Dialect, claim: Claim, facts: Mapping[str, Iterable[FactRows]], *, again: bool = False
-) -> Plan[None]:
-    """Write facts in a transaction of their own that holds the claim, on a server in one round trip. ``facts``: by
-    stream, all of them in busrep's table. ``again``: they may be there already. Raises WriterFenced; then none is."""
-    question = f"SELECT count(*) FROM busrep_writers WHERE {HELD} AND {dialect.same_server}"
-    held = Sql(question, (claim.writer, claim.incarnation))
-    steps = []
-    for stream, given in facts.items():
-        rows = [(token, at, payload) for token, _, payloads in given for at, payload in enumerate(payloads)]
-        steps.append(dialect.append(stream, rows, held, again=again))
-    # Nothing looks at the lock's answer before COMMIT: each statement asks for the claim itself.
-    answers = yield (Control.BEGIN, lock_claim(dialect, claim), *steps, Control.COMMIT)
-    if not answers[0]:
-        raise WriterFenced(claim.writer, claim.incarnation)
 
 
 def rows_of(
