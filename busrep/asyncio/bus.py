@@ -64,8 +64,7 @@ class Bus(BusLife):
             return []
         writing = self._writer_of((stream,))
         fact: Fact[RowT] = Fact(writing, (stream,), connection, len(rows))
-        async with fact:
-            return fact.add_each(rows)
+        return await fact.publish(rows)
 
     async def settle(self) -> None:
         """Look now whether transactions of the caller's own have committed, and publish their facts: WriterFenced,
