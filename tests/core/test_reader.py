@@ -9,7 +9,7 @@ from collections.abc import Callable
 import attrs
 import pytest
 
-from busrep.core.catchup import FetchUpdates, UpdatesPage
+from busrep.core.catchup import FetchUpdates, UpdatesPage, nothing_of
 from busrep.core.commands import Name, Replicate, Server
 from busrep.core.delivery import Missed, RawBatch, Reset
 from busrep.core.received import Followed
@@ -1694,6 +1694,18 @@ def test_a_page_that_was_given_up_tells_nothing_of_the_epoch() -> None:
     d.reader.receive_page(asked, late, d.now)
     assert d.reader.new_epoch is None
     assert d.reader.counters.pages_ignored == 1
+
+
+def test_what_is_pruned_in_another_log_proves_nothing_and_tells_of_that_log() -> None:
+    d = Driver(at={"w": 5}, live=("w",))
+    d.answer = False
+    d.send(position("w", 9, 9))
+    (asked,) = d.asked
+    page = nothing_of(asked, OTHER_EPOCH)
+    assert (page.after, page.upto, page.tokens, page.limited) == (5, 5, (), False)
+    d.reader.receive_page(asked, page, d.now)
+    assert d.reader.new_epoch == OTHER_EPOCH
+    assert d.reader.progress["s", "w"].position == 5
 
 
 def test_a_full_queue_of_one_does_not_keep_another_from_its_rows() -> None:
