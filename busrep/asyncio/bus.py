@@ -64,7 +64,8 @@ class Bus(BusLife):
             return []
         writing = self._writer_of((stream,))
         fact: Fact[RowT] = Fact(writing, (stream,), connection, len(rows))
-        return await fact.publish(rows)
+        async with fact:
+            return fact.add_each(rows)
 
     async def settle(self) -> None:
         """Look now whether transactions of the caller's own have committed, and publish their facts: WriterFenced,

@@ -80,7 +80,6 @@ class BlockingStore:
     sequence = blocking(AsyncStore.sequence)
     claim = blocking(AsyncStore.claim)
     reserve = blocking(AsyncStore.reserve)
-    append = blocking(AsyncStore.append)
     outcome = blocking(AsyncStore.outcome)
     heartbeat = blocking(AsyncStore.heartbeat)
     check_claim = blocking(AsyncStore.check_claim)

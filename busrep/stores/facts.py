@@ -3,15 +3,15 @@
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 import orjson
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.errors import ConfigError, PositionTooOld, WriterFenced
-from busrep.stores.claims import HELD, check_claim, lock_claim, no_sequence
-from busrep.stores.dialect import Backing, Dialect, begin_durably, row_columns
+from busrep.errors import ConfigError, PositionTooOld
+from busrep.stores.claims import check_claim, no_sequence
+from busrep.stores.dialect import Backing, Dialect, row_columns
 from busrep.stores.interface import Claim, FactRows
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.readers import LOCK_STREAM
@@ -42,63 +42,6 @@ def insert(dialect: Dialect, stream: str, writer: str, facts: Iterable[FactRows]
     """Statements that write these facts' rows: one for all, where the database can."""
     rows = [(token, at, payload) for token, _, payloads in facts for at, payload in enumerate(payloads)]
     return dialect.insert(dialect.backing(stream), writer, rows) if rows else ()
-
-
-def _series(claim: Claim) -> Sql:
-    """The writer's series: 0 before the first answer that was lost. It is in a row of busrep_writers, to which a writer
-    has all rights, under a name that no writer has, for there is a space in it."""
-    row = f"{claim.writer} series"
-    return Sql("SELECT coalesce(max(incarnation), 0) FROM busrep_writers WHERE writer = ?", (row,))
-
-
-@transaction
-def append(dialect: Dialect, claim: Claim, facts: Mapping[str, Iterable[FactRows]], series: int) -> Plan[int]:
-    """Write facts in a transaction of their own that holds the claim, on a server in one round trip. ``facts``: by
-    stream, all of them in busrep's table. Returns the series that the writer is at: if that is not ``series``, none was
-    written. Raises WriterFenced; then none was, either."""
-    at = _series(claim)
-    held = Sql(
-        f"SELECT count(*) FROM busrep_writers WHERE {HELD} AND {dialect.same_server} AND ({at.text}) = ?",
-        (claim.writer, claim.incarnation, *at.params, series),
-    )
-    steps = []
-    for stream, given in facts.items():
-        rows = [(token, place, payload) for token, _, payloads in given for place, payload in enumerate(payloads)]
-        steps.append(dialect.append(stream, rows, held))
-    # Nothing looks at the lock's answer before COMMIT: each statement asks for the claim itself. Under the lock the
-    # series stays what it is.
-    answers = yield (Control.BEGIN, lock_claim(dialect, claim), *steps, at, Control.COMMIT)
-    if not answers[0]:
-        raise WriterFenced(claim.writer, claim.incarnation)
-    return int(answers[-1][0][0])
-
-
-@transaction
-def end_series(dialect: Dialect, claim: Claim, series: int, wait: float) -> Plan[int]:
-    """See to it that nothing is written any more of what was appended in this series and got no answer, though its
-    request may be under way still. Returns the series that the writer is at then. Raises WriterFenced, and Unavailable
-    when transactions of this writer are open for longer than ``wait`` seconds."""
-    at = _series(claim)
-    answers = yield (
-        *begin_durably(dialect, wait=wait),
-        Sql(
-            f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server}{dialect.exclusive}",
-            (claim.writer, claim.incarnation),
-        ),
-        at,
-    )
-    if not answers[-2]:
-        raise WriterFenced(claim.writer, claim.incarnation)
-    now = max(int(answers[-1][0][0]), series + 1)
-    yield (
-        Sql(
-            f"INSERT INTO busrep_writers (writer, incarnation, claimed_at) VALUES (?, ?, {dialect.now}) "
-            "ON CONFLICT (writer) DO UPDATE SET incarnation = excluded.incarnation",
-            (*at.params, now),
-        ),
-        Control.COMMIT,
-    )
-    return now
 
 
 def rows_of(

@@ -19,7 +19,6 @@ import attrs
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import Agreement, AppliedParts, BootstrapProgress, SnapshotSource
 from busrep.row_types import Fields
-from busrep.stores.transaction import Appended as Appended
 from busrep.stores.transaction import AsyncTransaction as AsyncTransaction
 from busrep.stores.transaction import FactRows as FactRows
 
@@ -205,11 +204,6 @@ class FactLog(FactSource, Protocol):
 
     async def reserve(self, stream: str, count: int) -> list[int]:
         """``count`` new IDs, ascending, committed at once."""
-
-    async def append(self, claim: Claim, appended: Appended) -> None:
-        """Write facts in a transaction of their own: all, or none. Several calls may share one. WriterFenced when the
-        claim does not stand; CommitUnknown when it is not known what became of it: then `outcome` is told ``appended``
-        as the marker. After any other error none is written."""
 
     def transaction(self, claim: Claim, connection: Any = None) -> AsyncTransaction:
         """A transaction on busrep's connection or the caller's. Call it *before* reserving: ConfigError when the

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 from busrep.core.snapshots import Agreement
-from busrep.errors import BusrepError, CommitUnknown
+from busrep.errors import BusrepError
 from busrep.settings import Settings
 from busrep.stores import claims, facts, fencing, readers, schema, snapshots
 from busrep.stores.dialect import Dialect, backing_of
 from busrep.stores.interface import (
-    Appended,
     AsyncStore,
     AsyncTransaction,
     Claim,
@@ -24,8 +24,7 @@ from busrep.stores.interface import (
     ReaderPositions,
     StoreAdmin,
 )
-from busrep.stores.plans import Plan, Sql, T, Unanswered
-from busrep.stores.sharing import Appends, Reservations
+from busrep.stores.plans import Plan, Sql, T
 from busrep.streams import Registry
 
 P = ParamSpec("P")
@@ -33,6 +32,45 @@ Operation = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
 # How long 'db status' counts the rows of a table, seconds.
 STATUS_WAIT = 3600.0
+
+
+class Reservations:
+    """Reserves for several facts in one round trip: whoever asks while a question is on its way joins the next.
+
+    An ID is never from a question sent before it was asked for (it must be above all known then).
+    """
+
+    def __init__(self, ask: Callable[[str, int], Awaitable[list[int]]]) -> None:
+        self.ask = ask
+        self._waiting: dict[str, list[tuple[int, asyncio.Future[list[int]]]]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def reserve(self, stream: str, count: int) -> list[int]:
+        """``count`` IDs, ascending."""
+        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(stream, []).append((count, answer))
+        if stream not in self._tasks:
+            self._tasks[stream] = asyncio.create_task(self._serve(stream), name=f"busrep reserve {stream}")
+        return await answer
+
+    async def _serve(self, stream: str) -> None:
+        try:
+            while waiting := self._waiting.pop(stream, None):
+                waiting = [(count, answer) for count, answer in waiting if not answer.done()]
+                total = sum(count for count, _ in waiting)
+                try:
+                    ids = await self.ask(stream, total) if total else []
+                except Exception as error:
+                    for _, answer in waiting:
+                        if not answer.done():
+                            answer.set_exception(error)
+                    continue
+                for count, answer in waiting:
+                    mine, ids = ids[:count], ids[count:]
+                    if not answer.done():  # cancelled meanwhile: its IDs stay holes
+                        answer.set_result(mine)
+        finally:
+            del self._tasks[stream]
 
 
 def reads(
@@ -86,8 +124,7 @@ class PlannedStore(AsyncStore):
         self.streams, self.settings, self.dialect = streams, settings, dialect
         dialect.streams = streams
         dialect.backings = {stream.name: backing_of(stream) for stream in streams if not stream.resettable}
-        self.reservations, self.appends = Reservations(self._reserve), Appends(self._append)
-        self._series: dict[str, int] = {}  # by writer, as it was found last
+        self.reservations = Reservations(self._reserve)
         self.snapshots = snapshots.PlannedSnapshots(self, dialect.store)
 
     @abc.abstractmethod
@@ -140,28 +177,9 @@ class PlannedStore(AsyncStore):
         self.dialect.backing(stream)
         return await (self.reservations.reserve if self.on_loop else self._reserve)(stream, count)
 
-    async def append(self, claim: Claim, appended: Appended) -> None:
-        await (self.appends.append if self.on_loop else self._append)(claim, appended)
-
-    async def _append(self, claim: Claim, appended: Appended) -> None:
-        while True:
-            appended.series = given = self._series.get(claim.writer, 0)
-            try:
-                found = await self.write(facts.append(self.dialect, claim, appended.facts, given))
-            except Unanswered as error:
-                raise CommitUnknown(appended, error) from error
-            if found == given:
-                return
-            self._series[claim.writer] = found
-
     async def outcome(
         self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
     ) -> dict[tuple[str, int], list[bytes]] | None:
-        if isinstance(marker, Appended):
-            wait = self.settings.claim_timeout
-            ending = facts.end_series(self.dialect, claim, marker.series, wait)
-            self._series[claim.writer] = await self.write(ending, wait)
-            marker = None
         if isinstance(marker, PlannedTransaction) and await marker.still_open():
             return None
         return await self.read(facts.outcome(self.dialect, claim, marker, facts_))

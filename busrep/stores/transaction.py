@@ -8,17 +8,6 @@ from typing import Any, Protocol
 FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
 """One fact to insert: its ID, its typed rows, and the same rows as payloads. No rows: nothing is inserted."""
 
-
-class Appended:
-    """Facts that are written in a transaction of their own: {stream: facts}. Their streams are in busrep's table.
-
-    ``series``: of the writer's, that it was sent in last. When an answer is lost the next one begins (9.26).
-    """
-
-    def __init__(self, facts: Mapping[str, Sequence[FactRows]]) -> None:
-        self.facts, self.series = facts, 0
-
-
 ENDED_INSIDE = "the transaction was ended inside the block of bus.write(), which ends it itself, after the block"
 
 
@@ -44,9 +33,6 @@ class AsyncTransaction(Protocol):
     @property
     def ended(self) -> bool:
         """Whether code of the application's has ended the transaction; of a connection that is lost it is not known."""
-
-    claimed: bool = True
-    """Whether it has held the claim, once it has ended."""
 
     @property
     def reserves(self) -> bool:

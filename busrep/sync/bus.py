@@ -69,7 +69,8 @@ class BlockingBus(BlockingLife):
         if not rows:
             return []
         fact: BlockingFact[RowT] = BlockingFact(writing, (stream,), connection, len(rows))
-        return fact.publish(rows)
+        with fact:
+            return fact.add_each(rows)
 
     def settle(self) -> None:
         """Look now whether transactions of the caller's own have committed, and publish their facts: WriterFenced,

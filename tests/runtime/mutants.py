@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.mutant import SIMULATOR, Edit, Mutant
 
-APPENDING = "asyncio/test_appending.py::test_"
 BUS = "asyncio/test_bus.py::test_"
 CACHED = "caches/test_cached.py::test_"
 ENDED_INSIDE = "asyncio/test_ended_inside.py::test_"
@@ -370,8 +369,8 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="4",
         harm="A row that is added after the block is accepted, and lost.",
         edits=(
-            Edit("FactContents._check_in_block", "if self._state is FactState.ENDED:", "if False:"),
-            Edit("FactContents._check_in_block", "if self._state is not FactState.OPEN:", "if not self._opened:"),
+            Edit("FactBase._check_in_block", "if self._state is FactState.ENDED:", "if False:"),
+            Edit("FactBase._check_in_block", "if self._state is not FactState.OPEN:", "if not self._opened:"),
         ),
         checks=(
             FACT_AFTER_BLOCK + "asyncio[sqlite_url]",
@@ -445,42 +444,6 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(
             RENEWALS + "who_is_finished_for_ever_is_told_that_it_is_too_slow",
             RENEWALS + "9_19_the_same_on_an_event_loop[6]",
-        ),
-    ),
-    Mutant(
-        name="a-block-that-failed-moves-the-position",
-        rule="9.2",
-        harm="A writer whose name was lost meanwhile announces past a fact of its successor: lost.",
-        edits=(
-            Edit(
-                "FactBase._roll_back",
-                "        if transaction is not None and not transaction.claimed:\n            self._without_claim()\n",
-                "",
-            ),
-        ),
-        checks=(SIMULATOR, RULES + "9_2_a_fact_that_wrote_nothing_does_not_step_over_a_successor_s[rolled back]"),
-    ),
-    Mutant(
-        name="an-empty-block-moves-the-position",
-        rule="9.2",
-        harm="The same.",
-        edits=(
-            Edit(
-                "FactBase._commit",
-                "            if not transaction.claimed:  # there was nothing to insert\n",
-                "            if False:\n",
-            ),
-        ),
-        checks=(SIMULATOR, RULES + "9_2_a_fact_that_wrote_nothing_does_not_step_over_a_successor_s[empty]"),
-    ),
-    Mutant(
-        name="a-fact-whose-id-is-known-gets-another",
-        rule="9.26",
-        harm="The application has stored the fact's ID, and the fact is published under another one.",
-        edits=(Edit("FactBase._movable", "        if self._told or not", "        if not"),),
-        checks=(
-            APPENDING + "9_26_a_fact_whose_id_is_known_does_not_get_another[deployment-write]",
-            APPENDING + "9_26_a_fact_whose_id_is_known_does_not_get_another[deployment-execute]",
         ),
     ),
 )

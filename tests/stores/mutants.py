@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.mutant import SIMULATOR, Edit, Mutant
 
-APPENDING = "asyncio/test_appending.py::test_"
 BUS = "asyncio/test_bus.py::test_"
 CONFIG_ERRORS = "asyncio/test_config_errors.py::test_"
 DRIVER_ERRORS = "stores/test_driver_errors.py::test_"
@@ -1658,86 +1657,5 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             STORES_SQLITE + "writers_and_sequences_of_another_log_are_not_told",
             STORES_POSTGRES + "writers_and_sequences_of_another_log_are_not_told",
         ),
-    ),
-    Mutant(
-        name="rows-are-appended-whoever-has-the-claim",
-        rule="9.26",
-        harm="A writer that was finished writes rows below a position that was announced for it: lost.",
-        edits=(
-            Edit("PostgresDialect.append", "WHERE ({held.text}) = 1", "WHERE ({held.text}) < 2"),
-            Edit("SqliteDialect.append", "WHERE ({held.text}) = 1", "WHERE ({held.text}) < 2"),
-        ),
-        checks=(
-            SIMULATOR,
-            STORES_SQLITE + "9_26_rows_are_appended_while_the_claim_stands",
-            STORES_POSTGRES + "9_26_rows_are_appended_while_the_claim_stands",
-        ),
-    ),
-    Mutant(
-        name="an-append-that-wrote-nothing-was-one",
-        rule="9.26",
-        harm="A fact whose writer was finished meanwhile is published, and is in no table.",
-        edits=(Edit("facts.append", "    if not answers[0]:\n", "    if False:\n"),),
-        checks=(SIMULATOR, STORES_SQLITE + "9_26_rows_are_appended_while_the_claim_stands"),
-    ),
-    Mutant(
-        name="a-series-goes-on-after-a-lost-answer",
-        rule="9.26",
-        harm="The request is under way still: it is executed after the table has told that nothing is there.",
-        edits=(Edit("facts.end_series", "series + 1)", "series)"),),
-        checks=(SIMULATOR, APPENDING + "9_26_of_what_got_no_answer_the_table_decides[deployment-not written]"),
-    ),
-    Mutant(
-        name="a-series-ends-beside-what-is-being-written",
-        rule="9.26",
-        harm="The request is being executed: it commits after the table has told that nothing is there.",
-        edits=(Edit("facts.end_series", "{dialect.exclusive}", ""),),
-        checks=(SIMULATOR, APPENDING + "9_26_a_series_ends_when_nothing_of_it_is_being_written"),
-    ),
-    Mutant(
-        name="what-was-sent-in-a-former-series-counts",
-        rule="9.26",
-        harm="A fact is published, and is in no table: its rows were sent in a series that had ended.",
-        edits=(Edit("PlannedStore._append", "            if found == given:\n", "            if True:\n"),),
-        checks=(SIMULATOR, APPENDING + "9_26_a_series_that_another_question_has_ended_is_no_loss[deployment]"),
-    ),
-    Mutant(
-        name="an-append-without-an-answer-was-refused",
-        rule="9.26",
-        harm="An answer is lost: the fact is committed, and its ID passes for empty.",
-        edits=(
-            Edit(
-                "PlannedStore._append",
-                "            raise CommitUnknown(appended, error) from error\n",
-                "            raise\n",
-            ),
-        ),
-        checks=(SIMULATOR,),
-    ),
-    Mutant(
-        name="one-bad-fact-takes-the-others-along",
-        rule="9.26",
-        harm="A row that the table refuses fails the facts of other requests.",
-        edits=(
-            Edit(
-                "Appends._write",
-                "            if len(group) > 1 and isinstance(error, StatementRefused):  # one of them is at fault\n",
-                "            if False:\n",
-            ),
-        ),
-        checks=(APPENDING + "a_fact_that_the_table_refuses_fails_alone",),
-    ),
-    Mutant(
-        name="facts-that-wait-go-in-one-transaction-however-many",
-        rule="9.26",
-        harm="A transaction of any size, for which all others wait.",
-        edits=(
-            Edit(
-                "Appends._serve",
-                "while waiting and (size := size + _bytes_of(waiting[0][1])) <= GROUP_BYTES:",
-                "while waiting:",
-            ),
-        ),
-        checks=(APPENDING + "a_group_is_bounded[deployment]",),
     ),
 )

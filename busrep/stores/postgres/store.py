@@ -22,7 +22,7 @@ from busrep.errors import ConfigError, MissingExtra, Unavailable
 from busrep.settings import Settings
 from busrep.stores import claims, schema
 from busrep.stores.interface import Claim
-from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, Unanswered, run_async
+from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, run_async
 from busrep.stores.postgres.dialect import SNAPSHOT, PostgresDialect
 from busrep.stores.postgres.snapshots import PostgresSnapshots
 from busrep.stores.server import ServerStore, ServerTransaction, by_state, final
@@ -152,7 +152,7 @@ async def on_connection(connection: AnyConnection, plan: Plan[T], within: float 
             async with asyncio.timeout(within):
                 return await execute_steps(connection, steps)
         except TimeoutError as error:
-            raise Unanswered("PostgreSQL", f"no answer within {within:g} s") from error
+            raise Unavailable("PostgreSQL", f"no answer within {within:g} s") from error
 
     try:
         return await run_async(plan, execute)
