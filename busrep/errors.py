@@ -183,8 +183,8 @@ class EpochChanged(BusrepError):
 
 
 class PositionTooOld(BusrepError):
-    """Rows at or below the retention floor were asked for; they have been deleted. ``epoch``: of the log that has this
-    floor, as every `FactSource` tells it; else None."""
+    """Rows at or below the retention floor were asked for; they have been deleted. ``epoch``: that of the log with this
+    floor. Every `FactSource` gives it; it is None in errors from elsewhere."""
 
     def __init__(self, stream: str, writer: str, position: int, floor: int, epoch: str | None = None) -> None:
         self.stream, self.writer, self.position, self.floor = stream, writer, position, floor

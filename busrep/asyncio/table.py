@@ -38,13 +38,12 @@ class TableReader:
             if asked.incarnation is None and error.epoch not in (None, self._core.epoch):
                 # As an empty page of that other log: it proves nothing, and the reader finds out which log there is.
                 self._core.receive_page(asked, nothing_of(asked, error.epoch), clock())
-                self._context.pump()
-                return
-            self._core.fetch_failed(asked, error, clock())
-            if self._context.holds(error.stream):
-                pass  # the answer to a question given up
-            elif not self._begins_later(error) and not await self._context.saver.handled_by_peer(error):
-                self._too_old(error)
+            else:
+                self._core.fetch_failed(asked, error, clock())
+                if self._context.holds(error.stream):
+                    pass  # the answer to a question given up
+                elif not self._begins_later(error) and not await self._context.saver.handled_by_peer(error):
+                    self._too_old(error)
         except (BusrepError, TimeoutError) as error:
             log.warning("fetching (%s, %s) from %d: %s", asked.stream, asked.writer, asked.after, error)
             self._core.fetch_failed(asked, error, clock())

@@ -297,7 +297,7 @@ def known(dialect: Dialect, epoch: str | None = None) -> Plan[list[KnownWriter]]
         Control.COMMIT,
     )
     if epoch not in (None, found):
-        raise Unavailable(dialect.store, f"its log is of epoch {found}, not {epoch}: it was restored")
+        raise Unavailable(dialect.store, f"its epoch is {found}, not {epoch}: it was restored, or is another server's")
     return [
         KnownWriter(stream, writer, position, floor, bool(registered), incarnation, max(0.0, float(silent)))
         for stream, writer, position, floor, registered, incarnation, silent in writers

@@ -15,6 +15,7 @@ from busrep.errors import PositionsAheadOfTable, ReaderMoved, SnapshotGone, Unav
 from busrep.stores.dialect import Dialect, begin_durably
 from busrep.stores.interface import MIXED, DeadLetter, ReaderState
 from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, Step, in_transaction, transaction
+from busrep.stores.schema import EPOCH
 
 # Locked by whoever prunes the stream, and by whoever registers to read it.
 LOCK_STREAM = "SELECT 1 FROM busrep_streams WHERE stream = ?"
@@ -48,7 +49,7 @@ def floors_of(keys: Collection[tuple[str, str]]) -> Plan[tuple[str | None, Posit
     """The epoch of the log that is kept here, and the floors in it of all writers of these streams."""
     streams = dict.fromkeys(stream for stream, _ in keys)
     epoch, *found = yield (
-        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'"),
+        EPOCH,
         *(Sql("SELECT writer, floor FROM busrep_positions WHERE stream = ?", (stream,)) for stream in streams),
     )
     floors = {(stream, writer): floor for stream, rows in zip(streams, found, strict=True) for writer, floor in rows}
