@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import httpx
@@ -818,10 +818,13 @@ class Balanced(HttpSource):
     """Asks one server, but ``stale`` for the next few answers to each question."""
 
     stale: HttpSource
-    left: ClassVar[dict[str, int]] = {}
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.left: collections.Counter[str] = collections.Counter()
 
     def _asked(self, question: str) -> HttpSource | None:
-        self.left[question] = self.left.get(question, 0) - 1
+        self.left[question] -= 1
         return self.stale if self.left[question] >= 0 else None
 
     async def known(self, epoch: str | None = None) -> list[KnownWriter]:
@@ -842,12 +845,13 @@ async def test_where_a_reader_begins_is_of_the_log_that_it_reads(
     """The same; the copy gives the next answers to this question, whoever asks it. It tells of a floor, and would have
     the rows below it left out: they are in the new log."""
     async with copied(deployment, tmp_path) as (first, before, after), contextlib.AsyncExitStack() as stack:
-        seen, sources = Seen(), []
-        for store, kind in ((before, HttpSource), (after, Balanced)):
-            serving = await stack.enter_async_context(serve(catch_up_app(store, STREAMS, secret=SECRET)))
-            sources.append(kind(serving.url, STREAMS, QUICK, options=HttpOptions(secret=SECRET)))
-        Balanced.stale = await stack.enter_async_context(opened(sources[0]))
-        reader = deployment.bus(sources[1], start="earliest")
+        apps = [catch_up_app(store, STREAMS, secret=SECRET) for store in (before, after)]
+        servings = [await stack.enter_async_context(serve(app)) for app in apps]
+        options = HttpOptions(secret=SECRET)
+        balanced = Balanced(servings[1].url, STREAMS, QUICK, options=options)
+        stale = HttpSource(servings[0].url, STREAMS, QUICK, options=options)
+        balanced.stale = await stack.enter_async_context(opened(stale))
+        seen, reader = Seen(), deployment.bus(balanced, start="earliest")
         if begins == "in the old one":
             await stack.enter_async_context(reader)
             reader.subscribe(orders)(seen)
@@ -857,12 +861,12 @@ async def test_where_a_reader_begins_is_of_the_log_that_it_reads(
         await after.restored()
         writer = await stack.enter_async_context(deployment.writer())
         later = await wrote(writer, 1)
-        Balanced.left[question] = 3
+        balanced.left[question] = 3
         if begins == "in the new log":
             await stack.enter_async_context(reader)
             reader.subscribe(orders)(seen)
         await reader.wait_for(orders, "w1", later[-1][0], timeout=30)
-        assert Balanced.left[question] < 0
+        assert balanced.left[question] < 0
         assert seen.of("w1") == first + later
 
 

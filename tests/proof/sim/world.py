@@ -130,7 +130,7 @@ class World:
     async def run(self) -> Record:
         """Play the scenario to its end."""
         await self.operating.init()
-        lags = random.Random(f"{self.scenario.seed} lag")
+        lags = random.Random(f"{self.scenario.seed} lag")  # only now, or a replica that lags would have no tables yet
         self.replicas += [self.database.replica(lag=lambda: lags.choice([0.0, 0.02, 0.5, 2.0])) for _ in range(2)]
         await self.operating.open()
         self.record.logs[self.epoch()] = {}
