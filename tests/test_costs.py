@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -167,19 +168,25 @@ def test_the_messages_of_a_join(writers: int) -> None:
 
 @contextlib.contextmanager
 def counted_calls() -> Iterator[list[int]]:
-    """[how many functions were called], Python's and C's, once the block has ended. Of one thread."""
+    """[how many functions were called], Python's and C's, once the block has ended. Of one thread.
+
+    The garbage collector is off meanwhile: it calls finalizers and callbacks of what earlier tests left.
+    """
     found, count = [0], 0
 
     def note(_frame: Any, event: str, _argument: Any) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
-    before = sys.getprofile()
+    before, collecting = sys.getprofile(), gc.isenabled()
+    gc.disable()
     sys.setprofile(note)
     try:
         yield found
     finally:
         sys.setprofile(before)
+        if collecting:
+            gc.enable()
         found[0] = count
 
 
