@@ -1658,4 +1658,21 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             STORES_POSTGRES + "writers_and_sequences_of_another_log_are_not_told",
         ),
     ),
+    Mutant(
+        name="statements-are-prepared",
+        rule="9.1",
+        harm="Behind PgBouncer a question is answered by another client's statement: IDs of another stream.",
+        edits=(Edit("OPTIONS", ', "prepare_threshold": None', ""),),
+        checks=(
+            "stores/test_pgbouncer.py::test_a_session_is_left_as_it_was_found[asyncio]",
+            "stores/test_pgbouncer.py::test_a_session_is_left_as_it_was_found[threads]",
+        ),
+    ),
+    Mutant(
+        name="a-snapshot-begins-in-a-pooler-s-session",
+        rule="9.3",
+        harm="A slot for snapshots stays locked when the reader has long gone: no reader can bootstrap any more.",
+        edits=(Edit("TIMEOUTS", " AND pg_backend_pid() = ?", " AND 0 < ?"),),
+        checks=("stores/test_pgbouncer.py::test_a_snapshot_is_refused_where_the_session_is_another",),
+    ),
 )

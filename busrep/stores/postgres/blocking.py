@@ -17,7 +17,7 @@ from busrep.errors import Unavailable
 from busrep.settings import Settings
 from busrep.stores import schema
 from busrep.stores.plans import Plan, T
-from busrep.stores.postgres.store import POOL_WAIT, QUESTIONS, TRANSACTIONS, PostgresStore, on_connection
+from busrep.stores.postgres.store import OPTIONS, POOL_WAIT, QUESTIONS, TRANSACTIONS, PostgresStore, on_connection
 from busrep.streams import Registry
 
 # Not first: store.py says which extra is missing.
@@ -138,7 +138,7 @@ class BlockingPostgresStore(PostgresStore):
 
     def dial(self) -> Connection:
         try:
-            return psycopg.Connection.connect(self.url, autocommit=True)
+            return psycopg.Connection.connect(self.url, **OPTIONS)
         except psycopg.Error as error:
             raise Unavailable(self.where, error) from error
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from busrep.core.snapshots import Agreement
-from busrep.errors import SnapshotBusy
+from busrep.errors import ConfigError, SnapshotBusy
 from busrep.stores import snapshots
 from busrep.stores.dialect import Backing, Span, union
 from busrep.stores.plans import Control, Row, Sql, only
@@ -30,7 +30,7 @@ SLOTS = 0x62757372
 # Not to be ended for lying idle, nor for the time that a part takes, by a default of the role's.
 TIMEOUTS = (
     "SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout', "
-    "'idle_session_timeout', 'idle_in_transaction_session_timeout')"
+    "'idle_session_timeout', 'idle_in_transaction_session_timeout') AND pg_backend_pid() = ?"
 )
 # Rows that are fetched at a time: some 100 kB of usual rows, which are in memory four times.
 FETCH_ROWS = 800
@@ -80,7 +80,12 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
     async def _connected(self) -> AsyncConnection[Any]:
         connection = await self.store.connect(client_encoding="utf8")
         try:
-            await self.store.run_on(connection, only(Sql(TIMEOUTS)))
+            found = await self.store.run_on(connection, only(Sql(TIMEOUTS, (connection.info.backend_pid,))))
+            if not found[0]:  # it would keep the lock of a slot, and these settings, for its next client
+                raise ConfigError(
+                    f"{self.where}: a snapshot needs a session of the server, and this is a pooler's, such as "
+                    "PgBouncer: name the server itself in the store's URL, or read the snapshot over HTTP"
+                )
         except BaseException:
             await connection.close()
             raise

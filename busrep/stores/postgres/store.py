@@ -54,6 +54,9 @@ RECONNECT = 2.0
 ASK_AGAIN = 3.0
 # Deadline of a connect, seconds; libpq's own default is for ever.
 CONNECT_TIMEOUT = 10
+# The store's connections. Behind a pooler that hands a server's session from one client to the next (PgBouncer with
+# pool_mode=transaction) a statement that psycopg has prepared is missing, or is another client's.
+OPTIONS: dict[str, Any] = {"autocommit": True, "prepare_threshold": None}
 # A peer that is gone without a word is noticed within some 20 s: an answer to COMMIT is not waited for for ever.
 KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 
@@ -109,14 +112,8 @@ async def execute_steps(connection: AnyConnection, steps: tuple[Step, ...]) -> A
     """Run steps in one round trip; on a connection that is not asyncio's without waiting for an event loop."""
     if not steps:
         return []
-    cursor: Any
-    if not isinstance(connection, psycopg.AsyncConnection):
-        cursor = psycopg.ClientCursor(connection, row_factory=tuple_row)
-    elif len(steps) == 1 and isinstance(steps[0], Sql) and not steps[0].params:
-        # A reservation: always the same text, which psycopg prepares after five times; a third less time.
-        cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
-    else:
-        cursor = psycopg.AsyncClientCursor(connection, row_factory=tuple_row)
+    kind: Any = psycopg.AsyncClientCursor if isinstance(connection, psycopg.AsyncConnection) else psycopg.ClientCursor
+    cursor = kind(connection, row_factory=tuple_row)
     answers: Answers = []
     try:
         await settled(cursor.execute(*composed(steps)))
@@ -215,7 +212,7 @@ class PostgresStore(ServerStore):
     def _pool(self, name: str, most: int, least: int = 1) -> ConnectionPool:
         return AsyncConnectionPool(
             self.url, min_size=least, max_size=most, open=False, name=f"busrep-{name}", reconnect_timeout=RECONNECT,
-            kwargs={"autocommit": True},
+            kwargs=OPTIONS,
         )  # fmt: skip
 
     async def _alone(self, plan: Plan[T]) -> T:
@@ -231,7 +228,7 @@ class PostgresStore(ServerStore):
     async def connect(self, **options: Any) -> psycopg.AsyncConnection[Any]:
         """A connection of its own, in no pool. Raises Unavailable."""
         try:
-            return await psycopg.AsyncConnection.connect(self.url, autocommit=True, **options)
+            return await psycopg.AsyncConnection.connect(self.url, **OPTIONS, **options)
         except psycopg.Error as error:
             raise Unavailable(self.where, error) from error
 
