@@ -257,7 +257,10 @@ def bounded(positions: Mapping[str, int], sequences: Mapping[str, int]) -> dict[
 
 @transaction
 def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> Plan[Registered]:
-    """Proven positions and a sign of life, while the claim stands; the registry as it is under that lock."""
+    """Proven positions and a sign of life, while the claim stands; the registry as it is under that lock.
+
+    Only the rows of positions that moved are written, and the first one: a writer was last heard of in any of its rows.
+    """
     answers = yield (
         Control.BEGIN, lock_claim(dialect, claim), *(dialect.sequence(stream) for stream in positions)
     )  # fmt: skip
@@ -266,13 +269,14 @@ def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> P
     given = zip(positions, answers[1:], strict=False)
     sequences = {stream: int(rows[0][0]) for stream, rows in given if rows}
     stored = bounded(positions, sequences)
-    moved = orjson.dumps([[stream, position] for stream, position in stored.items()]).decode()
+    moved = orjson.dumps([[stream, position, int(at == 0)] for at, (stream, position) in enumerate(stored.items())])
+    columns = dialect.values(("stream", "text"), ("position", "bigint"), ("sign", "bigint"))
     answers = yield (
         Sql(
-            f"UPDATE busrep_positions SET seen_at = {dialect.now}, position = {dialect.largest}(position, "
-            f"coalesce((SELECT v.position FROM {dialect.values(('stream', 'text'), ('position', 'bigint'))} "
-            "AS v WHERE v.stream = busrep_positions.stream), 0)) WHERE writer = ? AND registered",
-            (moved, claim.writer),
+            f"UPDATE busrep_positions AS p SET seen_at = {dialect.now}, position = {dialect.largest}(p.position, "
+            f"v.position) FROM {columns} AS v WHERE p.stream = v.stream AND p.writer = ? AND p.registered "
+            "AND (p.position < v.position OR v.sign = 1)",
+            (moved.decode(), claim.writer),
         ),
         Sql(
             "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "

@@ -78,9 +78,9 @@ class Registered(dict[str, dict[str, int]]):
 
 @attrs.frozen
 class KnownWriter:
-    """A (stream, writer) of the positions table. ``silent_for``: seconds since its last sign of life, by the
-    database's clock. ``incarnation``: of the writer's name now. ``position`` is proven, ``floor`` the highest
-    deleted row ID."""
+    """A (stream, writer) of the positions table. ``silent_for``: seconds since its last sign of life in this row,
+    by the database's clock: a writer's beat need not touch all of its rows. ``incarnation``: of the writer's name
+    now. ``position`` is proven, ``floor`` the highest deleted row ID."""
 
     stream: str
     writer: str

@@ -294,8 +294,9 @@ def _questions(dialect: Dialect) -> list[Sql]:
         Sql("SELECT stream, backing FROM busrep_streams ORDER BY stream"),
         Sql(
             "SELECT p.stream, p.writer, p.position, p.floor, p.registered, coalesce(w.incarnation, 0), "
-            f"{dialect.age('p.seen_at')} FROM busrep_positions p LEFT JOIN busrep_writers w "
-            "ON w.writer = p.writer ORDER BY p.stream, p.writer"
+            # A writer's beat touches one of its rows (`claims.heartbeat`).
+            f"{dialect.age('max(p.seen_at) OVER (PARTITION BY p.writer)')} FROM busrep_positions p "
+            "LEFT JOIN busrep_writers w ON w.writer = p.writer ORDER BY p.stream, p.writer"
         ),
         Sql(
             "SELECT r.reader, r.stream, r.writer, r.position, coalesce(p.position, 0) - r.position, r.epoch, "

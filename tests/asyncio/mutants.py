@@ -107,6 +107,19 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(BUS + "a_writer_cut_off_from_redis_alone_is_followed_not_fenced",),
     ),
     Mutant(
+        name="one-row-of-a-writer-tells-of-its-silence",
+        rule="9.5",
+        harm="The same: a beat touches one row of a writer's, and the row of another stream grows old.",
+        edits=(
+            Edit(
+                "TableReader.look",
+                "min(known.silent_for, silence.get(known.writer, known.silent_for))",
+                "known.silent_for",
+            ),
+        ),
+        checks=(BUS + "a_writer_cut_off_from_redis_alone_is_followed_not_fenced",),
+    ),
+    Mutant(
         name="a-silent-writer-that-lives-is-not-followed",
         rule="9.5",
         harm="Facts of a writer that cannot reach Redis wait until it can, hours perhaps, though the table has them.",

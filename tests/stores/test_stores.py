@@ -249,6 +249,34 @@ class SqlConformance(StoreConformance):
             await write(store, claim, 1)
 
     @sync
+    async def test_a_beat_writes_one_row_and_those_whose_positions_moved(self, url: str) -> None:
+        """A hundred streams with nothing to do cost the database one row a beat."""
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders", "payments"], timeout=1)
+            await store.claim("w2", ["orders"], timeout=1)
+            await write(store, claim, 1, stream="payments")
+            zero = "to_timestamp(0)" if url.startswith("postgres") else "0"
+
+            def beaten() -> set[tuple[str, str]]:
+                """The rows that a beat has written since this was asked last."""
+                found = {
+                    (stream, writer)
+                    for stream, writer in self.sql(
+                        url, f"SELECT stream, writer FROM busrep_positions WHERE seen_at > {zero}"
+                    )
+                }
+                self.sql(url, f"UPDATE busrep_positions SET seen_at = {zero}")
+                return found
+
+            beaten()
+            await store.heartbeat(claim, {"orders": 0, "payments": 0})
+            assert beaten() == {("orders", "w1")}
+            await store.heartbeat(claim, {"orders": 0, "payments": 1})
+            assert beaten() == {("orders", "w1"), ("payments", "w1")}
+            await store.heartbeat(claim, {"orders": 0, "payments": 1})
+            assert beaten() == {("orders", "w1")}
+
+    @sync
     async def test_9_7_a_silent_writer_counts_until_it_is_finished(self, url: str) -> None:
         async with self.opened(url) as store:
             silent = await store.claim("w2", ["orders"], timeout=1)
