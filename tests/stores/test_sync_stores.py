@@ -18,10 +18,10 @@ import psycopg
 import pytest
 
 from busrep.errors import ConfigError, SchemaError, Unavailable, WriterFenced
+from busrep.settings import Settings
 from busrep.stores import AsyncStore, CommitUnknown
 from busrep.stores.blocking import BlockingStore, open_blocking_store
 from busrep.stores.plans import complete
-from busrep.stores.postgres.store import TRANSACTIONS
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer
@@ -261,7 +261,7 @@ def test_postgres_connections_are_bounded_and_one_that_is_lost_counts_no_more(
     monkeypatch.setattr("busrep.stores.postgres.blocking.POOL_WAIT", SHORT)
     with opened(postgres_url) as store:
         pool = store.wrapped.transactions
-        taken = [pool.take() for _ in range(TRANSACTIONS)]
+        taken = [pool.take() for _ in range(Settings().transactions)]
         with pytest.raises(Unavailable, match="in use"):
             pool.take()
         pool.put(taken.pop())

@@ -17,7 +17,7 @@ from busrep.errors import Unavailable
 from busrep.settings import Settings
 from busrep.stores import schema
 from busrep.stores.plans import Plan, T
-from busrep.stores.postgres.store import OPTIONS, POOL_WAIT, QUESTIONS, TRANSACTIONS, PostgresStore, on_connection
+from busrep.stores.postgres.store import OPTIONS, POOL_WAIT, QUESTIONS, PostgresStore, on_connection
 from busrep.streams import Registry
 
 # Not first: store.py says which extra is missing.
@@ -132,7 +132,7 @@ class BlockingPostgresStore(PostgresStore):
 
     def __init__(self, url: str, streams: Registry, settings: Settings) -> None:
         super().__init__(url, streams, settings)
-        self.transactions = self.handlers = Pool(self.dial, TRANSACTIONS, self.where)
+        self.transactions = self.handlers = Pool(self.dial, settings.transactions, self.where)
         self.questions = Pool(self.dial, max(QUESTIONS, settings.fetches + 1), self.where)
         self._opened = False
 

@@ -42,10 +42,10 @@ AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
 
 FORM = "postgresql://user:password@host:port/database?sslmode=..."
 
-# Open facts of one process at a time; more wait for one to end. A server allows 100 connections by default.
-TRANSACTIONS = 10
 # Questions of one process at a time: the fetches (settings.fetches, 4) and one reservation.
 QUESTIONS = 5
+# After so many seconds a connection that nobody needed is closed, but for the last one for questions.
+IDLE = 60.0
 # How long to wait for a connection from a pool, seconds.
 POOL_WAIT = 30.0
 # While the server is away psycopg_pool doubles its pauses, up to minutes, and would find it back as late. So the pool
@@ -197,11 +197,12 @@ class PostgresStore(ServerStore):
             return
         # On a connection of its own first: a pool would only say that none came in time, not why.
         await self._alone(schema.check(self.dialect))
-        self.transactions = self._pool("transactions", TRANSACTIONS)
-        self.questions = self._pool("questions", max(QUESTIONS, self.settings.fetches + 1))
+        most = self.settings.transactions
+        self.transactions = self._pool("transactions", most)
+        self.questions = self._pool("questions", max(QUESTIONS, self.settings.fetches + 1), least=1)
         # Of its own: a handler that writes facts as well must not wait for a connection that other handlers hold, who
-        # wait for the same. Nothing is connected before a handler asks.
-        self.handlers = self._pool("handlers", TRANSACTIONS, least=0)
+        # wait for the same.
+        self.handlers = self._pool("handlers", most)
         for pool in self._pools:
             await pool.open()
 
@@ -209,10 +210,10 @@ class PostgresStore(ServerStore):
     def _pools(self) -> set[Any]:
         return {self.transactions, self.questions, self.handlers} - {None}
 
-    def _pool(self, name: str, most: int, least: int = 1) -> ConnectionPool:
+    def _pool(self, name: str, most: int, least: int = 0) -> ConnectionPool:
         return AsyncConnectionPool(
             self.url, min_size=least, max_size=most, open=False, name=f"busrep-{name}", reconnect_timeout=RECONNECT,
-            kwargs=OPTIONS,
+            max_idle=IDLE, kwargs=OPTIONS,
         )  # fmt: skip
 
     async def _alone(self, plan: Plan[T]) -> T:
