@@ -76,10 +76,12 @@ class Insert:
 
 @attrs.define
 class Update:
-    """An UPDATE of one table."""
+    """An UPDATE of one table. ``other``: what it is joined with."""
 
     table: str
+    alias: str
     changes: list[tuple[str, Expression]]
+    other: Source | None
     where: Expression | None
     returning: list[tuple[Expression, str]]
 
@@ -152,8 +154,11 @@ class _Parser:
             found = self.insert()
         elif self.accept("UPDATE"):
             table = self.name()
+            alias = self.alias() or table
             self.expect("SET")
-            found = Update(table, self.changes(), self.condition(), self.returning())
+            changes = self.changes()
+            other = self.source() if self.accept("FROM") else None
+            found = Update(table, alias, changes, other, self.condition(), self.returning())
         elif self.accept("DELETE", "FROM"):
             found = Delete(self.name(), self.condition())
         else:

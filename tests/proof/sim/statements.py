@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 
 import attrs
 
@@ -248,6 +249,8 @@ def _changes(
 
 
 def _update(tree: sql.Update) -> Statement:
+    if tree.other is not None:
+        return _update_joined(tree, tree.other)
     scope = scope_of(tree.table)
     find = matching(tree.table, tree.where, scope)
     condition = None if tree.where is None else compiled(tree.where, scope)
@@ -266,6 +269,38 @@ def _update(tree: sql.Update) -> Statement:
         return answer
 
     return Statement(waits=run_update, writes="UPDATE", tables=_needs(tree.table))
+
+
+def _update_joined(tree: sql.Update, other: sql.Source) -> Statement:
+    """UPDATE ... FROM a query of what a parameter holds: that is the same after a wait for a lock."""
+    if other.query is None or reads_tables(other.query) or tree.returning:
+        raise Unknown("UPDATE FROM a table, or with RETURNING")
+    scope = Scope()
+    scope.add(tree.alias, DEFINITIONS[tree.table].columns)
+    find = matching(tree.table, None, scope)
+    others = rows_of(other.query)
+    scope.add(other.alias, [name for _, name in other.query.items])
+    condition = None if tree.where is None else compiled(tree.where, scope)
+    change = _changes(DEFINITIONS[tree.table].columns, tree.changes, scope)
+
+    def run_update(run: Run) -> Waiting:
+        rows = others(run)
+        for record, seen in find(run):
+            for row in rows:
+                if condition is not None and not condition(seen + row, run):
+                    continue
+                joined = None if condition is None else partial(_still, condition, row)
+                newest = yield from locked(run, record, seen, EXCLUSIVE, joined)
+                if newest is not None:
+                    record.put(run.txn, change(newest + row, run))
+                break
+        return []
+
+    return Statement(waits=run_update, writes="UPDATE", tables=_needs(tree.table))
+
+
+def _still(condition: Function, row: Row, values: Values, run: Run) -> bool:
+    return bool(condition(values + row, run))
 
 
 def _delete(tree: sql.Delete) -> Statement:
