@@ -173,10 +173,10 @@ class Settings:
     applied yet is cut anew at a restart if its parts have more than twice as many rows."""
 
     transactions: int = attrs.field(default=10, validator=ge(1))
-    """Facts with a transaction of their own that are open at a time on PostgreSQL, each on a connection; more wait for
-    one to end. A fact whose block runs no statement needs none while it is open. The same number again, in a reader, of
-    handlers with a transaction for their effects. Besides, a process has up to ``fetches`` + 1 connections, 5 at least,
-    for questions; an idle one keeps a single connection. A server allows 100 in all by default."""
+    """Facts on busrep's connections that are open at a time on PostgreSQL; more wait for one to end. On an event loop as
+    many handlers with a transaction for their effects come on top, in threads they share these connections. Besides, a
+    process has up to ``fetches`` + 1 connections, 5 at least, for questions. On an event loop one that nobody needed
+    for a minute is closed, but for the last one for questions. A server allows 100 in all by default."""
 
     snapshot_connections: int = attrs.field(default=2, validator=ge(1))
     """Parts that one bootstrap loads at a time, each on a connection of its own; they are applied in order. One loads

@@ -269,14 +269,14 @@ def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> P
     given = zip(positions, answers[1:], strict=False)
     sequences = {stream: int(rows[0][0]) for stream, rows in given if rows}
     stored = bounded(positions, sequences)
-    moved = orjson.dumps([[stream, position, int(at == 0)] for at, (stream, position) in enumerate(stored.items())])
+    rows = orjson.dumps([[stream, position, int(at == 0)] for at, (stream, position) in enumerate(stored.items())])
     columns = dialect.values(("stream", "text"), ("position", "bigint"), ("sign", "bigint"))
     answers = yield (
         Sql(
             f"UPDATE busrep_positions AS p SET seen_at = {dialect.now}, position = {dialect.largest}(p.position, "
             f"v.position) FROM {columns} AS v WHERE p.stream = v.stream AND p.writer = ? AND p.registered "
             "AND (p.position < v.position OR v.sign = 1)",
-            (moved.decode(), claim.writer),
+            (rows.decode(), claim.writer),
         ),
         Sql(
             "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "

@@ -34,7 +34,7 @@ def bouncer_of(url: str) -> Iterator[str]:
 
 
 async def write(bus: busrep.Bus, number: int) -> None:
-    """Each second one in a transaction of its own, with a statement of the application's."""
+    """Each second one with a statement of the application's."""
     async with bus.write(orders if number % 3 else payments) as fact:
         fact.add(Order(number, "new"))
         if number % 2:
