@@ -137,15 +137,46 @@ def test_the_connections_of_a_process(redis_url: str, bus_name: str, postgres_ur
         ):
             bus.subscribe(orders)(lambda batch: None)
             await asyncio.gather(*(write(bus, 1) for _ in range(facts)))
-            others = (  # autovacuum's workers are in the list, too
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
-                "AND backend_type = 'client backend'"
-            )
-            found = await (await own.execute(others)).fetchone()
-        assert found is not None
-        return int(found[0])
+            return await others_of(own)
 
     assert asyncio.run(count()) <= CONNECTIONS[facts]
+
+
+async def others_of(own: psycopg.AsyncConnection[Any]) -> int:
+    """How many connections to this database there are but ``own``; autovacuum's workers are in the list, too."""
+    others = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "AND backend_type = 'client backend'"
+    )
+    found = await (await own.execute(others)).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+@pytest.mark.servers
+def test_an_idle_process_keeps_one_connection(
+    redis_url: str, bus_name: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("busrep.stores.postgres.store.IDLE", 0.2)
+
+    async def main() -> None:
+        store = open_store(postgres_url, Registry([orders]))
+        await store.init()
+        await store.close()
+        async with (
+            asyncio.timeout(60),
+            busrep.connect(
+                redis_url, name=bus_name, streams=[orders], store=postgres_url, writer="w1", settings=STILL
+            ) as bus,
+            await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as own,
+        ):
+            bus.subscribe(orders)(lambda batch: None)
+            await asyncio.gather(*(write(bus, 1) for _ in range(20)))
+            assert await others_of(own) > 1
+            while await others_of(own) != 1:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("writers", [1, 10, 40])
