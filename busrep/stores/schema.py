@@ -269,10 +269,13 @@ def status(dialect: Dialect) -> Plan[dict[str, Any]]:
     for name, declared in listed:
         streams[name] = yield from _stream(dialect, name, declared, dict(counts).get(name, 0))
     yield Control.COMMIT
+    silent: dict[str, float] = {}  # by writer: a beat touches one of its rows (`claims.heartbeat`)
+    for _, writer, *_, silent_for in writers:
+        silent[writer] = min(float(silent_for), silent.get(writer, float(silent_for)))
     for stream, writer, *state in writers:
         at = streams.setdefault(stream, {"table": None, "rows": None, "sequence": None, "writers": {}})
         told = dict(zip(WRITER, state, strict=True))
-        at["writers"][writer] = told | {"registered": bool(told["registered"]), "silent_for": float(told["silent_for"])}
+        at["writers"][writer] = told | {"registered": bool(told["registered"]), "silent_for": silent[writer]}
     reading: dict[str, Any] = {}
     for reader, stream, writer, *state in readers:
         told = dict(zip(READER, state, strict=True))
@@ -294,9 +297,8 @@ def _questions(dialect: Dialect) -> list[Sql]:
         Sql("SELECT stream, backing FROM busrep_streams ORDER BY stream"),
         Sql(
             "SELECT p.stream, p.writer, p.position, p.floor, p.registered, coalesce(w.incarnation, 0), "
-            # A writer's beat touches one of its rows (`claims.heartbeat`).
-            f"{dialect.age('max(p.seen_at) OVER (PARTITION BY p.writer)')} FROM busrep_positions p "
-            "LEFT JOIN busrep_writers w ON w.writer = p.writer ORDER BY p.stream, p.writer"
+            f"{dialect.age('p.seen_at')} FROM busrep_positions p LEFT JOIN busrep_writers w "
+            "ON w.writer = p.writer ORDER BY p.stream, p.writer"
         ),
         Sql(
             "SELECT r.reader, r.stream, r.writer, r.position, coalesce(p.position, 0) - r.position, r.epoch, "

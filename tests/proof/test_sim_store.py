@@ -270,7 +270,7 @@ FINISH = Sql(
 )
 FINALS = step(fencing._finals(DIALECT, "w1", 1, 10), "SELECT 1 FROM busrep_writers")
 REPEATABLE = Sql("BEGIN ISOLATION LEVEL REPEATABLE READ")
-KNOWN = Sql("SELECT stream, writer, position FROM busrep_positions WHERE registered")
+KNOWN = Sql("SELECT stream, writer, position FROM busrep_positions WHERE registered ORDER BY stream, writer")
 IDS = DIALECT.next_ids("orders", 2)
 SEQUENCE = DIALECT.sequence("orders")
 RAISE = steps_of(DIALECT.raise_sequence("orders", 50))
