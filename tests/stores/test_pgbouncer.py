@@ -90,21 +90,22 @@ def write_in_threads(redis_url: str, options: dict[str, Any]) -> None:
             worker.join()
 
 
+async def snapshot_is_refused(url: str) -> None:
+    store = open_store(url, Registry(STREAMS))
+    await store.open()
+    try:
+        with pytest.raises(ConfigError, match="name the server itself"):
+            await store.agree("orders", part_rows=100)
+    finally:
+        await store.close()
+
+
 @behind_pgbouncer
 def test_a_snapshot_is_refused(postgres_url: str) -> None:
     """It holds a lock of its session's, and sets its time limits: the next client would have both."""
 
-    async def main(url: str) -> None:
-        store = open_store(url, Registry(STREAMS))
-        await store.open()
-        try:
-            with pytest.raises(ConfigError, match="name the server itself"):
-                await store.agree("orders", part_rows=100)
-        finally:
-            await store.close()
-
     with bouncer_of(postgres_url) as url:
-        asyncio.run(main(url))
+        asyncio.run(snapshot_is_refused(url))
         with psycopg.connect(postgres_url) as direct:
             held = direct.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
             assert held == (0,)
@@ -114,17 +115,8 @@ def test_a_snapshot_is_refused_where_the_session_is_another(postgres_url: str, m
     """A pooler tells its client of a process that is none of the server's."""
     monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", 1)
 
-    async def main() -> None:
-        store = open_store(postgres_url, Registry(STREAMS))
-        await store.open()
-        try:
-            with pytest.raises(ConfigError, match="name the server itself"):
-                await store.agree("orders", part_rows=100)
-        finally:
-            await store.close()
-
     with opened_store(postgres_url):
-        asyncio.run(main())
+        asyncio.run(snapshot_is_refused(postgres_url))
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "threads"])
