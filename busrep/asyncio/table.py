@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from busrep.core.admission import Life
 from busrep.core.catchup import FetchUpdates, nothing_of
 from busrep.errors import BusrepError, PositionsAheadOfTable, PositionTooOld
-from busrep.stores.interface import FactLog, claims_of, provides
+from busrep.stores.interface import FactLog, claims_of, provides, silence_of
 
 from .context import ReaderContext
 
@@ -94,10 +94,7 @@ class TableReader:
         everything = await self._store.known()
         core.admission.registered(claims_of(everything))
         await self._confirm(core.admission.joined())
-        # A writer that no longer writes one of its streams is not dead: its latest sign of life counts for all.
-        silence: dict[str, float] = {}
-        for known in everything:
-            silence[known.writer] = min(known.silent_for, silence.get(known.writer, known.silent_for))
+        silence = silence_of((known.writer, known.silent_for) for known in everything)
         # Names that are in no table: of a writer of resettable streams that was closed, or of a stray line.
         for writer in silent.difference(known.writer for known in everything if known.registered):
             core.last_heard.pop(writer, None)

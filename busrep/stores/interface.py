@@ -91,6 +91,15 @@ class KnownWriter:
     silent_for: float
 
 
+def silence_of(rows: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Seconds since each writer's last sign of life, of (writer, seconds) of its rows: the least, for a beat need not
+    touch all of them, and a stream that a writer gave up is in no beat."""
+    silence: dict[str, float] = {}
+    for writer, seconds in rows:
+        silence[writer] = min(seconds, silence.get(writer, seconds))
+    return silence
+
+
 def claims_of(known: Iterable[KnownWriter]) -> dict[tuple[str, str], int]:
     """The registry as lines are judged by it: the incarnation of each registered (stream, writer)."""
     return {(one.stream, one.writer): one.incarnation for one in known if one.registered}

@@ -35,7 +35,7 @@ from busrep.errors import ConfigError, RowClassMismatch, SchemaError
 from busrep.shapes import fields_to_store, load
 from busrep.stores.declared import init_command
 from busrep.stores.dialect import Backing, Dialect
-from busrep.stores.interface import StoredStream
+from busrep.stores.interface import StoredStream, silence_of
 from busrep.stores.plans import Control, NoSuchTable, Plan, Row, Sql, in_transaction
 from busrep.streams import Stream
 
@@ -269,13 +269,11 @@ def status(dialect: Dialect) -> Plan[dict[str, Any]]:
     for name, declared in listed:
         streams[name] = yield from _stream(dialect, name, declared, dict(counts).get(name, 0))
     yield Control.COMMIT
-    silent: dict[str, float] = {}  # by writer: a beat touches one of its rows (`claims.heartbeat`)
-    for _, writer, *_, silent_for in writers:
-        silent[writer] = min(float(silent_for), silent.get(writer, float(silent_for)))
+    silence = silence_of((writer, float(silent_for)) for _, writer, *_, silent_for in writers)
     for stream, writer, *state in writers:
         at = streams.setdefault(stream, {"table": None, "rows": None, "sequence": None, "writers": {}})
         told = dict(zip(WRITER, state, strict=True))
-        at["writers"][writer] = told | {"registered": bool(told["registered"]), "silent_for": silent[writer]}
+        at["writers"][writer] = told | {"registered": bool(told["registered"]), "silent_for": silence[writer]}
     reading: dict[str, Any] = {}
     for reader, stream, writer, *state in readers:
         told = dict(zip(READER, state, strict=True))

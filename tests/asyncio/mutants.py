@@ -112,9 +112,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The same: a beat touches one row of a writer's, and the row of another stream grows old.",
         edits=(
             Edit(
-                "TableReader.look",
-                "min(known.silent_for, silence.get(known.writer, known.silent_for))",
-                "known.silent_for",
+                "silence_of",
+                "min(seconds, silence.get(writer, seconds))",
+                "seconds",
             ),
         ),
         checks=(BUS + "a_writer_cut_off_from_redis_alone_is_followed_not_fenced",),

@@ -17,6 +17,7 @@ import busrep.sync
 from busrep.errors import ConfigError
 from busrep.stores import open_store
 from busrep.streams import Registry
+from tests.asyncio.test_bus import until
 from tests.shop import QUICK, STREAMS, Order, opened_store, orders, payments
 from tests.support.bouncer import PROGRAM, start_bouncer
 
@@ -64,9 +65,7 @@ def test_every_fact_is_written_and_read(redis_url: str, bus_name: str, postgres_
                             group.create_task(write(bus, count))
                             count += 1
             await threads
-            async with asyncio.timeout(60):
-                while len(handled) < count + ROUNDS * TASKS:
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(handled) >= count + ROUNDS * TASKS, 60)
             assert sorted(handled) == sorted([*range(count), *range(10_000, 10_000 + ROUNDS * TASKS)])
 
     with bouncer_of(postgres_url) as url:
