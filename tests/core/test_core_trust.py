@@ -16,7 +16,7 @@ from busrep.core.states import State
 from busrep.core.writer import Writer
 from busrep.errors import ConfigError, RowError
 from busrep.settings import Settings
-from busrep.stores.interface import Claim, KnownWriter, Registered, claims_of
+from busrep.stores.interface import Claim, KnownWriter, Registered, claims_of, silence_of
 from busrep.streams import Registry, Stream, checked_stream
 from tests.support.reader import Reader
 
@@ -239,6 +239,11 @@ def test_the_registry_by_stream_and_its_claims() -> None:
     assert registry.claims == {("s", "w1"): 7, ("s", "w2"): 8, ("t", "w1"): 7}
     known = [KnownWriter("s", "w1", 4, 0, True, 7, 0.0), KnownWriter("s", "w2", 5, 0, False, 8, 0.0)]
     assert claims_of(known) == {("s", "w1"): 7}
+
+
+def test_9_5_a_writer_was_last_heard_of_in_any_of_its_rows() -> None:
+    assert silence_of([("w1", 9.0), ("w2", 5.0), ("w1", 2.0), ("w1", 4.0)]) == {"w1": 2.0, "w2": 5.0}
+    assert silence_of([]) == {}
 
 
 @attrs.frozen
