@@ -450,7 +450,7 @@ async def test_a_part_is_of_so_many_rows_and_bytes_at_most() -> None:
 async def test_a_stalled_client_holds_nothing_of_the_source() -> None:
     """It takes the head of its answer, and nothing more; the source is let go of, and in the end the client is."""
     source = Table(parts=1, rows=5_000)
-    async with asked(source, deadline=0.2, downloads=1) as (client, _, _):
+    async with asked(source, deadline=2.0, downloads=1) as (client, _, _):
         agreement = await agreed(client, 5_000)
         app = client._transport.app  # type: ignore[attr-defined]
         answering, stalled = stall(app, agreement, 0)
@@ -488,7 +488,11 @@ async def begun(agreement: dict[str, Any], port: int) -> tuple[asyncio.StreamRea
     body = orjson.dumps(agreement)
     head = f"POST {PART_PATH}0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
     writer.write(f"{head}Authorization: {BEARER['authorization']}\r\n\r\n".encode() + body)
-    assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    first = await reader.readline()
+    if first != b"HTTP/1.1 200 OK\r\n":
+        writer.close()
+        await writer.wait_closed()
+    assert first == b"HTTP/1.1 200 OK\r\n"
     return reader, writer
 
 
@@ -496,7 +500,7 @@ async def begun(agreement: dict[str, Any], port: int) -> tuple[asyncio.StreamRea
 async def test_a_download_that_stalls_is_cut_and_no_error_of_the_server_s(caplog: pytest.LogCaptureFixture) -> None:
     """Its place goes to others: that is counted, and not told each time."""
     source = Table(parts=1, rows=40_000, width=400)
-    async with closing(app_of(source, deadline=0.5)) as app, serve(app) as serving:
+    async with closing(app_of(source, deadline=2.0)) as app, serve(app) as serving:
         async with httpx.AsyncClient(base_url=serving.url, headers=PLAIN) as client:
             agreement = await agreed(client, 40_000)
         reader, writer = await begun(agreement, serving.port)
@@ -513,8 +517,8 @@ async def test_a_download_that_stalls_is_cut_and_no_error_of_the_server_s(caplog
 @sync
 async def test_a_download_that_gets_on_has_the_time_that_it_takes() -> None:
     """Over a slow link a part takes longer than the deadline of one request."""
-    source = Table(parts=1, rows=40_000, width=400)
-    async with closing(app_of(source, deadline=0.5)) as app, serve(app) as serving:
+    source, deadline = Table(parts=1, rows=40_000, width=400), 2.0
+    async with closing(app_of(source, deadline=deadline)) as app, serve(app) as serving:
         async with httpx.AsyncClient(base_url=serving.url, headers=PLAIN) as client:
             agreement = await agreed(client, 40_000)
         reader, writer = await begun(agreement, serving.port)
@@ -522,10 +526,10 @@ async def test_a_download_that_gets_on_has_the_time_that_it_takes() -> None:
         begin, got = loop.time(), b""
         while piece := await reader.read(2**20):
             got += piece
-            if loop.time() < begin + 1.5:
-                await asyncio.sleep(0.02)
+            if loop.time() < begin + deadline + 0.5:
+                await asyncio.sleep(0.05)
         assert got.endswith(source.text(0))
-        assert loop.time() > begin + 1
+        assert loop.time() > begin + deadline
         writer.close()
         await writer.wait_closed()
         assert app.state.catch_up.statistics()["refused"] == {}
@@ -587,7 +591,7 @@ def test_a_source_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatc
         async with asked(Table(agreeing=asyncio.Event())) as (client, _, source):
             answer = await client.get(AGREE, params={"part_rows": 10})
             assert (answer.status_code, answer.json()["code"], source.held) == (503, "unavailable", [])
-        async with asked(Table(hold=asyncio.Event()), deadline=0.1) as (client, snapshots, source):
+        async with asked(Table(hold=asyncio.Event()), deadline=1.0) as (client, snapshots, source):
             answer = await part_of(client, await agreed(client), 0)
             assert (answer.status_code, answer.json()["code"], source.held) == (503, "deadline", [])
             assert snapshots.statistics()["parts_loaded"] == 0
@@ -604,7 +608,9 @@ async def test_a_slow_agreement_outlives_the_requests_that_wait_for_it() -> None
             assert (await client.get(AGREE, params={"part_rows": 10})).json()["code"] == "deadline"
         source.agreeing.set()
         await until(lambda: snapshots.agreements)
-        assert (await client.get(AGREE, params={"part_rows": 10})).status_code == 200
+        async with asyncio.timeout(30):  # a busy machine may take longer than the deadline for a request
+            while (await client.get(AGREE, params={"part_rows": 10})).status_code != 200:
+                pass
         assert source.agreed == [None]
 
 
