@@ -49,7 +49,7 @@ class OwnName:
         writing = self.writing = await self._begin(writer)
         self.watch.since = asyncio.get_running_loop().time()
         if writing.claim is not None:  # where the facts of this process begin, however often its name is won back
-            self._bus.reading.own.starts = writing.claim.starts
+            self._bus.reading.own.claimed(writing.epoch, writing.claim.starts)
         return writing
 
     async def _begin(self, writer: str, again: int | None = None, former: Writing | None = None) -> Writing:

@@ -174,11 +174,22 @@ class OwnFacts:
     _reader: Reader
     name: str | None
     _written: Callable[[str], tuple[int, bool] | None]
-    starts: Mapping[str, int] = attrs.field(factory=dict)  # stream -> where this process's own facts begin
+    _log: str | None = None  # that the own facts are of; None: of none
+    _starts: Mapping[str, int] = attrs.field(factory=dict)  # stream -> where this process's own facts begin
     # Stream -> the position up to which facts under the own name are due.
     _due_upto: dict[str, int] = attrs.field(factory=dict)
     # Streams that were bootstrapped, whose own facts are due as yet.
     _behind_snapshot: dict[str, None] = attrs.field(factory=dict)
+
+    def claimed(self, log: str | None, starts: Mapping[str, int]) -> None:
+        """The own name is won, in this log: its own facts begin there."""
+        self._log, self._starts = log, starts
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether the log that is read is another one: a restore came between the claim and the reader's beginning. The
+        own positions say nothing of it, and all that stands there under the own name is due."""
+        return self._log is not None and self._reader.epoch not in (None, self._log)
 
     @property
     def any_behind_snapshot(self) -> bool:
@@ -189,7 +200,8 @@ class OwnFacts:
         """The position up to which the table's rows of a registered writer are due to this reader."""
         if writer.writer != self.name:
             return writer.position
-        position = min(writer.position, self.starts.get(writer.stream, writer.position))
+        starts: Mapping[str, int] = {} if self._elsewhere else self._starts
+        position = min(writer.position, starts.get(writer.stream, writer.position))
         self._due_upto[writer.stream] = position
         return position
 
@@ -200,7 +212,7 @@ class OwnFacts:
 
     def count_as_handled(self, stream: str) -> bool:
         """Whether what the own writer publishes counts as handled: all that was due before has been."""
-        if stream in self._behind_snapshot:
+        if stream in self._behind_snapshot or self._elsewhere:
             return False
         return stream not in self._due_upto or (
             self._reader.delivered(stream, self.name or "") >= self._due_upto[stream]

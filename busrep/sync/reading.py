@@ -51,7 +51,7 @@ class ReadingBus(runtime.Bus):
             options = attrs.evolve(options, reader_store=_ThreadSavingStore(options.positions_store))
         super().__init__(redis, options, caches=caches)
         if writing is not None:
-            self.reading.own.starts = writing.starts
+            self.reading.own.claimed(writing.session.epoch, writing.starts)
 
     def _make_own_name(self) -> OwnName:
         return NameBeside(self, self._beside)

@@ -358,6 +358,32 @@ def test_9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one() -> 
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
+def test_9_16_own_positions_are_not_saved_where_the_reader_begins_in_another_log() -> None:
+    """A restore comes between the claim and the reader's first look. No sequence tells that the own position is of
+    another log: it would be saved, and the rows up to there would be handled by nobody."""
+
+    async def main() -> None:
+        shop, key, got = await in_memory(), ("orders", "w1"), []
+        store = open_store(shop.store, Registry([orders]))
+        async with shop.bus(writer="w1") as first:
+            await first.publish(orders, [Order(1), Order(2)])
+        async with shop.bus(writer="w1", reader="r", settings=CALM) as bus:
+            written = await bus.publish(orders, [Order(3)])
+            assert bus.positions()["orders"]["w1"] == written[-1]
+            epoch = await store.restored()
+            gate = Gate(bus.reading.store, "fetch", when=lambda _: True)
+            bus.subscribe(orders)(lambda batch: got.extend(row.number for row in batch.rows))
+            await gate.at.wait()  # it has begun, and has handled nothing
+            assert (bus.reading.core.epoch, bus.positions()["orders"]["w1"]) == (epoch, 0)
+            await bus.reading.saver.save([key], busy=True)
+            saved = await store.load_reader("r")
+            assert (saved.epoch, saved.positions[key]) == (epoch, 0)
+            gate.go_on.set()
+            await until(lambda: got == [1, 2, 3])
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody() -> None:
     async def main() -> None:
         shop, got, there = await in_memory(), [], []

@@ -40,13 +40,30 @@ def due(reader: Reader) -> list[tuple[int, int]]:
 
 def test_what_a_predecessor_left_is_due_and_own_facts_are_not() -> None:
     own, reader, _ = own_facts()
-    own.starts = {STREAM: 7}
+    own.claimed(None, {STREAM: 7})
     assert own.known(known(20, "other")) == 20
     assert own.known(known(20)) == 7
     assert not own.count_as_handled(STREAM)
     own.learn()
     assert due(reader) == [(0, 7)]
     reader.progress[ME].go_on_from(7)
+    assert own.count_as_handled(STREAM)
+
+
+def test_where_own_facts_begin_says_nothing_of_another_log() -> None:
+    """A restore came between the claim and the reader's first look at the log."""
+    own, reader, _ = own_facts()
+    own.claimed("old", {STREAM: 7})
+    assert own.count_as_handled(STREAM), "nothing is read yet"
+    reader.epoch = "new"
+    assert not own.count_as_handled(STREAM)
+    assert own.known(known(20)) == 20
+    own.learn()
+    assert due(reader) == [(0, 20)]
+    reader.progress[ME].go_on_from(20)
+    assert not own.count_as_handled(STREAM), "they are of the log before"
+    reader.epoch = "old"
+    assert own.known(known(20)) == 7
     assert own.count_as_handled(STREAM)
 
 

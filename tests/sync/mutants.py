@@ -103,9 +103,10 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "ReadingBus.__init__",
-                "            self.reading.own.starts = writing.starts\n",
+                "            self.reading.own.claimed(writing.session.epoch, writing.starts)\n",
                 "            claim = writing.session.claim\n"
-                "            self.reading.own.starts = {} if claim is None else claim.starts\n",
+                "            starts = {} if claim is None else claim.starts\n"
+                "            self.reading.own.claimed(writing.session.epoch, starts)\n",
             ),
         ),
         checks=(RACES + "facts_of_an_earlier_incarnation_are_own_facts",),

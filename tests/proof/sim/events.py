@@ -11,6 +11,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from busrep.asyncio.bus import Bus
 from busrep.errors import BusrepError, WaitTimeout
 
@@ -356,6 +358,14 @@ async def restore(world: World, event: Event) -> None:
     world.later(event.args["lasting"], _let_in, world)
 
 
+async def restored_at_beginning(world: World, event: Event) -> None:
+    """A process is restarted, and the database is restored when its next bus has opened, before that reads."""
+    for service in _victims(world, event):
+        service.kill(zombie=0.0, linger=0.0)
+        world.when_opened[event.who] = attrs.evolve(event, kind="restore", who="")
+        world.join(event.who)
+
+
 async def declare(world: World) -> None:
     """``busrep db restored``: a new epoch."""
     try:
@@ -538,6 +548,7 @@ EVENTS: dict[str, Callable[[World, Event], Awaitable[None]]] = {
     "database_slow": database_slow,
     "database_crash": database_crash,
     "restore": restore,
+    "restored_at_beginning": restored_at_beginning,
     "kill": kill,
     "pause": pause,
     "restart": restart,

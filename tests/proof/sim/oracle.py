@@ -270,15 +270,18 @@ class Oracle:
         effects = {(reader, epoch, (stream, writer), token) for reader, epoch, stream, writer, token, _ in self.effects}
         for role, life in self._readers():
             for (epoch, key), log in self.logs.items():
-                if epoch != self.epoch or (self.roles[role].kind == WRITER and key[1] == role):
+                if epoch != self.epoch:
                     continue
+                # Of its own name it is owed what a restored log began with: it begins anew there.
+                own = self.roles[role].kind == WRITER and key[1] == role
+                owed = self.record.logs[epoch].get(key, {}) if own else log.facts
                 done = self.done.get((*self._who(role, life.number), epoch, key), {})
                 start = self._start(role, life.number, epoch, key)
                 strict = self.roles[role].kind == STRICT
                 missing = [
                     id
                     for id in log.within(start, 2**62, 1e9)
-                    if ((role, epoch, key, id) not in effects if strict else id not in done)
+                    if id in owed and ((role, epoch, key, id) not in effects if strict else id not in done)
                 ]
                 if missing and not self._excused(role, life.number, epoch, key, missing, 1e9):
                     self._breaks("nothing lost", f"{role}#{life.number} {key}: {missing} of {log.ids} never came")

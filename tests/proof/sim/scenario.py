@@ -7,7 +7,7 @@ event left out leaves the others as they are.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -114,6 +114,8 @@ class _Draw:
         self._strangers(random.Random(f"strangers {self.seed}"))
         self._outages()
         self._failovers(random.Random(f"failovers {self.seed}"))
+        both = [role.name for role in writers if role.reads]
+        self._restored_at_beginning(random.Random(f"restored at beginning {self.seed}"), both)
         memory = self._clocks(random.Random(f"clocks {self.seed}"))
         events = tuple(sorted(self.events, key=lambda event: event.at))
         return Scenario(self.seed, self.seconds, (*writers, *readers, *memory), self._settings(), events)
@@ -154,6 +156,13 @@ class _Draw:
             at = 0.3 + dice.random() * (self.seconds - 0.3)
             behind = dice.choice([0.0, 0.0, 0.05, 0.3, 1.0, 2.0])
             self._add(at, "failover", "", behind=behind, lasting=dice.choice([0.1, 1.0]))
+
+    def _restored_at_beginning(self, dice: random.Random, names: Sequence[str]) -> None:
+        """A process that reads claims its name in one log, and finds another when it begins to read (finding 131). With
+        dice of their own."""
+        if names and dice.random() < 0.1:
+            at = 0.3 + dice.random() * (self.seconds - 0.3)
+            self._add(at, "restored_at_beginning", dice.choice(names), back=dice.choice([0.0, 0.5]), lasting=0.3)
 
     def _late(self) -> float:
         """When a role joins."""

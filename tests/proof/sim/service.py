@@ -188,6 +188,7 @@ class Service:
                 continue
             self.bus = bus
             self.note("started")
+            self.world.opened(self.role.name)
             if self.reads:
                 await self._subscribe(bus)
             while not self.ending and not self.fenced:

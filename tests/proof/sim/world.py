@@ -30,7 +30,7 @@ from .events import EVENTS, declare, keep_checkpoints
 from .path import Path
 from .record import Claimed, Record, Reported, Sample, Upto
 from .redis import OUTSIDE, SimRedis
-from .scenario import MEMORY, WRITER, Scenario
+from .scenario import MEMORY, WRITER, Event, Scenario
 from .service import (  # fmt: skip
     BIG,
     STREAMS,
@@ -99,6 +99,7 @@ class World:
         # pruned while the table did not have the reader and the reader could not know it.
         self.unregistered: set[tuple[str, str, str]] = set()
         self.pruned_unseen: dict[tuple[str, str, str, str], int] = {}
+        self.when_opened: dict[str, Event] = {}  # role -> the restore that comes when its next bus has opened
         self.poisonous = True
         self.healing = False
         self.restoring = False
@@ -193,6 +194,12 @@ class World:
             return
         self.current[name] = Service(self, self.roles[name], next(self.numbers))
 
+    def opened(self, name: str) -> None:
+        """A bus of this role has opened, and reads nothing yet."""
+        if (event := self.when_opened.pop(name, None)) is not None:
+            self.note(f"restore {dict(event.args)}")
+            self.spawn(EVENTS["restore"](self, event))
+
     def _running(self) -> list[Service]:
         return [service for service in self.services.values() if service.running]
 
@@ -218,6 +225,7 @@ class World:
         """All faults end, and whoever is to come back does."""
         self.note("all faults end")
         self.healing, self.poisonous = True, False
+        self.when_opened.clear()
         self.database.down = False
         self.redis.denied.clear()
         for node in self.redis.nodes:
