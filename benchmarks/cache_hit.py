@@ -10,7 +10,7 @@ Hits go round 100 keys. Misses are of keys that were never asked for, in full ca
 out. All contenders take turns in one process, and are measured in CPU seconds, so that a busy machine slows them alike;
 each figure is the median over the rounds, each ratio the median of the rounds' ratios.
 
-    python benchmarks/cache_hit.py
+    python benchmarks/cache_hit.py [--json FILE]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable
 from statistics import median
 from typing import Any
 
+import setting
 from cachetools import LRUCache, cached
 from cachetools.keys import hashkey
 
@@ -102,7 +103,8 @@ def report(title: str, names: list[str], rounds: list[list[float]]) -> float:
     return ratio
 
 
-async def measure(rounds: int, repeats: int) -> None:
+async def measure(rounds: int, repeats: int) -> dict[str, dict[str, Any]]:
+    """Seconds a call, of each round."""
     stream = invalidations()
     # Defaults; beats that come while a round runs would be measured with it, at random.
     async with (
@@ -138,20 +140,26 @@ async def measure(rounds: int, repeats: int) -> None:
             found["hit, async"].append([await seconds_async(call, hits) for call in awaited])
         statistics = bus.statistics()["caches"]["caches"]
     names = ["lookup", "cachetools", "busrep"]
+    by_name: dict[str, dict[str, Any]] = {}
     for title, figures in found.items():
-        report(title, names[-len(figures[0]) :], figures)
+        mine = names[-len(figures[0]) :]
+        report(title, mine, figures)
+        by_name[title] = dict(zip(mine, zip(*figures, strict=True), strict=True))
     asked = rounds * len(hits)
     for name, numbers in statistics.items():
         assert numbers["hits"] >= asked, f"{name}: {numbers}: not all that was measured as a hit was one"
     print(f"target: a hit within {TARGET} of cachetools")
+    return by_name
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--repeats", type=int, default=500, help="times each of 100 keys is asked for in a round")
+    setting.add_json(parser)
     given = parser.parse_args()
-    asyncio.run(measure(given.rounds, given.repeats))
+    setting.tell(setting.machine())
+    setting.write(given, asyncio.run(measure(given.rounds, given.repeats)))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -91,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write all rates into this file, too")
+    setting.add_json(parser)
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -111,8 +110,7 @@ def main() -> None:
             shown = [f"{kind} {median(those):,.0f} rows/s" for kind, those in rates.items()]
             print(f"{title:12}" + "   ".join(shown) + f"   {ratio:.2f}x", flush=True)
             found[title] = rates
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    setting.write(given, found)
 
 
 if __name__ == "__main__":

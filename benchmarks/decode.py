@@ -9,11 +9,12 @@ A row has five fields and about 120 bytes; a frame is a NAME and a POSITION line
 Both sides run in one process, in short turns, and are measured in CPU seconds, so that a busy machine slows both
 alike; each figure is the median of five rounds, the ratio is the median of the rounds' ratios.
 
-    python benchmarks/decode.py
+    python benchmarks/decode.py [--json FILE]
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from statistics import median
@@ -21,6 +22,7 @@ from typing import Any
 
 import attrs
 import orjson
+import setting
 
 from busrep.core.framing import Rows, parse_frame
 from busrep.streams import Stream
@@ -89,6 +91,11 @@ def rows_per_second(decoders: list[Callable[[bytes], int]], frame: bytes, rows: 
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    setting.add_json(parser)
+    given = parser.parse_args()
+    setting.tell(setting.machine())
+    found: dict[str, dict[str, Any]] = {}
     streams: dict[str, Stream[Any]] = {"slots": Stream("orders", Order), "frozen slots": Stream("orders", FrozenOrder)}
     print(f"{'rows':>5} {'row type':14}{'baseline':>14}{'busrep':>14}{'ratio':>8}   (rows/s, target {TARGET})")
     for rows in (100, FULL_FRAME):
@@ -98,6 +105,8 @@ def main() -> None:
             plain, ours = zip(*rounds, strict=True)
             ratio = median(mine / base for mine, base in zip(ours, plain, strict=True))
             print(f"{rows:5} {title:14}{median(plain):14,.0f}{median(ours):14,.0f}{ratio:8.2f}")
+            found[f"{rows} rows, {title}"] = {"baseline": plain, "busrep": ours}
+    setting.write(given, found)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import sqlite3
 import tempfile
 import time
@@ -194,7 +193,7 @@ async def on_sqlite(redis: str, folder: Path, given: argparse.Namespace) -> dict
         for name, mode in modes.items():
             connection.execute(f"PRAGMA {name} = {mode}")
         connection.execute(TABLE)
-        print(f"both: {setting.of_sqlite(connection)}")
+        setting.tell(setting.of_sqlite(connection))
         found, bare = {}, Sqlite(connection)
         for count in (1, 100):
             title = f"SQLite, {count} fact{'s' if count > 1 else ''} a transaction"
@@ -207,15 +206,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each contender in each round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write all rates into this file, too")
+    setting.add_json(parser)
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:
         redis, postgres = setting.servers(stack)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busrep-bench-")))
         found = asyncio.run(on_postgres(redis.url, postgres.url, given))
         found |= asyncio.run(on_sqlite(redis.url, folder, given))
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    setting.write(given, found)
 
 
 if __name__ == "__main__":

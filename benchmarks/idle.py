@@ -1,6 +1,6 @@
 """What a deployment costs in which nothing happens.
 
-    python benchmarks/idle.py [--streams 100] [--writers 20] [--readers 2] [--seconds 30]
+    python benchmarks/idle.py [--streams 100] [--writers 20] [--readers 2] [--seconds 30] [--json FILE]
 
 Every writer and every reader is a process of its own, with the default settings, on a real Redis and a PostgreSQL (15
 or later) with fsync. Each writer has written one fact to each stream; each reader, which saves its positions, has
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--readers", type=int, default=2)
     parser.add_argument("--settle", type=float, default=15.0, help="seconds before the clock runs")
     parser.add_argument("--seconds", type=float, default=30.0)
+    setting.add_json(parser)
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -170,6 +171,8 @@ def main() -> None:
         print(f"Redis        {costs.published:,.1f} PUBLISH, {costs.delivered / 1024:,.1f} KiB sent to subscribers")
         for one in children:
             one.communicate()
+    figures = {name: [figure] for name, figure in {**attrs.asdict(costs), "connections": connections}.items()}
+    setting.write(given, {"nothing to do": figures})
 
 
 if __name__ == "__main__":

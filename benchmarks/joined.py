@@ -1,6 +1,6 @@
 """Facts in the caller's transaction, beside the same transaction without a bus.
 
-    python benchmarks/joined.py [--transactions 300] [--rounds 5] [--at-a-time 8]
+    python benchmarks/joined.py [--transactions 300] [--rounds 5] [--at-a-time 8] [--json FILE]
 
 Each transaction inserts one row of the application's. With busrep it writes a fact of one row as well, which is
 published on a Redis; without, the same row is inserted into a second table, as an outbox would. A round gives each
@@ -111,6 +111,9 @@ class Taken:
         self.processor.append((time.process_time() - cpu) / transactions)
 
 
+found: dict[str, dict[str, Any]] = {}
+
+
 def report(title: str, bare: Taken, bus: Taken) -> None:
     speed = median(a / b for a, b in zip(bare.clock, bus.clock, strict=True))
     price = median(b / a for a, b in zip(bare.processor, bus.processor, strict=True))
@@ -119,6 +122,8 @@ def report(title: str, bare: Taken, bus: Taken) -> None:
         f"processor {1e6 * median(bare.processor):6,.0f} us and {1e6 * median(bus.processor):6,.0f} us ({price:.2f}x)",
         flush=True,
     )
+    found[title] = {"bare": [1 / one for one in bare.clock], "busrep": [1 / one for one in bus.clock]}
+    found[f"{title}, processor"] = {"bare": bare.processor, "busrep": bus.processor}
 
 
 async def on_a_loop(redis: str, url: str, given: argparse.Namespace) -> None:
@@ -168,12 +173,14 @@ def main() -> None:
     parser.add_argument("--transactions", type=int, default=300, help="of each contender in each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-a-time", type=int, default=8, help="connections of psycopg's")
+    setting.add_json(parser)
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:
         redis, postgres = setting.servers(stack)
         asyncio.run(make_all_tables(postgres.url))
         asyncio.run(on_a_loop(redis.url, postgres.url, given))
         in_threads(redis.url, postgres.url, given)
+    setting.write(given, found)
 
 
 if __name__ == "__main__":

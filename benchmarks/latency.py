@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -162,13 +161,13 @@ def main() -> None:
     parser.add_argument("--rates", type=lambda text: [*map(float, text.split(","))], default=[100.0, 1000.0])
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write all delays into this file, too")
+    setting.add_json(parser)
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
         child(**given.child)
         return
-    delays: dict[str, list[list[float]]] = {}
+    delays: dict[str, dict[str, list[list[float]]]] = {}
     with contextlib.ExitStack() as stack:
         server, postgres = setting.servers(stack)
         asyncio.run(make_all_tables(postgres.url))
@@ -177,14 +176,15 @@ def main() -> None:
                 for kind in ("bare", "busrep"):
                     spec = {"kind": kind, "url": server.url, "store": postgres.url, "name": f"{kind}-{rate}-{number}"}
                     found = run(**spec, rate=rate, seconds=given.seconds)
-                    delays.setdefault(f"{rate:g} facts/s, {kind}", []).append(found)
+                    delays.setdefault(f"{rate:g} facts/s", {}).setdefault(kind, []).append(found)
     print("delay from due to handler, ms; medians of the rounds")
-    for title, runs in delays.items():
-        cuts = [statistics.quantiles(run, n=100) for run in runs]
-        p50, p99 = (1000 * statistics.median(one[at] for one in cuts) for at in (49, 98))
-        print(f"{title:24} p50 {p50:9.2f}   p99 {p99:9.2f}   longest {1000 * max(map(max, runs)):9.2f}")
-    if given.json is not None:
-        given.json.write_text(json.dumps(delays) + "\n")
+    for title, contenders in delays.items():
+        for kind, runs in contenders.items():
+            cuts = [statistics.quantiles(run, n=100) for run in runs]
+            p50, p99 = (1000 * statistics.median(one[at] for one in cuts) for at in (49, 98))
+            longest = 1000 * max(map(max, runs))
+            print(f"{title + ', ' + kind:24} p50 {p50:9.2f}   p99 {p99:9.2f}   longest {longest:9.2f}")
+    setting.write(given, delays)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
@@ -380,7 +379,7 @@ def nats_server() -> Any:
         command = [program, "--jetstream", "--store_dir", folder, "--addr", "127.0.0.1", "--port", str(port)]
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
             try:
-                print(subprocess.check_output([program, "--version"], text=True).strip())
+                setting.tell(subprocess.check_output([program, "--version"], text=True).strip())
                 yield f"nats://127.0.0.1:{port}"
             finally:
                 server.terminate()
@@ -430,7 +429,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run at that rate")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", action="append", choices=PEERS, help="this contender; may be repeated")
-    parser.add_argument("--json", type=Path, help="write all figures into this file, too")
+    setting.add_json(parser)
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -441,8 +440,7 @@ def main() -> None:
         nats = stack.enter_context(nats_server())
         found = measure(given, lambda name: Servers(server.url, postgres.url, nats or "", f"bench-{name}"))
     report(found, given.rows)
-    if given.json is not None:
-        given.json.write_text(json.dumps({kind: attrs.asdict(one) for kind, one in found.items()}) + "\n")
+    setting.write(given, {kind: attrs.asdict(one) for kind, one in found.items()})
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""What a benchmark ran on: read back from the machine, the servers and the files, not what they were asked for."""
+"""What a benchmark ran on and what it found. The settings are read back from the machine, the servers and the files."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import os
 import platform
 import sqlite3
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import redis
@@ -18,6 +21,26 @@ from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, 
 POSTGRES = ("fsync", "synchronous_commit", "full_page_writes", "wal_level", "shared_buffers")
 REDIS = ("appendonly", "save", "client-output-buffer-limit")
 SYNCHRONOUS = ("off", "normal", "full", "extra")
+
+told: list[str] = []
+
+
+def tell(*lines: str) -> None:
+    """Print what is measured on, and keep it for `write`."""
+    told.extend(lines)
+    print(*lines, sep="\n", flush=True)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option for `write`."""
+    parser.add_argument("--json", type=Path, help="write the settings and all figures into this file, too")
+
+
+def write(given: argparse.Namespace, figures: dict[str, dict[str, Any]]) -> None:
+    """Write what was told, asked for and found, for all.py. ``figures``: {title: {contender: [of each round]}}."""
+    if given.json is not None:
+        options = {name: value for name, value in vars(given).items() if name != "json"}
+        given.json.write_text(json.dumps({"told": told, "options": options, "figures": figures}) + "\n")
 
 
 def machine() -> str:
@@ -57,5 +80,5 @@ def servers(stack: contextlib.ExitStack) -> tuple[RedisServer, PostgresServer]:
     """Start a Redis, and a PostgreSQL with fsync, until the stack ends; print what all of it runs on."""
     server = stack.enter_context(start_redis())
     postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
-    print(machine(), of_redis(server.url), of_postgres(postgres.url), sep="\n")
+    tell(machine(), of_redis(server.url), of_postgres(postgres.url))
     return server, postgres

@@ -1,6 +1,6 @@
 """Rows/s from one writer process to one reader process on a real Redis, beside plain redis-py pub/sub.
 
-    python benchmarks/throughput.py [--rows 200000] [--rounds 5]
+    python benchmarks/throughput.py [--rows 200000] [--rounds 5] [--json FILE]
 
 One round runs every variant once, in turns, each with a fresh writer and a fresh reader process; printed are medians
 over the rounds, and their ratio to the first variant. A row is ["w1", i, text, float, bool], some 120 bytes as JSON.
@@ -28,7 +28,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
@@ -183,28 +182,42 @@ def child(role: str, url: str, name: str, rows: int, variant: str, store: str | 
     return asyncio.run((bus_writer if role == "writer" else bus_reader)(url, name, rows, variant, store))
 
 
-def measure(url: str, rows: int, variant: str, store: str | None, number: int) -> float:
-    """Rows/s of one run."""
-    spec = {"url": url, "name": f"bench-{variant}-{number}", "rows": rows, "variant": variant, "store": store}
+def measure(url: str, rows: int, variant: str, store: str | None, number: int, readers: int = 1) -> float:
+    """Rows/s of one run, until the last reader has the last row."""
+    name = f"bench-{variant}-{readers}-{number}"
+    spec = {"url": url, "name": name, "rows": rows, "variant": variant, "store": store}
 
     def start(role: str) -> subprocess.Popen[str]:
         arguments = [sys.executable, __file__, "--child", json.dumps({"role": role, **spec})]
         return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
 
-    with start("reader") as reader:
-        assert reader.stdout is not None
-        assert reader.stdout.readline().strip() == "ready"
+    with contextlib.ExitStack() as stack:
+        reading = [stack.enter_context(start("reader")) for _ in range(readers)]
+        for reader in reading:
+            assert reader.stdout is not None
+            assert reader.stdout.readline().strip() == "ready"
         with start("writer") as writer:
             assert writer.stdout is not None
             started = float(writer.stdout.read())
-        ended = float(reader.stdout.read())
+        ended = max(float(reader.stdout.read()) for reader in reading if reader.stdout is not None)
     return rows / (ended - started)
+
+
+def servers(stack: contextlib.ExitStack) -> tuple[str, dict[str, str]]:
+    """Start what the variants need, until the stack ends: the URL of the Redis, and of the store of each variant."""
+    server, postgres = setting.servers(stack)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="busrep-bench-"))
+    stores = {"sqlite": f"sqlite:///{folder}/bench.db", "postgres": postgres.url}
+    for store in stores.values():
+        asyncio.run(make_tables(store, stream_of("store")))
+    return server.url, stores
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=5)
+    setting.add_json(parser)
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -212,14 +225,10 @@ def main() -> None:
         return
     found: dict[str, list[float]] = {"plain": [], "framed": [], "raw": [], "memory": [], "sqlite": [], "postgres": []}
     with contextlib.ExitStack() as stack:
-        server, postgres = setting.servers(stack)
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        stores: dict[str, Any] = {"sqlite": f"sqlite:///{folder}/bench.db", "postgres": postgres.url}
-        for store in stores.values():
-            asyncio.run(make_tables(store, stream_of("store")))
+        server, stores = servers(stack)
         for number in range(options.rounds):
             for variant, results in found.items():
-                results.append(measure(server.url, options.rows, variant, stores.get(variant), number))
+                results.append(measure(server, options.rows, variant, stores.get(variant), number))
                 print(f"round {number + 1}: {variant:10} {results[-1]:>12,.0f} rows/s", file=sys.stderr)
     base = statistics.median(found["plain"])
     print(f"{options.rows:,} rows, medians of {options.rounds}")
@@ -227,6 +236,7 @@ def main() -> None:
         median = statistics.median(results)
         spread = f"({min(results):,.0f} to {max(results):,.0f})"
         print(f"{variant:10} {median:>12,.0f} rows/s  {median / base:5.1f}x   {spread}")
+    setting.write(options, {"live": found})
 
 
 if __name__ == "__main__":
