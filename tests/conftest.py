@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -143,6 +144,11 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
     return handled
 
 
+# For how long a process may be seen that has ended: between its last instruction and its state "zombie", on a busy
+# machine, it has a process ID and no command line. Seconds.
+ENDING = 10.0
+
+
 def own_children() -> dict[int, str]:
     """Process ID -> command line of the children of this process."""
     found = {}
@@ -162,6 +168,9 @@ def own_children() -> dict[int, str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    ends = time.monotonic() + ENDING
+    while LINUX and own_children() and time.monotonic() < ends:
+        time.sleep(0.05)
     if LINUX and (left := own_children()):
         sys.stderr.write(f"\nprocesses left behind by the tests: {left}\n")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
