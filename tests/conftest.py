@@ -11,8 +11,8 @@ import os
 import shutil
 import signal
 import sys
-import time
 import tempfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
