@@ -33,6 +33,7 @@ class Run:
     history: list[Any] = attrs.field(factory=list)
     effects: list[Any] = attrs.field(factory=list)
     database: list[str] = attrs.field(factory=list)
+    roles: dict[str, Role] = ROLES
 
     def __attrs_post_init__(self) -> None:
         record = self.record
@@ -54,7 +55,7 @@ class Run:
 
     def look(self) -> set[str]:
         oracle = Oracle(
-            self.record, ROLES, (), {name: at for at, name in enumerate(ROLES, 1)}, self.history, 0.0, E, {},
+            self.record, self.roles, (), {name: at for at, name in enumerate(ROLES, 1)}, self.history, 0.0, E, {},
             self.effects, self.database, calm=True,
         )  # fmt: skip
         return {one.invariant for one in oracle.look()}
@@ -120,6 +121,10 @@ def given_twice(run: Run) -> None:
 
 def given_to_another(run: Run) -> None:
     run.history.append((E, "orders", "w2", 3, (row(3),), 6.0, 1))
+
+
+def refused(run: Run) -> None:
+    run.record.refuse(E, "w1", {"orders": 2})
 
 
 def twice(run: Run) -> None:
@@ -211,6 +216,7 @@ def presence_inverted(run: Run) -> None:
         (lost_effects_in_a_failover, "exactly once, in order"),
         (given_twice, "no ID is given twice"),
         (given_to_another, "no ID is given twice"),
+        (refused, "what is refused is not written"),
         (twice, "exactly once, in order"),
         (unsaved, "exactly once, in order"),
         (late_commit, "what is announced is complete"),
@@ -308,3 +314,12 @@ def test_the_log_of_an_epoch_keeps_what_a_restore_took_away() -> None:
     assert run.look() == set()
     run.record.handled.append(Handled(9.1, "r", 2, "e2", KEY, [(2, row(2))]))
     assert "nothing that was not committed" in run.look()
+
+
+def test_a_writer_that_reads_is_owed_what_a_restored_log_holds_under_its_name() -> None:
+    run = Run(roles={**ROLES, "w1": Role("w1", WRITER, {"reads": True})})
+    assert run.look() == set(), "what it wrote itself"
+    run.record.logs[E] = {KEY: {1: (row(1),)}}
+    assert run.look() == {"nothing lost"}
+    run.record.handled.append(Handled(5.0, "w1", 1, E, KEY, [(1, row(1))]))
+    assert run.look() == set()

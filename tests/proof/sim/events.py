@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from busrep.asyncio.bus import Bus
-from busrep.errors import BusrepError, WaitTimeout
+from busrep.errors import BusrepError, CommitUnknown, WaitTimeout
 
 from .database import Replicated
 from .record import Sample
@@ -22,7 +22,7 @@ from .redis import OUTSIDE
 from .scenario import MEMORY, WRITER, Event
 from .service import BIG, NAME, POISON, DeliberateError, Item, Service, orders, payments, presence
 from .strangers import Scene, said
-from .tables import DEFINITIONS, SimError
+from .tables import DEFINITIONS, REFUSED, SimError
 
 if TYPE_CHECKING:
     from .world import World
@@ -55,21 +55,41 @@ async def write(world: World, event: Event) -> None:
 async def _write(world: World, service: Service, bus: Bus, event: Event) -> None:
     args = event.args
     streams = (orders, payments) if args["both"] else (orders,)
+    ids: dict[str, int] = {}
+    epoch, inside = "", False
     try:
         async with bus.write(*streams) as fact:
+            ids, epoch, inside = dict(fact.ids), service.claimed_epoch, True
+            await _statements(fact, args.get("statement", ""))
             _add(world, fact, args)
             if args["hold"]:
                 await asyncio.sleep(args["hold"])
             if args["end"] == "rollback":
                 raise DeliberateError("rolled back")
-    except (BusrepError, DeliberateError, SimError) as error:
-        service.note(f"fact not written: {type(error).__name__}")
+            inside = False
+    except CommitUnknown as error:
+        service.note(f"fact in doubt: {dict(ids)}: {error}")
         return
-    service.note(f"wrote {dict(fact.ids)}")
+    except (BusrepError, DeliberateError, SimError) as error:
+        service.note(f"fact not written: {ids}: {type(error).__name__}")
+        world.record.refuse(epoch, service.role.name, ids)
+        return
+    except asyncio.CancelledError:
+        if inside:
+            world.record.refuse(epoch, service.role.name, ids)
+        raise
+    service.note(f"wrote {ids}")
     if args["rows"]:
-        for stream, id in fact.ids.items():
+        for stream, id in ids.items():
             world.last[stream, service.role.name] = id
-        _tell(world, service, bus, fact.ids.items())
+        _tell(world, service, bus, ids.items())
+
+
+async def _statements(fact: Any, kind: str) -> None:
+    """Statements of the application's in a fact's block: none, one, or two."""
+    question = "SELECT value FROM busrep_meta WHERE key = 'epoch'"
+    for _ in range({"": 0, "one": 1, "two": 2}[kind]):
+        await fact.execute(question)
 
 
 def _tell(world: World, service: Service, bus: Bus, facts: Iterable[tuple[str, int]]) -> None:
@@ -81,7 +101,7 @@ def _tell(world: World, service: Service, bus: Bus, facts: Iterable[tuple[str, i
 
 def _add(world: World, fact: Any, args: Any) -> None:
     for number in range(args["rows"]):
-        text = POISON if args["poison"] else BIG if args["big"] else ""
+        text = POISON if args["poison"] else BIG if args["big"] else REFUSED if args.get("refused") else ""
         fact.add(Item(next(world.row), text))
         if args["both"] and number == 0:
             fact.add(Item(next(world.row)), stream=payments)
@@ -115,7 +135,7 @@ async def joined(world: World, event: Event) -> None:
 async def _joined(world: World, service: Service, bus: Bus, event: Event) -> None:
     args = event.args
     try:
-        connection = await service.database.connect()
+        epoch, connection = service.claimed_epoch, await service.database.connect()
         try:
             await connection.begin()
             async with bus.write(orders, connection=connection) as fact:
@@ -132,6 +152,8 @@ async def _joined(world: World, service: Service, bus: Bus, event: Event) -> Non
         service.note(f"fact not written: {type(error).__name__}")
     else:
         service.note(f"joined {args['end']} {dict(fact.ids)}")
+        if args["end"] != "commit":
+            world.record.refuse(epoch, service.role.name, fact.ids)
 
 
 async def write_presence(world: World, event: Event) -> None:

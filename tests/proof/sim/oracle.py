@@ -90,6 +90,7 @@ class Oracle:
         self.found = [Violation(*one) for one in self.record.broken]
         self.found += [Violation("one live incarnation per writer", text) for text in self.database]
         self._ids()
+        self._refused()
         self._wire()
         self._effects()  # first: what was committed without an answer was handled, and nobody noted it
         self._handled()
@@ -115,6 +116,12 @@ class Oracle:
         for (epoch, stream, writer, id), times in Counter(facts).items():
             if times > 1:
                 self._breaks("no ID is given twice", f"{stream} {id}: {writer}, in {epoch} {times} times")
+
+    def _refused(self) -> None:
+        """What its writer was told to be not written never is: not later either."""
+        for epoch, stream, writer, id in self.record.refused:
+            if epoch not in self.record.void and id in self._log(epoch, (stream, writer)).facts:
+                self._breaks("what is refused is not written", f"{stream} {writer}: {id}")
 
     # -- the wire ---------------------------------------------------------------------------------------------
 

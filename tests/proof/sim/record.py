@@ -114,6 +114,8 @@ class Record:
     # (role, epoch, key) -> where a reader began that log anew, no higher than that.
     begun: dict[tuple[str, str, Key], int] = attrs.field(factory=dict)
     behind: dict[str, None] = attrs.field(factory=dict)  # writers without a claim whose clock ever was behind
+    # (epoch, stream, writer, ID) of the facts of which their writer was told that nothing of them was written.
+    refused: dict[tuple[str, str, str, int], None] = attrs.field(factory=dict)
     broken: list[tuple[str, str]] = attrs.field(factory=list)  # (invariant, text) found on the way
     faults: dict[str, int] = attrs.field(factory=dict)
     note: Callable[[str, str], None] = attrs.field(default=lambda *_: None)  # the trace
@@ -122,6 +124,10 @@ class Record:
         """Something that must never be."""
         self.broken.append((invariant, text))
         self.note("!!", f"{invariant}: {text}")
+
+    def refuse(self, epoch: str, writer: str, ids: Mapping[str, int]) -> None:
+        """A writer was told that nothing of a fact was written."""
+        self.refused.update(dict.fromkeys((epoch, stream, writer, id) for stream, id in ids.items()))
 
     def count(self, fault: str) -> None:
         """A fault happened."""

@@ -116,6 +116,7 @@ class _Draw:
         self._failovers(random.Random(f"failovers {self.seed}"))
         both = [role.name for role in writers if role.reads]
         self._restored_at_beginning(random.Random(f"restored at beginning {self.seed}"), both)
+        self._bursts(random.Random(f"bursts {self.seed}"))
         memory = self._clocks(random.Random(f"clocks {self.seed}"))
         events = tuple(sorted(self.events, key=lambda event: event.at))
         return Scenario(self.seed, self.seconds, (*writers, *readers, *memory), self._settings(), events)
@@ -163,6 +164,32 @@ class _Draw:
         if names and dice.random() < 0.1:
             at = 0.3 + dice.random() * (self.seconds - 0.3)
             self._add(at, "restored_at_beginning", dice.choice(names), back=dice.choice([0.0, 0.5]), lasting=0.3)
+
+    def _bursts(self, dice: random.Random) -> None:
+        """Facts of one writer that begin and end together. Some are cancelled, some run statements, some have a row
+        that the database refuses. The answer to one COMMIT of theirs may be lost. With dice of their own."""
+        for _ in range(dice.choice([0, 1, 1, 2, 3])):
+            who, at = dice.choice(self.writers), 0.3 + dice.random() * (self.seconds - 0.3)
+            within = dice.choice([0.0, 0.001, 0.004])
+            if dice.random() < 0.4:
+                fate, zombie = dice.choice(["now", "late", "never"]), dice.choice([0.05, 0.3, 3.0])
+                linger = dice.choice([0.0, 0.5, 4.0])
+                self._add(at + dice.random() * 0.005, "commit_cut", who, fate=fate, zombie=zombie, linger=linger)
+            for _ in range(dice.choice([3, 6, 16])):
+                self._add(
+                    at + dice.random() * within,
+                    "write",
+                    who,
+                    rows=dice.choice([0, 1, 1, 1, 2]),
+                    both=dice.random() < 0.2,
+                    hold=dice.choice([0.0, 0.0, 0.0, 0.002, 0.02]),
+                    end=dice.choices(["commit", "rollback", "cancel"], [8, 1, 3])[0],
+                    cancel=round(dice.random() * dice.choice([0.02, 0.1]), 4),
+                    poison=False,
+                    big=dice.random() < 0.03,
+                    refused=dice.random() < 0.03,
+                    statement=dice.choices(["", "one", "two"], [8, 1, 1])[0],
+                )
 
     def _late(self) -> float:
         """When a role joins."""

@@ -41,6 +41,7 @@ from tests.proof.sim.tables import (
     DEFINITIONS,
     EXCLUSIVE,
     NOTHING,
+    REFUSED,
     SHARE,
     Definition,
     Numbers,
@@ -175,6 +176,7 @@ def _insert(tree: sql.Insert) -> Statement:
         raise Unknown("ON CONFLICT of other columns than the key")
     ignored = tree.conflict is not None and changes is None
     facts = tree.table == "busrep_facts"
+    text = definition.columns.index("row") if facts else 0
 
     def run_insert(run: Run) -> Waiting:
         answer = []
@@ -182,6 +184,8 @@ def _insert(tree: sql.Insert) -> Statement:
         for row in rows(run):
             values = whole(row, run)
             key = key_of(values)
+            if facts and REFUSED in values[text]:
+                raise SimError("23514", f"new row violates a check constraint: {values[text]}")
             record, there = yield from _place(run, table, key, lock=changes is not None)
             if there is None:
                 record.put(txn, values)

@@ -21,6 +21,9 @@ Key = tuple[Any, ...]
 # What a request for a row's lock wants: only that nobody's uncommitted version stands there, or the lock itself.
 NOTHING, SHARE, EXCLUSIVE = 0, 1, 2
 
+# A row of a fact with this in it is refused, as by a constraint.
+REFUSED = "this row is refused"
+
 # Versions of a row kept before those that no snapshot can see are thrown away.
 VERSIONS = 64
 
