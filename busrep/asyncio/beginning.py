@@ -207,7 +207,6 @@ class Beginning:
                 positions |= {key: at for key, at in state.positions.items() if key[0] in core.followed}
             else:
                 bootstrapping.log_changed(core.followed)
-            context.bus.own_name.epoch_changed(epoch)
             core.rebase(epoch, positions)
             core.admission.registered(claims_of(everything))
             context.saved.at = dict(positions)

@@ -175,9 +175,3 @@ class OwnName:
         if writing is None or writing.fenced is not None or stream not in writing.commits:
             return None
         return Own(writing.name, writing.incarnation, writing.applied_as_of(stream))
-
-    def epoch_changed(self, epoch: str) -> None:
-        """The log is another one: its writers have been fenced, and what was written here is of the one before."""
-        writing = self.writing
-        if writing is not None and writing.epoch not in (None, epoch):
-            writing.lose(WriterFenced(writing.name, writing.incarnation))

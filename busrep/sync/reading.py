@@ -83,7 +83,7 @@ class NameBeside(OwnName):
 
     def __init__(self, bus: ReadingBus, beside: SharedWriter | None) -> None:
         super().__init__(bus)
-        self._reading_bus, self._beside = bus, beside
+        self._beside = beside
         self.name = None if beside is None else beside.name
 
     def positions(self) -> Mapping[str, int]:
@@ -97,13 +97,6 @@ class NameBeside(OwnName):
     def applied(self, stream: str) -> Own | None:
         """As of a bus that writes."""
         return None if self._beside is None else self._beside.own_applied(stream)
-
-    def epoch_changed(self, epoch: str) -> None:
-        """As of a bus that writes."""
-        if self._beside is not None:
-            self._beside.epoch_changed(epoch)
-            if self._beside.lost is not None:  # now, before anything is saved in the new log
-                self._reading_bus.reading.disown()
 
 
 class _ThreadSavingStore:

@@ -150,12 +150,6 @@ class SharedSession:
         if (error.writer, error.incarnation) == (self.name, session.incarnation):
             self.guarded(session, lambda: session.fence(error))
 
-    def epoch_changed(self, epoch: str) -> None:
-        """The log is another one: what was written here is of the one before, whose names nobody wins back."""
-        session = self.session
-        if session.epoch not in (None, epoch):
-            self.lose(WriterFenced(self.name, session.incarnation))
-
     def look_at_claim(self, session: WriterSession, error: SequenceWentBack) -> None:
         """A sequence that went back may be a new primary's, which fences all writers: returns when this one is
         fenced, else raises the error."""

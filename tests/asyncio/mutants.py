@@ -693,7 +693,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="own-positions-of-the-log-before-count",
         rule="9.16",
         harm="A process whose reading half is in another log already saves its own positions of the one before.",
-        edits=(Edit("Beginning._go_over", "                context.bus.own_name.epoch_changed(epoch)\n", ""),),
+        edits=(Edit("OwnName.claim", "claimed(writing.epoch, ", "claimed(None, "),),
         checks=(MUTANTS_GAPS + "9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one",),
     ),
     Mutant(
@@ -702,14 +702,14 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Of a process that claims its name before a restore, and reads after it, rows under its name are never "
         "handled.",
         edits=(Edit("OwnFacts.count_as_handled", " or self._elsewhere:", ":"),),
-        checks=(MUTANTS_GAPS + "9_16_own_positions_are_not_saved_where_the_reader_begins_in_another_log",),
+        checks=("core/test_own_facts.py::test_where_own_facts_begin_says_nothing_of_another_log",),
     ),
     Mutant(
         name="own-facts-of-another-log-are-not-due",
         rule="9.16",
         harm="What stands under the own name in a restored log counts as written by this process: it is never handled.",
         edits=(Edit("OwnFacts.known", "{} if self._elsewhere else self._starts", "self._starts"),),
-        checks=("core/test_own_facts.py::test_where_own_facts_begin_says_nothing_of_another_log",),
+        checks=(MUTANTS_GAPS + "9_16_own_positions_are_not_saved_where_the_reader_begins_in_another_log",),
     ),
     Mutant(
         name="what-was-pruned-since-is-no-loss",

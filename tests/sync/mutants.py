@@ -62,16 +62,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="in-threads-own-positions-of-the-log-before-count",
         rule="9.16",
         harm="A process that writes and reads saves its own positions in a restored log, and skips what they cover.",
-        edits=(
-            Edit(
-                "NameBeside.epoch_changed",
-                """\
-            if self._beside.lost is not None:  # now, before anything is saved in the new log
-                self._reading_bus.reading.disown()
-""",
-                "",
-            ),
-        ),
+        edits=(Edit("ReadingBus.__init__", "claimed(writing.session.epoch, ", "claimed(None, "),),
         checks=(RACES + "own_positions_of_the_log_before_are_not_saved_in_the_new_one",),
     ),
     Mutant(
