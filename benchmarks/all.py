@@ -10,15 +10,16 @@ of each program are kept in the folder: those that ``--only`` leaves out are tak
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
+from setting import percentiles
 
 HERE = Path(__file__).parent
 
@@ -124,12 +125,6 @@ def table(found: Found) -> list[str]:
     return lines
 
 
-def percentiles(runs: Sequence[Sequence[float]]) -> list[float]:
-    """Of each run the 1st to the 99th, and of those the medians; milliseconds."""
-    cuts = [statistics.quantiles(run, n=100) for run in runs]
-    return [1000 * statistics.median(at) for at in zip(*cuts, strict=True)]
-
-
 def delays(found: Found) -> list[str]:
     lines = ["| | peer, p50 | p99 | busrep, p50 | p99 | ratio of p50 |", "|---|---|---|---|---|---|"]
     for title, contenders in found["latency"]["figures"].items():
@@ -226,12 +221,15 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=PROGRAMS, help="this program; may be repeated")
     parser.add_argument("--folder", type=Path, default=Path("measured"), help="of the figures and the page")
     given = parser.parse_args()
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SystemExit("the plots need matplotlib: pip install -e '.[bench]'")
     given.folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for program in given.only or PROGRAMS:
         options = PROGRAMS[program][given.quick]
         print(f"== {program} {' '.join(options)}", flush=True)
         figures = given.folder / f"{program}.json"
+        figures.unlink(missing_ok=True)  # a program that fails shows none of before
         command = [sys.executable, str(HERE / f"{program}.py"), *options, "--json", str(figures)]
         if subprocess.run(command, check=False).returncode:
             failed.append(program)

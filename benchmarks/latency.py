@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -180,10 +179,9 @@ def main() -> None:
     print("delay from due to handler, ms; medians of the rounds")
     for title, contenders in delays.items():
         for kind, runs in contenders.items():
-            cuts = [statistics.quantiles(run, n=100) for run in runs]
-            p50, p99 = (1000 * statistics.median(one[at] for one in cuts) for at in (49, 98))
+            cuts = setting.percentiles(runs)
             longest = 1000 * max(map(max, runs))
-            print(f"{title + ', ' + kind:24} p50 {p50:9.2f}   p99 {p99:9.2f}   longest {longest:9.2f}")
+            print(f"{title + ', ' + kind:24} p50 {cuts[49]:9.2f}   p99 {cuts[98]:9.2f}   longest {longest:9.2f}")
     setting.write(given, delays)
 
 

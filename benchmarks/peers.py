@@ -397,10 +397,9 @@ class Found:
 def report(found: dict[str, Found], count: int) -> None:
     print(f"{'':12}{'rows/s':>10}{'delay p50':>12}{'p99':>10}{'longest':>10}{'lost':>8}   (ms; medians of the rounds)")
     for kind, those in found.items():
-        cuts = [statistics.quantiles(delays, n=100) for delays in those.delays]
-        p50, p99 = (1000 * statistics.median(one[at] for one in cuts) for at in (49, 98))
+        cuts = setting.percentiles(those.delays)
         rate, longest = count / statistics.median(those.seconds), 1000 * max(map(max, those.delays))
-        print(f"{kind:12}{rate:10,.0f}{p50:12.2f}{p99:10.2f}{longest:10.2f}{those.lost:8,}")
+        print(f"{kind:12}{rate:10,.0f}{cuts[49]:12.2f}{cuts[98]:10.2f}{longest:10.2f}{those.lost:8,}")
 
 
 def measure(given: argparse.Namespace, servers: Callable[[str], Servers]) -> dict[str, Found]:

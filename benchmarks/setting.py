@@ -8,6 +8,8 @@ import json
 import os
 import platform
 import sqlite3
+import statistics
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,12 @@ def write(given: argparse.Namespace, figures: dict[str, dict[str, Any]]) -> None
     if given.json is not None:
         options = {name: value for name, value in vars(given).items() if name != "json"}
         given.json.write_text(json.dumps({"told": told, "options": options, "figures": figures}) + "\n")
+
+
+def percentiles(runs: Sequence[Sequence[float]]) -> list[float]:
+    """The 1st to the 99th of each run, medians over the runs; in milliseconds, of delays in seconds."""
+    cuts = [statistics.quantiles(run, n=100) for run in runs]
+    return [1000 * statistics.median(at) for at in zip(*cuts, strict=True)]
 
 
 def machine() -> str:

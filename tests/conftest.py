@@ -169,11 +169,13 @@ def own_children() -> dict[int, str]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     ends = time.monotonic() + ENDING
-    while LINUX and own_children() and time.monotonic() < ends:
-        time.sleep(0.05)
-    if LINUX and (left := own_children()):
+    while LINUX and (left := own_children()):
+        if time.monotonic() < ends:
+            time.sleep(0.05)
+            continue
         sys.stderr.write(f"\nprocesses left behind by the tests: {left}\n")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        break
 
 
 @pytest.fixture(scope="session")

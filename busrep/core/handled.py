@@ -182,7 +182,7 @@ class OwnFacts:
     _behind_snapshot: dict[str, None] = attrs.field(factory=dict)
 
     def claimed(self, log: str | None, starts: Mapping[str, int]) -> None:
-        """The own name is won, in this log: its own facts begin there."""
+        """The own name is won, in a log or in none. ``starts``: {stream: where the own facts begin}."""
         self._log, self._starts = log, starts
 
     @property

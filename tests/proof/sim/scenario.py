@@ -114,8 +114,8 @@ class _Draw:
         self._strangers(random.Random(f"strangers {self.seed}"))
         self._outages()
         self._failovers(random.Random(f"failovers {self.seed}"))
-        both = [role.name for role in writers if role.reads]
-        self._restored_at_beginning(random.Random(f"restored at beginning {self.seed}"), both)
+        reading = [role.name for role in writers if role.reads]
+        self._restored_at_beginning(random.Random(f"restored at beginning {self.seed}"), reading)
         self._bursts(random.Random(f"bursts {self.seed}"))
         memory = self._clocks(random.Random(f"clocks {self.seed}"))
         events = tuple(sorted(self.events, key=lambda event: event.at))
