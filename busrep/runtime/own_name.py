@@ -72,8 +72,7 @@ async def win_back(former: WriterSession, outdone: int, begin: Callable[[int], A
                 raise WriterFenced(former.name, former.incarnation) from None
             again = error.incarnation  # won, and finished for its silence before that was known here
         except Unavailable:
-            # It may be won all the same. That can be told until readers finish that incarnation too, and the next
-            # fact may be long in coming: so it is tried once more, now.
+            # It may be won all the same, and the next fact may be long in coming: so it is tried once more, now.
             if tried:
                 raise
             tried = True

@@ -16,7 +16,7 @@ from busrep.core.starts import Start, plan_start
 from busrep.errors import ConfigError, Unavailable, WriterFenced
 from busrep.stores.declared import init_command
 from busrep.stores.dialect import Backing, Dialect, begin_durably, highest_row, or_blocked
-from busrep.stores.fencing import clock, follow_server
+from busrep.stores.fencing import clock, follow_server, winner_of
 from busrep.stores.interface import Claim, KnownWriter, Newest, Registered
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.schema import EPOCH, check_columns, record_fields
@@ -159,10 +159,12 @@ def _win(
 
 def _check_again(dialect: Dialect, writer: str, again: int) -> Plan[None]:
     """Raise WriterFenced unless the name may be won back; locked, so that nobody else wins it before the claim."""
+    noted = "SELECT incarnation FROM busrep_writers WHERE writer = ? AND finished = ?"
     answers = yield Sql(
         "SELECT 1 FROM busrep_writers WHERE writer = ? AND "
-        f"((incarnation = ? AND {LIVE}) OR (incarnation = ? AND finished = ?) OR finished = ?){dialect.exclusive}",
-        (writer, again, again + 1, again, -again),
+        f"((incarnation = ? AND {LIVE}) OR (incarnation = ? AND finished = ?) OR finished = ? "
+        f"OR (incarnation = finished + 1 AND finished IN ({noted}))){dialect.exclusive}",
+        (writer, again, again + 1, again, -again, winner_of(writer), -again),
     )
     if not answers[0]:
         raise WriterFenced(writer, again)

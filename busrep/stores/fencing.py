@@ -165,11 +165,24 @@ def finish(dialect: Dialect, writer: str, incarnation: int, *, timeout: float) -
     return (yield from or_blocked(dialect, writer, finals))
 
 
+def winner_of(writer: str) -> str:
+    """The row of busrep_writers that notes who had won a name back which was finished after that: no name of a writer,
+    for there is a space in it."""
+    return f"{writer} won"
+
+
 def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> Plan[int | None]:
     """The incarnation that is fenced; the one before, if somebody has fenced that already and got no further: its
     process could not tell that the name is its own if it were fenced twice."""
     answers = yield (
         *begin_durably(dialect, wait=seconds),
+        # Who has won the name back, and does not know it yet, can tell that it is its own still.
+        Sql(
+            "INSERT INTO busrep_writers (writer, incarnation, claimed_at, finished) SELECT ?, incarnation, claimed_at, "
+            "finished FROM busrep_writers WHERE writer = ? AND incarnation = ? AND finished < 0 "
+            "ON CONFLICT (writer) DO UPDATE SET incarnation = excluded.incarnation, finished = excluded.finished",
+            (winner_of(writer), writer, incarnation),
+        ),
         Sql(
             "UPDATE busrep_writers SET incarnation = incarnation + 1, finished = incarnation "
             "WHERE writer = ? AND incarnation = ? AND coalesce(finished, -1) <> ?",

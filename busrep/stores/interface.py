@@ -207,8 +207,8 @@ class FactLog(FactSource, Protocol):
 
         ``again``: only if the name is still of this incarnation of it, or was finished for its silence and nobody has
         claimed it since: else WriterFenced. So a process may win back its own name, and never takes another's. After
-        Unavailable it may have been won: ask again with the same ``again``. WriterFenced of a higher incarnation: it
-        was won under that, and finished before the answer.
+        Unavailable it may have been won, and finished since: ask again with the same ``again``. WriterFenced of a
+        higher incarnation: it was won under that, and finished before the answer.
         """
 
     async def reserve(self, stream: str, count: int) -> list[int]:

@@ -803,6 +803,18 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         ),
     ),
     Mutant(
+        name="who-has-won-a-name-back-that-is-finished-is-forgotten",
+        rule="9.5",
+        harm="A process that wins its name back without an answer, and is silent then, never writes again.",
+        edits=(
+            Edit("fencing._fence", "AND incarnation = ? AND finished < 0 ", "AND incarnation = ? AND finished = 0 "),
+        ),
+        checks=(
+            WRITING + "a_name_won_back_without_an_answer_is_this_process_s_still[twice, and finished since]",
+            SYNC_STORES + "a_name_that_was_won_back_without_an_answer_and_finished_is_won_back_still[sqlite]",
+        ),
+    ),
+    Mutant(
         name="a-silent-writer-is-fenced-twice",
         rule="9.5",
         harm="Two readers finish a silent process one after the other: it cannot win its name back.",

@@ -184,6 +184,27 @@ def test_a_name_is_won_back_only_while_it_is_nobody_else_s(url: str) -> None:
             store.claim("w1", ["orders"], timeout=1, again=other.incarnation)
 
 
+def test_a_name_that_was_won_back_without_an_answer_and_finished_is_won_back_still(url: str) -> None:
+    with opened(url) as store:
+        claim = first = store.claim("w1", ["orders"], timeout=1)
+        for _ in range(3):
+            store.finish("w1", claim.incarnation, timeout=1)
+            # What it would ask if none of the claims before had got an answer.
+            claim = store.claim("w1", ["orders"], timeout=1, again=first.incarnation)
+        store.finish("w1", claim.incarnation, timeout=1)
+        claim = store.claim("w1", ["orders"], timeout=1, again=claim.incarnation)  # which it knew
+        store.finish("w1", claim.incarnation, timeout=1)
+        with pytest.raises(WriterFenced):
+            store.claim("w1", ["orders"], timeout=1, again=first.incarnation)
+        other = store.claim("w1", ["orders"], timeout=1)  # another process's, after that
+        for _ in range(2):
+            for former in (first, claim):
+                with pytest.raises(WriterFenced):
+                    store.claim("w1", ["orders"], timeout=1, again=former.incarnation)
+            store.finish("w1", other.incarnation, timeout=1)
+        assert [one.writer for one in store.known()] == ["w1"]
+
+
 def test_a_name_is_won_back_though_it_was_finished_by_two(url: str) -> None:
     """The first got no further than to fence it, and the second took that for another silent incarnation."""
     with opened(url) as store:

@@ -692,9 +692,11 @@ def test_a_fact_that_has_its_ids_when_the_writer_is_finished_is_begun_anew(
         assert wire.tokens(last) == [first, last]
 
 
-@pytest.mark.parametrize("lost", [1, 2], ids=["once", "twice"])
+@pytest.mark.parametrize(
+    ("lost", "silent"), [(1, False), (2, False), (2, True)], ids=["once", "twice", "twice, and finished since"]
+)
 def test_a_name_won_back_without_an_answer_is_this_process_s_still(
-    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch, lost: int
+    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch, lost: int, silent: bool
 ) -> None:
     with FaultyLink.in_thread(deployment.store) as link, deployment.bus(store=link.url, beats=False) as bus:
         first = write(bus, 1)
@@ -711,6 +713,8 @@ def test_a_name_won_back_without_an_answer_is_this_process_s_still(
         if lost == 2:
             with pytest.raises(Unavailable):
                 write(bus, 2)
+        if silent:
+            silence(deployment)
         last = write(bus, 3)
         assert len(asked) == lost + 1
         assert len(set(asked)) == 1
