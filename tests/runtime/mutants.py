@@ -229,7 +229,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a-win-back-without-an-answer-waits-for-the-next-fact",
         rule="9.4",
-        harm="Until then readers may finish what was won, and nothing tells any more whose it was: the name is lost.",
+        harm="What was won stands idle, and holds linear positions back, until the next fact, perhaps for long.",
         edits=(
             Edit(
                 "win_back",
