@@ -183,8 +183,8 @@ class Bound:
 
 
 BOUNDS = (
-    Bound(wheel_lines, 22_000, 31_022),
-    Bound(largest_class, 300, 288),
+    Bound(wheel_lines, 22_000, 31_665),
+    Bound(largest_class, 300, 289),
     Bound(largest_file, 400, 388),
     Bound(largest_core_file, 250, 250),
     Bound(long_functions, 0, 0),

@@ -230,16 +230,18 @@ def hold(dialect: Dialect, held: Claim, *begin: Control) -> Plan[object]:
     return answers[0][0][0]
 
 
+def claim_stands(dialect: Dialect, claim: Claim, lock: str = "") -> Sql:
+    """A row while the claim stands, on the server that was noted. ``lock``: the row's, as a suffix."""
+    return Sql(
+        f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server}{lock}",
+        (claim.writer, claim.incarnation),
+    )
+
+
 def check_claim(dialect: Dialect, claim: Claim) -> Plan[None]:
     """Read the claim (9.2). Unavailable on a server that only follows another: it may not have heard yet of what was
     committed, nor of who has the name."""
-    answers = yield (
-        Sql(f"SELECT {dialect.replica}"),
-        Sql(
-            f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server}",
-            (claim.writer, claim.incarnation),
-        ),
-    )
+    answers = yield Sql(f"SELECT {dialect.replica}"), claim_stands(dialect, claim)
     if answers[0][0][0]:
         raise Unavailable(dialect.name, "it is a replica, which may lag: only the primary can tell")
     if not answers[1]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutant import SIMULATOR, Edit, Mutant
 
+APPENDING = "asyncio/test_appending.py::test_"
 BUS = "asyncio/test_bus.py::test_"
 CACHED = "caches/test_cached.py::test_"
 ENDED_INSIDE = "asyncio/test_ended_inside.py::test_"
@@ -314,8 +315,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "WriterSession._note_committed",
-                "deque(maxlen=COMMITS_CHECKED)).append(max(ids))",
-                "deque([0], 1)).append(max(ids + list(self.committed[name])))",
+                "noted[unit] = max(max(ids), noted.pop(unit, 0))",
+                "noted[None] = max(max(ids), noted.pop(None, 0))",
             ),
         ),
         checks=(
@@ -369,8 +370,8 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="4",
         harm="A row that is added after the block is accepted, and lost.",
         edits=(
-            Edit("FactBase._check_in_block", "if self._state is FactState.ENDED:", "if False:"),
-            Edit("FactBase._check_in_block", "if self._state is not FactState.OPEN:", "if not self._opened:"),
+            Edit("FactContents._check_in_block", "if self._state is FactState.ENDED:", "if False:"),
+            Edit("FactContents._check_in_block", "if self._state is not FactState.OPEN:", "if not self._opened:"),
         ),
         checks=(
             FACT_AFTER_BLOCK + "asyncio[sqlite_url]",
@@ -445,5 +446,31 @@ MUTANTS: tuple[Mutant, ...] = (
             RENEWALS + "who_is_finished_for_ever_is_told_that_it_is_too_slow",
             RENEWALS + "9_19_the_same_on_an_event_loop[6]",
         ),
+    ),
+    Mutant(
+        name="a-block-that-failed-moves-the-position",
+        rule="9.2",
+        harm="A writer whose name was lost meanwhile announces past a fact of its successor: lost.",
+        edits=(
+            Edit(
+                "FactBase._roll_back",
+                "        if transaction is not None and not transaction.claimed:\n            self._without_claim()\n",
+                "",
+            ),
+        ),
+        checks=(SIMULATOR, RULES + "9_2_a_fact_that_wrote_nothing_does_not_step_over_a_successor_s[rolled back]"),
+    ),
+    Mutant(
+        name="an-empty-block-moves-the-position",
+        rule="9.2",
+        harm="The same.",
+        edits=(
+            Edit(
+                "FactBase._commit",
+                "            if not transaction.claimed:  # there was nothing to insert\n",
+                "            if False:\n",
+            ),
+        ),
+        checks=(SIMULATOR, RULES + "9_2_a_fact_that_wrote_nothing_does_not_step_over_a_successor_s[empty]"),
     ),
 )

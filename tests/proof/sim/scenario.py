@@ -188,7 +188,7 @@ class _Draw:
                     poison=False,
                     big=dice.random() < 0.03,
                     refused=dice.random() < 0.03,
-                    statement=dice.choices(["", "one", "two"], [8, 1, 1])[0],
+                    statement=dice.choices(["", "one", "two", "left"], [8, 1, 1, 1])[0],
                 )
 
     def _late(self) -> float:
