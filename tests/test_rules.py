@@ -77,6 +77,7 @@ ROOT = Path(__file__).parent.parent
 # A name without parameters stands for all its cases. After the rules: sentences of their closing paragraph.
 W = "core/test_writer.py::test_rules"
 APPENDING = "asyncio/test_appending.py::test_"
+BEATS = "core/test_beats.py::test_9_27_"
 STRAY = "asyncio/test_stray_lines.py::test_what_a_stranger_says_harms_nobody"
 RULES: dict[str, list[str]] = {
     "9.1": [
@@ -453,6 +454,22 @@ RULES: dict[str, list[str]] = {
         "stores/test_stores.py::TestSqlite::test_9_26_rows_are_appended_while_the_claim_stands",
         "stores/test_stores.py::TestPostgres::test_9_26_rows_are_appended_while_the_claim_stands",
     ],
+    "9.27": [
+        f"{BEATS}a_beat_announces_streams_in_which_nothing_happened_in_turns",
+        f"{BEATS}a_stream_that_moved_is_announced_at_the_next_beat",
+        f"{BEATS}rows_that_were_dropped_are_announced_at_the_next_beat",
+        f"{BEATS}all_streams_are_announced_to_whoever_asks_after_a_reconnect_and_at_the_end",
+        f"{BEATS}streams_in_memory_are_announced_at_every_beat",
+        f"{BEATS}every_channel_carries_a_sign_of_life",
+        f"{BEATS}a_writer_of_single_lines_announces_all",
+        f"{BEATS}the_turns_of_a_beat_that_redis_held_up_are_not_lost",
+        f"{BEATS}a_reader_asks_until_every_stream_of_a_writer_that_it_hears_is_known",
+        f"{BEATS}of_lines_that_were_dropped_for_a_bound_the_positions_are_asked_for",
+        f"{BEATS}who_will_not_tell_is_not_asked",
+        "runtime/test_beat.py::test_9_27_a_beat_with_nothing_to_tell_stores_one_position_for_the_sign_of_life",
+        "runtime/test_beat.py::test_9_27_what_has_moved_is_stored_until_a_beat_succeeds",
+        "runtime/test_beat.py::test_9_27_a_line_that_the_registry_does_not_explain_has_it_read_at_the_next_beat",
+    ],
 }
 
 CASES = [
@@ -726,9 +743,9 @@ def while_beating(w1: Bench, monkeypatch: pytest.MonkeyPatch, happens: Callable[
     """Have something happen between the note and the answer of the store's heartbeat."""
     heartbeat = w1.store.heartbeat
 
-    async def slow(*args: Any) -> Any:
+    async def slow(*args: Any, **options: Any) -> Any:
         happens()
-        return await heartbeat(*args)
+        return await heartbeat(*args, **options)
 
     monkeypatch.setattr(w1.store, "heartbeat", slow)
 

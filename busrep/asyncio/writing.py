@@ -254,14 +254,14 @@ class Writing(WriterSession):
         if not self._durable or self.fenced is not None:
             return
         # Noted before the claim and the registry are read, which the store does under one lock (9.7).
-        noted, positions = self.noted()
+        beat = self.beat_begins()
         try:
             store, claim = self.log
-            registry = await store.heartbeat(claim, positions)
+            registry = await store.heartbeat(claim, beat.positions, registry=beat.whole)
         except WriterFenced as error:
             self.fence(error)
             return
-        self.others.registry_read(noted, registry)
+        self.beat_stored(beat, registry)
 
     async def leave(self) -> None:
         """After the last announcement: store the positions, and finish the own name (9.21), which nobody has to find

@@ -20,7 +20,7 @@ from busrep.core.ids import IdGenerator, Ticket
 from busrep.core.retained import RetainedRows
 from busrep.core.writer import Writer
 from busrep.errors import BusrepError, CommitsLost, ConfigError, NotAWriter, WriterFenced
-from busrep.stores.interface import AsyncTransaction, Claim, FactLog, Group, KnownWriter
+from busrep.stores.interface import AsyncTransaction, Claim, FactLog, Group, KnownWriter, Registered
 from busrep.streams import Stream
 
 from .config import WriterConfig
@@ -33,6 +33,18 @@ log = logging.getLogger("busrep.writer")
 # After a failover facts of so many transactions of each stream are looked for. It loses those that were committed last;
 # of those that were answered last the one that was committed last is one, unless more connections were at COMMIT.
 COMMITS_CHECKED = 100
+
+
+@attrs.frozen
+class Beat:
+    """What a beat stores, by stream: ``positions``, of these streams; ``noted``, how far they may follow other writers.
+
+    ``whole``: of all streams, and the registry is to be read; else of what has changed, or of one stream.
+    """
+
+    positions: dict[str, int]
+    noted: dict[str, int]
+    whole: bool
 
 
 class WriterSession:
@@ -69,6 +81,8 @@ class WriterSession:
         self.facts = 0
         self.rows = 0
         self._connection: object = None  # the one that was published on last
+        self._stored: dict[str, int] = {}  # the own positions as the last beats stored them
+        self._beats_left = 0  # that store what has changed alone, before the next one that stores and reads everything
 
     def _generator(self, stream: Stream[Any]) -> IdGenerator:
         """The ID generator of a stream, which the core announces from where its own facts begin."""
@@ -283,11 +297,22 @@ class WriterSession:
             for one in doubt.opened:
                 one.forget()
 
-    def noted(self) -> tuple[dict[str, int], dict[str, int]]:
-        """How far the own positions may follow, noted before the claim is read, and the own positions to store."""
-        noted = {name: self.generators[name].open_floor for name in self._durable}
+    def beat_begins(self) -> Beat:
+        """What the next beat stores, noted before the claim is read (9.27)."""
+        whole = self.others.registry_doubted or self._beats_left <= 0
         positions = {name: self.generators[name].position for name in self._durable}
-        return noted, positions
+        noted = {name: self.generators[name].open_floor for name in self._durable}
+        for name in [*positions] if not whole else ():
+            behind = self._durable[name].follows and noted[name] > positions[name]
+            if len(positions) > 1 and not behind and positions[name] == self._stored.get(name):
+                del positions[name], noted[name]  # one stays, for the sign of life
+        return Beat(positions, noted, whole)
+
+    def beat_stored(self, beat: Beat, registry: Registered) -> None:
+        """A beat was stored, and this is what the database told."""
+        self._beats_left = self._settings.silent_after_beats - 1 if beat.whole else self._beats_left - 1
+        self._stored.update(beat.positions)
+        self.others.beat_stored(beat.noted, registry)
 
     def is_successors(self, stream: str, token: int) -> bool:
         """Whether a fact under the own name is none of this process's, which is fenced: it may be a successor's."""

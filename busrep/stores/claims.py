@@ -260,8 +260,10 @@ def bounded(positions: Mapping[str, int], sequences: Mapping[str, int]) -> dict[
 
 
 @transaction
-def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> Plan[Registered]:
-    """Proven positions and a sign of life, while the claim stands; the registry as it is under that lock.
+def heartbeat(
+    dialect: Dialect, claim: Claim, positions: Mapping[str, int], *, registry: bool = True
+) -> Plan[Registered]:
+    """Proven positions and a sign of life, while the claim stands; the registry, if wanted, as it is under that lock.
 
     Only the rows of positions that moved are written, and the first one: a writer was last heard of in any of its rows.
     """
@@ -275,6 +277,10 @@ def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> P
     stored = bounded(positions, sequences)
     rows = orjson.dumps([[stream, position, int(at == 0)] for at, (stream, position) in enumerate(stored.items())])
     columns = dialect.values(("stream", "text"), ("position", "bigint"), ("sign", "bigint"))
+    others = Sql(
+        "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "
+        "LEFT JOIN busrep_writers w ON w.writer = p.writer WHERE p.registered"
+    )
     answers = yield (
         Sql(
             f"UPDATE busrep_positions AS p SET seen_at = {dialect.now}, position = {dialect.largest}(p.position, "
@@ -282,13 +288,10 @@ def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> P
             "AND (p.position < v.position OR v.sign = 1)",
             (rows.decode(), claim.writer),
         ),
-        Sql(
-            "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "
-            "LEFT JOIN busrep_writers w ON w.writer = p.writer WHERE p.registered"
-        ),
+        *((others,) if registry else ()),
         Control.COMMIT,
     )
-    return Registered(answers[1], sequences)
+    return Registered(answers[1] if registry else (), sequences, read=registry)
 
 
 @transaction

@@ -66,13 +66,13 @@ class Registered(dict[str, dict[str, int]]):
     """The registry, {stream: {registered writer: proven position}}, read on the primary under a claim's lock.
 
     ``claims``: {(stream, writer): incarnation}. ``sequences``: the highest ID given out by then, of each stream whose
-    position was stored; no position of this log lies above it.
+    position was stored; no position of this log lies above it. ``read``: whether the registry was; else it is empty.
     """
 
-    def __init__(self, rows: Iterable[tuple[str, str, int, int]], sequences: Mapping[str, int]) -> None:
+    def __init__(self, rows: Iterable[tuple[str, str, int, int]], sequences: Mapping[str, int], *, read: bool) -> None:
         super().__init__()
         self.claims: dict[tuple[str, str], int] = {}
-        self.sequences = sequences
+        self.sequences, self.read = sequences, read
         for stream, writer, position, incarnation in rows:
             self.setdefault(stream, {})[writer] = position
             self.claims[stream, writer] = incarnation
@@ -237,11 +237,11 @@ class FactLog(FactSource, Protocol):
         more is published under it, and the table may be another than the one that was written to. Of appended facts
         it first ends the series that they were sent in, in a transaction (9.26). Raises Unavailable."""
 
-    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Registered:
-        """Store proven own positions and a sign of life, only while the claim stands: else WriterFenced.
+    async def heartbeat(self, claim: Claim, positions: Mapping[str, int], *, registry: bool = True) -> Registered:
+        """Store proven own positions, one at least, and a sign of life, only while the claim stands: else WriterFenced.
 
         A position above the stream's sequence is logged, and the sequence's value stored in its place. Returns the
-        registry, read on the primary while the claim was locked.
+        sequences and, if that is wanted, the ``registry``, read on the primary while the claim was locked.
         """
 
     async def check_claim(self, claim: Claim) -> None:

@@ -247,13 +247,13 @@ class SharedWriter(SharedSession):
         session = self.session
         if session.ended or session.claim is None or self.store is None:
             return
-        noted, positions = self.guarded(session, session.noted)
+        beat = self.guarded(session, session.beat_begins)
         try:
-            registry = complete(self.store.heartbeat(session.claim, positions))
+            registry = complete(self.store.heartbeat(session.claim, beat.positions, registry=beat.whole))
         except WriterFenced as error:
             self.fence(session, error)
             raise
-        self.guarded(session, lambda: session.others.registry_read(noted, registry))
+        self.guarded(session, lambda: session.beat_stored(beat, registry))
 
     def before_a_fact(self, connection: Any = None) -> None:
         """Without a thread that does so: do first what is overdue.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutant import SIMULATOR, Edit, Mutant
 
 APPENDING = "asyncio/test_appending.py::test_"
+BEAT = "runtime/test_beat.py::test_9_27_"
 BUS = "asyncio/test_bus.py::test_"
 CACHED = "caches/test_cached.py::test_"
 ENDED_INSIDE = "asyncio/test_ended_inside.py::test_"
@@ -81,9 +82,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer that lost its name meanwhile announces past a fact that its successor holds open.",
         edits=(
             Edit(
-                "OtherWriters.registry_read",
-                "                generator.follow(min(noted[name], registry.sequences[name]))\n",
-                "                generator.follow(min(generator.open_floor, registry.sequences[name]))\n",
+                "OtherWriters.beat_stored",
+                "self._generators[name].follow(min(highest, ",
+                "self._generators[name].follow(min(self._generators[name].open_floor, ",
             ),
         ),
         checks=(RULES + "9_2_what_is_heard_during_a_beat_counts_in_the_next",),
@@ -118,7 +119,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The positions table claims what is still open: readers that start now, or follow it, skip those rows.",
         edits=(
             Edit(
-                "WriterSession.noted",
+                "WriterSession.beat_begins",
                 "        positions = {name: self.generators[name].position for name in self._durable}\n",
                 "        positions = {name: self.generators[name].highest for name in self._durable}\n",
             ),
@@ -221,8 +222,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "OtherWriters.heard",
-                " or not senders.is_trusted(item.writer, self._epoch)",
-                "",
+                "if incarnation is None or incarnation != claim or not trusted:",
+                "if incarnation is None or incarnation != claim:",
             ),
         ),
         checks=(RULES + "9_16_a_writer_learns_nothing_from_one_of_another_log",),
@@ -392,8 +393,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "OtherWriters.heard",
-                "senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, self._epoch)",
-                "claim is None or self._epoch is None",
+                "if incarnation is None or incarnation != claim or not trusted:",
+                "if self._epoch is None:",
             ),
         ),
         checks=(
@@ -472,5 +473,54 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(SIMULATOR, RULES + "9_2_a_fact_that_wrote_nothing_does_not_step_over_a_successor_s[empty]"),
+    ),
+    Mutant(
+        name="a-beat-that-failed-counts-as-stored",
+        rule="9.27",
+        harm="Until the fifth beat the table says less than the writer has proven; who reads there waits for it.",
+        edits=(
+            Edit(
+                "WriterSession.beat_begins",
+                "        return Beat(positions, noted, whole)\n",
+                "        self._stored.update(positions)\n        return Beat(positions, noted, whole)\n",
+            ),
+        ),
+        checks=(BEAT + "what_has_moved_is_stored_until_a_beat_succeeds",),
+    ),
+    Mutant(
+        name="who-is-behind-others-does-not-follow-them",
+        rule="9.27",
+        harm="The linear position of a stream stands until the fifth beat of each writer that has nothing to write.",
+        edits=(
+            Edit("WriterSession.beat_begins", "if len(positions) > 1 and not behind and", "if len(positions) > 1 and"),
+        ),
+        checks=(BEAT + "what_others_wrote_is_followed_at_the_next_beat",),
+    ),
+    Mutant(
+        name="who-joins-waits-for-the-fifth-beat",
+        rule="9.27",
+        harm="What a new writer writes is not followed for five beats: linear positions stand.",
+        edits=(
+            Edit(
+                "WriterSession.beat_begins",
+                "self.others.registry_doubted or self._beats_left <= 0",
+                "self._beats_left <= 0",
+            ),
+        ),
+        checks=(BEAT + "a_line_that_the_registry_does_not_explain_has_it_read_at_the_next_beat",),
+    ),
+    Mutant(
+        name="a-writer-of-another-log-has-the-registry-read",
+        rule="9.27",
+        harm="Who shares the channel makes every writer read all of the registry at each beat.",
+        edits=(Edit("OtherWriters.heard", "joined = trusted and incarnation", "joined = incarnation"),),
+        checks=(BEAT + "a_line_that_the_registry_does_not_explain_has_it_read_at_the_next_beat",),
+    ),
+    Mutant(
+        name="a-writer-of-single-lines-is-followed-at-the-fifth-beat",
+        rule="9.27",
+        harm="The linear position of its stream stands meanwhile.",
+        edits=(Edit("OtherWriters.heard", "if joined or (incarnation is None and claim is not None):", "if joined:"),),
+        checks=(BEAT + "a_writer_of_single_lines_is_followed_through_the_registry_at_every_beat",),
     ),
 )

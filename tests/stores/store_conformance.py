@@ -512,7 +512,11 @@ class StoreConformance:
             known = {(w.stream, w.writer): (w.position, w.registered) for w in await other.known()}
             assert known["orders", "w1"] == (3, False)
             assert known["orders", "w2"] == (0, True)
-            assert await other.heartbeat(alive, {"orders": 3}) == {"orders": {"w2": 3}}
+            told = await other.heartbeat(alive, {"orders": 3})
+            assert told == {"orders": {"w2": 3}}
+            assert told.read
+            told = await other.heartbeat(alive, {"orders": 3}, registry=False)
+            assert (told, told.claims, told.sequences, told.read) == ({}, {}, {"orders": 3}, False)
             assert await read(other, "w1", 0, 3) == [(1, row(1, 0))]
             await other.reserve("orders", 5)
             assert await other.finish("w1", dead.incarnation, timeout=1) == {"orders": 3, "payments": 0}
