@@ -176,6 +176,8 @@ def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> P
     process could not tell that the name is its own if it were fenced twice."""
     answers = yield (
         *begin_durably(dialect, wait=seconds),
+        # First, as a claim does: else this and 'db restored' could each wait for one of the two rows of a name.
+        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.share),
         # Who has won the name back, and does not know it yet, can tell that it is its own still.
         Sql(
             "INSERT INTO busrep_writers (writer, incarnation, claimed_at, finished) SELECT ?, incarnation, claimed_at, "

@@ -711,6 +711,7 @@ class Cutter:
 class TestPostgres(SqlConformance, BootstrapConformance):
     mark = "%s"
     json_type = "jsonb"
+    WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
     @pytest.fixture
     def url(self, postgres_url: str) -> str:
@@ -808,16 +809,33 @@ class TestPostgres(SqlConformance, BootstrapConformance):
     @sync
     async def test_9_4_a_claim_waits_for_a_restore_that_is_at_work(self, url: str) -> None:
         """Else it would stand in a log that is gone, and the restore, which has not seen it, would not fence it."""
-        waiting = (
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        )
         async with self.opened(url) as store, await psycopg.AsyncConnection.connect(url) as restoring:
             await restoring.execute("UPDATE busrep_meta SET value = repeat('2', 32) WHERE key = 'epoch'")
             claiming = asyncio.create_task(store.claim("w1", ["orders"], timeout=PATIENCE))
-            while self.sql(url, waiting) == [(0,)] and not claiming.done():
+            while self.sql(url, self.WAITING) == [(0,)] and not claiming.done():
                 await asyncio.sleep(0.01)
             await restoring.commit()
             assert (await claiming).epoch == "2" * 32
+
+    @sync
+    async def test_9_5_a_finish_waits_for_a_restore_that_is_at_work(self, url: str) -> None:
+        """Both lock two rows of a name that was won back and finished, the restore in any order: a deadlock."""
+        async with self.opened(url) as store, await psycopg.AsyncConnection.connect(url) as restoring:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            for _ in range(2):
+                await store.finish("w1", claim.incarnation, timeout=PATIENCE)
+                claim = await store.claim("w1", ["orders"], timeout=1, again=claim.incarnation)
+            fence = (
+                "UPDATE busrep_writers SET incarnation = incarnation + 1, finished = 0 WHERE writer = %s RETURNING 1"
+            )
+            await restoring.execute("UPDATE busrep_meta SET value = repeat('2', 32) WHERE key = 'epoch'")
+            await restoring.execute(fence, ["w1"])
+            finishing = asyncio.create_task(store.finish("w1", claim.incarnation, timeout=PATIENCE))
+            while self.sql(url, self.WAITING) == [(0,)] and not finishing.done():
+                await asyncio.sleep(0.01)
+            assert await (await restoring.execute(fence, ["w1 won"])).fetchall() == [(1,)]
+            await restoring.commit()
+            assert await finishing == {}
 
     def test_9_4_claims_race_whatever_the_default_isolation_is(self, url: str) -> None:
         name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
