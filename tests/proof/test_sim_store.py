@@ -197,9 +197,9 @@ async def played(side: OnPostgres | Simulated, script: Sequence[Do]) -> list[Any
             task = asyncio.ensure_future(side.run(connections[one.session], steps))
             running[one.session] = task
             await side.settled(connections[one.session], task)
-            if task.done():
+            if task.done() and one.session not in one.wakes:
                 await outcome(one.session)
-            else:
+            else:  # or it has waited, for as long as it may
                 seen.append((one.session, "waits"))
             for name in one.wakes:
                 async with asyncio.timeout(PATIENCE):
