@@ -256,7 +256,7 @@ class TcpLink(Link):
             await asyncio.sleep(min(settings.tcp_ping, settings.tcp_timeout) / 4)
             if self._liveness.gone(clock()):
                 raise TimeoutError(f"nothing heard for {settings.tcp_timeout:g} s")
-            if line := self._liveness.ping(clock(), _unix_ms()):
+            if not self._closing and (line := self._liveness.ping(clock(), _unix_ms())):
                 writer.write(line)
 
     # -- publishing -------------------------------------------------------------------------------------------

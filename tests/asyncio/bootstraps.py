@@ -112,7 +112,7 @@ def state(bus: Bus, stream: str = "orders") -> str | None:
     return None if found is None else found["state"]
 
 
-async def until(true: Callable[[], Any], timeout: float = 20.0) -> None:
+async def until(true: Callable[[], Any], timeout: float = 60.0) -> None:
     """Wait for something that has no event of its own (a counter in statistics)."""
     async with asyncio.timeout(timeout):
         while not true():

@@ -218,7 +218,7 @@ def write(bus: Any, *numbers: int, stream: Stream[Order] = orders) -> int:
     return last
 
 
-def until(true: Callable[[], Any], timeout: float = 10.0) -> None:
+def until(true: Callable[[], Any], timeout: float = 60.0) -> None:
     """Wait for something that has no event of its own (a counter in statistics)."""
     deadline = time.monotonic() + timeout
     while not true():

@@ -64,6 +64,7 @@ class Shared:
 
 
 @pytest.mark.servers
+@pytest.mark.timeout(320)
 def test_fifty_readers_at_once_on_postgresql(postgres_url: str) -> None:
     """All of them come online, though four load at a time; who waits asks only now and then."""
     settings = Settings(

@@ -100,7 +100,7 @@ async def test_a_reader_far_behind_goes_on_where_it_was(
         last = await write(deployed.writer, 20, first=10)  # more than bootstrap_lag
         store = open_store(deployed.table, Registry([orders]))
         await store.open()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not any(one.position >= last for one in await store.known()):  # a beat has stored it: it is known
                 await asyncio.sleep(0.01)
         await store.close()
@@ -117,7 +117,7 @@ async def test_where_rows_were_pruned_only_a_snapshot_will_do(redis_url: str, bu
         await write(deployed.writer, 30)
         store = open_store(deployed.table, Registry([orders]))
         await store.open()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not any(one.floor for one in await store.known()):  # once a beat has stored the position
                 await store.prune(keep=5)
                 await asyncio.sleep(0.01)

@@ -141,7 +141,7 @@ async def written(shop: Shop, count: int = 35) -> AsyncIterator[tuple[Bus, int]]
 
 def run(work: Any) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await work
 
     asyncio.run(bounded())

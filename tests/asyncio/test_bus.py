@@ -95,7 +95,7 @@ def on_postgres(redis_url: str, bus_name: str, postgres_url: str) -> Deployment:
     return found
 
 
-def run(work: Coroutine[Any, Any, None], timeout: float = 30.0) -> None:
+def run(work: Coroutine[Any, Any, None], timeout: float = 100.0) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(timeout):
             await work
@@ -103,7 +103,7 @@ def run(work: Coroutine[Any, Any, None], timeout: float = 30.0) -> None:
     asyncio.run(bounded())
 
 
-async def until(true: Callable[[], Any], timeout: float = 10.0) -> None:
+async def until(true: Callable[[], Any], timeout: float = 60.0) -> None:
     """Wait for something that has no event of its own (a counter in statistics)."""
     async with asyncio.timeout(timeout):
         while not true():
@@ -617,7 +617,7 @@ def test_a_transaction_that_has_ended_is_asked_after_whole(
 
 
 async def until_async(ask: Callable[[], Awaitable[int]], at_least: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await ask() < at_least:
             await asyncio.sleep(0.02)
 
@@ -1527,7 +1527,7 @@ def test_replicate_is_answered_and_bad_lines_are_counted(deployment: Deployment)
             await pubsub.subscribe(deployment.name)
             await client.publish(deployment.name, "REPLICATE ")
             expected = Position("orders", "w1", 1, 1).format()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 async for message in pubsub.listen():
                     if message["type"] == "message" and expected in message["data"].split(b"\n"):
                         break

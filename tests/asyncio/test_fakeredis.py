@@ -56,7 +56,7 @@ def test_facts_reach_readers(redis: fakeredis.FakeAsyncRedis, store: str) -> Non
             assert sorted(got) == list(range(10))
             assert [number for number in got if number % 2] == [1, 3, 5, 7, 9]
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_a_lost_last_message_is_found_within_a_beat(
@@ -87,4 +87,4 @@ def test_a_lost_last_message_is_found_within_a_beat(
             found = reader.statistics()["reader"]
             assert (found["rows_received"], found["rows_fetched"]) == (0, 2)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))

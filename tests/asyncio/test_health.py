@@ -220,7 +220,7 @@ def test_a_writer_whose_name_is_taken_is_told(kind: str, redis_url: str, bus_nam
         async with busrep.connect(redis_url, on_failure=tell, **given) as bus:
             assert bus.health().ok
             await asyncio.to_thread(take)
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(60):
                 while not told:
                     await asyncio.sleep(0.01)
             check(bus.health())
@@ -256,7 +256,7 @@ def test_what_is_retried_and_a_lost_link_are_reasons() -> None:
                     raise TimeoutError("away")
 
             await writer.publish(orders, [Order(1, "new")])
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(60):
                 while bus.health().ok:
                     await asyncio.sleep(0.01)
                 (reason,) = bus.health().reasons

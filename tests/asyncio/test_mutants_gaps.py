@@ -69,7 +69,7 @@ def test_5_a_reader_from_now_gets_a_fact_that_was_open_when_it_began() -> None:
             await reader.wait_for(orders, "w1", slow.id)
         assert got == [1]
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_r11_a_wait_for_one_writer_goes_on_while_another_advances_past_it() -> None:
@@ -90,7 +90,7 @@ def test_r11_a_wait_for_one_writer_goes_on_while_another_advances_past_it() -> N
             await w1.publish(orders, [Order(5)])
             await waiting
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_9_3_rows_of_a_writer_prove_no_position_to_a_reader(sqlite_url: str) -> None:
@@ -214,7 +214,7 @@ def test_2_replicate_follows_the_confirmation_of_the_subscription() -> None:
                 redis.confirming.set()
                 assert await redis.until(b"REPLICATE") == []
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 # -- what the simulator found ---------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_4_a_batch_does_not_come_again_once_the_next_was_asked_for() -> None:
                 await anext(batches)
             assert reader.positions()["orders"]["w1"] == last
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_9_2_a_fenced_writer_that_reads_does_not_hand_out_its_own_facts() -> None:
@@ -265,7 +265,7 @@ def test_9_2_a_fenced_writer_that_reads_does_not_hand_out_its_own_facts() -> Non
                 await second.wait_for(orders, "w1", last)
         assert got == [1, 4]
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_9_12_a_batch_given_up_while_it_is_registered_is_not_handed_to_the_next_loop() -> None:
@@ -292,7 +292,7 @@ def test_9_12_a_batch_given_up_while_it_is_registered_is_not_handed_to_the_next_
                     got += [row.number for row in (await anext(batches)).rows]
                 assert got == [1, 2]
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_9_12_a_batch_given_up_between_two_tries_is_not_tried_again() -> None:
@@ -314,7 +314,7 @@ def test_9_12_a_batch_given_up_between_two_tries_is_not_tried_again() -> None:
             await reader.wait_for(orders, "w1", (await writer.publish(orders, [Order(2)]))[-1])
         assert got == [1, 2]
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_9_own_positions_count_once_those_of_the_predecessor_are_known() -> None:
@@ -328,7 +328,7 @@ def test_9_own_positions_count_once_those_of_the_predecessor_are_known() -> None
             await until(lambda: got == [1, 2])
             await until(lambda: second.positions()["orders"]["w1"] == 2)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one() -> None:
@@ -355,7 +355,7 @@ def test_9_16_own_positions_of_the_log_before_are_not_saved_in_the_new_one() -> 
             assert (saved.epoch, saved.positions[key]) == (epoch, 0)
             go_on.set()
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_9_16_own_positions_are_not_saved_where_the_reader_begins_in_another_log() -> None:
@@ -381,7 +381,7 @@ def test_9_16_own_positions_are_not_saved_where_the_reader_begins_in_another_log
             gate.go_on.set()
             await until(lambda: got == [1, 2, 3])
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody() -> None:
@@ -404,7 +404,7 @@ def test_9_12_rows_that_a_twin_has_handled_and_that_were_pruned_stop_nobody() ->
             await slower.wait_for(orders, "w1", (await writer.publish(orders, [Order(4)]))[-1])
             assert (there[-2:], got) == ([2, 3], [1, 4])
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_9_7_a_registry_that_lags_bounds_the_linear_position_by_its_own_positions() -> None:
@@ -437,7 +437,7 @@ def test_9_7_a_registry_that_lags_bounds_the_linear_position_by_its_own_position
             assert await reader.linear_position(orders) == first
             assert claim.writer == "w2"
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_4_a_batch_of_a_log_that_is_gone_is_not_handed_to_a_loop() -> None:
@@ -472,7 +472,7 @@ def test_4_a_batch_of_a_log_that_is_gone_is_not_handed_to_a_loop() -> None:
             assert [epoch == before for _, epoch in got] == [True, False, False]
             assert {stream for stream, _ in got[1:]} == {"orders", "payments"}
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() -> None:
@@ -518,7 +518,7 @@ def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() 
             assert (state.epoch, state.positions.get(key, 0)) == (new, 0)
             assert [tokens for _, tokens in got] == [[1], [2]]
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_9_12_where_a_batch_of_the_log_before_began_is_not_registered_in_the_new_one() -> None:
@@ -548,4 +548,4 @@ def test_9_12_where_a_batch_of_the_log_before_began_is_not_registered_in_the_new
                 await until(lambda: not reading.saving.locked() and key not in reading.workers)
             assert (await store.load_reader("r")).positions.get(key, 0) == 0
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))

@@ -83,7 +83,7 @@ online = Stream("online", resettable=True)
 
 async def opened(bus: object) -> None:
     assert not leaks(repr(bus))
-    async with asyncio.timeout(20), bus:  # type: ignore[attr-defined]
+    async with asyncio.timeout(60), bus:  # type: ignore[attr-defined]
         pass
 
 

@@ -81,7 +81,7 @@ def test_a_fact_s_begin_has_a_deadline(on_postgres: Deployment) -> None:  # noqa
         with psycopg.connect(on_postgres.store) as other:
             other.execute("SELECT 1 FROM busrep_writers FOR UPDATE")
             with pytest.raises(Unavailable, match="no answer within"):
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     await store.transaction(claim).begin()
         await store.close()
 

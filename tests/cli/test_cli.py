@@ -57,7 +57,7 @@ def process(*args: str, **options: Any) -> subprocess.Popen[bytes]:
     )
 
 
-def until(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline

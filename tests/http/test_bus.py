@@ -142,7 +142,7 @@ async def opened(source: HttpSource) -> AsyncIterator[HttpSource]:
         await source.close()
 
 
-async def until(true: Any, timeout: float = 15.0) -> None:
+async def until(true: Any, timeout: float = 60.0) -> None:
     async with asyncio.timeout(timeout):
         while not true():
             await asyncio.sleep(0.005)

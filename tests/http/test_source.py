@@ -254,8 +254,8 @@ async def test_retry_after_is_honoured_and_bounded(
 
 @sync
 async def test_the_deadline_holds_over_all_tries() -> None:
-    settings = attrs.evolve(QUICK, fetch_timeout=0.2)
-    async with peer(status=503, headers={"retry-after": "60"}, options={"settings": settings}) as (source, answering):
+    async with peer(status=503, headers={"retry-after": "60"}) as (source, answering):
+        source.client.settings = attrs.evolve(QUICK, fetch_timeout=0.2)  # from here on: opening it may take longer
         with pytest.raises(Unavailable, match="503"):
             await source.fetch(ASKED)
         answering.hold = asyncio.Event()

@@ -133,4 +133,11 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         checks=(LINK_LIFE + "a_subscriber_that_swallows_a_cancellation_does_not_keep_a_bus_open",),
     ),
+    Mutant(
+        name="a-ping-behind-the-last-words",
+        rule="9.21",
+        harm="A process that closes on a slow network loses what it has published last, and its goodbye.",
+        edits=(Edit("TcpLink._ping", "if not self._closing and (", "if ("),),
+        checks=(TCP + "last_words_arrive[tcp]",),
+    ),
 )

@@ -20,7 +20,7 @@ from tests.support.node import ANY, CLOSE, USUAL, Error, FakeNode, Raw, expect, 
 QUICK = Settings(heartbeat=0.1, retry_min=0.01, retry_max=0.05, redis_timeout=1.0)
 
 
-def run(work: Coroutine[Any, Any, None], timeout: float = 20.0) -> None:
+def run(work: Coroutine[Any, Any, None], timeout: float = 100.0) -> None:
     asyncio.run(asyncio.wait_for(work, timeout))
 
 

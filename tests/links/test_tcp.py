@@ -182,8 +182,8 @@ async def test_other_commands_are_passed_on(store: str) -> None:
 async def test_last_words_arrive(scheme: str) -> None:
     """What a slow network has not taken yet when the bus is closed is sent all the same; so is a goodbye."""
     tls = server_tls(CERTIFICATE, KEY) if scheme == "tcps" else None
-    # Beats come late behind so much, and the machine may be busy.
-    patient = attrs.evolve(QUICK, shutdown_timeout=30.0, heartbeat=30.0, redis_timeout=30.0)
+    # Beats come late behind so much, and the machine may be busy. Many a PING is due while it is being sent.
+    patient = attrs.evolve(QUICK, shutdown_timeout=60.0, heartbeat=60.0, redis_timeout=60.0, tcp_ping=0.1)
     got: list[Any] = []
     missed: list[Any] = []
     heard: list[Any] = []
@@ -198,6 +198,7 @@ async def test_last_words_arrive(scheme: str) -> None:
                 link.bandwidth(15_000_000, "to_server")
                 await writer.publish(typing, [[number, "x" * 2_000] for number in range(6_000)])
                 await writer.send(RemoteServerUp("goodbye"))
+        assert "write_eof" not in str(writer.statistics()["link"]["last_error"])
         await until(lambda: len(got) == 6_000)
         await until(lambda: heard)
         assert got == list(range(6_000))

@@ -43,4 +43,4 @@ def test_rediss_urls_are_encrypted_and_verified(redis_url: str, bus_name: str) -
                 async with busrep.connect(proxy.url, name=bus_name):
                     pass
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 100))

@@ -121,7 +121,7 @@ def pair(servers_pair: tuple[PostgresServer, PostgresServer]) -> Iterator[Pair]:
 
 
 async def until(true: Callable[[], Any]) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.01)
 

@@ -55,9 +55,9 @@ def test_a_position_above_all_that_the_sequence_gave_stops_the_reader_loudly(
                 await reader.wait_for(orders, "w1", 10**6)
             assert "orders w1" in reader.statistics()["reader"]["stopped"]
 
-    asyncio.run(asyncio.wait_for(before(), 20))
+    asyncio.run(asyncio.wait_for(before(), 100))
     for leftover in tmp_path.glob("shop.db-*"):
         leftover.unlink()
     shutil.copy(backup, file)
-    asyncio.run(asyncio.wait_for(after(), 20))
+    asyncio.run(asyncio.wait_for(after(), 100))
     assert got == [[1], [2], [3], [4], [5], [6]]

@@ -189,7 +189,7 @@ class SqlConformance(SnapshotConformance):
             agreement = await store.agree("orders", part_rows=100_000)
             async with aclosing(store.load(agreement, 0)) as pieces:
                 text = await anext(pieces)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     third = await other.claim("w3", ["orders"], timeout=1)
                     (token,) = await write(other, third, 2)
                     await other.heartbeat(third, {"orders": token})

@@ -79,7 +79,7 @@ class Log:
         self.done.update(other.done)
         self.failures.update(other.failures)
 
-    async def reached(self, reader: Bus, timeout: float = 30.0) -> None:
+    async def reached(self, reader: Bus, timeout: float = 60.0) -> None:
         """Wait until ``reader`` has handled all that was committed. Raises WaitTimeout after ``timeout`` seconds."""
         for stream, facts in self.committed.items():
             if facts:

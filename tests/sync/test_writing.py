@@ -106,7 +106,7 @@ class Wire:
         self._pubsub.close()
         self._client.close()
 
-    def read(self, until: Callable[[list[str]], bool], timeout: float = 10.0) -> list[str]:
+    def read(self, until: Callable[[list[str]], bool], timeout: float = 60.0) -> list[str]:
         """All lines so far, once they are what is waited for."""
         deadline = time.monotonic() + timeout
         while not until(self.lines):

@@ -16,7 +16,7 @@ from busrep.testing.links import FaultyLink
 from busrep.testing.pipes import MOST_HELD
 
 
-def run(work: Coroutine[Any, Any, None], timeout: float = 20.0) -> None:
+def run(work: Coroutine[Any, Any, None], timeout: float = 100.0) -> None:
     asyncio.run(asyncio.wait_for(work, timeout))
 
 
