@@ -179,7 +179,8 @@ class Reading(ReaderContext):
     def beat(self, *, all_known: bool) -> None:
         """Look into the table by the side: one slower than a beat must not delay the beats, nor be cut off by them."""
         self._look_at_all |= all_known
-        self.spawn(self._look(), "look", once=True)
+        if not self.closed:  # the beats end later, and nobody would wait for what is begun now
+            self.spawn(self._look(), "look", once=True)
 
     async def _look(self) -> None:
         all_known, self._look_at_all = self._look_at_all, False
@@ -194,9 +195,12 @@ class Reading(ReaderContext):
         """What nobody announces is looked for in the table, and who is not heard."""
         if self.own.any_behind_snapshot:
             self.pump()
-        with contextlib.suppress(BusrepError):  # the next beat looks again
+        try:
             if not all_known or not await self.saver.look_at_saved():
                 await self.bootstrapping.look_for_peers()
+        except BusrepError as error:
+            self._look_at_all |= all_known  # the next beat looks again
+            log.debug("saved positions cannot be read yet: %s", error)
         if self.following and self.options.store is not None:
             await self.table.look(self.own.name, all_known=all_known)
 

@@ -1697,4 +1697,18 @@ MUTANTS: tuple[Mutant, ...] = (
             HTTP_BUS + "where_a_reader_begins_is_of_the_log_that_it_reads[fetch-in the old one]",
         ),
     ),
+    Mutant(
+        name="a-look-at-saved-positions-that-failed-waits-for-the-next-at-all",
+        rule="9.23",
+        harm="After a failover, and a database that was away for a moment, effects are made again many beats late.",
+        edits=(Edit("Reading.look_after_silent", "            self._look_at_all |= all_known\n", ""),),
+        checks=(SIMULATION + "what_the_simulator_found_stays_mended[look-at-saved-positions-that-failed]",),
+    ),
+    Mutant(
+        name="a-look-begins-behind-the-end-of-reading",
+        rule="9.21",
+        harm="It goes on while the store is closed: over HTTP a connection stays open as long as the process lives.",
+        edits=(Edit("Reading.beat", "        if not self.closed:  #", "        if True:  #"),),
+        checks=(BUS + "a_beat_behind_the_end_of_reading_looks_for_nothing",),
+    ),
 )

@@ -1518,6 +1518,20 @@ def test_other_commands_reach_every_process(deployment: Deployment) -> None:
     run(main())
 
 
+def test_a_beat_behind_the_end_of_reading_looks_for_nothing(deployment: Deployment) -> None:
+    """Nobody would wait for it, or end it, before the store is closed."""
+
+    async def main() -> None:
+        async with deployment.bus(reader="r") as reader:
+            reader.subscribe(orders)(Seen())
+            await reader.reading.followed(orders)
+            await reader.reading.close(1.0)
+            reader.reading.beat(all_known=True)
+            assert [task for task in reader.reading.tasks if not task.done()] == []
+
+    run(main())
+
+
 def test_replicate_is_answered_and_bad_lines_are_counted(deployment: Deployment) -> None:
     async def main() -> None:
         async with deployment.bus(writer="w1") as writer:

@@ -513,9 +513,15 @@ async def prune(world: World, event: Event) -> None:
 
 
 async def _prune(world: World, keep: int) -> None:
-    unaware, before, epoch = world.unaware(), world.floors(), world.epoch()
+    unaware, before, epoch = set[tuple[str, str, str]](), world.floors(), world.epoch()
+
+    def try_it() -> Awaitable[dict[tuple[str, str], int]]:
+        nonlocal unaware
+        unaware = world.unaware()  # of each try: the one before may have ended in a failover
+        return world.operating.prune(keep=keep)
+
     try:
-        floors = await world.operate(lambda: world.operating.prune(keep=keep))
+        floors = await world.operate(try_it)
     except BusrepError as error:
         world.note(f"not pruned: {error}")
     else:
