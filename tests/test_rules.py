@@ -1053,7 +1053,7 @@ def test_9_6_after_a_publish_of_unknown_outcome_the_same_frame_goes_out_again(
 ) -> None:
     async def main() -> None:
         seen, sent = Seen(), []
-        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        calm = attrs.evolve(QUICK, heartbeat=600.0)
         async with deployment.bus(writer="w1", settings=calm) as writer, deployment.bus(settings=calm) as reader:
             reader.subscribe(orders)(seen)
             await reader.wait_for(orders, "w1", await write(writer, 1))
@@ -1103,7 +1103,7 @@ def test_9_6_frames_leave_in_the_order_in_which_they_were_composed(deployment: D
 @pytest.mark.servers
 def test_a_writer_announces_itself_when_only_its_publishing_connection_was_lost(deployment: Deployment) -> None:
     async def main() -> None:
-        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        calm = attrs.evolve(QUICK, heartbeat=600.0)
         async with deployment.bus(writer="w1", settings=calm) as writer:
             await until(lambda: writer.statistics()["writer"]["announcements"])
             await asyncio.sleep(0.2)  # the own REPLICATE's answer too
@@ -1119,7 +1119,7 @@ def test_a_writer_announces_itself_when_only_its_publishing_connection_was_lost(
 @pytest.mark.servers
 def test_9_7_a_writer_counts_from_its_registration_though_nobody_has_heard_it(deployment: Deployment) -> None:
     async def main() -> None:
-        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        calm = attrs.evolve(QUICK, heartbeat=600.0)
         async with deployment.bus(writer="w1") as w1, deployment.bus(settings=calm) as reader:
             reader.subscribe(orders)(Seen())
             await reader.wait_for(orders, "w1", await write(w1, 1))
@@ -1136,7 +1136,7 @@ def test_9_7_a_writer_counts_from_its_registration_though_nobody_has_heard_it(de
 @pytest.mark.servers
 def test_9_7_a_linear_position_is_of_positions_known_before_the_registry_was_read(deployment: Deployment) -> None:
     async def main() -> None:
-        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        calm = attrs.evolve(QUICK, heartbeat=600.0)
         async with deployment.bus(writer="w1") as w1, deployment.bus(settings=calm) as reader:
             reader.subscribe(orders)(Seen())
             await reader.wait_for(orders, "w1", await write(w1, 1))
@@ -1160,7 +1160,7 @@ def test_9_7_a_linear_position_is_of_positions_known_before_the_registry_was_rea
 @pytest.mark.servers
 def test_9_7_a_writer_that_left_counts_until_its_last_rows_were_handled(deployment: Deployment) -> None:
     async def main() -> None:
-        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        calm = attrs.evolve(QUICK, heartbeat=600.0)
         async with deployment.bus(writer="w1") as w1, deployment.bus(settings=calm) as reader:
             reader.subscribe(orders)(Seen())
             await reader.wait_for(orders, "w1", await write(w1, 1))
@@ -1183,7 +1183,7 @@ def test_9_7_a_writer_that_left_counts_until_its_last_rows_were_handled(deployme
 def test_9_12_the_row_to_save_to_is_inserted_at_registration(deployment: Deployment) -> None:
     async def main() -> None:
         store = await deployment.store_of()
-        late = attrs.evolve(QUICK, save_every=60.0)
+        late = attrs.evolve(QUICK, save_every=600.0)
         found: list[Any] = []
         async with deployment.bus(writer="w1") as w1:
             await write(w1, 1)
@@ -1214,7 +1214,7 @@ def test_9_12_positions_of_the_old_log_are_not_saved_over_those_of_the_new(deplo
     async def main() -> None:
         store = await deployment.store_of()
         moved: list[ReaderMoved] = []
-        calm = attrs.evolve(QUICK, save_every=60.0, heartbeat=30.0)
+        calm = attrs.evolve(QUICK, save_every=600.0, heartbeat=600.0)
         async with (
             deployment.bus(writer="w1", settings=calm) as w1,
             deployment.bus(reader="billing", settings=calm, on_epoch_change="stop") as reader,
@@ -1246,7 +1246,7 @@ def test_9_12_a_timed_save_that_finds_another_position_reloads_and_never_goes_ba
 
     async def main() -> None:
         store = await deployment.store_of()
-        late = attrs.evolve(QUICK, save_every=60.0)
+        late = attrs.evolve(QUICK, save_every=600.0)
         async with deployment.bus(writer="w1") as w1, deployment.bus(reader="billing", settings=late) as reader:
             reader.subscribe(orders)(Seen())
             await reader.wait_for(orders, "w1", await write(w1, 1))
@@ -1364,7 +1364,7 @@ def test_9_12_what_another_process_handled_in_the_new_log_is_not_handled_again(
     async def main() -> None:
         seen = Seen()
         store = await deployment.store_of()
-        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        calm = attrs.evolve(QUICK, heartbeat=600.0)
         async with deployment.bus(writer="w1") as w1, deployment.bus(reader="billing") as reader:
             reader.subscribe(orders)(Seen())
             await reader.wait_for(orders, "w1", await write(w1, 1, 2))
@@ -1414,7 +1414,7 @@ def test_9_16_a_writer_from_before_a_restore_proves_nothing_to_readers_of_the_ne
         store = await deployment.store_of()
         client = redis.asyncio.Redis.from_url(deployment.redis)
         old = await store.epoch()
-        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        calm = attrs.evolve(QUICK, heartbeat=600.0)
         async with deployment.bus(writer="w1", settings=calm) as w1, deployment.bus(settings=calm) as reader:
             reader.subscribe(orders)(seen)
             reader.on_reset(orders)(lambda *args: resets.append(args))
@@ -1466,7 +1466,7 @@ def test_a_sequence_of_a_restored_log_stops_nobody_who_has_not_seen_its_epoch(de
         seen = Seen()
         resets: list[Any] = []
         store = await deployment.store_of()
-        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        calm = attrs.evolve(QUICK, heartbeat=600.0)
         async with deployment.bus(settings=calm) as reader:
             reader.subscribe(orders)(seen)
             reader.on_reset(orders)(lambda *args: resets.append(args))
@@ -1524,7 +1524,7 @@ def test_9_14_what_follows_a_lost_link_is_not_trusted_before_a_position(deployme
         rows: list[Any] = []
         missed: list[Any] = []
         asked: list[bytes] = []
-        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        calm = attrs.evolve(QUICK, heartbeat=600.0)
         client = redis.asyncio.Redis.from_url(deployment.redis)
 
         async def publish(*lines: str) -> None:
@@ -1619,7 +1619,7 @@ def test_what_was_received_and_not_handled_is_neither_saved_nor_waited_for(deplo
 @pytest.mark.servers
 def test_a_replicate_is_answered_at_once(deployment: Deployment) -> None:
     async def main() -> None:
-        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        calm = attrs.evolve(QUICK, heartbeat=600.0)
         async with deployment.bus(writer="w1", settings=calm) as writer:
             await until(lambda: writer.statistics()["writer"]["announcements"])
             await asyncio.sleep(0.2)  # the own REPLICATE's answer too
@@ -1671,7 +1671,7 @@ def test_9_7_streams_that_do_not_follow_have_no_linear_position(deployment: Depl
 @pytest.mark.servers
 def test_9_8_a_writer_hears_the_rows_of_the_others(deployment: Deployment) -> None:
     async def main() -> None:
-        calm = attrs.evolve(QUICK, heartbeat=30.0)
+        calm = attrs.evolve(QUICK, heartbeat=600.0)
         async with (
             deployment.bus(writer="w2", settings=calm) as w2,  # before the other reads the registry
             deployment.bus(writer="w1", settings=calm) as w1,

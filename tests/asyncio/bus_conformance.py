@@ -541,7 +541,7 @@ class BusConformance:
                     moved.append(error)
                     raise
 
-        settings = attrs.evolve(QUICK, save_every=60.0)
+        settings = attrs.evolve(QUICK, save_every=600.0)
         with (
             psycopg.connect(on_postgres.store) as a,
             psycopg.connect(on_postgres.store) as b,

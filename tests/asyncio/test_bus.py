@@ -957,7 +957,7 @@ def test_two_processes_under_one_reader_name_are_found_out(on_postgres: Deployme
                     moved.append(error)
                     raise
 
-        settings = attrs.evolve(QUICK, save_every=60.0)
+        settings = attrs.evolve(QUICK, save_every=600.0)
         async with (
             on_postgres.bus(writer="w1") as writer,
             on_postgres.bus(reader="twin", settings=settings) as one,
@@ -1330,7 +1330,7 @@ def test_a_reader_that_writes_too_gets_what_its_dead_predecessor_committed(deplo
     async def main() -> None:
         seen = Seen()
         # It saves only in an orderly end, and does not get that far.
-        first = deployment.bus(writer="w1", reader="w1", settings=attrs.evolve(QUICK, save_every=60.0))
+        first = deployment.bus(writer="w1", reader="w1", settings=attrs.evolve(QUICK, save_every=600.0))
         await first.open()
         first.subscribe(orders)(seen)
         await until(lambda: "orders" in first.reading.core.followed)

@@ -159,7 +159,7 @@ def test_effects_that_were_lost_with_the_registration_are_made_again(place: Plac
         busrep.sync.connect(
             place.redis, name=place.name, streams=[orders], store=place.url, writer="w", settings=QUICK
         ) as writer,
-        place.bus(handler_of(place), settings=attrs.evolve(PATIENT, heartbeat=60.0)),
+        place.bus(handler_of(place), settings=attrs.evolve(PATIENT, heartbeat=600.0)),
     ):
         last = writer.publish(orders, [Order(number, "new") for number in range(1, 3)])[-1]
         until(lambda: saved(place) == last)

@@ -27,7 +27,7 @@ CUT = Unavailable("the database", OSError("cut"))
 def test_a_fact_whose_neighbour_gets_no_id_is_published(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with (
-            MemoryDeployment(alone, settings=attrs.evolve(QUICK, heartbeat=60.0)) as deployment,
+            MemoryDeployment(alone, settings=attrs.evolve(QUICK, heartbeat=600.0)) as deployment,
             deployment.bus(writer="w") as bus,
             deployment.bus() as reader,
         ):

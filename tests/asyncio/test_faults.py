@@ -38,7 +38,7 @@ __all__ = ["deployment", "on_postgres"]  # fixtures
 pytestmark = pytest.mark.servers
 
 IMPATIENT = attrs.evolve(QUICK, handler_retries=0)
-UNSAVED = attrs.evolve(QUICK, save_every=60.0)
+UNSAVED = attrs.evolve(QUICK, save_every=600.0)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -372,7 +372,7 @@ def test_a_handler_that_fails_for_good_after_its_commit_is_no_poison(deployment:
         seen = Seen()
         async with (
             deployment.bus(writer="w1") as writer,
-            deployment.bus(reader="r", settings=attrs.evolve(IMPATIENT, save_every=60.0)) as reader,
+            deployment.bus(reader="r", settings=attrs.evolve(IMPATIENT, save_every=600.0)) as reader,
         ):
             with contextlib.closing(sqlite3.connect(path, timeout=2)) as connection:
 
@@ -702,7 +702,7 @@ def test_a_stopped_writer_with_rows_waiting_makes_no_tasks(deployment: Deploymen
 def test_without_a_pause_between_saves_nothing_goes_round_idle(deployment: Deployment) -> None:
     async def main() -> None:
         saves: list[Any] = []
-        at_once = attrs.evolve(QUICK, save_every=0.0, heartbeat=30.0)
+        at_once = attrs.evolve(QUICK, save_every=0.0, heartbeat=600.0)
         async with (
             deployment.bus(writer="w1") as w1,
             deployment.bus(reader="r", settings=at_once) as reader,

@@ -35,7 +35,7 @@ orders = busrep.Stream("orders", Order)
 payments = busrep.Stream("payments", Order)
 typing = busrep.Stream("typing", resettable=True)
 QUICK = busrep.Settings(heartbeat=0.1, answer_interval=0.005, poison_after=0.0, retry_min=0.02, retry_max=0.2)
-CALM = attrs.evolve(QUICK, heartbeat=30.0)
+CALM = attrs.evolve(QUICK, heartbeat=600.0)
 
 
 @attrs.frozen

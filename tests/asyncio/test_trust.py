@@ -323,7 +323,7 @@ def test_9_19_a_higher_incarnation_on_the_wire_fences_nobody(
 @pytest.mark.servers
 def test_9_19_a_name_that_is_claimed_anew_fences_at_once(deployment: Deployment) -> None:
     async def main() -> None:
-        deployment.settings = attrs.evolve(QUICK, heartbeat=30.0)  # not by a beat
+        deployment.settings = attrs.evolve(QUICK, heartbeat=600.0)  # not by a beat
         async with deployment.bus(writer="w0") as former:
             await write(former)
             async with deployment.bus(writer="w0") as writer:

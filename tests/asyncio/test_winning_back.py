@@ -147,7 +147,7 @@ def test_what_fails_when_its_callers_have_left_is_said_once(
         unseen: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
         # It does not beat meanwhile: that would wait for the name as well, and be told.
-        async with deployment.bus(writer="w", settings=attrs.evolve(QUICK, heartbeat=20.0)) as writer:
+        async with deployment.bus(writer="w", settings=attrs.evolve(QUICK, heartbeat=600.0)) as writer:
             store: Any = writer.store
             given, asked, go_on = store.claim, asyncio.Event(), asyncio.Event()
 

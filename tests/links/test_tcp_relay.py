@@ -297,7 +297,7 @@ async def test_a_relay_that_does_not_hear_what_it_publishes_connects_anew(monkey
     settings = attrs.evolve(QUICK, tcp_ping=0.1)
     async with (
         TcpServer("shop", port=0, redis=redis.client(), settings=settings) as server,
-        bus(url(server), writer="w1", settings=attrs.evolve(settings, heartbeat=60.0)) as writer,
+        bus(url(server), writer="w1", settings=attrs.evolve(settings, heartbeat=600.0)) as writer,
     ):
         for connection in redis.connections:  # as one does that became a replica of another
             connection.channels = {"elsewhere": None} if connection.channels else {}

@@ -31,7 +31,7 @@ from tests.stores.store_conformance import sync
 NETCAT = os.environ.get("BUSREP_NETCAT") or shutil.which("nc") or shutil.which("nc.openbsd")
 NAME = "localhost:8823"
 # Nothing but what is typed and asked for: no beat comes in between.
-CALM = Settings(heartbeat=30.0)
+CALM = Settings(heartbeat=600.0)
 
 events: Stream[list[Any]] = Stream("events")
 backfill: Stream[list[Any]] = Stream("backfill", negative=True)

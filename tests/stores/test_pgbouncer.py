@@ -121,7 +121,7 @@ def test_a_snapshot_is_refused_where_the_session_is_another(postgres_url: str, m
 @pytest.mark.parametrize("kind", ["asyncio", "threads"])
 def test_a_session_is_left_as_it_was_found(redis_url: str, bus_name: str, postgres_url: str, kind: str) -> None:
     """No statement is prepared in it, however often it is asked."""
-    calm = attrs.evolve(QUICK, heartbeat=30.0)
+    calm = attrs.evolve(QUICK, heartbeat=600.0)
     options: dict[str, Any] = {"name": bus_name, "streams": STREAMS, "store": postgres_url, "settings": calm}
     prepared = "SELECT count(*) FROM pg_prepared_statements"
 

@@ -205,7 +205,7 @@ def test_reading_begins_once_redis_is_there(deployment: Deployment) -> None:
 
 
 def test_a_writer_that_reads_answers_whoever_asks_for_positions(deployment: Deployment) -> None:
-    settings = attrs.evolve(QUICK, heartbeat=30.0)
+    settings = attrs.evolve(QUICK, heartbeat=600.0)
     with Wire(deployment.redis, deployment.name) as wire, deployment.bus(writer="w1", settings=settings) as bus:
         bus.subscribe(orders)(Seen())
         last = write(bus, 1)

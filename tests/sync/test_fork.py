@@ -287,7 +287,7 @@ def test_an_interpreter_that_ends_saves_what_was_handled(redis_url: str, bus_nam
     scenario = Scenario(redis_url, bus_name, sqlite_url)
     scenario.run(
         """
-        reading = bus("w2", reader="r", settings=busrep.Settings(save_every=60.0))
+        reading = bus("w2", reader="r", settings=busrep.Settings(save_every=600.0))
         seen = []
         reading.subscribe(orders)(lambda batch: seen.extend(batch.rows))
         with bus("w1") as writer:

@@ -244,7 +244,7 @@ def test_a_doubt_that_is_interrupted_while_it_is_noted_is_one_doubt(
 
         return replaced
 
-    calm = attrs.evolve(QUICK, heartbeat=30.0)
+    calm = attrs.evolve(QUICK, heartbeat=600.0)
     with deployment.bus(beats=beats, settings=calm) as bus:
         first = write(bus, 1)
         assert bus.writing is not None

@@ -191,7 +191,7 @@ def test_facts_are_committed_and_published_when_the_block_ends(deployment: Deplo
 
 def test_a_reader_that_came_after_the_last_announcement_believes_the_next_fact(deployment: Deployment) -> None:
     """Nobody answers its REPLICATE, and there may be no announcement for as long as this writer lives."""
-    seldom = attrs.evolve(QUICK, heartbeat=60.0)
+    seldom = attrs.evolve(QUICK, heartbeat=600.0)
     patient = attrs.evolve(QUICK, silent_after_beats=10_000)  # finishes nobody
     with deployment.bus(settings=seldom, beats=False) as bus:
         bus.positions()  # open
@@ -480,7 +480,7 @@ def test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets its ID when a successor has the name, and a fact below; it fails before it can learn of that."""
-    with deployment.bus(beats=False, settings=attrs.evolve(QUICK, heartbeat=30.0)) as bus:
+    with deployment.bus(beats=False, settings=attrs.evolve(QUICK, heartbeat=600.0)) as bus:
         first = write(bus, 1)
         store: Any = bus.store.wrapped  # type: ignore[union-attr]
         reserve = store.reserve
@@ -825,7 +825,7 @@ def test_an_exception_from_anywhere_loses_nothing_and_blocks_nothing(
         return surrounded(method, before=interrupt) if when == "before" else surrounded(method, after=interrupt)
 
     # A slow heart: otherwise the thread of the beats may have published what this one is to be interrupted at.
-    with deployment.bus(beats=beats, settings=attrs.evolve(QUICK, heartbeat=30.0)) as bus:
+    with deployment.bus(beats=beats, settings=attrs.evolve(QUICK, heartbeat=600.0)) as bus:
         first = write(bus, 1)
         patch_methods(monkeypatch, *PLACES[place], interrupted)
         with pytest.raises(kind):
@@ -897,7 +897,7 @@ def test_a_fact_may_end_in_the_middle_of_anything(
         if threading.get_ident() == me and generators:
             generators.pop().close()
 
-    with deployment.bus(settings=attrs.evolve(QUICK, heartbeat=30.0)) as bus:
+    with deployment.bus(settings=attrs.evolve(QUICK, heartbeat=600.0)) as bus:
 
         def writing() -> Iterator[int]:
             with bus.write(orders) as fact:
