@@ -54,7 +54,8 @@ class Bus(BusLife):
         ``connection``: the caller's own (sqlite3, psycopg sync or async), else one of busrep's. If it is in a
         transaction already, that one is joined (PostgreSQL) and its end is the caller's. ``count``: so many IDs, for
         `Fact.add_each`. On entry raises NotAWriter, WriterFenced, Unavailable, ConfigError; on exit what the database
-        raises, and CommitUnknown when COMMIT got no answer: then busrep finds out by itself what became of it.
+        raises, Unavailable when the writer was finished or the bus closed meanwhile, and CommitUnknown when COMMIT got
+        no answer: then busrep finds out by itself what became of it.
         """
         return Fact(self._writer_of(streams), streams, connection, count)
 

@@ -3,15 +3,15 @@
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import orjson
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.errors import ConfigError, PositionTooOld
-from busrep.stores.claims import check_claim, no_sequence
-from busrep.stores.dialect import Backing, Dialect, row_columns
+from busrep.errors import ConfigError, PositionTooOld, WriterFenced
+from busrep.stores.claims import HELD, check_claim, claim_stands, lock_claim, no_sequence
+from busrep.stores.dialect import Backing, Dialect, begin_durably, row_columns
 from busrep.stores.interface import Claim, FactRows
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.readers import LOCK_STREAM
@@ -20,18 +20,21 @@ from busrep.stores.readers import LOCK_STREAM
 PRUNE_BATCH = 5_000
 
 
-def reserve(dialect: Dialect, stream: str, count: int) -> Plan[list[int]]:
-    """Take ``count`` IDs from the stream's sequence, ascending. One statement is a transaction of its own.
+def reserve(dialect: Dialect, stream: str, count: int, held: Claim | None = None) -> Plan[list[int]]:
+    """Take ``count`` IDs from the stream's sequence, ascending, in a transaction of their own.
 
-    ConfigError when there is no sequence.
+    ConfigError when there is no sequence. ``held``: WriterFenced when this claim does not stand.
     """
     backing = dialect.backing(stream)
+    stands = () if held is None else (claim_stands(dialect, held),)
     try:
-        answer = (yield dialect.next_ids(stream, count))[0]
+        answer, *claims = yield (dialect.next_ids(stream, count), *stands)
     except NoSuchTable:
         if (yield from dialect.version()) is None:  # nothing of busrep's is there
             raise
-        answer = []
+        answer, claims = [], []
+    if held is not None and claims == [[]]:
+        raise WriterFenced(held.writer, held.incarnation)
     if not answer:
         raise no_sequence(dialect, stream, [backing])
     ids = [row[0] for row in answer]
@@ -40,8 +43,70 @@ def reserve(dialect: Dialect, stream: str, count: int) -> Plan[list[int]]:
 
 def insert(dialect: Dialect, stream: str, writer: str, facts: Iterable[FactRows]) -> Sequence[Sql]:
     """Statements that write these facts' rows: one for all, where the database can."""
-    rows = [(token, at, payload) for token, _, payloads in facts for at, payload in enumerate(payloads)]
+    rows = _numbered(facts)
     return dialect.insert(dialect.backing(stream), writer, rows) if rows else ()
+
+
+def _numbered(facts: Iterable[FactRows]) -> list[tuple[int, int, bytes]]:
+    return [(token, at, payload) for token, _, payloads in facts for at, payload in enumerate(payloads)]
+
+
+def _series(claim: Claim) -> Sql:
+    """The writer's series: 0 before the first answer that was lost. It is in a row of busrep_writers, to which a writer
+    has all rights, under a name that no writer has, for there is a space in it."""
+    row = f"{claim.writer} series"
+    return Sql("SELECT coalesce(max(incarnation), 0) FROM busrep_writers WHERE writer = ?", (row,))
+
+
+@transaction
+def append(
+    dialect: Dialect, claim: Claim, facts: Mapping[str, Iterable[FactRows]], series: int, wait: float | None
+) -> Plan[int]:
+    """Write facts in a transaction of their own that holds the claim, on a server in one round trip. ``facts``: by
+    stream, all of them in busrep's table. Returns the series that the writer is at: if that is not ``series``, none was
+    written. Raises WriterFenced, and Unavailable after ``wait`` seconds for a lock; then none was, either."""
+    at = _series(claim)
+    held = Sql(
+        f"SELECT count(*) FROM busrep_writers WHERE {HELD} AND {dialect.same_server} AND ({at.text}) = ?",
+        (claim.writer, claim.incarnation, *at.params, series),
+    )
+    steps = []
+    for stream, given in facts.items():
+        if rows := _numbered(given):
+            steps.append(dialect.append(stream, rows, held))
+    # Nothing looks at the lock's answer before COMMIT: each statement asks for the claim itself. The series stays what
+    # it is while its lock is held.
+    bound = () if wait is None else dialect.lock_timeout(wait)
+    locks = (lock_claim(dialect, claim), *dialect.lock_series(claim.writer, exclusive=False))
+    answers = yield (Control.BEGIN, *bound, *locks, *steps, at, Control.COMMIT)
+    if not answers[len(bound)]:
+        raise WriterFenced(claim.writer, claim.incarnation)
+    return int(answers[-1][0][0])
+
+
+@transaction
+def end_series(dialect: Dialect, claim: Claim, series: int, wait: float | None) -> Plan[int]:
+    """See to it that nothing is written any more of what was appended in this series and got no answer, though its
+    request may be under way still. Returns the series that the writer is at then. Waits for requests that are being
+    executed. Raises WriterFenced, and Unavailable after ``wait`` seconds for a lock.
+
+    One round trip: a link that is cut in the midst of it leaves no transaction that holds the lock.
+    """
+    answers = yield (
+        *begin_durably(dialect, wait=wait),
+        *dialect.lock_series(claim.writer, exclusive=True),
+        Sql(
+            f"INSERT INTO busrep_writers (writer, incarnation, claimed_at) SELECT ?, ?, {dialect.now} "
+            f"FROM busrep_writers WHERE {HELD} AND {dialect.same_server} ON CONFLICT (writer) DO UPDATE "
+            f"SET incarnation = {dialect.largest}(busrep_writers.incarnation, excluded.incarnation) "
+            "RETURNING incarnation",
+            (*_series(claim).params, series + 1, claim.writer, claim.incarnation),
+        ),
+        Control.COMMIT,
+    )
+    if not answers[-1]:
+        raise WriterFenced(claim.writer, claim.incarnation)
+    return int(answers[-1][0][0])
 
 
 def rows_of(

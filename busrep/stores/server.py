@@ -24,7 +24,18 @@ from busrep.errors import (
 from busrep.stores import claims, schema
 from busrep.stores.interface import Claim
 from busrep.stores.planned import PlannedStore, PlannedTransaction
-from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, SerializationFailed, Signal, Step, T, only
+from busrep.stores.plans import (
+    Control,
+    Locked,
+    NoSuchTable,
+    Plan,
+    SerializationFailed,
+    Signal,
+    Step,
+    T,
+    Unanswered,
+    only,
+)
 from busrep.stores.transaction import ENDED_INSIDE
 
 # The server ends the session with these: idle_in_transaction_session_timeout, transaction_timeout, shutdowns, crashes,
@@ -101,13 +112,18 @@ class ServerStore(PlannedStore):
         except (Unavailable, StatementRefused) as error:
             if connection.closed:
                 self.renew()
+                raise Unanswered(self.where, getattr(error, "reason", error)) from error
             raise self.located(error) from error
 
     def located(self, error: Exception) -> Exception:
         """The error as it is told: which server it is of."""
         if isinstance(error, Unavailable):
-            return Unavailable(self.where, error.reason)
+            return type(error)(self.where, error.reason)
         return StatementRefused(self.where, error.reason) if isinstance(error, StatementRefused) else error
+
+    @property
+    def append_wait(self) -> float | None:
+        return self.settings.claim_timeout
 
     async def write(self, plan: Plan[T], wait: float | None = None) -> T:
         return await self.read(plan, wait or 0.0)

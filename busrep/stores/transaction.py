@@ -8,6 +8,29 @@ from typing import Any, Protocol
 FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
 """One fact to insert: its ID, its typed rows, and the same rows as payloads. No rows: nothing is inserted."""
 
+
+class Group:
+    """A transaction in which appended facts are written, as `FactLog.outcome` knows it (9.26).
+
+    ``series``: of the writer's, that it was sent in last. ``under_way``: its answer is being waited for. ``settled``:
+    nothing of it will be written any more but what is.
+    """
+
+    def __init__(self) -> None:
+        self.series, self.under_way, self.settled = 0, False, False
+
+
+class Appended:
+    """Facts that are written in a transaction of their own: {stream: facts}. Their streams are in busrep's table.
+
+    ``group``: what they were sent with; None before that.
+    """
+
+    def __init__(self, facts: Mapping[str, Sequence[FactRows]]) -> None:
+        self.facts = facts
+        self.group: Group | None = None
+
+
 ENDED_INSIDE = "the transaction was ended inside the block of bus.write(), which ends it itself, after the block"
 
 
@@ -33,6 +56,11 @@ class AsyncTransaction(Protocol):
     @property
     def ended(self) -> bool:
         """Whether code of the application's has ended the transaction; of a connection that is lost it is not known."""
+
+    @property
+    def claimed(self) -> bool:
+        """Whether it has held the claim, once it has ended."""
+        return True
 
     @property
     def reserves(self) -> bool:

@@ -7,8 +7,9 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 from busrep.errors import Unavailable
 from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Backing, Dialect, columns_of, no_position_above, row_columns
@@ -36,6 +37,20 @@ SERVER = (
     "|| '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
 )
 # By the second statement a policy that hides rows is an error: they would pass for rows that are not there.
+# Bulk rows travel as three strings: arrays cost psycopg 2.5 times as much.
+ROWS = (
+    "unnest(string_to_array(?, ',')::bigint[], string_to_array(?, ',')::int[], "
+    "string_to_array(?, chr(10))) AS f(id, idx, row)"
+)
+
+
+def _columns(tokens: Iterable[int], places: Iterable[int], payloads: Iterable[bytes]) -> list[str]:
+    """The parameters of `ROWS`."""
+    return [",".join(map(str, tokens)), ",".join(map(str, places)), b"\n".join(payloads).decode()]
+
+
+# Of the advisory locks of series, to which 32 bits of the writer's name are added: "busr" in hex.
+SERIES = 0x62757372 << 32
 SNAPSHOT = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL row_security = off")
 
 
@@ -171,7 +186,6 @@ class PostgresDialect(Dialect):
         )
 
     def insert(self, backing: Backing, writer: str, rows: Sequence[tuple[int, int, bytes]]) -> Sequence[Sql]:
-        """See `Dialect`. Bulk rows travel as three strings: arrays cost psycopg 2.5 times as much."""
         if not backing.own and len(rows) == 1:
             ((token, at, payload),) = rows
             return [
@@ -181,22 +195,31 @@ class PostgresDialect(Dialect):
                 )
             ]
         tokens, places, payloads = zip(*rows, strict=True)
-        params = [",".join(map(str, tokens)), ",".join(map(str, places)), b"\n".join(payloads).decode()]
-        source = (
-            "unnest(string_to_array(?, ',')::bigint[], string_to_array(?, ',')::int[], "
-            "string_to_array(?, chr(10))) AS f(id, idx, row)"
-        )
+        params = _columns(tokens, places, payloads)
         if not backing.own:
             return [
                 Sql(
                     "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
-                    f"SELECT ?, ?, f.id, f.idx, f.row FROM {source}",
+                    f"SELECT ?, ?, f.id, f.idx, f.row FROM {ROWS}",
                     (backing.stream, writer, *params),
                 )
             ]
         for payload in payloads:
             columns_of(backing, payload)  # their number; their types are the table's matter
-        return [Sql(self.insert_own(backing, source), (writer, *params))]
+        return [Sql(self.insert_own(backing, ROWS), (writer, *params))]
+
+    def lock_series(self, writer: str, *, exclusive: bool) -> Sequence[Sql]:
+        """See `Dialect`. An advisory lock, for whoever waits for it has his turn; a lock of a row is granted to others
+        who share it meanwhile. Two writers with one number wait for each other now and then."""
+        return [Sql(f"SELECT pg_advisory_xact_lock{'' if exclusive else '_shared'}({SERIES + crc32(writer.encode())})")]
+
+    def append(self, stream: str, rows: Sequence[tuple[int, int, bytes]], held: Sql) -> Sql:
+        tokens, places, payloads = zip(*rows, strict=True)
+        return Sql(
+            "INSERT INTO busrep_facts (stream, writer, id, idx, row) SELECT ?, ?, f.id, f.idx, f.row FROM "
+            f"{ROWS} WHERE ({held.text}) = 1",
+            (stream, held.params[0], *_columns(tokens, places, payloads), *held.params),
+        )
 
     def insert_own(self, backing: Backing, source: str) -> str:
         """Rows f(id, idx, row) of an application's table; one parameter before those of ``source``: the writer."""

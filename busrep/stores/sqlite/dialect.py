@@ -97,6 +97,14 @@ class SqliteDialect(Dialect):
             ]
         return [Sql(text, params[0]) if len(params) == 1 else Sql(text, params, many=True)]
 
+    def lock_series(self, writer: str, *, exclusive: bool) -> Sequence[Sql]:
+        return ()
+
+    def append(self, stream: str, rows: Sequence[tuple[int, int, bytes]], held: Sql) -> Sql:
+        text = f"INSERT INTO busrep_facts (stream, writer, id, idx, row) SELECT ?, ?, ?, ?, ? WHERE ({held.text}) = 1"
+        params = [(stream, held.params[0], token, at, payload.decode(), *held.params) for token, at, payload in rows]
+        return Sql(text, params, many=True)
+
     def page(self, backing: Backing, writer: str, after: int, upto: int, limit: int) -> Sql:
         where, params = backing.of_writer(writer)
         span, (low, high) = backing.between(after, upto)

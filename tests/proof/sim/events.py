@@ -60,7 +60,7 @@ async def _write(world: World, service: Service, bus: Bus, event: Event) -> None
     try:
         async with bus.write(*streams) as fact:
             ids, epoch, inside = dict(fact.ids), service.claimed_epoch, True
-            await _statements(fact, args.get("statement", ""))
+            await _statements(world, service, fact, args.get("statement", ""))
             _add(world, fact, args)
             if args["hold"]:
                 await asyncio.sleep(args["hold"])
@@ -85,10 +85,19 @@ async def _write(world: World, service: Service, bus: Bus, event: Event) -> None
         _tell(world, service, bus, ids.items())
 
 
-async def _statements(fact: Any, kind: str) -> None:
-    """Statements of the application's in a fact's block: none, one, or two."""
+async def _statements(world: World, service: Service, fact: Any, kind: str) -> None:
+    """Statements of the application's in a fact's block: none, one, two at the same time, or one that the block does
+    not wait for."""
     question = "SELECT value FROM busrep_meta WHERE key = 'epoch'"
-    for _ in range({"": 0, "one": 1, "two": 2}[kind]):
+    if kind == "left":
+        world.watch(service.process.start(_left(fact, question)))
+        await asyncio.sleep(0)
+    elif kind:
+        await asyncio.gather(*(fact.execute(question) for _ in range(1 if kind == "one" else 2)))
+
+
+async def _left(fact: Any, question: str) -> None:
+    with contextlib.suppress(BusrepError, SimError):
         await fact.execute(question)
 
 

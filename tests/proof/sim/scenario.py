@@ -188,7 +188,7 @@ class _Draw:
                     poison=False,
                     big=dice.random() < 0.03,
                     refused=dice.random() < 0.03,
-                    statement=dice.choices(["", "one", "two"], [8, 1, 1])[0],
+                    statement=dice.choices(["", "one", "two", "left"], [8, 1, 1, 1])[0],
                 )
 
     def _late(self) -> float:
@@ -236,6 +236,7 @@ class _Draw:
             "receive_queue_bytes": pick([0, 500, 2_000, 100_000]),
             "held_bytes": pick([300, 1_000, 100_000]),
             "publish_queue_bytes": pick([0, 600, 100_000]),
+            "quiet_streams": handling.choice([1, 1, 8]),
         }
 
     def _add(self, at: float, kind: str, who: str, **args: Any) -> None:

@@ -443,14 +443,16 @@ def _no_policies(_: re.Match[str]) -> Statement:
 
 
 def _advisory_lock(text: re.Match[str]) -> Statement:
-    name = f"advisory {text['key']}"
+    name, mode = f"advisory {text['key']}", SHARE if text["shared"] else EXCLUSIVE
 
     def run_lock(run: Run) -> Waiting:
         while True:
             lock = run.state.named(name)
-            if run.state.take(lock, run.txn, EXCLUSIVE):
+            # Unlike a row's, it is not shared with newcomers while somebody waits to have it alone.
+            queued = any(EXCLUSIVE in (mode, ahead.mode) for ahead in lock.waiting or ())
+            if (run.txn in (lock.lockers or ()) or not queued) and run.state.take(lock, run.txn, mode):
                 return [(None,)]
-            yield Wait(lock, run.txn, EXCLUSIVE)
+            yield Wait(lock, run.txn, mode)
 
     return Statement(waits=run_lock)
 
@@ -567,7 +569,7 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
     (r"ALTER TABLE \w+ ADD COLUMN \w+ text", _add_column),
     (r"SELECT 1 FROM pg_class WHERE relname = 'busrep_meta' AND pg_table_is_visible\(oid\)", _is_there),
     (r"SELECT c\.oid::regclass::text FROM pg_class c WHERE .* row_security_active\(c\.oid\) .*", _no_policies),
-    (r"SELECT pg_advisory_xact_lock\((?P<key>\d+)\)", _advisory_lock),
+    (r"SELECT pg_advisory_xact_lock(?P<shared>_shared)?\((?P<key>\d+)\)", _advisory_lock),
     (r"BEGIN ISOLATION LEVEL REPEATABLE READ", _repeatable),
     (r"SET LOCAL lock_timeout = (?P<milliseconds>\d+)", _lock_timeout),
     (r"SELECT DISTINCT a\.pid, a\.application_name, .* FROM pg_locks t .*", _blockers),
