@@ -183,7 +183,7 @@ class Bound:
 
 
 BOUNDS = (
-    Bound(wheel_lines, 22_000, 31_762),
+    Bound(wheel_lines, 22_000, 32_059),
     Bound(largest_class, 300, 296),
     Bound(largest_file, 400, 400),
     Bound(largest_core_file, 250, 250),

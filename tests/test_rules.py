@@ -78,6 +78,7 @@ ROOT = Path(__file__).parent.parent
 W = "core/test_writer.py::test_rules"
 APPENDING = "asyncio/test_appending.py::test_"
 BEATS = "core/test_beats.py::test_9_27_"
+UNNUMBERED = "asyncio/test_unnumbered.py::test_9_28_"
 STRAY = "asyncio/test_stray_lines.py::test_what_a_stranger_says_harms_nobody"
 RULES: dict[str, list[str]] = {
     "9.1": [
@@ -469,6 +470,22 @@ RULES: dict[str, list[str]] = {
         "runtime/test_beat.py::test_9_27_a_beat_with_nothing_to_tell_stores_one_position_for_the_sign_of_life",
         "runtime/test_beat.py::test_9_27_what_has_moved_is_stored_until_a_beat_succeeds",
         "runtime/test_beat.py::test_9_27_a_line_that_the_registry_does_not_explain_has_it_read_at_the_next_beat",
+    ],
+    "9.28": [
+        f"{UNNUMBERED}no_request_asks_for_ids[on_postgres]",
+        f"{UNNUMBERED}facts_that_are_published_at_the_same_time_share_a_request[on_postgres]",
+        *(
+            f"{UNNUMBERED}of_ids_whose_answer_was_lost_the_table_tells[{where}-{landed}]"
+            for where in ("deployment", "on_postgres")
+            for landed in ("written", "not written")
+        ),
+        f"{UNNUMBERED}beside_a_doubt_ids_are_reserved[on_postgres]",
+        f"{UNNUMBERED}nothing_is_asked_while_another_answer_is_on_its_way[on_postgres]",
+        f"{UNNUMBERED}of_two_lost_answers_the_first_that_is_asked_after_tells[on_postgres]",
+        f"{UNNUMBERED}a_sequence_that_is_behind_gives_no_id[on_postgres]",
+        f"{UNNUMBERED}under_a_name_that_was_finished_it_is_written_anew[on_postgres]",
+        f"{UNNUMBERED}of_ids_that_cannot_be_told_any_more_the_next_claim_tells[on_postgres]",
+        "sync/test_writing.py::test_9_28_ids_of_a_joined_transaction_are_not_taken_for_them",
     ],
 }
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from busrep.errors import BusrepError, ConfigError, SequenceWentBack, WriterFenced
 from busrep.stores.interface import AsyncTransaction, Claim
-from busrep.streams import Stream
 
 from ..runtime.config import WriterConfig
 from ..runtime.contents import FactState
@@ -40,8 +39,8 @@ class Fact(FactBase[RowT]):
 
     _writing: Writing
 
-    def __init__(self, writing: Any, streams: Sequence[Stream[Any]], connection: Any = None, count: int = 1) -> None:
-        super().__init__(writing, streams, connection, count)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._beginning = asyncio.Lock()
 
     @property
@@ -300,6 +299,11 @@ class Writing(WriterSession):
             await renew(self)
         except BusrepError as error:  # the next beat, or the next fact, tries again
             log.warning("writer %s is not won back: %s", self.name, error)
+
+    def tear(self) -> None:
+        """See `WriterSession`. The name is claimed anew at once."""
+        super().tear()
+        self.fence(WriterFenced(self.name, self.incarnation))
 
     def lose(self, error: WriterFenced) -> None:
         """Another process has the name, for good."""

@@ -75,9 +75,14 @@ class FactContents(Generic[RowT]):
         """Add each row as a fact of its own, one for each ID reserved; give their IDs. Raises ConfigError for more rows
         or fewer, and outside the block."""
         opened = self._of(stream)
-        if len(rows) != len(opened.ids):
-            raise ConfigError(f"{len(rows)} rows for {len(opened.ids)} IDs: pass count={len(rows)} to write()")
-        opened.each = (rows, opened.stream.encode_all(rows))
+        opened.add_each(rows)
+        return self._table_ids(opened)
+
+    def published_ids(self) -> list[int]:
+        """All IDs in the first stream."""
+        return self._table_ids(self._opened[self._streams[0].name])
+
+    def _table_ids(self, opened: OpenFacts) -> list[int]:
         return [*map(self._table_id(opened), opened.ids)] if opened.stream.negative else list(opened.ids)
 
     def _of(self, stream: Stream[Any] | None) -> OpenFacts:

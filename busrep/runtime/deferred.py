@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from busrep.errors import BusrepError, CommitUnknown, ConfigError
-from busrep.stores.interface import Appended, AsyncTransaction, Claim, FactLog, FactRows
+from busrep.stores.interface import Appended, AsyncTransaction, Claim, FactLog, FactRows, Unnumbered
 
 OVER = "the block of bus.write() ended before a statement of it had begun: wait for all of them inside the block"
 NOT_BEGUN = "the fact's transaction has not begun: call 'await fact.begin()' before fact.connection"
@@ -18,7 +18,8 @@ NOT_BEGUN = "the fact's transaction has not begun: call 'await fact.begin()' bef
 
 class DeferredTransaction(AsyncTransaction):
     """An `AsyncTransaction` on a connection of the store's. ``own``: the streams with a table of the application's,
-    whose rows are in no appended transaction."""
+    whose rows are in no appended transaction. ``unnumbered``: by stream, facts that get their IDs as they are written;
+    a transaction that was begun has none."""
 
     joined = False
     reserves = False
@@ -28,6 +29,7 @@ class DeferredTransaction(AsyncTransaction):
         self._begun: AsyncTransaction | None = None
         self._over = False  # the block has ended
         self._facts: dict[str, list[FactRows]] = {}
+        self.unnumbered: dict[str, Unnumbered] = {}
         self._appended: Appended | None = None
         self._written = False
 
@@ -115,8 +117,8 @@ class DeferredTransaction(AsyncTransaction):
             for stream, facts in self._facts.items():
                 await self._begun.insert(stream, facts)
             await self._begun.commit()
-        elif self._facts:
-            self._appended = Appended(self._facts)
+        elif self._facts or self.unnumbered:
+            self._appended = Appended(self._facts, self.unnumbered)
             try:
                 await self._store.append(self._claim, self._appended)
             except BusrepError as error:

@@ -26,6 +26,7 @@ from busrep.streams import Stream
 
 from .contents import FactContents
 from .deferred import DeferredTransaction
+from .late_ids import asked_above
 from .open_facts import InDoubt
 from .session import WriterSession
 
@@ -56,14 +57,19 @@ class FactBase(FactContents[RowT], abc.ABC):
     ``RowT``: the row class of its first stream.
     """
 
-    def __init__(self, writing: Any, streams: Sequence[Stream[Any]], connection: Any = None, count: int = 1) -> None:
+    def __init__(
+        self, writing: Any, streams: Sequence[Stream[Any]], connection: Any = None, count: int = 1, *,
+        unnumbered: bool = False,
+    ) -> None:  # fmt: skip
         if count < 1:
             raise ConfigError(f"write(count={count!r}): a fact has an ID, so 1 or more are needed")
         super().__init__(streams)
         self._writing, self._count = writing, count
         self._caller = connection
+        self._unnumbered = unnumbered and connection is None  # nobody asks for the IDs before the block has ended
         self._transaction: AsyncTransaction | None = None
         self._booked = True  # nothing is open, or whoever settles facts in doubt knows of it
+        self.not_written: Unavailable | None = None  # raised when its writer was finished first, and won its name back
         self._joined: InDoubt | None = None  # what is left of it in the caller's transaction
 
     def _open_transaction(self) -> AsyncTransaction:
@@ -94,7 +100,11 @@ class FactBase(FactContents[RowT], abc.ABC):
             if any(not stream.resettable for stream in self._streams):
                 self._transaction = session.transaction(self._caller)
             for stream in self._streams:
-                await self._reserve(session, stream)
+                if self._unnumbered:
+                    ask = partial(session.ask_unnumbered, self._opened, stream, self._count, self._owner())
+                    self._guarded(session, ask)
+                if stream.name not in self._opened:
+                    await self._reserve(session, stream)
             if self._transaction is not None:
                 await self._transaction.begin()
         except BaseException as error:
@@ -153,6 +163,10 @@ class FactBase(FactContents[RowT], abc.ABC):
             if not isinstance(self._transaction, DeferredTransaction) or self._transaction.begun:
                 raise
             raise await self._stepped_over(fenced) from fenced
+        except SequenceWentBack as error:  # of facts that get their IDs as they are written
+            await self._look_at_claim(self._session, error)
+            gone = WriterFenced(self._session.name, self._session.incarnation)
+            raise await self._stepped_over(gone) from error
 
     async def _stepped_over(self, fenced: WriterFenced) -> Unavailable:
         """What is raised for a fact whose writer was finished before its transaction began: its IDs may have been
@@ -162,7 +176,8 @@ class FactBase(FactContents[RowT], abc.ABC):
         self._fence(self._session, fenced)
         await self._live()
         reason = "it was finished for its silence while the fact was open: nothing of it was written. Write it again"
-        return Unavailable(f"writer {self._session.name!r}", reason)
+        self.not_written = Unavailable(f"writer {self._session.name!r}", reason)
+        return self.not_written
 
     async def _begin_live(self) -> None:
         """Begin under the incarnation that goes on; if it was fenced for silence, with no successor, the name is won
@@ -219,6 +234,8 @@ class FactBase(FactContents[RowT], abc.ABC):
                 for opened in self._opened.values():
                     if not opened.stream.resettable and (facts := opened.to_insert()):
                         await transaction.insert(opened.stream.name, facts)
+                    if opened.unnumbered is not None and isinstance(transaction, DeferredTransaction):
+                        transaction.unnumbered[opened.stream.name] = opened.unnumbered
                 self._commit_sent(session)
                 sent = True
                 await transaction.commit()
@@ -231,6 +248,9 @@ class FactBase(FactContents[RowT], abc.ABC):
             if transaction.joined:
                 self._doubt(session)
                 return
+            for opened in self._opened.values():
+                if opened.unnumbered is not None:
+                    opened.ids = list(opened.unnumbered.ids)
             if not transaction.claimed:  # there was nothing to insert
                 self._without_claim()
         self._complete(session)
@@ -325,11 +345,17 @@ async def settle(
     marker = doubts[0].marker
     if isinstance(marker, Group) and marker.under_way:
         return False  # the table could not tell
+    above: dict[str, int] = {}
+    for doubt in doubts if isinstance(marker, Group) else ():
+        for stream, known in asked_above(doubt).items():
+            above[stream] = min(known, above.get(stream, known))
+    if above and guarded(lambda: session.late_ids.are_coming(session.doubts)):
+        return False  # their IDs would be taken for these facts' own
     asked_at = time.monotonic()
     found: Mapping[tuple[str, int], list[bytes]] | None = {}
     if session.store is not None and session.claim is not None:
         asked = [fact for doubt in doubts for fact in session.in_doubt_of(doubt)]
-        found = await session.store.outcome(session.claim, marker, asked)
+        found = await session.store.outcome(session.claim, marker, asked, above)
     if found is None:
         guarded(lambda: session.still_open(doubts, asked_at))
         return False

@@ -10,7 +10,8 @@ import attrs
 from busrep.core.ids import Ticket
 from busrep.core.retained import RetainedRows
 from busrep.core.writer import Writer
-from busrep.stores.interface import AsyncTransaction
+from busrep.errors import ConfigError
+from busrep.stores.interface import AsyncTransaction, Unnumbered
 from busrep.streams import Stream
 
 
@@ -20,8 +21,9 @@ class OpenFacts:
 
     ``each``: one row per ID, in order; else ``payloads`` holds the rows of an ID, and ``rows`` those of them that
     busrep inserts. ``ticket``: the IDs come from a sequence that is rolled back with the transaction (SQLite, the
-    caller's); until it has ended the generator knows no more than that some were asked for. ``claimed``: a transaction
-    has held the claim since the IDs were reserved, or there is none to hold (9.2).
+    caller's), or as the rows are written; until that has ended the generator knows no more than that some were
+    asked for. ``unnumbered``: the rows that get their IDs so. ``claimed``: a transaction has held the claim since the
+    IDs were reserved, or there is none to hold (9.2).
     """
 
     stream: Stream[Any]
@@ -30,8 +32,13 @@ class OpenFacts:
     payloads: dict[int, list[bytes]] = attrs.field(factory=dict)
     each: tuple[Sequence[Any], list[bytes]] | None = None
     ticket: Ticket | None = None
+    unnumbered: Unnumbered | None = None
     claimed: bool = True
-    first: int = attrs.field(init=False, default=attrs.Factory(lambda self: self.ids[0], takes_self=True))
+    first: int = attrs.field(init=False)
+
+    @first.default
+    def _first(self) -> int:
+        return self.ids[0] if self.ids else 0
 
     def add(self, row: Any, *, insert: bool) -> None:
         """Add a row to the (first) fact."""
@@ -41,10 +48,21 @@ class OpenFacts:
             self.rows.setdefault(id, []).append(row)
 
     def to_insert(self) -> list[tuple[int, Sequence[Any], Sequence[bytes]]]:
-        """The facts that busrep inserts: ID, rows, and the rows as payloads."""
+        """The facts that busrep inserts and that have IDs: ID, rows, and the rows as payloads."""
+        if self.unnumbered is not None:
+            return []
         if self.each is not None:
             return [(id, (row,), (payload,)) for id, row, payload in zip(self.ids, *self.each, strict=True)]
         return [(id, rows, self.payloads[id][: len(rows)]) for id, rows in self.rows.items()]
+
+    def add_each(self, rows: Sequence[Any]) -> None:
+        """Add each row as a fact of its own. Raises ConfigError for more or fewer than there are IDs."""
+        count = len(self.ids) or (self.ticket.count if self.ticket else 0)
+        if len(rows) != count:
+            raise ConfigError(f"{len(rows)} rows for {count} IDs: pass count={len(rows)} to write()")
+        self.each = (rows, self.stream.encode_all(rows))
+        if self.ticket is not None and not self.ids:
+            self.unnumbered = Unnumbered(self.ticket.known, self.each[1])
 
     def written(self) -> Sequence[bytes]:
         """The payloads of all rows."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,20 +19,18 @@ from busrep.caches.freshness import Commits
 from busrep.core.ids import IdGenerator, Ticket
 from busrep.core.retained import RetainedRows
 from busrep.core.writer import Writer
-from busrep.errors import BusrepError, CommitsLost, ConfigError, NotAWriter, WriterFenced
-from busrep.stores.interface import AsyncTransaction, Claim, FactLog, Group, KnownWriter, Registered
+from busrep.errors import BusrepError, CommitUnknown, ConfigError, NotAWriter, WriterFenced
+from busrep.stores.interface import AsyncTransaction, Claim, FactLog, Registered
 from busrep.streams import Stream
 
+from .committed import LastCommits
 from .config import WriterConfig
 from .deferred import DeferredTransaction
+from .late_ids import LateIds, asked_above
 from .open_facts import InDoubt, OpenFacts
 from .other_writers import OtherWriters
 
 log = logging.getLogger("busrep.writer")
-
-# After a failover facts of so many transactions of each stream are looked for. It loses those that were committed last;
-# of those that were answered last the one that was committed last is one, unless more connections were at COMMIT.
-COMMITS_CHECKED = 100
 
 
 @attrs.frozen
@@ -73,11 +71,10 @@ class WriterSession:
         self._durable = {stream.name: stream for stream in config.streams if not stream.resettable}
         self.others = OtherWriters(config, incarnation, claim, self.generators)
         self.doubts: list[InDoubt] = []
-        self._promised: list[OpenFacts] = []  # with IDs that are given back if their transaction is rolled back
+        self.late_ids = LateIds(self.generators)
         self.kept: dict[str, RetainedRows] = {}  # of resettable streams whose rows outlive their publication
         self.fenced: WriterFenced | None = None
-        # stream -> the own facts that are known to be in busrep's table: of the last transactions, one of each
-        self.committed: dict[str, dict[object, int]] = {}
+        self.committed = LastCommits()
         self.facts = 0
         self.rows = 0
         self._connection: object = None  # the one that was published on last
@@ -131,7 +128,7 @@ class WriterSession:
 
     def reserved(self, opened: dict[str, OpenFacts], stream: Stream[Any], ticket: Ticket, ids: Sequence[int]) -> None:
         """Open the IDs that the sequence gave for ``ticket``, as facts in ``opened``. Raises SequenceWentBack."""
-        self._given_again(stream.name, ids)
+        self.late_ids.given_again(stream.name, ids)
         self.generators[stream.name].answer(ticket, ids)
         opened[stream.name] = OpenFacts(stream, sorted(ids))
 
@@ -143,31 +140,28 @@ class WriterSession:
 
     def promised(self, opened: dict[str, OpenFacts], stream: Stream[Any], ticket: Ticket, ids: Sequence[int]) -> None:
         """Note IDs that the sequence takes back if the transaction is rolled back: they are answered at its end."""
-        self._given_again(stream.name, ids)
-        opened[stream.name] = OpenFacts(stream, sorted(ids), ticket=ticket)
-        self._promised.append(opened[stream.name])
+        opened[stream.name] = self.late_ids.opened(stream, ticket, ids)
 
-    def _given_again(self, stream: str, ids: Sequence[int]) -> None:
-        """The sequence gave these: who was promised one of them before was rolled back."""
-        for one in [one for one in self._promised if one.stream.name == stream and not {*ids}.isdisjoint(one.ids)]:
-            one.forget()
-            self._redeem(one)
+    def ask_unnumbered(self, opened: dict[str, OpenFacts], stream: Stream[Any], count: int, owner: str) -> None:
+        """Note, in ``opened``, facts that get their IDs as they are written. Nothing where these are to be reserved:
+        also while it is not known of others what they got, for these are told from them by their IDs."""
+        name = stream.name
+        if name not in self._durable or name in self._own_tables or any(map(asked_above, self.doubts)):
+            return
+        ticket = self.generators[name].ask(count, now=self.clock(), owner=owner)
+        opened[name] = self.late_ids.opened(stream, ticket)
 
     def _redeem(self, one: OpenFacts) -> None:
-        """The transaction that gave the IDs has ended: with rows they are its own, else they are nobody's yet."""
-        if one.ticket is None:
-            return
-        generator, ticket, one.ticket = self.generators[one.stream.name], one.ticket, None
-        self._promised.remove(one)
-        if one.each is None and not any(one.payloads.values()):
-            one.ids = []
-            generator.give_up(ticket)
-            return
         try:
-            generator.answer(ticket, one.ids)
-        except BusrepError:
-            self.torn = True  # its rows are committed: whoever claims the name next finds them in the table
-            raise
+            self.late_ids.redeem(one)
+        except BusrepError as error:
+            self.tear()  # its rows are committed: whoever claims the name next finds them in the table
+            raise CommitUnknown(None, error) from error
+
+    def tear(self) -> None:
+        """The bookkeeping cannot go on: as after a crash the name is to be claimed anew, and what was committed is in
+        the table."""
+        self.torn = True
 
     def book(self, opened: Iterable[OpenFacts], marker: object = None) -> bool:
         """Hand what a transaction left to the writer core; an ID without rows is completed all the same. False: the
@@ -180,7 +174,8 @@ class WriterSession:
             return False
         for one in opened:
             self._redeem(one)
-            self._note_committed(one, marker)
+            if self.fenced is None and one.stream.name in self._durable and one.stream.table is None:
+                self.committed.note(one, marker)
             facts, rows = one.complete(self.core)
             self.facts += facts
             self.rows += rows
@@ -225,30 +220,6 @@ class WriterSession:
             if one.stream.name in self.commits and (payloads := one.written()):
                 self.on_invalidations(one.stream.name, payloads)
 
-    def _note_committed(self, one: OpenFacts, marker: object) -> None:
-        """These facts are committed; looked for after a failover (`check_committed`)."""
-        name = one.stream.name
-        if self.fenced is None and name in self._durable and one.stream.table is None:
-            ids = one.ids if one.each is not None else [id for id, payloads in one.payloads.items() if payloads]
-            if ids:
-                noted = self.committed.setdefault(name, {})
-                unit = marker if isinstance(marker, Group) else object()  # of other facts' transaction, too
-                noted[unit] = max(max(ids), noted.pop(unit, 0))
-                if len(noted) > COMMITS_CHECKED:
-                    del noted[next(iter(noted))]
-
-    def noted_commits(self) -> list[tuple[str, int]]:
-        """What `check_committed` is to be told of."""
-        return [(stream, id) for stream, noted in self.committed.items() for id in noted.values()]
-
-    def check_committed(self, found: Collection[tuple[str, int]] | None, known: Iterable[KnownWriter]) -> None:
-        """Whether what was committed last is still there, of which this was ``found``. ``known`` was read after that:
-        rows may have been deleted. Raises CommitsLost."""
-        floors = {one.stream: one.floor for one in known if one.writer == self.name}
-        for stream, id in self.noted_commits():
-            if id > floors.get(stream, 0) and (stream, id) not in (found or ()):
-                raise CommitsLost(self.name, self.incarnation, stream, id)
-
     def applied_as_of(self, stream: str) -> float:
         """As of when this process has applied all that it committed to a stream of invalidations (`time.monotonic`)."""
         return self.commits[stream].as_of(time.monotonic())
@@ -292,6 +263,8 @@ class WriterSession:
         durable = [one for one in doubt.opened if one.stream.name in self._durable]
         for one in durable:
             one.each = None
+            if not self.late_ids.find(one, found):
+                self.tear()
             one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
         if not any(one.payloads for one in durable):
             for one in doubt.opened:

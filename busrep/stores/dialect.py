@@ -269,6 +269,13 @@ class Dialect(Protocol):
         """Insert rows of a stream into busrep's own table where ``held``, a query that counts the writer's claim,
         gives 1. The writer is its first parameter."""
 
+    def append_unnumbered(self, stream: str, payloads: Sequence[bytes], held: Sql) -> Sequence[Sql]:
+        """As `append`, of facts of one row each whose IDs the sequence gives. The first statement answers as `next_ids`
+        does; with nothing where ``held`` does not give 1."""
+
+    def given(self, stream: str) -> Sql:
+        """The highest ID that the stream's sequence has given, as a query."""
+
     def page(self, backing: Backing, writer: str, after: int, upto: int, limit: int) -> Sql:
         """(token, column...) of the first rows, in order: more than ``limit`` rows if there are more, and then
         including all of the fact that goes beyond it."""

@@ -3,21 +3,25 @@
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import orjson
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.errors import ConfigError, PositionTooOld, WriterFenced
+from busrep.errors import ConfigError, PositionTooOld, SequenceWentBack, WriterFenced
 from busrep.stores.claims import HELD, check_claim, claim_stands, lock_claim, no_sequence
 from busrep.stores.dialect import Backing, Dialect, begin_durably, row_columns
-from busrep.stores.interface import Claim, FactRows
+from busrep.stores.interface import Appended, Claim, FactRows, Unnumbered
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.readers import LOCK_STREAM
 
 # IDs deleted in one transaction: short enough that a writer on SQLite, which has one write lock, hardly waits.
 PRUNE_BATCH = 5_000
+# So many rows of what is asked after are read at a time.
+OUTCOME_ROWS = 10_000
+HIGHEST_ID = 2**63 - 1
 
 
 def reserve(dialect: Dialect, stream: str, count: int, held: Claim | None = None) -> Plan[list[int]]:
@@ -37,8 +41,12 @@ def reserve(dialect: Dialect, stream: str, count: int, held: Claim | None = None
         raise WriterFenced(held.writer, held.incarnation)
     if not answer:
         raise no_sequence(dialect, stream, [backing])
-    ids = [row[0] for row in answer]
-    return ids if len(ids) == count else list(range(ids[-1] - count + 1, ids[-1] + 1))
+    return _every([row[0] for row in answer], count)
+
+
+def _every(answered: Sequence[int], count: int) -> list[int]:
+    """The IDs of which the sequence answered with all, or with the last one alone; ascending."""
+    return sorted(answered) if len(answered) == count else list(range(answered[-1] - count + 1, answered[-1] + 1))
 
 
 def insert(dialect: Dialect, stream: str, writer: str, facts: Iterable[FactRows]) -> Sequence[Sql]:
@@ -59,29 +67,66 @@ def _series(claim: Claim) -> Sql:
 
 
 @transaction
-def append(
-    dialect: Dialect, claim: Claim, facts: Mapping[str, Iterable[FactRows]], series: int, wait: float | None
-) -> Plan[int]:
-    """Write facts in a transaction of their own that holds the claim, on a server in one round trip. ``facts``: by
-    stream, all of them in busrep's table. Returns the series that the writer is at: if that is not ``series``, none was
-    written. Raises WriterFenced, and Unavailable after ``wait`` seconds for a lock; then none was, either."""
+def append(dialect: Dialect, claim: Claim, batch: Sequence[Appended], series: int, wait: float | None) -> Plan[int]:
+    """Write facts in a transaction of their own that holds the claim, on a server in one round trip. Those that have no
+    IDs are given theirs. Returns the series that the writer is at: if that is not ``series``, none was written. Raises
+    WriterFenced, SequenceWentBack, and Unavailable after ``wait`` seconds for a lock; then none was, either."""
+    facts, unnumbered = _by_stream(batch)
+    known = {stream: max(one.known for one in given) for stream, given in unnumbered.items()}
     at = _series(claim)
+    above = [
+        (given.text, (*given.params, least)) for stream, least in known.items() for given in [dialect.given(stream)]
+    ]
     held = Sql(
-        f"SELECT count(*) FROM busrep_writers WHERE {HELD} AND {dialect.same_server} AND ({at.text}) = ?",
-        (claim.writer, claim.incarnation, *at.params, series),
+        f"SELECT count(*) FROM busrep_writers WHERE {HELD} AND {dialect.same_server} AND ({at.text}) = ?"
+        + "".join(f" AND ({text}) >= ?" for text, _ in above),
+        (claim.writer, claim.incarnation, *at.params, series, *itertools.chain(*(params for _, params in above))),
     )
-    steps = []
-    for stream, given in facts.items():
-        if rows := _numbered(given):
-            steps.append(dialect.append(stream, rows, held))
+    steps = [dialect.append(stream, rows, held) for stream, given in facts.items() if (rows := _numbered(given))]
+    anew = []  # of each stream first the statement that answers with the IDs
+    for stream, given in unnumbered.items():
+        ids, *rest = dialect.append_unnumbered(stream, [row for one in given for row in one.payloads], held)
+        anew.append(ids)
+        steps += rest
     # Nothing looks at the lock's answer before COMMIT: each statement asks for the claim itself. The series stays what
     # it is while its lock is held.
     bound = () if wait is None else dialect.lock_timeout(wait)
     locks = (lock_claim(dialect, claim), *dialect.lock_series(claim.writer, exclusive=False))
-    answers = yield (Control.BEGIN, *bound, *locks, *steps, at, Control.COMMIT)
+    answers = yield (Control.BEGIN, *bound, *locks, *anew, *steps, at, Control.COMMIT)
     if not answers[len(bound)]:
         raise WriterFenced(claim.writer, claim.incarnation)
-    return int(answers[-1][0][0])
+    now = int(answers[-1][0][0])
+    if now == series:
+        for given, rows in zip(unnumbered.values(), answers[len(bound) + len(locks) :], strict=False):
+            if not rows:  # nor is there anything of the others
+                raise (yield from _went_back(dialect, known))
+            given_out = _every([row[0] for row in rows], sum(map(len, given)))
+            for one in given:
+                one.ids, given_out = given_out[: len(one)], given_out[len(one) :]
+    return now
+
+
+def _went_back(dialect: Dialect, known: Mapping[str, int]) -> Plan[SequenceWentBack]:
+    """What is raised when not all of these streams' sequences are where they were known to be."""
+    found = []
+    for stream, at_least in known.items():
+        given = (yield dialect.sequence(stream))[0][0][0]
+        found.append((given - at_least, stream, given))
+    _, stream, given = min(found)
+    return SequenceWentBack(stream, given + 1, known[stream])
+
+
+def _by_stream(
+    batch: Sequence[Appended],
+) -> tuple[Mapping[str, Sequence[FactRows]], Mapping[str, Sequence[Unnumbered]]]:
+    facts: dict[str, list[FactRows]] = {}
+    unnumbered: dict[str, list[Unnumbered]] = {}
+    for one in batch:
+        for stream, given in one.facts.items():
+            facts.setdefault(stream, []).extend(given)
+        for stream, new in one.unnumbered.items():
+            unnumbered.setdefault(stream, []).append(new)
+    return facts, unnumbered
 
 
 @transaction
@@ -136,8 +181,26 @@ def _rows(dialect: Dialect, backing: Backing, writer: str, tokens: Sequence[int]
     )
 
 
+def rows_above(dialect: Dialect, after: Mapping[str, int], writer: str) -> Plan[dict[tuple[str, int], list[bytes]]]:
+    """The payloads of a writer's facts above these IDs of the streams."""
+    found: dict[tuple[str, int], list[bytes]] = {}
+    for stream, last in after.items():
+        backing, more = dialect.backing(stream), True
+        while more:
+            rows = (yield dialect.page(backing, writer, last, HIGHEST_ID, OUTCOME_ROWS))[0]
+            for row, payload in zip(rows, dialect.payloads(backing, rows), strict=True):
+                found.setdefault((stream, row[0]), []).append(payload)
+                last = row[0]
+            more = len(rows) > OUTCOME_ROWS
+    return found
+
+
 def outcome(
-    dialect: Dialect, held: Claim, marker: object, facts: Sequence[tuple[str, int]]
+    dialect: Dialect,
+    held: Claim,
+    marker: object,
+    facts: Sequence[tuple[str, int]],
+    above: Mapping[str, int] | None = None,
 ) -> Plan[dict[tuple[str, int], list[bytes]] | None]:
     """None while the transaction may be open. The rows are read by a later statement: its snapshot is taken after
     the transaction was seen to have ended (9.1). The claim is read last: it stands, so the rows are of its log still,
@@ -148,6 +211,7 @@ def outcome(
         if answers[0][0][0]:
             return None
     found = yield from rows_of(dialect, facts, held.writer)
+    found |= yield from rows_above(dialect, above or {}, held.writer)
     yield from check_claim(dialect, held)
     return found
 

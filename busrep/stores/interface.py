@@ -23,6 +23,7 @@ from busrep.stores.transaction import Appended as Appended
 from busrep.stores.transaction import AsyncTransaction as AsyncTransaction
 from busrep.stores.transaction import FactRows as FactRows
 from busrep.stores.transaction import Group as Group
+from busrep.stores.transaction import Unnumbered as Unnumbered
 
 RoleT = TypeVar("RoleT")
 
@@ -217,9 +218,8 @@ class FactLog(FactSource, Protocol):
         """``count`` new IDs, ascending, committed at once. ``held``: WriterFenced when this claim does not stand."""
 
     async def append(self, claim: Claim, appended: Appended) -> None:
-        """Write facts in a transaction of their own: all, or none. Several calls may share one. WriterFenced when the
-        claim does not stand; CommitUnknown when it is not known what became of it: then `outcome` is told its marker.
-        Cancelled before they were sent, and after any other error, none is written."""
+        """Write facts in a transaction of their own, or of several calls. WriterFenced when the claim does not stand,
+        SequenceWentBack for known IDs; after CommitUnknown `outcome` tells, after any other error none is written."""
 
     def check_append(self) -> None:
         """Raise ConfigError where the calling task has a transaction open that `append` would wait for."""
@@ -230,12 +230,12 @@ class FactLog(FactSource, Protocol):
         caller's connection cannot be used (SQLite: it is in a transaction already, and holds the one write lock)."""
 
     async def outcome(
-        self, claim: Claim, marker: object, facts: Sequence[tuple[str, int]]
+        self, claim: Claim, marker: object, facts: Sequence[tuple[str, int]], above: Mapping[str, int] | None = None
     ) -> dict[tuple[str, int], list[bytes]] | None:
         """What an unknown COMMIT left: None while the transaction may still be open, else the payloads the table holds
-        by (stream, id); a fact that is missing was aborted. WriterFenced when the claim does not stand: then nothing
-        more is published under it, and the table may be another than the one that was written to. Of appended facts
-        it first ends the series that they were sent in, in a transaction (9.26). Raises Unavailable."""
+        by (stream, id), and of the streams ``above`` those of all own facts above that ID. A fact that is missing was
+        aborted. Of appended facts it first ends the series that they were sent in, in a transaction (9.26). Raises
+        Unavailable, and WriterFenced when the claim does not stand: the table may be another one."""
 
     async def heartbeat(self, claim: Claim, positions: Mapping[str, int], *, registry: bool = True) -> Registered:
         """Store proven own positions, one at least, and a sign of life, only while the claim stands: else WriterFenced.

@@ -87,7 +87,7 @@ class PlannedStore(AsyncStore):
         self.streams, self.settings, self.dialect = streams, settings, dialect
         dialect.streams = streams
         dialect.backings = {stream.name: backing_of(stream) for stream in streams if not stream.resettable}
-        self.reservations, self.appends = Reservations(self._reserve), Appends(self._append)
+        self.reservations, self.appends = Reservations(self._reserve), Appends(self.write_appended)
         self._series: dict[str, int] = {}  # by writer, as it was found last
         self.snapshots = snapshots.PlannedSnapshots(self, dialect.store)
 
@@ -146,14 +146,15 @@ class PlannedStore(AsyncStore):
             await self.appends.append(claim, appended)
             return
         appended.group = Group()
-        await self._append(claim, appended.group, appended.facts)
+        await self.write_appended(claim, appended.group, [appended])
 
     @property
     def append_wait(self) -> float | None:
         """How long an append, or the end of a series, waits for a lock, seconds; None: as any write does."""
         return None
 
-    async def _append(self, claim: Claim, group: Group, given: Mapping[str, Sequence[FactRows]]) -> None:
+    async def write_appended(self, claim: Claim, group: Group, given: Sequence[Appended]) -> None:
+        """Write a group, all or none. Raises as `FactLog.append` does."""
         wait = self.append_wait
         while True:
             group.series = series = self._series.get(claim.writer, 0)
@@ -167,7 +168,7 @@ class PlannedStore(AsyncStore):
             self._series[claim.writer] = found
 
     async def outcome(
-        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
+        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]], above: Mapping[str, int] | None = None
     ) -> dict[tuple[str, int], list[bytes]] | None:
         if isinstance(marker, Group):
             if marker.under_way:
@@ -180,7 +181,7 @@ class PlannedStore(AsyncStore):
             marker = None
         if isinstance(marker, PlannedTransaction) and await marker.still_open():
             return None
-        return await self.read(facts.outcome(self.dialect, claim, marker, facts_))
+        return await self.read(facts.outcome(self.dialect, claim, marker, facts_, above))
 
     def check_open(self) -> None:
         """Raise Unavailable unless the store is open."""

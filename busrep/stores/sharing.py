@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from busrep.errors import BusrepError, CommitUnknown, StatementRefused, Unavailable
-from busrep.stores.interface import Appended, Claim, FactRows, Group
+from busrep.errors import BusrepError, CommitUnknown, SequenceWentBack, StatementRefused, Unavailable
+from busrep.stores.interface import Appended, Claim, Group
 
 ItemT = TypeVar("ItemT")
 Waiting = tuple[ItemT, "asyncio.Future[Any]"]
@@ -17,6 +17,8 @@ Waiting = tuple[ItemT, "asyncio.Future[Any]"]
 # Of the rows of a transaction that several facts share: the others wait while it is written.
 GROUP_BYTES = 2**20
 ROW_BYTES = 64  # of what goes with a row
+# What one fact of a group may be refused for, and the others not.
+OF_ONE = (StatementRefused, SequenceWentBack)
 
 
 class Batches(Generic[ItemT]):
@@ -116,10 +118,10 @@ class Reservations:
 class Appends:
     """Writes the facts of several callers in one transaction.
 
-    ``write`` writes facts by stream, all or none, and raises as `FactLog.append` does.
+    ``write`` writes what was appended, all or none, and raises as `FactLog.append` does.
     """
 
-    def __init__(self, write: Callable[[Claim, Group, Mapping[str, Sequence[FactRows]]], Awaitable[None]]) -> None:
+    def __init__(self, write: Callable[[Claim, Group, Sequence[Appended]], Awaitable[None]]) -> None:
         self.write = write
         self._batches = Batches(self._serve, lambda item: _bytes_of(item[1]), lambda: GROUP_BYTES)
 
@@ -151,9 +153,9 @@ class Appends:
             appended.group = group
         group.under_way = True
         try:
-            await self.write(claim, group, _merged([appended for (_, appended), _ in batch]))
+            await self.write(claim, group, [appended for (_, appended), _ in batch])
         except Exception as error:
-            if len(batch) > 1 and (isinstance(error, StatementRefused) or not isinstance(error, BusrepError)):
+            if len(batch) > 1 and (isinstance(error, OF_ONE) or not isinstance(error, BusrepError)):
                 group.settled = True  # nothing of it was written
                 return batch[len(batch) // 2 :], batch[: len(batch) // 2]
             fail(batch, error)
@@ -170,15 +172,6 @@ class Appends:
 
 
 def _bytes_of(appended: Appended) -> int:
-    every = (payloads for facts_ in appended.facts.values() for _, _, payloads in facts_)
+    every = [payloads for facts_ in appended.facts.values() for _, _, payloads in facts_]
+    every += [one.payloads for one in appended.unnumbered.values()]
     return sum(ROW_BYTES + len(payload) for payloads in every for payload in payloads)
-
-
-def _merged(batch: Sequence[Appended]) -> Mapping[str, Sequence[FactRows]]:
-    if len(batch) == 1:
-        return batch[0].facts
-    merged: dict[str, list[FactRows]] = {}
-    for one in batch:
-        for stream, facts_ in one.facts.items():
-            merged.setdefault(stream, []).extend(facts_)
-    return merged

@@ -20,14 +20,30 @@ class Group:
         self.series, self.under_way, self.settled = 0, False, False
 
 
+class Unnumbered:
+    """Facts of one row each, of one stream, to which the sequence gives their IDs as they are written.
+
+    ``payloads``: the rows. ``known``: no ID up to here may be given. ``ids``: ascending, once they are written.
+    """
+
+    def __init__(self, known: int, payloads: Sequence[bytes]) -> None:
+        self.known, self.payloads = known, payloads
+        self.ids: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+
 class Appended:
     """Facts that are written in a transaction of their own: {stream: facts}. Their streams are in busrep's table.
 
-    ``group``: what they were sent with; None before that.
+    ``unnumbered``: of them, those that have no IDs yet. ``group``: what they were sent with; None before that.
     """
 
-    def __init__(self, facts: Mapping[str, Sequence[FactRows]]) -> None:
-        self.facts = facts
+    def __init__(
+        self, facts: Mapping[str, Sequence[FactRows]], unnumbered: Mapping[str, Unnumbered] | None = None
+    ) -> None:
+        self.facts, self.unnumbered = facts, unnumbered or {}
         self.group: Group | None = None
 
 

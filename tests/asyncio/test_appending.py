@@ -46,7 +46,9 @@ class Written:
         store.appends.write = self.write
 
     async def write(self, claim: Claim, group: Group, given: Any) -> None:
-        self.facts.append(sum(map(len, given.values())))
+        self.facts.append(
+            sum(map(len, (part for one in given for part in (*one.facts.values(), *one.unnumbered.values()))))
+        )
         if self.before is not None:
             await self.before()
         await self.given(claim, group, given)
@@ -181,7 +183,8 @@ def test_9_26_a_series_ends_when_nothing_of_it_is_being_written(on_postgres: Dep
                     "INSERT INTO busrep_facts (stream, writer, id, idx, row) VALUES ('orders', 'w1', %s, 0, '')",
                     [token],
                 )
-                writing = asyncio.create_task(store.write(facts.append(store.dialect, claim, late, 0, 30.0), 30.0))
+                appending = facts.append(store.dialect, claim, [Appended(late)], 0, 30.0)
+                writing = asyncio.create_task(store.write(appending, 30.0))
                 waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
                 while not (await (await watch.execute(waiting)).fetchone())[0]:
                     pass
@@ -502,7 +505,7 @@ def test_9_23_facts_of_one_transaction_are_noted_once(place: Deployment) -> None
             held.set()
             await asyncio.gather(*tasks)
             assert len(written.facts) < 100
-            assert ("orders", fact.id) in writer.writing.noted_commits()
+            assert ("orders", fact.id) in writer.writing.committed.facts()
 
     run(work())
 

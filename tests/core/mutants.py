@@ -70,7 +70,9 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 "WriterSession.beat_begins",
                 "        noted = {name: self.generators[name].open_floor for name in self._durable}\n",
-                "        noted = {name: self.generators[name].highest for name in self._durable}\n",
+                "        noted = {}\n"
+                "        for name, one in self.generators.items():\n"
+                "            noted[name] = one.highest if one.open > 1 else one.open_floor\n",
             ),
             Edit("IdGenerator.follow", "self._move(min(noted, self.open_floor))", "self._move(noted)"),
         ),

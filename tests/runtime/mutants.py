@@ -20,6 +20,7 @@ RULES = "test_rules.py::test_"
 STRAY_LINES = "asyncio/test_stray_lines.py::test_"
 SYNC_CACHED = "caches/test_sync_cached.py::test_"
 TRUST = "asyncio/test_trust.py::test_"
+UNNUMBERED = "asyncio/test_unnumbered.py::test_"
 WINNING_BACK = "asyncio/test_winning_back.py::test_"
 WRITING = "sync/test_writing.py::test_"
 
@@ -299,7 +300,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A failover loses facts that were committed and announced, and nothing says so.",
         edits=(
             Edit(
-                "WriterSession.check_committed",
+                "LastCommits.check",
                 "if id > floors.get(stream, 0) and (stream, id) not in (found or ()):",
                 "if False:",
             ),
@@ -315,7 +316,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A fact that was committed after one of a higher ID is lost in a failover, and nothing says so.",
         edits=(
             Edit(
-                "WriterSession._note_committed",
+                "LastCommits.note",
                 "noted[unit] = max(max(ids), noted.pop(unit, 0))",
                 "noted[None] = max(max(ids), noted.pop(None, 0))",
             ),
@@ -522,5 +523,99 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The linear position of its stream stands meanwhile.",
         edits=(Edit("OtherWriters.heard", "if joined or (incarnation is None and claim is not None):", "if joined:"),),
         checks=(BEAT + "a_writer_of_single_lines_is_followed_through_the_registry_at_every_beat",),
+    ),
+    Mutant(
+        name="known-facts-pass-for-those-in-doubt",
+        rule="9.28",
+        harm="After a lost answer a process publishes facts a second time, which it had written otherwise.",
+        edits=(Edit("LateIds.find", " and not generator.knows(id))", ")"),),
+        checks=(UNNUMBERED + "9_28_of_ids_whose_answer_was_lost_the_table_tells[deployment-written]"),
+    ),
+    Mutant(
+        name="promised-ids-pass-for-those-in-doubt",
+        rule="9.28",
+        harm="The fact of a joined transaction on SQLite is taken for another's: the name has to be claimed anew.",
+        edits=(Edit("LateIds.find", "if id not in promised and", "if"),),
+        checks=(WRITING + "9_28_ids_of_a_joined_transaction_are_not_taken_for_them",),
+    ),
+    Mutant(
+        name="ids-come-late-beside-a-doubt",
+        rule="9.28",
+        harm="A process that always publishes never finds a moment to look after a lost answer: all later facts wait.",
+        edits=(
+            Edit(
+                "WriterSession.ask_unnumbered",
+                " or any(map(asked_above, self.doubts)):\n",
+                ":\n",
+            ),
+        ),
+        checks=(UNNUMBERED + "9_28_beside_a_doubt_ids_are_reserved[deployment]",),
+    ),
+    Mutant(
+        name="a-doubt-is-settled-beside-an-answer-on-its-way",
+        rule="9.28",
+        harm="Rows whose answer is on its way are taken for those in doubt: they are published, and refused then.",
+        edits=(Edit("fact.settle", "    if above and guarded(", "    if False and guarded("),),
+        checks=(UNNUMBERED + "9_28_nothing_is_asked_while_another_answer_is_on_its_way[deployment]",),
+    ),
+    Mutant(
+        name="of-two-lost-answers-each-finds-as-many-as-it-asked-for",
+        rule="9.28",
+        harm="The rows of both are found at once, and refused for their number: the name has to be claimed anew.",
+        edits=(Edit("LateIds.redeem", "exact=one.unnumbered is None", "exact=True"),),
+        checks=(UNNUMBERED + "9_28_of_two_lost_answers_the_first_that_is_asked_after_tells[deployment]",),
+    ),
+    Mutant(
+        name="what-was-published-without-an-answer-is-forgotten",
+        rule="9.28",
+        harm="The answer to a publish is lost: its rows are in the table, and readers are led past them.",
+        edits=(
+            Edit(
+                "WriterSession.decide",
+                "            if not self.late_ids.find(one, found):\n",
+                "            if False:\n",
+            ),
+        ),
+        checks=(SIMULATOR, UNNUMBERED + "9_28_of_ids_whose_answer_was_lost_the_table_tells[deployment-written]"),
+    ),
+    Mutant(
+        name="ids-that-cannot-be-told-apart-are-told",
+        rule="9.28",
+        harm="Finished facts that were forgotten for their number are published a second time.",
+        edits=(Edit("LateIds.find", "return not generator.thinned", "return True"),),
+        checks=(UNNUMBERED + "9_28_of_ids_that_cannot_be_told_any_more_the_next_claim_tells[deployment]",),
+    ),
+    Mutant(
+        name="a-torn-session-goes-on",
+        rule="9.28",
+        harm="A writer whose bookkeeping failed commits, and publishes nothing any more, without a word.",
+        edits=(
+            Edit(
+                "Writing.tear",
+                "        self.fence(WriterFenced(self.name, self.incarnation))\n",
+                "",
+            ),
+        ),
+        checks=(UNNUMBERED + "a_session_whose_bookkeeping_failed_is_followed_by_another[deployment]",),
+    ),
+    Mutant(
+        name="what-is-committed-and-cannot-be-booked-was-not-written",
+        rule="9.28",
+        harm="A publish whose rows are in the table is written a second time.",
+        edits=(
+            Edit(
+                "WriterSession._redeem",
+                "            raise CommitUnknown(None, error) from error\n",
+                "            raise\n",
+            ),
+        ),
+        checks=(UNNUMBERED + "a_session_whose_bookkeeping_failed_is_followed_by_another[deployment]",),
+    ),
+    Mutant(
+        name="what-was-refused-for-a-finished-name-is-the-callers-to-write-again",
+        rule="9.28",
+        harm="A process that was silent for a moment refuses what it is told to publish.",
+        edits=(Edit("asyncio.bus.Bus.publish", "                if not again:\n", "                if True:\n"),),
+        checks=(UNNUMBERED + "9_28_under_a_name_that_was_finished_it_is_written_anew[deployment]",),
     ),
 )

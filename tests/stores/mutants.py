@@ -34,6 +34,7 @@ STORES_SQLITE = "stores/test_stores.py::TestSqlite::test_"
 STREAMS = "cli/test_streams.py::test_"
 SYNC_STORES = "stores/test_sync_stores.py::test_"
 TRUST = "asyncio/test_trust.py::test_"
+UNNUMBERED = "asyncio/test_unnumbered.py::test_"
 WRITING = "sync/test_writing.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -1343,7 +1344,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="9.4",
         harm="Code inside the block commits: a row is written without the claim, under a name that somebody else has.",
         edits=(
-            Edit("ServerTransaction._check_not_ended", "        if ended:\n", "        if False:\n"),
+            Edit("ServerTransaction._commit_checked", "= not self.connection.closed and self._idle()", "= False"),
+            Edit("ServerTransaction._commit_checked", "asked = self._handed_out and", "asked = False and"),
             Edit(
                 "SqliteTransaction.commit",
                 "        if not in_transaction(self.connection) or (",
@@ -1362,9 +1364,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="The driver begins another transaction after one that was ended inside the block: rows without the claim.",
         edits=(
             Edit(
-                "ServerTransaction._check_not_ended",
-                "self._idle() or (self._handed_out and await self._lock() != self.marker)",
-                "self._idle()",
+                "ServerTransaction._commit_checked",
+                "asked = self._handed_out and",
+                "asked = False and",
             ),
             Edit("last_steps", "    if again:  # a tr", "    if False:  # a tr"),
         ),
@@ -1380,9 +1382,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A block sends COMMIT and BEGIN, and ends well: its rows go in without the claim, below a successor's.",
         edits=(
             Edit(
-                "ServerTransaction._check_not_ended",
-                "self._idle() or (self._handed_out and await self._lock() != self.marker)",
-                "self._idle() or (self._callers and await self._lock() != self.marker)",
+                "ServerTransaction._commit_checked",
+                "asked = self._handed_out and",
+                "asked = self._callers and",
             ),
             Edit("base.SqliteTransaction.commit", "again=self._handed_out", "again=self._callers"),
         ),
@@ -1745,7 +1747,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="what-was-sent-in-a-former-series-counts",
         rule="9.26",
         harm="A fact is published, and is in no table: its rows were sent in a series that had ended.",
-        edits=(Edit("PlannedStore._append", "            if found == series:\n", "            if True:\n"),),
+        edits=(Edit("PlannedStore.write_appended", "            if found == series:\n", "            if True:\n"),),
         checks=(SIMULATOR, APPENDING + "9_26_a_series_that_another_question_has_ended_is_no_loss[deployment]"),
     ),
     Mutant(
@@ -1754,7 +1756,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="An answer is lost: the fact is committed, and its ID passes for empty.",
         edits=(
             Edit(
-                "PlannedStore._append",
+                "PlannedStore.write_appended",
                 "            raise CommitUnknown(group, error) from error\n",
                 "            raise\n",
             ),
@@ -1844,7 +1846,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="facts-of-a-group-are-noted-one-by-one",
         rule="9.23",
         harm="Of the last transactions all but one are forgotten: what a failover took of them is not told.",
-        edits=(Edit("WriterSession._note_committed", "marker if isinstance(marker, Group) else object()", "object()"),),
+        edits=(Edit("LastCommits.note", "marker if isinstance(marker, Group) else object()", "object()"),),
         checks=(
             APPENDING + "9_23_facts_of_one_transaction_are_noted_once[deployment]",
             APPENDING + "9_23_facts_of_one_transaction_are_noted_once[on_postgres]",
@@ -1895,5 +1897,37 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A cache takes invalidations for applied that are committed and not known to this process yet.",
         edits=(Edit("fact.settle", "    if isinstance(marker, Group) and marker.under_way:\n", "    if False:\n"),),
         checks=(APPENDING + "an_answer_that_is_being_waited_for_is_none_of_the_table_s",),
+    ),
+    Mutant(
+        name="a-sequence-that-is-behind-numbers-rows",
+        rule="9.28",
+        harm="After a backup was put back rows are written at IDs that were announced: readers step over them.",
+        edits=(Edit("facts.append", "AND ({text}) >= ?", "AND ({text}) + 1000 >= ?"),),
+        checks=(
+            UNNUMBERED + "9_28_a_sequence_that_is_behind_gives_no_id[deployment]",
+            STORES_POSTGRES + "9_28_rows_get_their_ids_as_they_are_written",
+            STORES_SQLITE + "9_28_rows_get_their_ids_as_they_are_written",
+        ),
+    ),
+    Mutant(
+        name="a-sequence-that-is-behind-fails-a-whole-group",
+        rule="9.28",
+        harm="Facts of other streams are refused for one whose sequence is behind.",
+        edits=(Edit("OF_ONE", "(StatementRefused, SequenceWentBack)", "(StatementRefused,)"),),
+        checks=(UNNUMBERED + "9_28_a_sequence_that_is_behind_gives_no_id[deployment]",),
+    ),
+    Mutant(
+        name="rows-are-numbered-whoever-has-the-claim",
+        rule="9.28",
+        harm="A writer that was finished writes rows below a position that was announced for it: lost.",
+        edits=(
+            Edit("PostgresDialect.append_unnumbered", "WHERE ({held.text}) = 1", "WHERE ({held.text}) < 2"),
+            Edit("SqliteDialect.append_unnumbered", "WHERE ({held.text}) = 1", "WHERE ({held.text}) < 2"),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_SQLITE + "9_28_rows_get_their_ids_as_they_are_written",
+            STORES_POSTGRES + "9_28_rows_get_their_ids_as_they_are_written",
+        ),
     ),
 )

@@ -23,13 +23,14 @@ from busrep.errors import (
     PositionTooOld,
     ReaderMoved,
     SchemaError,
+    SequenceWentBack,
     SnapshotGone,
     Unavailable,
     UnknownStream,
     WriterFenced,
 )
 from busrep.stores import AsyncStore, Claim, CommitUnknown, open_store
-from busrep.stores.interface import MIXED, Appended
+from busrep.stores.interface import MIXED, Appended, Group, Unnumbered
 from busrep.stores.schema import VERSION
 from busrep.streams import Registry, Stream, Table
 
@@ -415,10 +416,10 @@ class StoreConformance:
             await store.append(claim, appended)
             assert [token for token, _ in await read(store, "w1", 0, 3)] == [ids[0], ids[2], ids[2]]
             asked = [("orders", ids[0]), ("orders", ids[1]), ("payments", others[0])]
-            found = await store.outcome(claim, appended, asked)
+            found = await store.outcome(claim, appended.group, asked)
             assert found == {("orders", ids[0]): [row(1)], ("payments", others[0]): [row(4)]}
             late = Appended({"orders": [(ids[1], [[5]], [row(5)])]})
-            assert await store.outcome(claim, late, asked[1:2]) == {}
+            assert await store.outcome(claim, Group(), asked[1:2]) == {}  # of one that got no answer
             await store.append(claim, late)  # which is at the series that has begun
             (last,) = await store.reserve("orders", 1)
             gone = Appended({"orders": [(last, [[6]], [row(6)])]})
@@ -426,8 +427,30 @@ class StoreConformance:
             with pytest.raises(WriterFenced):
                 await store.append(claim, gone)
             with pytest.raises(WriterFenced):
-                await store.outcome(claim, gone, [("orders", last)])
+                await store.outcome(claim, Group(), [("orders", last)])
             assert [token for token, _ in await read(store, "w1", 0, last)] == [ids[0], ids[1], ids[2], ids[2]]
+
+    @sync
+    async def test_9_28_rows_get_their_ids_as_they_are_written(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders", "payments"], timeout=1)
+            (token,) = await store.reserve("orders", 1)
+            news = Unnumbered(1, [row(2), row(3)]), Unnumbered(0, [row(4)])
+            reserved = {"orders": [(token, [[1]], [row(1)])]}
+            await store.append(claim, Appended(reserved, {"orders": news[0], "payments": news[1]}))
+            assert [list(new.ids) for new in news] == [[2, 3], [1]]
+            assert await read(store, "w1", 0, 3) == [(1, row(1)), (2, row(2)), (3, row(3))]
+            found = await store.outcome(claim, Group(), [("orders", 1)], {"orders": 2, "payments": 0})
+            assert found == {("orders", 1): [row(1)], ("orders", 3): [row(3)], ("payments", 1): [row(4)]}
+            # Of several streams one is behind, or another process has the name: nothing of any is written.
+            behind = {"orders": Unnumbered(3, [row(5)]), "payments": Unnumbered(2, [row(6)])}
+            with pytest.raises(SequenceWentBack, match="gave 2, but 2 was known"):
+                await store.append(claim, Appended({}, behind))
+            await store.finish("w1", claim.incarnation, timeout=1)
+            with pytest.raises(WriterFenced):
+                await store.append(claim, Appended({}, {"orders": Unnumbered(3, [row(7)])}))
+            assert [token for token, _ in await read(store, "w1", 0, 10)] == [1, 2, 3]
+            assert await read(store, "w1", 0, 10, stream="payments") == [(1, row(4))]
 
     @sync
     async def test_the_newest_rows_of_all_writers(self, url: str) -> None:

@@ -698,6 +698,77 @@ def test_a_fact_that_has_its_ids_when_the_writer_is_finished_is_refused(
         assert wire.tokens(last) == [first, last]
 
 
+class LosingAnswers:
+    """The next append of a store gets no answer, and what became of it is not told before ``asked`` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bus: Any, landed: bool) -> None:
+        self.store, self.landed, self.asked = bus.store.wrapped, landed, threading.Event()
+        self.patch, self.given, self.outcome = monkeypatch, self.store.write_appended, self.store.outcome
+        monkeypatch.setattr(self.store, "outcome", self.late)
+
+    def begin(self) -> None:
+        self.patch.setattr(self.store, "write_appended", self.lost)
+
+    async def lost(self, claim: Any, group: Any, batch: Any) -> None:
+        self.patch.setattr(self.store, "write_appended", self.given)
+        if self.landed:
+            await self.given(claim, group, batch)
+            group.settled = False
+        raise CommitUnknown(group, OSError("connection lost"))
+
+    async def late(self, *args: Any) -> Any:
+        if not self.asked.is_set():
+            raise Unavailable("the store", "not yet")
+        return await self.outcome(*args)
+
+
+@BEATS
+@pytest.mark.parametrize("landed", [True, False], ids=["written", "not written"])
+def test_9_28_of_ids_whose_answer_was_lost_the_table_tells(
+    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch, landed: bool, beats: bool
+) -> None:
+    """What another thread writes meanwhile is not taken for that."""
+    with deployment.bus(beats=beats) as bus:
+        losing = LosingAnswers(monkeypatch, bus, landed)
+        with bus.write(orders) as fact:
+            losing.begin()
+            with pytest.raises(CommitUnknown):
+                bus.publish(orders, [Order(number, "lost") for number in (1, 2)])
+            fact.add(Order(3, "open"))
+        reserved = bus.publish(orders, [Order(4, "reserved")])
+        losing.asked.set()
+        bus.settle()
+        last = bus.publish(orders, [Order(5, "last")])
+        lost_ids = [2, 3] if landed else []
+        assert [fact.id, *reserved, *last] == ([1, 4, 5] if landed else [1, 2, 3])
+        assert wire.tokens(last[0]) == [fact.id, *lost_ids, *reserved, *last]
+        assert bus.statistics()["writer"]["in_doubt"] == 0
+    assert list(deployment.rows()) == [fact.id, *lost_ids, *reserved, *last]
+
+
+def test_9_28_ids_of_a_joined_transaction_are_not_taken_for_them(
+    on_sqlite: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On SQLite these come with the transaction, and are known for good when it was asked after."""
+    path = on_sqlite.store.removeprefix("sqlite:///")
+    with on_sqlite.bus(beats=False) as bus, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as caller:
+        losing = LosingAnswers(monkeypatch, bus, landed=True)
+        caller.execute("BEGIN IMMEDIATE")
+        with bus.write(orders, connection=caller) as joined:
+            joined.add(Order(1, "joined"))
+        caller.execute("COMMIT")
+        losing.begin()
+        with pytest.raises(CommitUnknown):
+            bus.publish(orders, [Order(2, "lost")])
+        session = bus.writing.session
+        session.doubts.reverse()  # the second is asked after first
+        losing.asked.set()
+        bus.settle()
+        last = bus.publish(orders, [Order(3, "last")])
+        assert wire.tokens(last[0]) == [1, 2, 3]
+        assert bus.writing.session is session
+
+
 @pytest.mark.parametrize(
     ("lost", "silent"), [(1, False), (2, False), (2, True)], ids=["once", "twice", "twice, and finished since"]
 )
@@ -797,7 +868,7 @@ class SoftLimit(Exception):
 
 PLACES: dict[str, tuple[tuple[type, ...], str]] = {
     "reserve": ((PlannedStore,), "_reserve"),
-    "append": ((PlannedStore,), "_append"),
+    "append": ((PlannedStore,), "write_appended"),
     "begin": (TRANSACTIONS, "begin"),
     "commit": (TRANSACTIONS, "commit"),
     "book": ((Writer,), "fact_completed"),

@@ -12,7 +12,15 @@ from typing import Any
 from zlib import crc32
 
 from busrep.errors import Unavailable
-from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Backing, Dialect, columns_of, no_position_above, row_columns
+from busrep.stores.dialect import (
+    MOVES,
+    NO_BOOTSTRAP,
+    Backing,
+    Dialect,
+    columns_of,
+    no_position_above,
+    row_columns,
+)
 from busrep.stores.plans import Plan, Sql
 
 # See schema.py. Tables that are updated often have room on the page, which keeps these updates off the index.
@@ -49,6 +57,8 @@ def _columns(tokens: Iterable[int], places: Iterable[int], payloads: Iterable[by
     return [",".join(map(str, tokens)), ",".join(map(str, places)), b"\n".join(payloads).decode()]
 
 
+# In the error of `PostgresDialect.still_in`.
+ANOTHER = "busrep: this is another transaction:"
 # Of the advisory locks of series, to which 32 bits of the writer's name are added: "busr" in hex.
 SERIES = 0x62757372 << 32
 SNAPSHOT = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL row_security = off")
@@ -221,6 +231,21 @@ class PostgresDialect(Dialect):
             (stream, held.params[0], *_columns(tokens, places, payloads), *held.params),
         )
 
+    def append_unnumbered(self, stream: str, payloads: Sequence[bytes], held: Sql) -> Sequence[Sql]:
+        """See `Dialect`. COMMIT waits for the disk: that the IDs were given is on it, too."""
+        return [
+            Sql(
+                "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
+                f"SELECT ?, ?, nextval('\"{sequence_name(stream)}\"'), 0, f.row "
+                f"FROM unnest(string_to_array(?, chr(10))) AS f(row) WHERE ({held.text}) = 1 RETURNING id",
+                (stream, held.params[0], b"\n".join(payloads).decode(), *held.params),
+            )
+        ]
+
+    def given(self, stream: str) -> Sql:
+        last = "CASE WHEN is_called THEN last_value ELSE last_value - 1 END"
+        return Sql(f'SELECT {last} FROM "{sequence_name(stream)}"')
+
     def insert_own(self, backing: Backing, source: str) -> str:
         """Rows f(id, idx, row) of an application's table; one parameter before those of ``source``: the writer."""
         sign = "-" if backing.negative else ""
@@ -249,6 +274,12 @@ class PostgresDialect(Dialect):
 
     def payloads(self, backing: Backing, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
         return [backing.payload(row[1]) for row in rows]
+
+    def still_in(self, marker: object) -> Sql:
+        """A statement that fails, with an error whose text has `ANOTHER`, in any transaction but that one."""
+        # Of constants alone the server would evaluate it before it asks.
+        wrong = f"('{ANOTHER} ' || pg_current_xact_id()::text)::int"
+        return Sql(f"SELECT CASE WHEN {self.marker} = ? THEN 0 ELSE {wrong} END", (str(marker),))
 
     def outcome(self, marker: object) -> Sql | None:
         """See `Dialect`. NULL: so long ago that the server has forgotten it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -120,14 +120,19 @@ async def publish(world: World, event: Event) -> None:
     """Several facts in one transaction."""
     service = _writer(world, event)
     if service is not None and service.bus is not None:
-        _work(world, service, _publish(world, service, service.bus, event.args["rows"]))
+        text = REFUSED if event.args.get("refused") else "bulk"
+        items = [Item(next(world.row), text) for _ in range(event.args["rows"])]
+        _work(world, service, _publish(world, service, service.bus, items))
 
 
-async def _publish(world: World, service: Service, bus: Bus, rows: int) -> None:
+async def _publish(world: World, service: Service, bus: Bus, items: Sequence[Item]) -> None:
     try:
-        ids = await bus.publish(orders, [Item(next(world.row), "bulk") for _ in range(rows)])
-    except BusrepError as error:
+        ids = await bus.publish(orders, items)
+    except CommitUnknown as error:
+        service.note(f"bulk in doubt: {error}")
+    except (BusrepError, SimError) as error:
         service.note(f"bulk not written: {type(error).__name__}")
+        world.record.refused_rows.update(item.number for item in items)
     else:
         service.note(f"wrote {ids}")
         world.last[orders.name, service.role.name] = ids[-1]

@@ -258,9 +258,10 @@ class _Draw:
 
     def _write(self, at: float, who: str) -> None:
         dice = self.dice
-        kind = dice.choices(["write", "publish", "joined", "presence"], [10, 2, 1, 2])[0]
+        kind = dice.choices(["write", "publish", "joined", "presence"], [7, 6, 1, 2])[0]
         if kind == "publish":
-            self._add(at, kind, who, rows=dice.randint(1, 12))
+            refused = dice.random() < 0.05
+            self._add(at, kind, who, rows=dice.choice([1, 1, 1, 2, 3, 12]), **({"refused": True} if refused else {}))
         elif kind == "presence":
             self._add(at, kind, who, rows=dice.choice([1, 1, 3]))
         else:
