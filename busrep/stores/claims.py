@@ -128,7 +128,7 @@ def _win(
     answers = yield (
         *begin_durably(dialect, wait=seconds),
         # Not while 'db restored' is at work, which fences the names that it sees.
-        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.share),
+        Sql(EPOCH.text + dialect.share),
         Sql("SELECT value FROM busrep_meta WHERE key = 'incarnations'"),
     )
     # What was left out. No row: the table was made by a version before that.

@@ -15,7 +15,7 @@ import orjson
 
 from busrep.stores.dialect import Dialect, begin_durably, highest_row, or_blocked
 from busrep.stores.plans import Control, Plan, Sql, in_transaction
-from busrep.stores.schema import new_epoch
+from busrep.stores.schema import EPOCH, new_epoch
 
 log = logging.getLogger("busrep.stores")
 
@@ -92,7 +92,7 @@ def _alone_with_server(dialect: Dialect, here: Sql, seconds: float) -> Plan[tupl
     """Begin a transaction: one of these at a time, and no claim meanwhile."""
     answers = yield (
         *begin_durably(dialect, wait=seconds),
-        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.exclusive),
+        Sql(EPOCH.text + dialect.exclusive),
         here,
     )
     ((noted, now),) = answers[-1]
@@ -177,7 +177,7 @@ def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> P
     answers = yield (
         *begin_durably(dialect, wait=seconds),
         # First, as a claim does: else this and 'db restored' could each wait for one of the two rows of a name.
-        Sql("SELECT value FROM busrep_meta WHERE key = 'epoch'" + dialect.share),
+        Sql(EPOCH.text + dialect.share),
         # Who has won the name back, and does not know it yet, can tell that it is its own still.
         Sql(
             "INSERT INTO busrep_writers (writer, incarnation, claimed_at, finished) SELECT ?, incarnation, claimed_at, "

@@ -818,7 +818,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-finish-and-a-restore-lock-rows-in-no-order",
         rule="9.5",
         harm="'db restored', or a noticed failover, meets a finish in a deadlock, and fails.",
-        edits=(Edit("fencing._fence", "value FROM busrep_meta WHERE key = 'epoch'\" + dialect.share", '1"'),),
+        edits=(Edit("fencing._fence", "Sql(EPOCH.text + dialect.share)", 'Sql("SELECT 1")'),),
         checks=(STORES_POSTGRES + "9_5_a_finish_waits_for_a_restore_that_is_at_work",),
     ),
     Mutant(
