@@ -7,6 +7,7 @@ waits for a loop (`busrep.stores.plans.complete`).
 from __future__ import annotations
 
 import enum
+import itertools
 import logging
 import math
 import time
@@ -18,6 +19,7 @@ from busrep.settings import Settings
 from busrep.stores.interface import Claim, FactLog
 
 from .config import WriterConfig
+from .fact import check_renewals
 from .session import WriterSession
 
 log = logging.getLogger("busrep.writer")
@@ -40,12 +42,21 @@ async def claim_name(
     """Claim the name for the streams that have a table. Gives the claim and its incarnation.
 
     ``again``, ``former``: the name is won back, from this incarnation on, for what goes on in place of that session.
-    Raises what `FactLog.claim` raises.
+    Without them a claim that was finished for its silence before its end is won back here: the database may have been
+    slower than the lease. Raises what `FactLog.claim` raises.
     """
     store, streams = config.store, config.durable
     if store is None or not streams:  # without a table the clock makes incarnations that rise (9.11)
         return None, max(int(time.time() * 1000), (again or 0) + 1)
-    claim = await store.claim(config.name, streams, timeout=config.settings.claim_timeout, again=again)
+    for fenced in itertools.count(1):
+        try:
+            claim = await store.claim(config.name, streams, timeout=config.settings.claim_timeout, again=again)
+            break
+        except WriterFenced as error:
+            if former is not None or error.incarnation <= (again or 0):
+                raise  # `win_back` goes on; or another process has the name
+            again = error.incarnation
+            check_renewals(config.name, fenced)
     return claim if former is None else claim.resumed(former.epoch, former.core.positions()), claim.incarnation
 
 

@@ -82,29 +82,23 @@ def _write(
 ) -> Done:
     for failures in range(1, TRIES + 1):
         try:
-            claim = _claim(store, options, again, settings)
+            claim = store.claim(options.writer, [options.stream], timeout=settings.claim_timeout, again=again)
             again = claim.incarnation
             made = _commit(store, claim, options, batch)
             if made is not None:
                 _tell(store, claim, options, made, settings)
                 _leave(store, claim, settings)
                 return made
+        except WriterFenced as error:
+            if again is not None and error.incarnation <= again:
+                raise
+            again = error.incarnation  # won, and finished for its silence before that was known here
         except Unavailable as error:
             if failures == TRIES:
                 raise
             log.warning("batch %d of query %s: %s; looking again", batch.number, batch.query, error)
             time.sleep(pause_after(failures, settings))
     raise WriterFenced(options.writer, again or 0)
-
-
-def _claim(store: StagingStore, options: SinkOptions, again: int | None, settings: Settings) -> Claim:
-    while True:
-        try:
-            return store.claim(options.writer, [options.stream], timeout=settings.claim_timeout, again=again)
-        except WriterFenced as error:
-            if again is not None and error.incarnation <= again:
-                raise
-            again = error.incarnation  # won, and finished for its silence before that was known here
 
 
 def _commit(store: StagingStore, claim: Claim, options: SinkOptions, batch: StagedBatch) -> Done | None:

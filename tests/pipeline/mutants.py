@@ -117,6 +117,19 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         checks=(SINK_AGAIN + "between_batches_nobody_waits_for_the_writer[sqlite]",),
     ),
+    Mutant(
+        name="a-claim-that-was-finished-before-its-end-ends-the-query",
+        rule="9.5",
+        harm="A query whose name is finished while it claims it, behind a slow COMMIT, fails as fenced.",
+        edits=(
+            Edit(
+                "sink_commit._write",
+                "            if again is not None and error.incarnation <= again:\n                raise\n",
+                "            raise\n",
+            ),
+        ),
+        checks=(SINK + "an_answer_that_does_not_come_to_a_claim_of_a_finished_name[sqlite]",),
+    ),
     # -- the source of Spark --
     Mutant(
         name="a-batch-of-spark-ends-within-a-fact-too-large",

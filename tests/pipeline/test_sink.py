@@ -286,6 +286,25 @@ def test_an_answer_that_does_not_come(url: str, lost: str, when: str, monkeypatc
     assert rows(url) == [1, 2, 3, 4]
 
 
+def test_an_answer_that_does_not_come_to_a_claim_of_a_finished_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = Query(url)
+    query.batch(0, [[1]])
+    real, calls = StagingStore.claim, iter(["finished", "cut"])
+
+    def claim(self: StagingStore, *args: Any, **more: Any) -> Any:
+        held, happens = real(self, *args, **more), next(calls, None)
+        if happens == "finished":  # before it is answered
+            self.finish(WRITER, held.incarnation, timeout=5)
+            raise WriterFenced(WRITER, held.incarnation)
+        if happens == "cut":
+            raise Unavailable("the database", "cut")
+        return held
+
+    monkeypatch.setattr(StagingStore, "claim", claim)
+    query.batch(1, [[2]])
+    assert (rows(url), next(calls, None)) == ([1, 2], None)
+
+
 def test_a_database_that_stays_away_fails_the_query(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*args: Any, **more: Any) -> Any:
         raise Unavailable("the database", "cut")

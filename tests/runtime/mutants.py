@@ -437,6 +437,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        name="a-claim-that-was-finished-before-its-end-is-another-s",
+        rule="9.5",
+        harm="Where COMMIT of a claim takes longer than the lease no process starts: it takes itself for fenced.",
+        edits=(Edit("claim_name", "if former is not None or", "if again is None or former is not None or"),),
+        checks=(RENEWALS + "9_5_a_process_begins_whose_claim_was_finished_before_it_knew[2]",),
+    ),
+    Mutant(
+        name="a-claim-that-was-taken-is-taken-back",
+        rule="9.5",
+        harm="Two processes of one name take it from each other, for ever.",
+        edits=(Edit("claim_name", "again = error.incarnation\n", "again = None\n"),),
+        checks=(RENEWALS + "9_5_a_process_does_not_take_the_name_of_a_later_one",),
+    ),
+    Mutant(
         name="a-name-is-won-back-for-ever",
         rule="9.19",
         harm="A fact of a writer that is finished again and again never begins, and nothing says why.",

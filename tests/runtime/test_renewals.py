@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 import pytest
 
-from busrep.errors import Unavailable
+from busrep.errors import Unavailable, WriterFenced
 from busrep.runtime.fact import RENEWALS, FactBase
 from busrep.runtime.session import WriterSession
+from busrep.stores import claims
+from busrep.stores.blocking import BlockingStore
 from tests.asyncio import test_bus as with_asyncio
 from tests.shop import QUICK, Order, opened_store, orders
 from tests.sync import test_writing as with_threads
@@ -68,6 +71,61 @@ def test_9_19_the_same_on_an_event_loop(
             assert not bus.statistics()["writer"]["fenced"]
 
     with_asyncio.run(main())
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("times", [2, RENEWALS])
+def test_9_5_a_process_begins_whose_claim_was_finished_before_it_knew(
+    deployment: with_threads.Deployment, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    while_claiming(monkeypatch, deployment.store, times, finish_it)
+    with deployment.bus(settings=CALM, beats=False) as bus:
+        with bus.write(orders) as fact:
+            fact.add(Order(1, "late"))
+        assert list(deployment.rows()) == [fact.id]
+
+
+@pytest.mark.servers
+def test_a_process_whose_claims_are_finished_for_ever_is_told_that_it_is_too_slow(
+    deployment: with_threads.Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    while_claiming(monkeypatch, deployment.store, RENEWALS + 1, finish_it)
+    bus = deployment.bus(settings=CALM, beats=False)
+    with pytest.raises(Unavailable, match="again and again: is Settings.heartbeat too short"):
+        bus.open()
+    with bus, bus.write(orders):  # opening was undone, and is tried again
+        pass
+
+
+@pytest.mark.servers
+def test_9_5_a_process_does_not_take_the_name_of_a_later_one(
+    deployment: with_threads.Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def claim_it(table: BlockingStore, writer: str, _: int) -> None:
+        table.claim(writer, [orders.name], timeout=10)
+
+    while_claiming(monkeypatch, deployment.store, 1, claim_it)
+    with pytest.raises(WriterFenced):
+        deployment.bus(settings=CALM, beats=False).open()
+
+
+def finish_it(table: BlockingStore, writer: str, incarnation: int) -> None:
+    table.finish(writer, incarnation, timeout=10)
+
+
+def while_claiming(
+    monkeypatch: pytest.MonkeyPatch, store: str, times: int, happens: Callable[[BlockingStore, str, int], None]
+) -> None:
+    """Let something happen to each claim after it was committed, before it is answered, so many times."""
+    held_state, left = claims.held_state, iter(range(times))
+
+    def late(writer: str, incarnation: int, *rest: Any) -> Any:
+        if next(left, None) is not None:
+            with opened_store(store) as table:
+                happens(table, writer, incarnation)
+        return held_state(writer, incarnation, *rest)
+
+    monkeypatch.setattr(claims, "held_state", late)
 
 
 def finish(monkeypatch: pytest.MonkeyPatch, store: str, times: int) -> None:
