@@ -350,8 +350,9 @@ class BatchSaver:
             async with context.saving:
                 state = await context.reader_store.load_reader(context.reader)
                 void = key[0] in await self._context.bootstrapping.look_at(state)
-                saved = state.positions.get(key)
-                lost = saved is None and core.epoch == log_read and not void
+                saved, saved_epoch = state.positions.get(key), state.epoch
+                # Beside positions of an older log nothing is registered: they are replaced first, all together.
+                lost = saved is None and core.epoch == log_read and saved_epoch in (None, log_read) and not void
                 if lost:  # by a failover, with all effects since
                     await self._context.saver.register(key, core.progress[key].began)
                     saved = self._saved.at.get(key)
@@ -361,8 +362,9 @@ class BatchSaver:
             core.put_back(*key)
             return True
         core.doubt(state.epoch)
-        saved = None if void or context.holds(key[0]) else saved
-        epochs = {"log_read": log_read, "epoch": core.epoch, "saved_epoch": state.epoch}
+        if void or context.holds(key[0]):
+            saved = saved_epoch = None
+        epochs = {"log_read": log_read, "epoch": core.epoch, "saved_epoch": saved_epoch}
         after = self._saved.reread(key, saved, raw, **epochs, lost=lost, in_hand=core.in_hand(key, raw))
         if after is Reread.OTHER_LOG:
             await asyncio.sleep(context.settings.retry_max)

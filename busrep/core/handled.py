@@ -120,13 +120,14 @@ class SavedPositions:
         epoch that the rows are of; ``epoch``: that of the log now read; ``saved_epoch``: that of the saved positions.
         ``lost``: the saved position was gone, and registered anew. ``in_hand``: the rows were not given up meanwhile.
         """
+        if epoch == log_read and saved_epoch not in (None, log_read):
+            return Reread.OTHER_LOG
         if saved is None or epoch != log_read:  # of a log that is gone: what is saved in the new one is known
             return Reread.VOID
-        if saved_epoch not in (None, log_read):
-            return Reread.OTHER_LOG
-        if saved == self.at.get(key) and saved <= batch.after and not lost and in_hand:
+        known, self.at[key] = self.at.get(key, saved + 1), saved
+        # Another process under this name may have saved less than was handled here, or empty, since.
+        if known <= saved <= batch.after and not lost and in_hand:
             return Reread.NOT_SAVED
-        self.at[key] = saved
         return Reread.HANDLED if saved == batch.position and in_hand else Reread.MOVED
 
     def pruned(self, key: Key, saved: int, floor: int, handled: int) -> bool:

@@ -1705,6 +1705,13 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(SIMULATION + "what_the_simulator_found_stays_mended[look-at-saved-positions-that-failed]",),
     ),
     Mutant(
+        name="a-position-is-registered-beside-those-of-an-older-log",
+        rule="9.23",
+        harm="After a restore, and a failover that takes it back, effects are skipped that the failover has lost.",
+        edits=(Edit("BatchSaver.reload", " and saved_epoch in (None, log_read) and not void", " and not void"),),
+        checks=(SIMULATION + "what_the_simulator_found_stays_mended[registered-beside-positions-of-an-older-log]",),
+    ),
+    Mutant(
         name="a-look-begins-behind-the-end-of-reading",
         rule="9.21",
         harm="It goes on while the store is closed: over HTTP a connection stays open as long as the process lives.",

@@ -14,6 +14,7 @@ CORE_TRUST = "core/test_core_trust.py::test_"
 DIRECT = "core/test_direct.py::test_"
 FAILED_NEIGHBOURS = "asyncio/test_failed_neighbours.py::test_"
 FAILURES = "core/test_failures.py::test_"
+SAVED_POSITIONS = "core/test_saved_positions.py::test_"
 FAULTS = "asyncio/test_faults.py::test_"
 FRAMING = "core/test_framing.py::test_"
 HEALTH = "asyncio/test_health.py::test_"
@@ -1936,5 +1937,12 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(DIRECT + "the_plain_view_remembers_no_more_than_so_many",),
+    ),
+    Mutant(
+        name="who-is-ahead-of-another-process-goes-back-to-it",
+        rule="9.12",
+        harm="Of two processes under one reader's name one handles rows again that it has handled.",
+        edits=(Edit("SavedPositions.reread", "known <= saved <= batch.after", "known == saved <= batch.after"),),
+        checks=(SAVED_POSITIONS + "9_12_another_process_that_saved_less_moves_nobody_back",),
     ),
 )

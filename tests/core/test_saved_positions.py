@@ -85,6 +85,7 @@ NOW: dict[str, Any] = {"log_read": LOG, "epoch": LOG, "saved_epoch": LOG, "lost"
         (None, {}, Reread.VOID, 5),
         (9, {"epoch": "f" * 32}, Reread.VOID, 5),
         (9, {"saved_epoch": "f" * 32}, Reread.OTHER_LOG, 5),
+        (None, {"saved_epoch": "f" * 32}, Reread.OTHER_LOG, 5),
         (9, {"saved_epoch": None}, Reread.HANDLED, 9),
         (5, {}, Reread.NOT_SAVED, 5),
         (5, {"lost": True}, Reread.MOVED, 5),
@@ -105,6 +106,14 @@ def test_9_12_what_is_saved_decides(saved: int | None, changes: dict[str, Any], 
 def test_9_12_rows_after_what_is_saved_are_not_handled() -> None:
     """The table says what was known, and that is behind these rows' beginning: another batch saved it."""
     assert saved_at(a=7).reread(A, 7, BATCH, **NOW) is Reread.MOVED
+
+
+def test_9_12_another_process_that_saved_less_moves_nobody_back() -> None:
+    """What lies between was handled here, or empty: else it would be saved."""
+    positions = saved_at(a=3)
+    assert positions.reread(A, 4, BATCH, **NOW) is Reread.NOT_SAVED
+    assert positions.at == {A: 4}
+    assert SavedPositions().reread(A, 4, BATCH, **NOW) is Reread.MOVED
 
 
 @pytest.mark.parametrize(

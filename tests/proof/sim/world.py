@@ -153,8 +153,8 @@ class World:
         return self.record
 
     async def operate(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Something that a person does: again, when a connection turns out to be dead."""
-        for _ in range(20):
+        """Something that a person does: again, when a connection turns out to be dead, or the server is away."""
+        for _ in range(100):
             with contextlib.suppress(Unavailable):
                 return await work()
             await asyncio.sleep(0.05)
