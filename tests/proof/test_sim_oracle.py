@@ -38,7 +38,7 @@ class Run:
     def __attrs_post_init__(self) -> None:
         record = self.record
         record.logs[E] = {}
-        record.lives += [Life(name, number, 0.0, epoch=E) for number, name in enumerate(ROLES, 1)]
+        record.lives += [Life(name, number, 0.0, epochs={KEY[0]: E}) for number, name in enumerate(ROLES, 1)]
         for n in (1, 2, 3):
             self.history.append((E, *KEY, n, (row(n),), float(n), 1))
             record.claimed.append(Claimed(n + 0.5, E, KEY, n - 1, n - 1, None))
@@ -258,7 +258,7 @@ def test_what_was_reported_to_another_is_lost_all_the_same() -> None:
 
 def test_a_durable_reader_s_next_life_may_repeat_but_not_skip() -> None:
     run = Run()
-    run.record.lives.append(Life("r", 9, 5.0, epoch=E))
+    run.record.lives.append(Life("r", 9, 5.0, epochs={KEY[0]: E}))
     run.record.handled.append(Handled(6.0, "r", 9, E, KEY, [(2, row(2))]))
     run.record.handled.append(Handled(6.1, "r", 9, E, KEY, [(3, row(3))]))
     assert run.look() == set()

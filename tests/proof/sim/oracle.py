@@ -191,7 +191,7 @@ class Oracle:
         lives = [life for life in self.record.lives if life.role == role]
         live = self.roles[role].kind == LIVE
         began = next(life for life in lives if not live or life.number == number)
-        if began.epoch == epoch:
+        if began.epochs.get(key[0]) == epoch:
             return began.starts.get(key, 0)
         floor = self.record.floors.get(epoch, self.floors).get(key, 0)  # began again, at the floor there was
         return max(floor, self.record.begun.get((role, epoch, key), 0))

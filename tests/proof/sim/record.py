@@ -75,12 +75,13 @@ class Upto:
 
 @attrs.define
 class Life:
-    """One process of a role. ``starts``: where it began, in ``epoch``, of those it began behind 0."""
+    """One process of a role. ``epochs``: by stream, the log in which it began to follow it; ``starts``: where, of those
+    that it began behind 0."""
 
     role: str
     number: int
     began: float
-    epoch: str = ""
+    epochs: dict[str, str] = attrs.field(factory=dict)
     starts: dict[Key, int] = attrs.field(factory=dict)
     ended: float | None = None
     how: str = ""

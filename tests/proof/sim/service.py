@@ -243,7 +243,7 @@ class Service:
         with contextlib.suppress(BusrepError):
             for stream in (orders, payments):
                 await bus.reading.followed(stream)
-                life.epoch = self.epoch
+                life.epochs[stream.name] = self.epoch
                 for key, position in bus.reading.saved.at.items():
                     if key[0] == stream.name:
                         life.starts[key] = position
@@ -252,8 +252,8 @@ class Service:
         """One that begins at the oldest row may find that it is another by now. At once, for it is known no longer than
         until the first row is handled."""
         life = self.life
-        if self.bus is bus and self.epoch == life.epoch:
-            for key, at in bus.reading.oldest.at.items():
+        for key, at in bus.reading.oldest.at.items():
+            if self.bus is bus and self.epoch == life.epochs.get(key[0]):
                 life.starts[key] = max(life.starts.get(key, 0), at[0])
 
     def report(self, key: tuple[str, str], after: int, upto: int, why: str) -> None:

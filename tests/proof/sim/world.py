@@ -491,7 +491,7 @@ class World:
         core, epoch = bus.reading.core, service.epoch
         for stream, positions in bus.positions().items() if service.reads else ():
             for writer, position in positions.items():
-                if stream == presence.name or core.new_epoch is not None:
+                if stream not in service.life.epochs or core.new_epoch is not None:
                     continue
                 key = (stream, writer)
                 record.samples.append(Sample(now, service.role.name, service.number, epoch, key, position, "position"))
