@@ -103,8 +103,9 @@ def _note(home: Home) -> Sql:
     return Sql("UPDATE busrep_meta SET value = ? WHERE key = 'server'", (home.written(),))
 
 
-def leave_out_incarnations(dialect: Dialect, clock: int) -> Plan[None]:
-    """Let every claim from here on be above those that were lost (9.11), also of names that are not known here.
+def leave_out_incarnations(dialect: Dialect, clock: int) -> Plan[int]:
+    """Let every claim from here on be above those that were lost (9.11), also of names that are not known here. Returns
+    the highest incarnation that was left out.
 
     ``clock``: of this process, in ms.
     """
@@ -112,6 +113,7 @@ def leave_out_incarnations(dialect: Dialect, clock: int) -> Plan[None]:
     highest, seconds = (yield Sql(asked))[0][0]
     above = max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND))
     yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'incarnations'", (str(above),))
+    return above
 
 
 def _choose_ids(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
@@ -247,12 +249,12 @@ def restored(dialect: Dialect) -> Plan[str]:
             *begin_durably(dialect, wait=RESTORE_WAIT),
             # First, as a claim does: then the two never wait for each other.
             Sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", (epoch,)),
-            Sql(f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),
-            Sql("UPDATE busrep_writers SET finished = 0"),  # nobody holds a name of the log before, or wins it back
             # From here on the log is this server's own.
             Sql(f"UPDATE busrep_meta SET value = {dialect.server or no_server} WHERE key = 'server'"),
         )
-        yield from leave_out_incarnations(dialect, now)
+        above = yield from leave_out_incarnations(dialect, now)
+        # Nobody holds a name of the log before, or wins it back: a claim that was lost must not have this very number.
+        yield Sql("UPDATE busrep_writers SET incarnation = ?, finished = 0", (above + 1,))
         for backing in dialect.backings.values():
             listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
             for (writer,) in listed:

@@ -604,13 +604,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "restored.body",
-                'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)',
-                'f"UPDATE busrep_writers SET incarnation = {dialect.largest}(incarnation, ? * 0)", (now,)',
-            ),
-            Edit(
-                "restored.body",
-                '"UPDATE busrep_writers SET finished = 0"',
-                '"UPDATE busrep_writers SET finished = finished"',
+                '"UPDATE busrep_writers SET incarnation = ?, finished = 0", (above + 1,)',
+                '"UPDATE busrep_writers SET incarnation = incarnation + 0 * ?", (above + 1,)',
             ),
         ),
         checks=(STORES_POSTGRES + "restored_changes_the_epoch_and_fences_everybody",),
@@ -650,8 +645,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "restored.body",
-                'incarnation = {dialect.largest}(incarnation, ?) + 1", (now,)),',
-                'incarnation = {dialect.largest}(incarnation, ?) + 1", (0,)),',
+                '"UPDATE busrep_writers SET incarnation = ?, finished = 0", (above + 1,)',
+                '"UPDATE busrep_writers SET incarnation = incarnation + 1 + 0 * ?, finished = 0", (above + 1,)',
             ),
             Edit("_win", "(writer, above + 1, won_by, above),", "(writer, above + 1, won_by, 0),"),
         ),
@@ -1226,10 +1221,29 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         ),
     ),
     Mutant(
+        name="a-restore-fences-up-to-a-claim-that-it-lost",
+        rule="9.11",
+        harm="Whoever had that claim wins the name back, in another log than it reads: its own facts count nowhere.",
+        edits=(
+            Edit(
+                "restored.body",
+                '"UPDATE busrep_writers SET incarnation = ?, finished = 0", (above + 1,)',
+                '"UPDATE busrep_writers SET incarnation = incarnation + 1 + 0 * ?, finished = 0", (above + 1,)',
+            ),
+        ),
+        checks=(FAILOVER + "a_claim_that_was_lost_does_not_pass_for_the_fence[restore]",),
+    ),
+    Mutant(
         name="claims-that-a-restore-lost-may-be-above-later-ones",
         rule="9.11",
         harm="The same behind a restore.",
-        edits=(Edit("restored.body", "        yield from leave_out_incarnations(dialect, now)\n", ""),),
+        edits=(
+            Edit(
+                "restored.body",
+                "        above = yield from leave_out_incarnations(dialect, now)\n",
+                "        above = now\n",
+            ),
+        ),
         checks=(
             STORES_SQLITE + "9_11_claims_behind_a_restore_are_above_those_that_it_lost",
             STORES_POSTGRES + "9_11_claims_behind_a_restore_are_above_those_that_it_lost",

@@ -489,7 +489,8 @@ def test_a_claim_that_fails_after_a_failover_leaves_out_the_same_ids_again(postg
 
 @pytest.mark.parametrize("restored", [False, True], ids=["failover", "restore"])
 def test_a_claim_that_was_lost_does_not_pass_for_the_fence(postgres_url: str, restored: bool) -> None:
-    """Under a clock that is behind incarnations go up by one, and so does the fence: the numbers are the same."""
+    """Under a clock that is behind incarnations go up by one, and so does the fence of a failover: the numbers are the
+    same."""
     with opened_store(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as operator:
         store.claim("a", ["orders"], timeout=10.0)
         operator.execute("UPDATE busrep_writers SET incarnation = %s", (ahead := 10**15,))  # of the clock
@@ -501,15 +502,17 @@ def test_a_claim_that_was_lost_does_not_pass_for_the_fence(postgres_url: str, re
         else:
             operator.execute("UPDATE busrep_meta SET value = '1/00000001' WHERE key = 'server'")
             store.claim("b", ["orders"], timeout=10.0)
-        assert operator.execute("SELECT incarnation FROM busrep_writers WHERE writer = 'a'").fetchone() == (ahead + 1,)
-        for work in (
-            lambda: store.check_claim(lost),
-            lambda: store.heartbeat(lost, {}),
-            lambda: store.transaction(lost).begin(),
-            lambda: store.claim("a", ["orders"], timeout=10.0, again=lost.incarnation),
-        ):
-            with pytest.raises(WriterFenced):
-                work()
+        for _ in range(2):
+            for work in (
+                lambda: store.check_claim(lost),
+                lambda: store.heartbeat(lost, {}),
+                lambda: store.transaction(lost).begin(),
+                lambda: store.claim("a", ["orders"], timeout=10.0, again=lost.incarnation),
+            ):
+                with pytest.raises(WriterFenced):
+                    work()
+            ((fence,),) = operator.execute("SELECT incarnation FROM busrep_writers WHERE writer = 'a'")
+            store.finish("a", fence, timeout=10.0)  # readers find it silent
         # Nor does whoever claims the name next: more claims may be lost than this one.
         assert store.claim("a", ["orders"], timeout=10.0).incarnation > lost.incarnation + 1_000
 
