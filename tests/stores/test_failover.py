@@ -512,6 +512,7 @@ def test_a_claim_that_was_lost_does_not_pass_for_the_fence(postgres_url: str, re
                 with pytest.raises(WriterFenced):
                     work()
             ((fence,),) = operator.execute("SELECT incarnation FROM busrep_writers WHERE writer = 'a'")
+            assert fence > lost.incarnation if restored else fence == lost.incarnation
             store.finish("a", fence, timeout=10.0)  # readers find it silent
         # Nor does whoever claims the name next: more claims may be lost than this one.
         assert store.claim("a", ["orders"], timeout=10.0).incarnation > lost.incarnation + 1_000
