@@ -31,7 +31,15 @@ Fact = tuple[str, str, str, int, tuple[bytes, ...], float, int]
 
 Facts = Mapping[tuple[str, str], Mapping[int, tuple[bytes, ...]]]
 
-Executed = Generator[Wait, None, Answers]
+
+@attrs.frozen
+class Flush:
+    """A COMMIT that waits so many seconds, for a slow disk or for a synchronous standby."""
+
+    seconds: float
+
+
+Executed = Generator["Wait | Flush", None, Answers]
 
 
 class Session:
@@ -104,10 +112,13 @@ class Session:
 class Server:
     """What a primary and a replica have in common: sessions, and running their statements.
 
-    ``down``: connects are refused. ``violations``: what must never happen, as texts.
+    ``down``: connects are refused. ``violations``: what must never happen, as texts. ``flush``: how long a COMMIT that
+    changed something takes, seconds: until then nobody sees it, and it keeps its locks. ``standby_at``: no COMMIT
+    that changed something ends before, loop time.
     """
 
     follows = False
+    flush = standby_at = 0.0
     synchronous_commit = "on"
     timeline = 1
 
@@ -167,8 +178,11 @@ class Server:
                         assert statement.waits is not None
                         answers.append((yield from statement.waits(run)))
                 else:
+                    if step is Control.COMMIT:
+                        yield from self._flushed(session)
                     self._control(session, step, request)
             if session.txn is not None and session.txn.implicit:
+                yield from self._flushed(session)
                 self._commit(session, session.txn, request)
         except SimError:
             txn = session.txn
@@ -215,6 +229,11 @@ class Server:
             raise SimError("25P02", "current transaction is aborted, commands are ignored until its end")
         else:
             txn.implicit = False
+
+    def _flushed(self, session: Session) -> Generator[Flush, None, None]:
+        txn, seconds = session.txn, max(self.flush, self.standby_at - self.now())
+        if seconds > 0 and txn is not None and not txn.failed and (txn.writes or txn.created):
+            yield Flush(seconds)
 
     def _commit(self, session: Session, txn: Transaction, request: Request) -> None:
         session.txn = None
@@ -267,7 +286,14 @@ class Server:
             self.roll_back(session)
             session.finished(None, raised)
         else:
-            self._park(session, wait)
+            if isinstance(wait, Flush):
+                self.loop.call_later(wait.seconds, self._go_on_with, session, work, context=SERVER)
+            else:
+                self._park(session, wait)
+
+    def _go_on_with(self, session: Session, work: Executed) -> None:
+        if session.work is work:
+            self.go_on(session)
 
     def _park(self, session: Session, wait: Wait) -> None:
         wait.session, session.wait = session, wait

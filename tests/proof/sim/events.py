@@ -343,6 +343,17 @@ async def database_slow(world: World, event: Event) -> None:
         world.later(event.args["lasting"], setattr, service.database, "slow", 0.0)
 
 
+async def database_flush(world: World, event: Event) -> None:
+    """COMMIT takes long: a slow disk; or, if ``slow`` is 0, a synchronous standby that is away for a while."""
+    _victims(world, event)
+    slow, lasting = event.args["slow"], event.args["lasting"]
+    if slow:
+        world.database.flush = slow
+        world.later(lasting, setattr, world.database, "flush", 0.0)
+    else:
+        world.database.standby_at = world.database.now() + lasting
+
+
 async def database_crash(world: World, event: Event) -> None:
     """The database dies, its sequences jump, and it comes back."""
     _victims(world, event)
@@ -574,6 +585,7 @@ EVENTS: dict[str, Callable[[World, Event], Awaitable[None]]] = {
     "database_hole": database_hole,
     "database_refuse": database_refuse,
     "database_slow": database_slow,
+    "database_flush": database_flush,
     "database_crash": database_crash,
     "restore": restore,
     "restored_at_beginning": restored_at_beginning,

@@ -117,6 +117,7 @@ class _Draw:
         reading = [role.name for role in writers if role.reads]
         self._restored_at_beginning(random.Random(f"restored at beginning {self.seed}"), reading)
         self._bursts(random.Random(f"bursts {self.seed}"))
+        self._flushes(random.Random(f"flushes {self.seed}"))
         memory = self._clocks(random.Random(f"clocks {self.seed}"))
         events = tuple(sorted(self.events, key=lambda event: event.at))
         return Scenario(self.seed, self.seconds, (*writers, *readers, *memory), self._settings(), events)
@@ -164,6 +165,18 @@ class _Draw:
         if names and dice.random() < 0.1:
             at = 0.3 + dice.random() * (self.seconds - 0.3)
             self._add(at, "restored_at_beginning", dice.choice(names), back=dice.choice([0.0, 0.5]), lasting=0.3)
+
+    def _flushes(self, dice: random.Random) -> None:
+        """Times in which COMMIT takes long, in some of which a writer claims its name, and learns of it late (finding
+        138). With dice of their own."""
+        for _ in range(dice.choice([0, 0, 0, 1, 1, 2])):
+            at = 0.3 + dice.random() * (self.seconds - 0.3)
+            slow, lasting = dice.choice([0.0, 0.0, 0.01, 0.3, 2.5]), dice.choice([0.1, 1.0, 3.0, 4.5])
+            self._add(at, "database_flush", "", slow=slow, lasting=lasting)
+            if dice.random() < 0.3:
+                who, since = dice.choice(self.writers), at + dice.choice([0.5, 1.5, 2.5])
+                self._add(at - 0.05, "restart", who, away=dice.choice([0.0, 0.1]))
+                self._add(since, "database_slow", who, slow=dice.choice([0.3, 1.5]), lasting=lasting)
 
     def _bursts(self, dice: random.Random) -> None:
         """Facts of one writer that begin and end together. Some are cancelled, some run statements, some have a row

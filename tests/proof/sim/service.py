@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from busrep.asyncio.bus import Bus
-from busrep.errors import BusrepError, CommitsLost
+from busrep.errors import BusrepError, CommitsLost, WriterFenced
 from busrep.options import BusOptions
 from busrep.runtime.batch import Batch
 from busrep.stores.plans import Control, Sql
@@ -179,11 +179,13 @@ class Service:
     async def _live(self) -> None:
         """Run a bus; another one when that was fenced, as a supervisor restarts what ends."""
         while not self.ending:
-            bus = self._make()
+            bus, role = self._make(), self.role
             try:
                 await bus.open()
             except BusrepError as error:
                 self.note(f"cannot start: {error}")
+                if isinstance(error, WriterFenced) and self.world.alone(role.name):
+                    self.world.record.breaks("whoever is alone starts", f"{self.name}: {error}")
                 await asyncio.sleep(0.3)
                 continue
             self.bus = bus

@@ -221,12 +221,20 @@ class World:
         rows = self.database.state.tables["busrep_positions"].committed()
         return {(stream, writer): int(row[at]) for (stream, writer), row in rows.items()}
 
+    def alone(self, name: str) -> bool:
+        """Whether nobody can have the name but this process: none was killed or doubled, and no log was lost."""
+        return not any(
+            one.kind in ("restore", "restored_at_beginning", "failover")
+            or (one.who == name and one.kind in ("kill", "second"))
+            for one in self.scenario.events
+        )
+
     async def _heal(self) -> None:
         """All faults end, and whoever is to come back does."""
         self.note("all faults end")
         self.healing, self.poisonous = True, False
         self.when_opened.clear()
-        self.database.down = False
+        self.database.down, self.database.flush = False, 0.0
         self.redis.denied.clear()
         for node in self.redis.nodes:
             node.up = True
