@@ -370,6 +370,8 @@ class BatchSaver:
             await asyncio.sleep(context.settings.retry_max)
             if core.in_hand(key, raw):
                 core.put_back(*key)
+        elif after is Reread.BEHIND:
+            core.put_back(*key)
         elif after in (Reread.HANDLED, Reread.MOVED):
             log.warning("the saved position of %s is %d", key, self._saved.at[key])
             if after is Reread.HANDLED:

@@ -29,6 +29,7 @@ class Reread(enum.Enum):
     VOID = enum.auto()  # the rows are of a log that is gone, or a snapshot came in their place
     OTHER_LOG = enum.auto()  # another process has gone over to a new log, or is at it: wait for that
     NOT_SAVED = enum.auto()  # the rows are to be handled again
+    BEHIND = enum.auto()  # also, but it is no failure: another process had saved a position that ends before them
     HANDLED = enum.auto()
     MOVED = enum.auto()  # go on at the saved position
 
@@ -61,8 +62,7 @@ class SavedPositions:
         self.at |= {(stream, writer): at for writer, at in positions.items()}
 
     def change(self, key: Key, handled: int) -> Change | None:
-        """What to save when everything up to ``handled`` was. Never back: another process, or a handler whose COMMIT
-        was not answered, is further."""
+        """What to save when all to ``handled`` was. Never back: another process, or a lost answer, may be further."""
         saved = self.at[key]
         return (*key, saved, handled) if saved < handled else None
 
@@ -127,7 +127,7 @@ class SavedPositions:
         known, self.at[key] = self.at.get(key, saved + 1), saved
         # Another process under this name may have saved less than was handled here, or empty, since.
         if known <= saved <= batch.after and not lost and in_hand:
-            return Reread.NOT_SAVED
+            return Reread.NOT_SAVED if saved == known else Reread.BEHIND
         return Reread.HANDLED if saved == batch.position and in_hand else Reread.MOVED
 
     def pruned(self, key: Key, saved: int, floor: int, handled: int) -> bool:

@@ -15,6 +15,7 @@ DIRECT = "core/test_direct.py::test_"
 FAILED_NEIGHBOURS = "asyncio/test_failed_neighbours.py::test_"
 FAILURES = "core/test_failures.py::test_"
 FAULTS = "asyncio/test_faults.py::test_"
+FOUND = "proof/test_simulation.py::test_what_the_simulator_found_stays_mended"
 FRAMING = "core/test_framing.py::test_"
 HEALTH = "asyncio/test_health.py::test_"
 HOSTILE_MESSAGES = "core/test_hostile_messages.py::test_"
@@ -1944,5 +1945,25 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Of two processes under one reader's name one handles rows again that it has handled.",
         edits=(Edit("SavedPositions.reread", "known <= saved <= batch.after", "known == saved <= batch.after"),),
         checks=(SAVED_POSITIONS + "9_12_another_process_that_saved_less_moves_nobody_back",),
+    ),
+    Mutant(
+        name="a-position-that-another-process-saved-is-the-handler-s-failure",
+        rule="9.12",
+        harm="Of two processes under one reader's name one stops at rows on which no handler failed.",
+        edits=(Edit("SavedPositions.reread", "if saved == known else Reread.BEHIND", "if True else Reread.BEHIND"),),
+        checks=(FOUND + "[a-peer-s-position-fails-a-handler]",),
+    ),
+    Mutant(
+        name="rows-whose-position-another-process-moved-stay-in-hand",
+        rule="9.12",
+        harm="They are never handled, nor is what follows them.",
+        edits=(
+            Edit(
+                "BatchSaver.reload",
+                "is Reread.BEHIND:\n            core.put_back(*key)",
+                "is Reread.BEHIND:\n            pass",
+            ),
+        ),
+        checks=(FOUND + "[a-peer-s-position-fails-a-handler]",),
     ),
 )
