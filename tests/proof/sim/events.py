@@ -384,11 +384,11 @@ async def restore(world: World, event: Event) -> None:
         world.record.void[world.epoch()] = None
         return
     world.record.ended[world.epoch()] = world.now()
-    world.restoring = True
+    world.restoring = event
     for service in world.services.values():
         service.database.kept_out = True
     await declare(world)
-    world.later(event.args["lasting"], _let_in, world)
+    world.later(event.args["lasting"], _let_in, world, event)
 
 
 async def restored_at_beginning(world: World, event: Event) -> None:
@@ -448,8 +448,10 @@ def _promote(world: World, event: Event, since: float, replicated: Replicated, f
             world.put_back[key] = min(saved["position"], world.put_back.get(key, saved["position"]))
 
 
-def _let_in(world: World) -> None:
-    world.restoring = False
+def _let_in(world: World, event: Event) -> None:
+    if world.restoring is not event:  # another restore came while this one was declared: that is to be declared, too
+        return
+    world.restoring = None
     for service in world.services.values():
         service.database.kept_out = False
 

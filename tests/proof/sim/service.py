@@ -103,7 +103,7 @@ class Service:
         self.process.behind = world.behind.get(role.name, 0.0)
         self.redis = RedisPath(world.redis, random.Random(dice.random()), self.process)
         self.database = ServicePath(world.database, random.Random(dice.random()))
-        self.database.kept_out = world.restoring
+        self.database.kept_out = world.restoring is not None
         self.replica: Path | None = None
         if role.kind == REPLICA:
             first, *others = world.replicas

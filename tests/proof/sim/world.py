@@ -102,7 +102,7 @@ class World:
         self.when_opened: dict[str, Event] = {}  # role -> the restore that comes when its next bus has opened
         self.poisonous = True
         self.healing = False
-        self.restoring = False
+        self.restoring: Event | None = None
         self.row = itertools.count(1)
         self.waits: dict[asyncio.Task[None], tuple[Service, float]] = {}
         self.tasks: dict[asyncio.Task[Any], None] = {}
