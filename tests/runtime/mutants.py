@@ -50,6 +50,8 @@ MUTANTS: tuple[Mutant, ...] = (
                 "WriterSession.decide",
                 """\
             one.each = None
+            if not self.late_ids.find(one, found):
+                self.tear()
             one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
         if not any(one.payloads for one in durable):
 """,
@@ -629,7 +631,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="what-was-refused-for-a-finished-name-is-the-callers-to-write-again",
         rule="9.28",
         harm="A process that was silent for a moment refuses what it is told to publish.",
-        edits=(Edit("asyncio.bus.Bus.publish", "                if not again:\n", "                if True:\n"),),
+        edits=(Edit("asyncio.bus.Bus.publish", "if not again or error is not fact.not_written:", "if True:"),),
         checks=(UNNUMBERED + "9_28_under_a_name_that_was_finished_it_is_written_anew[deployment]",),
     ),
 )

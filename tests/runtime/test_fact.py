@@ -70,7 +70,9 @@ class Log:
         self.step("rollback")
         return self.known
 
-    async def outcome(self, claim: Claim, marker: object, facts: Any) -> dict[tuple[str, int], list[bytes]] | None:
+    async def outcome(
+        self, claim: Claim, marker: object, facts: Any, above: Any
+    ) -> dict[tuple[str, int], list[bytes]] | None:
         self.step("outcome")
         return self.found
 

@@ -76,8 +76,8 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             Edit(
                 "facts.outcome",
-                "    found = yield from rows_of(dialect, facts, held.writer)\n    yield from",
-                "    yield from",
+                "    found = yield from rows_of(dialect, facts, held.writer)\n    found |=",
+                "    found |=",
             ),
         ),
         checks=(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,9 +12,14 @@ from busrep.stores.interface import Appended, Claim, Group
 from busrep.stores.sharing import Appends, Reservations
 
 CLAIM = Claim("w1", 1, "e", {}, {}, {})
-LAST: Mapping[str, Any] = {"last": ()}
+LAST = Appended({"last": ()})
+Batch = Sequence[Appended]
 
 WHEN = pytest.mark.parametrize("when", ["under way", "not begun"])
+
+
+def names_of(batch: Batch) -> list[str]:
+    return [name for appended in batch for name in appended.facts]
 
 
 async def cancelled_slowly() -> None:
@@ -37,8 +41,8 @@ async def cancel_all() -> None:
 
 @WHEN
 def test_whoever_appends_next_is_served(when: str) -> None:
-    async def write(_claim: Claim, _group: Group, facts: Mapping[str, Any]) -> None:
-        if facts != LAST:
+    async def write(_claim: Claim, _group: Group, batch: Batch) -> None:
+        if LAST not in batch:
             await cancelled_slowly()
 
     async def main() -> None:
@@ -49,7 +53,7 @@ def test_whoever_appends_next_is_served(when: str) -> None:
         await cancel_all()
         with pytest.raises(asyncio.CancelledError if when == "not begun" else CommitUnknown):
             await first
-        await asyncio.wait_for(appends.append(CLAIM, Appended(LAST)), 30)
+        await asyncio.wait_for(appends.append(CLAIM, LAST), 30)
 
     asyncio.run(main())
 
@@ -79,9 +83,9 @@ def test_whoever_waits_when_the_task_alone_is_cancelled_is_told(alone: bool) -> 
     """Those whose rows were sent do not know what became of them; those that wait are sent with the next."""
     sent: list[Sequence[str]] = []
 
-    async def write(_claim: Claim, _group: Group, facts: Mapping[str, Any]) -> None:
-        sent.append([*facts])
-        if "first" in facts:
+    async def write(_claim: Claim, _group: Group, batch: Batch) -> None:
+        sent.append(names_of(batch))
+        if "first" in names_of(batch):
             await cancelled_slowly()
 
     async def main() -> None:
@@ -106,9 +110,9 @@ def test_a_caller_who_gives_up_while_it_waits_is_not_sent() -> None:
     sent: list[Sequence[str]] = []
     go_on = asyncio.Event()
 
-    async def write(_claim: Claim, group: Group, facts: Mapping[str, Any]) -> None:
+    async def write(_claim: Claim, group: Group, batch: Batch) -> None:
         assert group.under_way
-        sent.append([*facts])
+        sent.append(names_of(batch))
         await go_on.wait()
 
     async def main() -> None:
@@ -141,9 +145,9 @@ def test_a_caller_who_gives_up_while_it_waits_is_not_sent() -> None:
 def test_of_a_refused_group_the_one_at_fault_is_found_by_halves() -> None:
     sent: list[int] = []
 
-    async def write(_claim: Claim, _group: Group, facts: Mapping[str, Any]) -> None:
-        sent.append(len(facts))
-        if "bad" in facts:
+    async def write(_claim: Claim, _group: Group, batch: Batch) -> None:
+        sent.append(len(batch))
+        if "bad" in names_of(batch):
             raise StatementRefused("the table", ValueError("bad"))
 
     async def main() -> None:
@@ -174,8 +178,8 @@ def test_tasks_that_begin_at_once() -> None:
 def test_whoever_was_not_sent_yet_when_the_task_was_cancelled_is_told() -> None:
     """While a group is halved."""
 
-    async def write(_claim: Claim, _group: Group, facts: Mapping[str, Any]) -> None:
-        if len(facts) > 1:
+    async def write(_claim: Claim, _group: Group, batch: Batch) -> None:
+        if len(batch) > 1:
             raise StatementRefused("the table", ValueError("bad"))
         sent.set()
         await asyncio.Event().wait()
