@@ -545,7 +545,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.28",
         harm="After a lost answer a process publishes facts a second time, which it had written otherwise.",
         edits=(Edit("LateIds.find", " and not generator.knows(id))", ")"),),
-        checks=(UNNUMBERED + "9_28_of_ids_whose_answer_was_lost_the_table_tells[deployment-written]"),
+        checks=(UNNUMBERED + "9_28_of_ids_whose_answer_was_lost_the_table_tells[deployment-written]",),
     ),
     Mutant(
         name="promised-ids-pass-for-those-in-doubt",
