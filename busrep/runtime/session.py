@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,30 +20,88 @@ from busrep.caches.freshness import Commits
 from busrep.core.ids import IdGenerator, Ticket
 from busrep.core.retained import RetainedRows
 from busrep.core.writer import Writer
-from busrep.errors import BusrepError, CommitUnknown, ConfigError, NotAWriter, WriterFenced
-from busrep.stores.interface import AsyncTransaction, Claim, FactLog, Registered
+from busrep.errors import BusrepError, CommitsLost, ConfigError, NotAWriter, WriterFenced
+from busrep.stores.interface import AsyncTransaction, Claim, FactLog, KnownWriter
 from busrep.streams import Stream
 
-from .committed import LastCommits
 from .config import WriterConfig
-from .deferred import DeferredTransaction
-from .late_ids import LateIds, asked_above
-from .open_facts import InDoubt, OpenFacts
 from .other_writers import OtherWriters
 
 log = logging.getLogger("busrep.writer")
 
+# After a failover facts of so many transactions of each stream are looked for. It loses those that were committed last;
+# of those that were answered last the one that was committed last is one, unless more connections were at COMMIT.
+COMMITS_CHECKED = 100
 
-@attrs.frozen
-class Beat:
-    """What a beat stores, by stream: ``positions``, of these streams; ``noted``, how far they may follow other writers.
 
-    ``whole``: of all streams, and the registry is to be read; else of what has changed, or of one stream.
+@attrs.define(eq=False)
+class OpenFacts:
+    """The facts of one stream in one transaction: their IDs, and the rows of each.
+
+    ``each``: one row per ID, in order; else ``payloads`` holds the rows of an ID, and ``rows`` those of them that
+    busrep inserts. ``ticket``: the IDs come from a sequence that is rolled back with the transaction (SQLite, the
+    caller's); until it has ended the generator knows no more than that some were asked for. ``claimed``: a transaction
+    has held the claim since the IDs were reserved, or there is none to hold (9.2).
     """
 
-    positions: dict[str, int]
-    noted: dict[str, int]
-    whole: bool
+    stream: Stream[Any]
+    ids: list[int]
+    rows: dict[int, list[Any]] = attrs.field(factory=dict)
+    payloads: dict[int, list[bytes]] = attrs.field(factory=dict)
+    each: tuple[Sequence[Any], list[bytes]] | None = None
+    ticket: Ticket | None = None
+    claimed: bool = True
+    first: int = attrs.field(init=False, default=attrs.Factory(lambda self: self.ids[0], takes_self=True))
+
+    def add(self, row: Any, *, insert: bool) -> None:
+        """Add a row to the (first) fact."""
+        payload, id = self.stream.encode(row), self.ids[0]
+        self.payloads.setdefault(id, []).append(payload)
+        if insert:
+            self.rows.setdefault(id, []).append(row)
+
+    def to_insert(self) -> list[tuple[int, Sequence[Any], Sequence[bytes]]]:
+        """The facts that busrep inserts: ID, rows, and the rows as payloads."""
+        if self.each is not None:
+            return [(id, (row,), (payload,)) for id, row, payload in zip(self.ids, *self.each, strict=True)]
+        return [(id, rows, self.payloads[id][: len(rows)]) for id, rows in self.rows.items()]
+
+    def written(self) -> Sequence[bytes]:
+        """The payloads of all rows."""
+        if self.each is not None:
+            return self.each[1]
+        return [payload for id in self.ids for payload in self.payloads.get(id, ())]
+
+    def forget(self) -> None:
+        """The transaction did not commit: the IDs are empty."""
+        self.each = None
+        self.payloads.clear()
+
+    def complete(self, core: Writer | RetainedRows) -> tuple[int, int]:
+        """Hand the facts to the writer core, or to who keeps them besides; give how many facts and rows they were."""
+        name = self.stream.name
+        if self.each is not None:
+            core.rows_completed(name, self.ids, self.each[1])
+            return len(self.ids), len(self.ids)
+        facts = rows = 0
+        for id in self.ids:
+            payloads = self.payloads.get(id, ())
+            core.fact_completed(name, id, payloads)
+            facts += bool(payloads)
+            rows += len(payloads)
+        return facts, rows
+
+
+@attrs.define(eq=False)
+class InDoubt:
+    """A transaction whose end is not known: the caller's own, or one whose COMMIT got no answer.
+
+    ``transaction``: it may still be open, and then it holds a connection and locks; None once it was rolled back.
+    """
+
+    marker: object
+    opened: list[OpenFacts]
+    transaction: AsyncTransaction | None = None
 
 
 class WriterSession:
@@ -67,19 +126,17 @@ class WriterSession:
         )  # fmt: skip
         self.generators = {stream.name: self._generator(stream) for stream in config.streams}
         self._last: dict[str, int] = {}
-        self._own_tables = {stream.name for stream in config.streams if stream.table is not None}
         self._durable = {stream.name: stream for stream in config.streams if not stream.resettable}
         self.others = OtherWriters(config, incarnation, claim, self.generators)
         self.doubts: list[InDoubt] = []
-        self.late_ids = LateIds(self.generators)
+        self._promised: list[OpenFacts] = []  # with IDs that are given back if their transaction is rolled back
         self.kept: dict[str, RetainedRows] = {}  # of resettable streams whose rows outlive their publication
         self.fenced: WriterFenced | None = None
-        self.committed = LastCommits()
+        # stream -> the own facts that are known to be in busrep's table: of the last transactions, one of each
+        self.committed: dict[str, deque[int]] = {}
         self.facts = 0
         self.rows = 0
         self._connection: object = None  # the one that was published on last
-        self._stored: dict[str, int] = {}  # the own positions as the last beats stored them
-        self._beats_left = 0  # that store what has changed alone, before the next one that stores and reads everything
 
     def _generator(self, stream: Stream[Any]) -> IdGenerator:
         """The ID generator of a stream, which the core announces from where its own facts begin."""
@@ -107,11 +164,9 @@ class WriterSession:
         return self.torn or self.fenced is not None
 
     def transaction(self, connection: Any) -> AsyncTransaction:
-        """A transaction on busrep's connection or the caller's. Raises ConfigError."""
+        """A transaction of the store's, on busrep's connection or the caller's. Raises ConfigError."""
         store, claim = self.log
-        if connection is not None:
-            return store.transaction(claim, connection)
-        return DeferredTransaction(store, claim, self._own_tables)
+        return store.transaction(claim, connection)
 
     @property
     def log(self) -> tuple[FactLog, Claim]:
@@ -128,7 +183,7 @@ class WriterSession:
 
     def reserved(self, opened: dict[str, OpenFacts], stream: Stream[Any], ticket: Ticket, ids: Sequence[int]) -> None:
         """Open the IDs that the sequence gave for ``ticket``, as facts in ``opened``. Raises SequenceWentBack."""
-        self.late_ids.given_again(stream.name, ids)
+        self._given_again(stream.name, ids)
         self.generators[stream.name].answer(ticket, ids)
         opened[stream.name] = OpenFacts(stream, sorted(ids))
 
@@ -140,32 +195,35 @@ class WriterSession:
 
     def promised(self, opened: dict[str, OpenFacts], stream: Stream[Any], ticket: Ticket, ids: Sequence[int]) -> None:
         """Note IDs that the sequence takes back if the transaction is rolled back: they are answered at its end."""
-        opened[stream.name] = self.late_ids.opened(stream, ticket, ids)
+        self._given_again(stream.name, ids)
+        opened[stream.name] = OpenFacts(stream, sorted(ids), ticket=ticket)
+        self._promised.append(opened[stream.name])
 
-    def ask_unnumbered(self, opened: dict[str, OpenFacts], stream: Stream[Any], count: int, owner: str) -> None:
-        """Note, in ``opened``, facts that get their IDs as they are written. Nothing where these are to be reserved:
-        also while it is not known of others what they got, for these are told from them by their IDs."""
-        name = stream.name
-        if name not in self._durable or name in self._own_tables or any(map(asked_above, self.doubts)):
-            return
-        ticket = self.generators[name].ask(count, now=self.clock(), owner=owner)
-        opened[name] = self.late_ids.opened(stream, ticket)
+    def _given_again(self, stream: str, ids: Sequence[int]) -> None:
+        """The sequence gave these: who was promised one of them before was rolled back."""
+        for one in [one for one in self._promised if one.stream.name == stream and not {*ids}.isdisjoint(one.ids)]:
+            one.forget()
+            self._redeem(one)
 
     def _redeem(self, one: OpenFacts) -> None:
+        """The transaction that gave the IDs has ended: with rows they are its own, else they are nobody's yet."""
+        if one.ticket is None:
+            return
+        generator, ticket, one.ticket = self.generators[one.stream.name], one.ticket, None
+        self._promised.remove(one)
+        if one.each is None and not any(one.payloads.values()):
+            one.ids = []
+            generator.give_up(ticket)
+            return
         try:
-            self.late_ids.redeem(one)
-        except BusrepError as error:
-            self.tear()  # its rows are committed: whoever claims the name next finds them in the table
-            raise CommitUnknown(None, error) from error
+            generator.answer(ticket, one.ids)
+        except BusrepError:
+            self.torn = True  # its rows are committed: whoever claims the name next finds them in the table
+            raise
 
-    def tear(self) -> None:
-        """The bookkeeping cannot go on: as after a crash the name is to be claimed anew, and what was committed is in
-        the table."""
-        self.torn = True
-
-    def book(self, opened: Iterable[OpenFacts], marker: object = None) -> bool:
+    def book(self, opened: Iterable[OpenFacts]) -> bool:
         """Hand what a transaction left to the writer core; an ID without rows is completed all the same. False: the
-        session has ended, and nothing is published under it any more. ``marker``: the transaction's."""
+        session has ended, and nothing is published under it any more."""
         opened = list(opened)
         for one in opened:
             if (commits := self.commits.get(one.stream.name)) is not None:
@@ -174,8 +232,7 @@ class WriterSession:
             return False
         for one in opened:
             self._redeem(one)
-            if self.fenced is None and one.stream.name in self._durable and one.stream.table is None:
-                self.committed.note(one, marker)
+            self._note_committed(one)
             facts, rows = one.complete(self.core)
             self.facts += facts
             self.rows += rows
@@ -196,7 +253,7 @@ class WriterSession:
     def resolve(self, doubt: InDoubt) -> None:
         """Book what `decide` found: the facts are in doubt no more."""
         self.doubts.remove(doubt)
-        self.book(doubt.opened, doubt.marker)
+        self.book(doubt.opened)
 
     def commit_sent(self, opened: Iterable[OpenFacts]) -> None:
         """COMMIT goes out now, or is the caller's to send from now on."""
@@ -219,6 +276,26 @@ class WriterSession:
         for one in opened:
             if one.stream.name in self.commits and (payloads := one.written()):
                 self.on_invalidations(one.stream.name, payloads)
+
+    def _note_committed(self, one: OpenFacts) -> None:
+        """These facts are committed; looked for after a failover (`check_committed`)."""
+        name = one.stream.name
+        if self.fenced is None and name in self._durable and one.stream.table is None:
+            ids = one.ids if one.each is not None else [id for id, payloads in one.payloads.items() if payloads]
+            if ids:
+                self.committed.setdefault(name, deque(maxlen=COMMITS_CHECKED)).append(max(ids))
+
+    def noted_commits(self) -> list[tuple[str, int]]:
+        """What `check_committed` is to be told of."""
+        return [(stream, id) for stream, ids in self.committed.items() for id in ids]
+
+    def check_committed(self, found: Collection[tuple[str, int]] | None, known: Iterable[KnownWriter]) -> None:
+        """Whether what was committed last is still there, of which this was ``found``. ``known`` was read after that:
+        rows may have been deleted. Raises CommitsLost."""
+        floors = {one.stream: one.floor for one in known if one.writer == self.name}
+        for stream, id in self.noted_commits():
+            if id > floors.get(stream, 0) and (stream, id) not in (found or ()):
+                raise CommitsLost(self.name, self.incarnation, stream, id)
 
     def applied_as_of(self, stream: str) -> float:
         """As of when this process has applied all that it committed to a stream of invalidations (`time.monotonic`)."""
@@ -263,29 +340,16 @@ class WriterSession:
         durable = [one for one in doubt.opened if one.stream.name in self._durable]
         for one in durable:
             one.each = None
-            if not self.late_ids.find(one, found):
-                self.tear()
             one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
         if not any(one.payloads for one in durable):
             for one in doubt.opened:
                 one.forget()
 
-    def beat_begins(self) -> Beat:
-        """What the next beat stores, noted before the claim is read (9.27)."""
-        whole = self.others.registry_doubted or self._beats_left <= 0
-        positions = {name: self.generators[name].position for name in self._durable}
+    def noted(self) -> tuple[dict[str, int], dict[str, int]]:
+        """How far the own positions may follow, noted before the claim is read, and the own positions to store."""
         noted = {name: self.generators[name].open_floor for name in self._durable}
-        for name in [*positions] if not whole else ():
-            behind = self._durable[name].follows and noted[name] > positions[name]
-            if len(positions) > 1 and not behind and positions[name] == self._stored.get(name):
-                del positions[name], noted[name]  # one stays, for the sign of life
-        return Beat(positions, noted, whole)
-
-    def beat_stored(self, beat: Beat, registry: Registered) -> None:
-        """A beat was stored, and this is what the database told."""
-        self._beats_left = self._settings.silent_after_beats - 1 if beat.whole else self._beats_left - 1
-        self._stored.update(beat.positions)
-        self.others.beat_stored(beat.noted, registry)
+        positions = {name: self.generators[name].position for name in self._durable}
+        return noted, positions
 
     def is_successors(self, stream: str, token: int) -> bool:
         """Whether a fact under the own name is none of this process's, which is fenced: it may be a successor's."""

@@ -152,14 +152,12 @@ def wire(deployment: Deployment) -> Iterator[Wire]:
         yield found
 
 
-def write(bus: Bus, *numbers: int, begin: bool = False, **options: Any) -> int:
-    """One fact per number; the last ID. ``begin``: a statement begins a transaction of its own."""
+def write(bus: Bus, *numbers: int, **options: Any) -> int:
+    """One fact per number; the last ID."""
     last = 0
     for number in numbers:
         with bus.write(orders, **options) as fact:
             fact.add(Order(number, "new"))
-            if begin:
-                fact.execute("SELECT 1")
         last = fact.id
     return last
 
@@ -472,12 +470,10 @@ def test_facts_on_sqlite(on_sqlite: Deployment) -> None:
             connection.rollback()
             bus.settle()
         with bus.write(orders) as last:
-            nested = write(bus, 4)  # nothing holds the lock yet
-            last.execute("SELECT 1")
             with pytest.raises(ConfigError, match="one write lock"):
-                write(bus, 5)
-            last.add(Order(6, "new"))
-        assert sorted(wire.tokens(nested)) == [first, fact.id, last.id, nested]
+                write(bus, 4)
+            last.add(Order(5, "new"))
+        assert wire.tokens(last.id) == [first, fact.id, last.id]
 
 
 def test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s(
@@ -489,7 +485,7 @@ def test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s(
         store: Any = bus.store.wrapped  # type: ignore[union-attr]
         reserve = store.reserve
 
-        async def late(stream: str, count: int, held: Any = None) -> list[int]:
+        async def late(stream: str, count: int) -> list[int]:
             await store.claim("w1", ["orders"], timeout=5.0)
             await reserve(stream, 1)  # the successor's
             return await reserve(stream, count)
@@ -500,7 +496,7 @@ def test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s(
         with monkeypatch.context() as patch, pytest.raises(Unavailable):
             patch.setattr(store, "reserve", late)
             patch_methods(patch, TRANSACTIONS, "begin", lambda _: cut)
-            write(bus, 2, begin=True)
+            write(bus, 2)
         assert bus.positions()["orders"]["w1"] == first
         with pytest.raises(WriterFenced):
             write(bus, 3)
@@ -677,96 +673,23 @@ def test_a_writer_that_was_finished_for_its_silence_goes_on(deployment: Deployme
     assert list(deployment.rows()) == [first, last]
 
 
-def test_a_fact_that_has_its_ids_when_the_writer_is_finished_is_refused(
+def test_a_fact_that_has_its_ids_when_the_writer_is_finished_is_begun_anew(
     deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with deployment.bus(beats=False) as bus:
         first = write(bus, 1)
         reserve = bus.store.wrapped.reserve
 
-        async def late(stream: str, count: int, held: Any = None) -> list[int]:
+        async def late(stream: str, count: int) -> list[int]:
             ids: list[int] = await reserve(stream, count)
             monkeypatch.undo()
             silence(deployment)
             return ids
 
         monkeypatch.setattr(bus.store.wrapped, "reserve", late)
-        with pytest.raises(Unavailable, match="Write it again"):
-            write(bus, 2)
-        last = write(bus, 3)
+        last = write(bus, 2)
         assert last == first + 2  # the first ID is a hole
         assert wire.tokens(last) == [first, last]
-
-
-class LosingAnswers:
-    """The next append of a store gets no answer, and what became of it is not told before ``asked`` is set."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, bus: Any, landed: bool) -> None:
-        self.store, self.landed, self.asked = bus.store.wrapped, landed, threading.Event()
-        self.patch, self.given, self.outcome = monkeypatch, self.store.write_appended, self.store.outcome
-        monkeypatch.setattr(self.store, "outcome", self.late)
-
-    def begin(self) -> None:
-        self.patch.setattr(self.store, "write_appended", self.lost)
-
-    async def lost(self, claim: Any, group: Any, batch: Any) -> None:
-        self.patch.setattr(self.store, "write_appended", self.given)
-        if self.landed:
-            await self.given(claim, group, batch)
-            group.settled = False
-        raise CommitUnknown(group, OSError("connection lost"))
-
-    async def late(self, *args: Any) -> Any:
-        if not self.asked.is_set():
-            raise Unavailable("the store", "not yet")
-        return await self.outcome(*args)
-
-
-@BEATS
-@pytest.mark.parametrize("landed", [True, False], ids=["written", "not written"])
-def test_9_28_of_ids_whose_answer_was_lost_the_table_tells(
-    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch, landed: bool, beats: bool
-) -> None:
-    """What another thread writes meanwhile is not taken for that."""
-    with deployment.bus(beats=beats) as bus:
-        losing = LosingAnswers(monkeypatch, bus, landed)
-        with bus.write(orders) as fact:
-            losing.begin()
-            with pytest.raises(CommitUnknown):
-                bus.publish(orders, [Order(number, "lost") for number in (1, 2)])
-            fact.add(Order(3, "open"))
-        reserved = bus.publish(orders, [Order(4, "reserved")])
-        losing.asked.set()
-        bus.settle()
-        last = bus.publish(orders, [Order(5, "last")])
-        lost_ids = [2, 3] if landed else []
-        assert [fact.id, *reserved, *last] == ([1, 4, 5] if landed else [1, 2, 3])
-        assert wire.tokens(last[0]) == [fact.id, *lost_ids, *reserved, *last]
-        assert bus.statistics()["writer"]["in_doubt"] == 0
-    assert list(deployment.rows()) == [fact.id, *lost_ids, *reserved, *last]
-
-
-def test_9_28_ids_of_a_joined_transaction_are_not_taken_for_them(
-    on_sqlite: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On SQLite these come with the transaction, and are known for good when it was asked after."""
-    path = on_sqlite.store.removeprefix("sqlite:///")
-    with on_sqlite.bus(beats=False) as bus, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as caller:
-        losing = LosingAnswers(monkeypatch, bus, landed=True)
-        caller.execute("BEGIN IMMEDIATE")
-        with bus.write(orders, connection=caller) as joined:
-            joined.add(Order(1, "joined"))
-        caller.execute("COMMIT")
-        losing.begin()
-        with pytest.raises(CommitUnknown):
-            bus.publish(orders, [Order(2, "lost")])
-        session = bus.writing.session
-        session.doubts.reverse()  # the second is asked after first
-        losing.asked.set()
-        bus.settle()
-        last = bus.publish(orders, [Order(3, "last")])
-        assert wire.tokens(last[0]) == [1, 2, 3]
-        assert bus.writing.session is session
 
 
 @pytest.mark.parametrize(
@@ -847,7 +770,6 @@ def test_a_fact_under_way_keeps_its_writer_from_being_finished(deployment: Deplo
     with deployment.bus(beats=False) as bus:
         with bus.write(orders) as fact:
             fact.add(Order(1, "slow"))
-            fact.execute("SELECT 1")
             with deployment.table() as store:
                 incarnation = next(one.incarnation for one in store.known())
                 with pytest.raises(BusrepError, match="held by"):
@@ -868,7 +790,6 @@ class SoftLimit(Exception):
 
 PLACES: dict[str, tuple[tuple[type, ...], str]] = {
     "reserve": ((PlannedStore,), "_reserve"),
-    "append": ((PlannedStore,), "write_appended"),
     "begin": (TRANSACTIONS, "begin"),
     "commit": (TRANSACTIONS, "commit"),
     "book": ((Writer,), "fact_completed"),
@@ -908,7 +829,7 @@ def test_an_exception_from_anywhere_loses_nothing_and_blocks_nothing(
         first = write(bus, 1)
         patch_methods(monkeypatch, *PLACES[place], interrupted)
         with pytest.raises(kind):
-            write(bus, 2, begin=place in ("begin", "commit"))
+            write(bus, 2)
         monkeypatch.undo()
         assert not armed
         write(bus, 3)
@@ -990,7 +911,7 @@ def test_a_fact_may_end_in_the_middle_of_anything(
             generators.append(writing())
             garbage = next(generators[0])
             patch_methods(monkeypatch, *PLACES[place], partial(surrounded, before=close_one))
-        second = write(bus, 3, begin=place in ("begin", "commit"))
+        second = write(bus, 3)
         monkeypatch.undo()
         bus.settle()
         last = write(bus, 4)
@@ -1065,26 +986,18 @@ def test_a_fact_that_nobody_ends_is_found_out(deployment: Deployment, wire: Wire
         bus.store.claim("w1", ["orders"], timeout=1)  # its transaction has ended
 
 
-@pytest.mark.parametrize("begin", [True, False], ids=["a statement has run", "nothing has begun"])
-def test_close_while_another_thread_commits(deployment: Deployment, wire: Wire, begin: bool) -> None:
-    """What has begun is committed: a reader finds it once the writer counts as silent. What has not is refused."""
+def test_close_while_another_thread_commits(deployment: Deployment, wire: Wire) -> None:
     bus = deployment.bus()
     bus.open()
     entered, leave = threading.Event(), threading.Event()
     ids: list[int] = []
-    refused: list[Unavailable] = []
 
     def work() -> None:
-        try:
-            with bus.write(orders) as fact:
-                fact.add(Order(1, "late"))
-                if begin:
-                    fact.execute("SELECT 1")
-                ids.append(fact.id)
-                entered.set()
-                leave.wait()
-        except Unavailable as error:
-            refused.append(error)
+        with bus.write(orders) as fact:
+            fact.add(Order(1, "late"))
+            ids.append(fact.id)
+            entered.set()
+            leave.wait()
 
     other = threading.Thread(target=work)
     other.start()
@@ -1092,8 +1005,7 @@ def test_close_while_another_thread_commits(deployment: Deployment, wire: Wire, 
     bus.close()
     leave.set()
     other.join()
-    assert list(deployment.rows()) == ids * begin
-    assert len(refused) == (not begin)
+    assert list(deployment.rows()) == ids  # committed: a reader finds it once the writer counts as silent
     with pytest.raises(Closed):
         write(bus, 2)
     assert threads() == set()

@@ -133,7 +133,7 @@ class BlockingPostgresStore(PostgresStore):
     def __init__(self, url: str, streams: Registry, settings: Settings) -> None:
         super().__init__(url, streams, settings)
         self.transactions = self.handlers = Pool(self.dial, settings.transactions, self.where)
-        self.questions = Pool(self.dial, settings.fetches + QUESTIONS, self.where)
+        self.questions = Pool(self.dial, max(QUESTIONS, settings.fetches + 1), self.where)
         self._opened = False
 
     def dial(self) -> Connection:

@@ -22,7 +22,7 @@ from busrep.errors import ConfigError, MissingExtra, Unavailable
 from busrep.settings import Settings
 from busrep.stores import claims, schema
 from busrep.stores.interface import Claim
-from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, Unanswered, run_async
+from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, run_async
 from busrep.stores.postgres.dialect import SNAPSHOT, PostgresDialect
 from busrep.stores.postgres.snapshots import PostgresSnapshots
 from busrep.stores.server import ServerStore, ServerTransaction, by_state, final
@@ -42,9 +42,8 @@ AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
 
 FORM = "postgresql://user:password@host:port/database?sslmode=..."
 
-# Questions of one process at a time beside the fetches (settings.fetches, 4): for IDs, rows that are appended, a beat,
-# and one for what is in doubt.
-QUESTIONS = 4
+# Questions of one process at a time: the fetches (settings.fetches, 4) and one reservation.
+QUESTIONS = 5
 # After so many seconds a connection that nobody needed is closed, but for the last one for questions.
 IDLE = 60.0
 # How long to wait for a connection from a pool, seconds.
@@ -150,7 +149,7 @@ async def on_connection(connection: AnyConnection, plan: Plan[T], within: float 
             async with asyncio.timeout(within):
                 return await execute_steps(connection, steps)
         except TimeoutError as error:
-            raise Unanswered("PostgreSQL", f"no answer within {within:g} s") from error
+            raise Unavailable("PostgreSQL", f"no answer within {within:g} s") from error
 
     try:
         return await run_async(plan, execute)
@@ -200,7 +199,7 @@ class PostgresStore(ServerStore):
         await self._alone(schema.check(self.dialect))
         most = self.settings.transactions
         self.transactions = self._pool("transactions", most)
-        self.questions = self._pool("questions", self.settings.fetches + QUESTIONS, least=1)
+        self.questions = self._pool("questions", max(QUESTIONS, self.settings.fetches + 1), least=1)
         # Of its own: a handler that writes facts as well must not wait for a connection that other handlers hold, who
         # wait for the same.
         self.handlers = self._pool("handlers", most)
