@@ -29,7 +29,7 @@ class Reread(enum.Enum):
     VOID = enum.auto()  # the rows are of a log that is gone, or a snapshot came in their place
     OTHER_LOG = enum.auto()  # another process has gone over to a new log, or is at it: wait for that
     NOT_SAVED = enum.auto()  # the rows are to be handled again
-    BEHIND = enum.auto()  # also, but it is no failure: another process had saved a position that ends before them
+    BEHIND = enum.auto()  # also, but no handler failed: another process had saved a position below them
     HANDLED = enum.auto()
     MOVED = enum.auto()  # go on at the saved position
 
@@ -62,7 +62,7 @@ class SavedPositions:
         self.at |= {(stream, writer): at for writer, at in positions.items()}
 
     def change(self, key: Key, handled: int) -> Change | None:
-        """What to save when all to ``handled`` was. Never back: another process, or a lost answer, may be further."""
+        """What to save when all up to ``handled`` was. Never back: another process, or a lost answer, may be above."""
         saved = self.at[key]
         return (*key, saved, handled) if saved < handled else None
 

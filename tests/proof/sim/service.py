@@ -179,12 +179,12 @@ class Service:
     async def _live(self) -> None:
         """Run a bus; another one when that was fenced, as a supervisor restarts what ends."""
         while not self.ending:
-            bus, role = self._make(), self.role
+            bus = self._make()
             try:
                 await bus.open()
             except BusrepError as error:
                 self.note(f"cannot start: {error}")
-                if isinstance(error, WriterFenced) and self.world.alone(role.name):
+                if isinstance(error, WriterFenced) and self.world.alone(self.role.name):
                     self.world.record.breaks("whoever is alone starts", f"{self.name}: {error}")
                 await asyncio.sleep(0.3)
                 continue

@@ -234,7 +234,8 @@ class World:
         self.note("all faults end")
         self.healing, self.poisonous = True, False
         self.when_opened.clear()
-        self.database.down, self.database.flush = False, 0.0
+        self.database.down = False
+        self.database.flush = self.database.standby_at = 0.0
         self.redis.denied.clear()
         for node in self.redis.nodes:
             node.up = True
