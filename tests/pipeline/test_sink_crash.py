@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -50,14 +51,21 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresServer]:
 def crash(server: PostgresServer) -> None:
     """SIGKILL for all of its processes, and a new start."""
     postmaster = server.process.pid
+    os.kill(postmaster, signal.SIGSTOP)  # it starts no more of them
     family = [postmaster]
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
             if int(entry.read_text().rpartition(")")[2].split()[1]) == postmaster:
                 family.append(int(entry.parent.name))
-    for pid in family:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    with contextlib.ExitStack() as stack:
+        ends = []
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                ends.append(os.pidfd_open(pid))
+                stack.callback(os.close, ends[-1])
+                os.kill(pid, signal.SIGKILL)
+        for end in ends:  # PostgreSQL refuses to start while one of them still has its shared memory
+            assert select.select([end], [], [], 30)[0]
     server.end(signal.SIGKILL)
     server.start()
     assert "was interrupted" in server.log  # so the server calls it as well
