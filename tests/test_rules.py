@@ -1730,7 +1730,7 @@ def simulated(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
     async def bounded() -> None:
         clock = asyncio.get_running_loop().time
-        with mock.patch("time.time", side_effect=lambda: 1e9 + clock()):
+        with mock.patch("time.time_ns", side_effect=lambda: int((1e9 + clock()) * 1e9)):
             async with asyncio.timeout(60):
                 await work()
 
@@ -1889,7 +1889,7 @@ def test_9_16_a_writer_of_a_table_made_anew_is_heard_whatever_it_is_called() -> 
             emptied(shop)
             store = open_store(shop.store, Registry([orders]))
             await store.init()
-            with mock.patch("time.time", return_value=1000.0):
+            with mock.patch("time.time_ns", return_value=1000):
                 async with shop.bus(writer="w1") as later:
                     await write(later, 10)
                     await at_epoch(reader, await store.epoch())

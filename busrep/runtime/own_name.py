@@ -46,8 +46,8 @@ async def claim_name(
     slower than the lease. Raises what `FactLog.claim` raises.
     """
     store, streams = config.store, config.durable
-    if store is None or not streams:  # without a table the clock makes incarnations that rise (9.11)
-        return None, max(int(time.time() * 1000), (again or 0) + 1)
+    if store is None or not streams:  # without a table the clock makes incarnations that rise and differ (9.11)
+        return None, max(time.time_ns(), (again or 0) + 1)
     for fenced in itertools.count(1):
         try:
             claim = await store.claim(config.name, streams, timeout=config.settings.claim_timeout, again=again)

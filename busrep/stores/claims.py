@@ -36,7 +36,7 @@ def claim(
 ) -> Plan[Claim]:
     """Win the name, register it (9.7), commit, and only then read where it starts (9.4).
 
-    The incarnation is the clock in ms, or above its predecessor's. So it rises even where a backup, or a table
+    The incarnation is the clock in ns, or above its predecessor's. So it rises even where a backup, or a table
     made anew, knows nothing of those that were given out; a process from before must not pass for its successor.
 
     ``again``: the name must be of this incarnation still, or finished and nobody else's since: else WriterFenced. A try

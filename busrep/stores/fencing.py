@@ -21,12 +21,12 @@ log = logging.getLogger("busrep.stores")
 
 # After a failover: more IDs than a lagging replica may have missed. Its sequence is behind by no more than that.
 IDS_LEFT_OUT = 100_000
-# How many incarnations a restore, and a failover that is noticed, leave out for all names at least, should the server's
-# clock have gone back. Claims that were lost are within that, also under a clock that was 2.7 hours ahead.
+# How many incarnations a restore, and a failover that is noticed, leave out for all names at least. They go on a year
+# above the server's clock: lost claims are below, also of a machine whose clock is ahead. Later ones go up one by one,
+# not as fast as nanoseconds pass: so incarnations rise, whichever restores and failovers another one takes back.
 INCARNATIONS_LEFT_OUT = 10_000_000
-# They go on at the server's clock in nanoseconds. Claims behind that go up one by one, and never use up as many as
-# pass: so incarnations rise, whichever restores and failovers another one takes back.
 PER_SECOND = 1_000_000_000
+YEAR = 366 * 86_400 * PER_SECOND
 # Most failovers without a claim in between, of which each left out as many.
 FAILOVERS = 100
 
@@ -36,8 +36,8 @@ RESTORE_WAIT = 30.0
 
 
 def clock() -> int:
-    """This process's clock, in ms: incarnations go on at it."""
-    return int(time.time() * 1000)
+    """This process's clock, in ns: incarnations go on at it."""
+    return time.time_ns()
 
 
 @attrs.frozen
@@ -74,7 +74,7 @@ class Home:
 def follow_server(dialect: Dialect, seconds: float, clock: int) -> Plan[None]:
     """Note which server and timeline the log is on (9.23). If they are others than were noted, no ID is given again
     that was announced before, and all names are to be claimed again, above the incarnations that may have been lost.
-    ``clock``: in ms.
+    ``clock``: in ns.
 
     In two transactions: which IDs are left out is committed before the first of them is.
     """
@@ -107,11 +107,11 @@ def leave_out_incarnations(dialect: Dialect, clock: int) -> Plan[int]:
     """Let every claim from here on be above those that were lost (9.11), also of names that are not known here. Returns
     the highest incarnation that was left out.
 
-    ``clock``: of this process, in ms.
+    ``clock``: of this process, in ns.
     """
     asked = f"SELECT coalesce(max(incarnation), 0), {dialect.seconds} FROM busrep_writers"
     highest, seconds = (yield Sql(asked))[0][0]
-    above = max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND))
+    above = max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND) + YEAR)
     yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'incarnations'", (str(above),))
     return above
 

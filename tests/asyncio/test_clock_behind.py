@@ -79,7 +79,7 @@ def test_the_next_life_may_be_higher_again() -> None:
 def ahead(seconds: float) -> Any:
     """The clock that incarnations are taken from."""
     shifted = mock.Mock(wraps=time)
-    shifted.time = lambda: time.time() + seconds
+    shifted.time_ns = lambda: time.time_ns() + int(seconds * 1e9)
     return mock.patch.multiple("busrep.runtime.own_name", time=shifted)
 
 
@@ -139,7 +139,7 @@ def test_a_writer_goes_on_above_a_predecessor_that_it_hears(redis_url: str, bus_
             first.own_name.watch.since -= 3600.0  # it has started long ago
             if runtime == "asyncio":
                 async with busrep.connect(redis_url, writer="w", **options) as second:
-                    await until(lambda: second.statistics()["writer"]["incarnation"] > (time.time() + 1800) * 1000)
+                    await until(lambda: second.statistics()["writer"]["incarnation"] > time.time_ns() + 1800 * 10**9)
                     await until(lambda: first.statistics()["writer"]["lost"])
                     await second.publish(typing, [["bob"]])
                     await until(lambda: seen[-1] == ["bob"])
@@ -152,7 +152,7 @@ def test_a_writer_goes_on_above_a_predecessor_that_it_hears(redis_url: str, bus_
         with sync.connect(redis_url, writer="w", **options) as second:
             second.subscribe(typing)(lambda batch: None)
             deadline = time.monotonic() + 20
-            while second.statistics()["writer"]["incarnation"] < (time.time() + 1800) * 1000:
+            while second.statistics()["writer"]["incarnation"] < time.time_ns() + 1800 * 10**9:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
 

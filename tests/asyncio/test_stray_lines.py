@@ -44,14 +44,14 @@ LINES: dict[str, Sequence[str]] = {
         'NAME nobody 7\nPOSITION orders nobody 4 4\nRDATA orders nobody 5 [1,"stray"]',
     ),
     "another incarnation": (
-        "NAME w0 9007199254740991",
+        "NAME w0 4611686018427387903",
         "NAME w1 1",
-        "SERVER {name} {epoch}\nNAME w0 9007199254740991\nPOSITION orders w0 0 {near}",
+        "SERVER {name} {epoch}\nNAME w0 4611686018427387903\nPOSITION orders w0 0 {near}",
         "SERVER {name} {epoch}\nNAME w1 1\nPOSITION orders w1 0 4611686018427387904",
         "NAME ghost 5",
     ),
     "another deployment": (
-        f"SERVER {{name}} {ELSEWHERE}\nNAME w0 9007199254740991\nPOSITION orders w0 {FAR[0]} {FAR[0]}",
+        f"SERVER {{name}} {ELSEWHERE}\nNAME w0 4611686018427387903\nPOSITION orders w0 {FAR[0]} {FAR[0]}",
         f"SERVER {{name}} {ELSEWHERE}\nNAME w1 6\nPOSITION orders w1 0 {{near}}",
         'NAME w1 6\nPOSITION orders w1 {near} {near}\nRDATA orders w1 {near} [1,"stray"]',
     ),

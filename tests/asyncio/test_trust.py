@@ -306,7 +306,7 @@ def test_9_19_a_higher_incarnation_on_the_wire_fences_nobody(
             store.check_claim = counted
             began = time.monotonic()
             for number in range(100):
-                await say(deployment, f"{opening}NAME w0 {2**53 + number}")
+                await say(deployment, f"{opening}NAME w0 {2**62 + number}")
             await until(lambda: asked)
             await asyncio.sleep(2 * QUICK.heartbeat)
             assert len(asked) <= 1 + (time.monotonic() - began) / QUICK.heartbeat  # a flood costs a question a beat
@@ -338,7 +338,7 @@ def test_9_19_a_writer_without_a_claim_has_nothing_but_the_wire(redis_url: str, 
     async def main() -> None:
         async with busrep.connect(redis_url, name=bus_name, streams=[typing], writer="w0", settings=QUICK) as writer:
             client = redis.asyncio.Redis.from_url(redis_url)
-            incarnation = 2**53
+            incarnation = 2**62
             while not writer.statistics()["writer"]["lost"]:  # just after its start it would go on above that (9.24)
                 incarnation += 1
                 await client.publish(bus_name, Name("w0", incarnation).format())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,10 +25,6 @@ from tests.stores.store_conformance import sync
 
 @asynccontextmanager
 async def writing(server: MemoryRedis, *expected: str, **options: Any) -> AsyncIterator[tuple[busrep.Bus, Retained]]:
-    # Incarnations are milliseconds of the machine's clock, which does not stand still for tests without waiting.
-    born = int(time.time() * 1000)
-    while int(time.time() * 1000) == born:
-        pass
     async with busrep.connect(server.client(), name="shop", streams=[sending], writer="w", settings=CALM) as bus:
         retained = Retained(bus, sending, expected=expected or ("c",), **options)
         yield bus, retained

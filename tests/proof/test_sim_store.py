@@ -170,7 +170,7 @@ async def played(side: OnPostgres | Simulated, script: Sequence[Do]) -> list[Any
     store = side.store()
     await store.init()
     await store.open()
-    with mock.patch("time.time", return_value=0.001):  # what the scripts know this incarnation as
+    with mock.patch("time.time_ns", return_value=1):  # what the scripts know this incarnation as
         claim = await store.claim("w1", ["orders", "payments"], timeout=1)
     assert claim.incarnation == HELD.incarnation
     await write(store, claim, 1, 2, 1)
@@ -1031,7 +1031,7 @@ schema.secrets.token_hex = lambda size: "0" * 2 * size
 
 async def main():
     loop = asyncio.get_running_loop()
-    fencing.time = mock.Mock(time=loop.time)  # incarnations are the clock
+    fencing.time = mock.Mock(time_ns=lambda: int(loop.time() * 1e9))  # incarnations are the clock
     database, dice = SimDatabase(), random.Random(5)
     paths = [Path(database, dice) for _ in range(4)]
     stores = [SimStore(Registry([Stream("s")]), Settings(), path) for path in paths]

@@ -23,6 +23,13 @@ WRITING = "sync/test_writing.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
+        name="two-lives-begin-in-one-millisecond",
+        rule="9.11",
+        harm="Under a clock set back a writer without a claim has its former life's number: readers go on in that.",
+        edits=(Edit("claim_name", "time.time_ns()", "time.time_ns() // 1_000_000"),),
+        checks=("proof/test_simulation.py::test_what_the_simulator_found_stays_mended[two-lives-in-one-millisecond]",),
+    ),
+    Mutant(
         name="unknown-commit-completes-the-fact",
         rule="9.1",
         harm="COMMIT lands after the position has stepped over its ID: rows that no reader ever fetches.",

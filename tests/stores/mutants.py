@@ -1159,7 +1159,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "leave_out_incarnations",
-                "max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND))",
+                "max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND) + YEAR)",
                 "max(clock, int(highest))",
             ),
         ),
@@ -1211,10 +1211,20 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(FAILOVER + "claims_behind_a_failover_are_above_those_that_it_lost",),
     ),
     Mutant(
+        name="a-claim-ahead-that-was-lost-is-above-later-ones",
+        rule="9.11",
+        harm="Behind a restore or a failover claims are below one that was lost, of a machine whose clock is ahead.",
+        edits=(Edit("leave_out_incarnations", " + YEAR", ""),),
+        checks=(
+            FAILOVER + "claims_behind_a_failover_are_above_those_that_it_lost",
+            STORES_SQLITE + "9_11_claims_behind_a_restore_are_above_those_that_it_lost",
+        ),
+    ),
+    Mutant(
         name="as-many-incarnations-are-left-out-whatever-was-lost",
         rule="9.11",
         harm="A failover loses the note of the one before: two claims get one number, readers are deaf to the second.",
-        edits=(Edit("leave_out_incarnations", "int(seconds * PER_SECOND)", "0"),),
+        edits=(Edit("leave_out_incarnations", "int(seconds * PER_SECOND) + YEAR", "0"),),
         checks=(
             FAILOVER + "incarnations_rise_whatever_is_taken_back",
             SIMULATION + "what_the_simulator_found_stays_mended[a-lost-incarnation-is-given-again]",

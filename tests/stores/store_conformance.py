@@ -524,16 +524,16 @@ class StoreConformance:
     async def test_9_11_an_incarnation_is_the_clock_or_above_its_predecessor_s(self, url: str) -> None:
         async with self.opened(url) as store:
 
-            async def claimed(writer: str, now: float) -> int:
-                with mock.patch("time.time", return_value=now):
+            async def claimed(writer: str, now: int) -> int:
+                with mock.patch("time.time_ns", return_value=now):
                     return (await store.claim(writer, ["orders"], timeout=PATIENCE)).incarnation
 
             # Whatever the table knows: a table made anew knows of none that were given out.
-            assert await claimed("w1", 1000.5) == 1_000_500
-            assert await claimed("w2", 1000.5) == 1_000_500
-            assert await claimed("w1", 1000.5) == 1_000_501
-            assert await claimed("w1", 900.0) == 1_000_502  # a clock that was set back
-            assert await claimed("w1", 2000.0) == 2_000_000
+            assert await claimed("w1", 1_000_500) == 1_000_500
+            assert await claimed("w2", 1_000_500) == 1_000_500
+            assert await claimed("w1", 1_000_500) == 1_000_501
+            assert await claimed("w1", 900) == 1_000_502  # a clock that was set back
+            assert await claimed("w1", 2_000_000) == 2_000_000
 
     # --- pages: 9.9 is with the SQL stores
 
@@ -791,8 +791,8 @@ class StoreConformance:
         """Those given out after the backup was made the database knows nothing of, and their processes may live."""
         async with self.opened(url) as store:
             first = await store.claim("w1", ["orders"], timeout=1)
-            day = 86_400_000
-            with mock.patch("time.time", return_value=first.incarnation / 1000 + 86_400):
+            day = 86_400 * 10**9
+            with mock.patch("time.time_ns", return_value=first.incarnation + day):
                 await store.restored()
                 zombies = [attrs.evolve(first, incarnation=first.incarnation + later) for later in (0, 1, 2, day - 1)]
                 for zombie in zombies:
@@ -810,7 +810,7 @@ class StoreConformance:
     async def test_restored_fences_also_where_the_clock_is_behind(self, url: str) -> None:
         async with self.opened(url) as store:
             first = await store.claim("w1", ["orders"], timeout=1)
-            with mock.patch("time.time", return_value=1000.0):
+            with mock.patch("time.time_ns", return_value=1000):
                 await store.restored()
                 with pytest.raises(WriterFenced):
                     await store.check_claim(first)

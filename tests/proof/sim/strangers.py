@@ -13,7 +13,7 @@ import attrs
 
 ELSEWHERE = "f" * 32
 FAR = (2**62, 2**63 - 1)
-HIGHEST = 2**53
+HIGHEST = 2**62
 
 KINDS = ("position", "rows", "nobody", "name", "incarnation", "deployment", "garbage")
 

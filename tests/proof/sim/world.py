@@ -577,13 +577,14 @@ def steered(seed: int, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """What the library asks of the machine comes from the seed and the virtual clock meanwhile."""
     state = random.getstate()
     random.seed(seed)
-    dice = random.Random(f"{seed} tokens")
+    dice, jitter = random.Random(f"{seed} tokens"), random.Random(f"{seed} nanoseconds")
 
     def now() -> float:
         process = Process.current()
         return 1.7e9 + loop.time() - (0.0 if process is None else process.behind)
 
-    clock = mock.Mock(time=now)
+    # Lives may begin at whole steps of the virtual clock, which machines do not: some nanoseconds tell them apart.
+    clock = mock.Mock(time_ns=lambda: int(now() * 1e9) + jitter.randrange(1000))
     tokens = mock.Mock(token_hex=lambda size: f"{dice.getrandbits(8 * size):0{2 * size}x}")
     try:
         with (
