@@ -21,7 +21,7 @@ from busrep.asyncio.beginning import NOT_REGISTERED
 from busrep.asyncio.bus import Bus
 from busrep.core.commands import Position, Server
 from busrep.core.framing import Rows, parse_frame
-from busrep.errors import BusrepError, CommitsLost, HandlerFailed, PositionTooOld, Unavailable
+from busrep.errors import BusrepError, Closed, CommitsLost, HandlerFailed, PositionTooOld, Unavailable
 from busrep.settings import Settings
 from busrep.streams import Registry, Stream
 
@@ -456,11 +456,27 @@ class World:
             for stream, token in last.items():
                 if (stream.name, name) in service.bus.reading.stopped:
                     continue
-                wait = service.process.start(service.bus.wait_for(stream, name, token, 20))
-                await asyncio.wait([wait], timeout=30)
-                if not wait.done() or wait.exception() is not None:
-                    why = "hangs" if not wait.done() else repr(wait.exception())
+                if why := await self._why_not_heard(service, stream, name, token, deadline):
                     self.record.breaks("healed, everybody hears", f"{service.name}: {why}")
+
+    async def _why_not_heard(
+        self, service: Service, stream: Stream[Item], writer: str, token: int, deadline: float
+    ) -> str:
+        """Why this process does not hear of a fact; "": it does."""
+        while True:
+            if service.bus is not None:
+                wait = service.process.start(service.bus.wait_for(stream, writer, token, 20))
+                await asyncio.wait([wait], timeout=30)
+                if not wait.done():
+                    return "hangs"
+                if wait.exception() is None:
+                    return ""
+                # A COMMIT that took long may have fenced it after all had settled: it is starting anew then.
+                if not isinstance(wait.exception(), Closed) or self.now() > deadline:
+                    return repr(wait.exception())
+            elif self.now() > deadline:
+                return "is not up"
+            await asyncio.sleep(0.3)
 
     async def _one(self, bus: Bus, stream: Stream[Item]) -> int:
         async with bus.write(stream) as fact:
