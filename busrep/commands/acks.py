@@ -18,6 +18,7 @@ from typing import Any
 from busrep.core.application_commands import FederationAck
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.commands import Name, Replicate
+from busrep.core.fields import INT64_MAX
 from busrep.core.retained import RetainedRows
 from busrep.errors import ConfigError, NotAWriter, Unavailable
 from busrep.streams import Stream
@@ -41,6 +42,12 @@ PAUSE = 0.1
 LOG_EVERY = 10.0
 
 _INSTANCE = re.compile(r"(.+)@(0|[1-9][0-9]{0,18})")
+
+
+def _check(instance: str) -> None:
+    """Raises ConfigError unless acknowledgements of this name have a form on the wire, whatever the incarnation."""
+    for name in (instance, f"{instance}@{INT64_MAX}"):
+        FederationAck(name, 0)
 
 
 class Retained:
@@ -73,7 +80,7 @@ class Retained:
             raise ConfigError(f"expected={expected!r}: a list of names is needed")
         expected = list(expected)
         for instance in expected:
-            FederationAck(instance, 0)  # raises ConfigError
+            _check(instance)
         found = writing["streams"][stream.name]
         if found["position"] or found["held"]:
             raise ConfigError(f"stream {stream.name!r} has rows already: make Retained before the first fact")
@@ -103,7 +110,7 @@ class Retained:
 
     def expect(self, instance: str) -> None:
         """Keep rows for one instance more, from now on. Raises ConfigError for a name that has no form on the wire."""
-        FederationAck(instance, 0)  # raises ConfigError
+        _check(instance)
         self.kept.expect(instance)
 
     def give_up(self, instance: str) -> None:
@@ -141,7 +148,7 @@ class Acknowledgements:
     def __init__(self, bus: Bus, stream: Stream[Any], writer: str, instance: str, *, repeat: float = REPEAT) -> None:
         if not repeat > 0:
             raise ConfigError(f"repeat={repeat!r}: a number of seconds above 0")
-        FederationAck(instance, 0)  # raises ConfigError
+        _check(instance)
         if _INSTANCE.fullmatch(instance):
             raise ConfigError(f"instance={instance!r} ends like an incarnation: choose another name")
         self._bus, self._stream, self._writer, self._instance = bus, bus.streams[stream.name].name, writer, instance

@@ -20,7 +20,7 @@ from .fields import INT64_MAX, BadFieldError, Line, refuse_integer
 
 _POSITION = re.compile(rb"([!-~]{1,255}) ([!-~]{1,255}) (0|[1-9][0-9]{0,17}) (0|[1-9][0-9]{0,17})")
 _COMMAND_NAME = re.compile(rb"[A-Z_]+")
-_SPEAKER = re.compile(rb"([!-~]{1,255}) (0|[1-9][0-9]{0,17})")
+_SPEAKER = re.compile(rb"([!-~]{1,255}) (0|[1-9][0-9]{0,18})")
 _SERVER = re.compile(r"(.+) ([0-9a-f]{32})", re.DOTALL)
 _EPOCH = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"([^ ]+) (0|[1-9][0-9]{0,18})")
@@ -82,11 +82,11 @@ class Name(Line):
     @classmethod
     def read(cls, rest: bytes) -> Name:
         """See `Line.read`."""
-        if match := _SPEAKER.fullmatch(rest):
+        if (match := _SPEAKER.fullmatch(rest)) and (incarnation := int(match[2])) <= INT64_MAX:
             # Every frame begins with one: what the pattern has checked is not checked again.
             name = cls.__new__(cls)
             object.__setattr__(name, "instance", match[1].decode())
-            object.__setattr__(name, "incarnation", int(match[2]))
+            object.__setattr__(name, "incarnation", incarnation)
             return name
         text = rest.decode()
         return cls(*(_split_name(text) or (text,)))

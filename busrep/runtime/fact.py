@@ -101,7 +101,7 @@ class FactBase(abc.ABC, Generic[RowT]):
         """Add a row to the fact. Raises RowError, and ConfigError outside the block: the row would be lost.
 
         ``stream``: needed only for another than the first. ``insert=False``: the application inserts the row
-        into the stream's own table itself, under ``fact.id``.
+        into the stream's own table itself, under ``fact.id``; behind those that busrep inserts.
         """
         self._of(stream).add(row, insert=insert)
 

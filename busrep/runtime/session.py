@@ -56,9 +56,13 @@ class OpenFacts:
     def add(self, row: Any, *, insert: bool) -> None:
         """Add a row to the (first) fact."""
         payload, id = self.stream.encode(row), self.ids[0]
-        self.payloads.setdefault(id, []).append(payload)
+        payloads = self.payloads.setdefault(id, [])
         if insert:
-            self.rows.setdefault(id, []).append(row)
+            rows = self.rows.setdefault(id, [])
+            if len(rows) < len(payloads):  # their places in the table are counted from the first one
+                raise ConfigError("rows of a fact with insert=False come last, behind those that busrep inserts")
+            rows.append(row)
+        payloads.append(payload)
 
     def to_insert(self) -> list[tuple[int, Sequence[Any], Sequence[bytes]]]:
         """The facts that busrep inserts: ID, rows, and the rows as payloads."""
@@ -132,6 +136,7 @@ class WriterSession:
         self._promised: list[OpenFacts] = []  # with IDs that are given back if their transaction is rolled back
         self.kept: dict[str, RetainedRows] = {}  # of resettable streams whose rows outlive their publication
         self.fenced: WriterFenced | None = None
+        self.won = 0  # under which incarnation the name was won in place of this one, and finished: ask above it
         # stream -> the own facts that are known to be in busrep's table: of the last transactions, one of each
         self.committed: dict[str, deque[int]] = {}
         self.facts = 0

@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from busrep.errors import BusrepError, CommitUnknown, NotAWriter, SequenceWentBack, Unavailable, WriterFenced
+from busrep.errors import (
+    BusrepError,
+    CommitUnknown,
+    ConfigError,
+    NotAWriter,
+    SequenceWentBack,
+    Unavailable,
+    WriterFenced,
+)
 from busrep.runtime.config import WriterConfig
 from busrep.runtime.fact import FactBase, FactState, ReenteredError, settle
-from busrep.runtime.session import InDoubt, WriterSession
+from busrep.runtime.session import InDoubt, OpenFacts, WriterSession
 from busrep.settings import Settings
 from busrep.stores.interface import Claim
 from busrep.stores.plans import complete
@@ -207,6 +215,17 @@ def test_9_1_a_fact_that_ends_in_the_middle_of_bookkeeping_is_in_doubt() -> None
     fact._commit = committed_by_the_garbage_collector  # type: ignore[method-assign]
     fact.run()
     assert (fact.told, len(session.doubts), published(session)) == (["in doubt"], 1, [])
+
+
+def test_rows_that_the_application_inserts_come_last() -> None:
+    """Rows and payloads are inserted by their places in the fact."""
+    facts = OpenFacts(orders, [7])
+    facts.add(Order(1, "a"), insert=True)
+    facts.add(Order(2, "b"), insert=False)
+    with pytest.raises(ConfigError, match="insert=False come last"):
+        facts.add(Order(3, "c"), insert=True)
+    assert facts.to_insert() == [(7, [Order(1, "a")], [b'[1,"a"]'])]
+    assert facts.written() == [b'[1,"a"]', b'[2,"b"]']
 
 
 def test_a_joined_fact_waits_for_its_caller() -> None:
