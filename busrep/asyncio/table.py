@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from busrep.core.admission import Life
-from busrep.core.catchup import FetchUpdates, nothing_of
+from busrep.core.catchup import FetchUpdates, Key, nothing_of
 from busrep.errors import BusrepError, PositionsAheadOfTable, PositionTooOld
-from busrep.stores.interface import FactLog, claims_of, provides, silence_of
+from busrep.stores.interface import FactLog, KnownWriter, claims_of, provides, silence_of
 
 from .context import ReaderContext
 
@@ -25,6 +25,7 @@ class TableReader:
     def __init__(self, context: ReaderContext) -> None:
         self._context, self._core = context, context.core
         self._settings, self._store = context.settings, context.store
+        self._ahead: dict[Key, float] = {}  # silences below zero, as they were first seen
 
     # -- pages ------------------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class TableReader:
         everything = await self._store.known()
         core.admission.registered(claims_of(everything))
         await self._confirm(core.admission.joined())
-        silence = silence_of((known.writer, known.silent_for) for known in everything)
+        silence = self._silence(everything)
         # Names that are in no table: of a writer of resettable streams that was closed, or of a stray line.
         for writer in silent.difference(known.writer for known in everything if known.registered):
             core.last_heard.pop(writer, None)
@@ -115,6 +116,16 @@ class TableReader:
             context.spawn(self._finish_all(self._store, dead), "finish", once=True)
         elif dead:
             log.info("%s are silent: a process with the database has to finish them", ", ".join(sorted(dead)))
+
+    def _silence(self, everything: Iterable[KnownWriter]) -> dict[str, float]:
+        """Seconds since each writer's last sign of life. One that lies in the future, because the database's clock was
+        set back, counts from when it was first seen here: else a dead writer would pass for alive until then."""
+        ahead = {(known.stream, known.writer): known.silent_for for known in everything if known.silent_for < 0}
+        self._ahead = {key: min(seconds, self._ahead.get(key, seconds)) for key, seconds in ahead.items()}
+        return silence_of(
+            (known.writer, known.silent_for - self._ahead.get((known.stream, known.writer), 0.0))
+            for known in everything
+        )
 
     async def _confirm(self, joined: Mapping[Life, int]) -> None:
         """Follow writers that the registry lists now, and lines were heard of before: a writer that joined, or began

@@ -79,8 +79,8 @@ class Registered(dict[str, dict[str, int]]):
 @attrs.frozen
 class KnownWriter:
     """A (stream, writer) of the positions table. ``silent_for``: seconds since its last sign of life in this row,
-    by the database's clock: a writer's beat need not touch all of its rows. ``incarnation``: of the writer's name
-    now. ``position`` is proven, ``floor`` the highest deleted row ID."""
+    by the database's clock (below zero if that was set back): a writer's beat need not touch all of its rows.
+    ``incarnation``: of the writer's name now. ``position`` is proven, ``floor`` the highest deleted row ID."""
 
     stream: str
     writer: str
