@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from busrep.caches.freshness import Own
 from busrep.core.commands import Name, Server
 from busrep.errors import BusrepError, Closed, WriterFenced
-from busrep.stores.interface import FactLog, provides
 
 from ..runtime.config import WriterConfig
-from ..runtime.own_name import Hint, NameWatch, claim_name, give_up_streams, win_back
+from ..runtime.own_name import Hint, NameWatch, claim_name, win_back
 from ..runtime.tasks import heed_cancellation, log_failure, spawn
 from .writing import Writing
 
@@ -44,8 +43,6 @@ class OwnName:
 
     async def claim(self, writer: str) -> Writing:
         """Take the name, at the start. Raises what `AsyncStore.claim` raises."""
-        if provides(self._store, FactLog):
-            await give_up_streams(self._store, writer, self._options.durable, self._settings)
         writing = self.writing = await self._begin(writer)
         self.watch.since = asyncio.get_running_loop().time()
         if writing.claim is not None:  # where the facts of this process begin, however often its name is won back

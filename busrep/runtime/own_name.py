@@ -11,12 +11,12 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from busrep.errors import CommitsLost, Unavailable, WriterFenced
 from busrep.settings import Settings
-from busrep.stores.interface import Claim, FactLog
+from busrep.stores.interface import Claim, FactLog, provides
 
 from .config import WriterConfig
 from .fact import check_renewals
@@ -25,15 +25,6 @@ from .session import WriterSession
 log = logging.getLogger("busrep.writer")
 
 SessionT = TypeVar("SessionT", bound=WriterSession)
-
-
-async def give_up_streams(store: FactLog, writer: str, streams: Sequence[str], settings: Settings) -> None:
-    """A predecessor wrote streams that this process does not: finish it (9.5), or their last rows would wait for a
-    writer that never comes back, and it would hold back their linear position."""
-    for known in await store.known():
-        if known.writer == writer and known.registered and known.stream not in streams:
-            await store.finish(writer, known.incarnation, timeout=settings.claim_timeout)
-            return
 
 
 async def claim_name(
@@ -46,7 +37,8 @@ async def claim_name(
     slower than the lease. Raises what `FactLog.claim` raises.
     """
     store, streams = config.store, config.durable
-    if store is None or not streams:  # without a table the clock makes incarnations that rise and differ (9.11)
+    if store is None or not (streams or await _is_registered(store, config.name)):
+        # Without a table the clock makes incarnations that rise and differ (9.11).
         return None, max(time.time_ns(), (again or 0) + 1)
     for fenced in itertools.count(1):
         try:
@@ -57,7 +49,14 @@ async def claim_name(
                 raise  # `win_back` goes on; or another process has the name
             again = error.incarnation
             check_renewals(config.name, fenced)
+    if not streams:  # it was claimed for nothing but to give up what a predecessor wrote, and to be above it
+        return None, claim.incarnation
     return claim if former is None else claim.resumed(former.epoch, former.core.positions()), claim.incarnation
+
+
+async def _is_registered(store: FactLog, name: str) -> bool:
+    # Who writes no stream with a table may have a store that cannot tell: a source of pages.
+    return provides(store, FactLog) and any(one.writer == name and one.registered for one in await store.known())
 
 
 async def win_back(former: WriterSession, outdone: int, begin: Callable[[int], Awaitable[SessionT]]) -> SessionT:
@@ -67,21 +66,21 @@ async def win_back(former: WriterSession, outdone: int, begin: Callable[[int], A
     ``outdone``: the highest incarnation heard of a predecessor. ``begin(again)``: claims the name again, after
     that incarnation. Raises WriterFenced when another process has the name, CommitsLost, ClaimBlocked, Unavailable.
     """
-    again, tried = max(former.incarnation, outdone), False
+    former.won, tried = max(former.incarnation, outdone, former.won), False
     while True:
         if former.kept:  # rows that are kept for consumers are of the incarnation that wrote them
             raise WriterFenced(former.name, former.incarnation)
         try:
-            session = await begin(again)
+            session = await begin(former.won)
             await _check_committed(former, session)
             break
         except CommitsLost as error:
             log.error("%s", error)
             raise
         except WriterFenced as error:
-            if error.incarnation <= again:
+            if error.incarnation <= former.won:
                 raise WriterFenced(former.name, former.incarnation) from None
-            again = error.incarnation  # won, and finished for its silence before that was known here
+            former.won = error.incarnation  # and finished for its silence before that was known here
         except Unavailable:
             # It may be won all the same, and the next fact may be long in coming: so it is tried once more, now.
             if tried:

@@ -26,14 +26,12 @@ import time
 
 from busrep.core.backoff import pause_after
 from busrep.errors import BusrepError, Unavailable, WriterFenced
-from busrep.runtime.own_name import give_up_streams
 from busrep.settings import Settings
 from busrep.spark.sink_options import SinkOptions
 from busrep.spark.sink_publish import publish, rows_to_publish
 from busrep.spark.staging import Done, StagedBatch, is_done
 from busrep.spark.staging_store import StagingStore, open_staging_store
 from busrep.stores.interface import Claim
-from busrep.stores.plans import complete
 from busrep.streams import Registry
 
 log = logging.getLogger("busrep.spark")
@@ -68,7 +66,6 @@ def commit(options: SinkOptions, batch: StagedBatch, settings: Settings | None =
         else:
             again = None
             store.clean()
-            complete(give_up_streams(store.wrapped, options.writer, [options.stream], settings))
         made = _write(store, options, batch, again, settings)
         if batch.once:
             store.forget(batch.query)

@@ -16,7 +16,7 @@ from busrep.core.starts import Start, plan_start
 from busrep.errors import ConfigError, Unavailable, WriterFenced
 from busrep.stores.declared import init_command
 from busrep.stores.dialect import Backing, Dialect, begin_durably, highest_row, or_blocked
-from busrep.stores.fencing import clock, follow_server, winner_of
+from busrep.stores.fencing import WON, clock, final_position, follow_server
 from busrep.stores.interface import Claim, KnownWriter, Newest, Registered
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.schema import EPOCH, check_columns, record_fields
@@ -49,6 +49,9 @@ def claim(
     yield from or_blocked(dialect, "*", follow_server(dialect, timeout, now))
     won = in_transaction(_win(dialect, writer, backings, timeout, now, again))
     incarnation, registered = yield from or_blocked(dialect, writer, won)
+    if former := sorted(registered.difference(streams)):
+        given_up = in_transaction(_give_up(dialect, writer, incarnation, former, timeout))
+        yield from or_blocked(dialect, writer, given_up)
     # In a new snapshot: whatever a predecessor committed is visible now, or was fenced.
     epoch, found = yield from in_transaction(held_state(writer, incarnation, dialect, backings))
     starts = {name: _start(writer, name, name in registered, found[name]) for name in found}
@@ -157,6 +160,25 @@ def _win(
     return int(answers[-2][0][0]), {stream for (stream,) in answers[-1]}
 
 
+def _give_up(dialect: Dialect, writer: str, incarnation: int, streams: Sequence[str], seconds: float) -> Plan[None]:
+    """Unregister streams that a predecessor wrote and this claim is not for: their last rows would wait for a writer
+    that never comes back, and it would hold back their linear position. Behind the claim, so none is written there."""
+    held = yield (
+        *begin_durably(dialect, wait=seconds),
+        Sql(f"SELECT 1 FROM busrep_writers WHERE {HELD}{dialect.exclusive}", (writer, incarnation)),
+    )
+    if not held[-1]:
+        raise WriterFenced(writer, incarnation)
+    for stream in streams:
+        where = (stream, writer)
+        ((position,),) = (yield Sql("SELECT position FROM busrep_positions WHERE stream = ? AND writer = ?", where))[0]
+        yield Sql(
+            "UPDATE busrep_positions SET position = ?, registered = FALSE WHERE stream = ? AND writer = ?",
+            ((yield from final_position(dialect, stream, writer, position)), *where),
+        )
+    yield Control.COMMIT
+
+
 def _check_again(dialect: Dialect, writer: str, again: int) -> Plan[None]:
     """Raise WriterFenced unless the name may be won back; locked, so that nobody else wins it before the claim."""
     noted = "SELECT incarnation FROM busrep_writers WHERE writer = ? AND finished = ?"
@@ -164,7 +186,7 @@ def _check_again(dialect: Dialect, writer: str, again: int) -> Plan[None]:
         "SELECT 1 FROM busrep_writers WHERE writer = ? AND "
         f"((incarnation = ? AND {LIVE}) OR (incarnation = ? AND finished = ?) OR finished = ? "
         f"OR (incarnation = finished + 1 AND finished IN ({noted}))){dialect.exclusive}",
-        (writer, again, again + 1, again, -again, winner_of(writer), -again),
+        (writer, again, again + 1, again, -again, writer + WON, -again),
     )
     if not answers[0]:
         raise WriterFenced(writer, again)
@@ -305,7 +327,7 @@ def known(dialect: Dialect, epoch: str | None = None) -> Plan[list[KnownWriter]]
     if epoch not in (None, found):
         raise Unavailable(dialect.store, f"its epoch is {found}, not {epoch}: it was restored, or is another server's")
     return [
-        KnownWriter(stream, writer, position, floor, bool(registered), incarnation, max(0.0, float(silent)))
+        KnownWriter(stream, writer, position, floor, bool(registered), incarnation, float(silent))
         for stream, writer, position, floor, registered, incarnation, silent in writers
     ]
 

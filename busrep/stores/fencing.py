@@ -21,15 +21,19 @@ log = logging.getLogger("busrep.stores")
 
 # After a failover: more IDs than a lagging replica may have missed. Its sequence is behind by no more than that.
 IDS_LEFT_OUT = 100_000
-# How many incarnations a restore, and a failover that is noticed, leave out for all names at least. They go on a year
-# above the server's clock: lost claims are below, also of a machine whose clock is ahead. Later ones go up one by one,
-# not as fast as nanoseconds pass: so incarnations rise, whichever restores and failovers another one takes back.
+# A restore, and a failover that is noticed, let incarnations go on a day above the server's clock: lost claims are
+# below, also of a machine whose clock is ahead by less. Later ones go up one by one, not as fast as nanoseconds pass:
+# so they rise, whichever restores and failovers another one takes back. At least so many are left out, should the
+# server's clock have gone back.
 INCARNATIONS_LEFT_OUT = 10_000_000
 PER_SECOND = 1_000_000_000
-YEAR = 366 * 86_400 * PER_SECOND
+DAY = 86_400 * PER_SECOND
 # Most failovers without a claim in between, of which each left out as many.
 FAILOVERS = 100
 
+# Behind a name in busrep_writers: the row notes who had won the name back, which was finished after that. No name of a
+# writer, for there is a space in it.
+WON = " won"
 
 # How long 'db restored' waits for open write transactions, seconds; a person is watching.
 RESTORE_WAIT = 30.0
@@ -111,7 +115,7 @@ def leave_out_incarnations(dialect: Dialect, clock: int) -> Plan[int]:
     """
     asked = f"SELECT coalesce(max(incarnation), 0), {dialect.seconds} FROM busrep_writers"
     highest, seconds = (yield Sql(asked))[0][0]
-    above = max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND) + YEAR)
+    above = max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND) + DAY)
     yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'incarnations'", (str(above),))
     return above
 
@@ -132,10 +136,16 @@ def _leave_out_ids(clock: int, dialect: Dialect, here: Sql, seconds: float) -> P
     home, now = yield from _alone_with_server(dialect, here, seconds)
     if home.successor and home.successor == now:
         # Whoever holds IDs of the new timeline already got them below those that readers may have passed.
-        yield Sql(
-            "UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "
-            "WHERE coalesce(finished, -1) <> incarnation - 1"
-        )
+        for (writer,) in (yield Sql("SELECT writer FROM busrep_writers ORDER BY writer"))[0]:
+            if not writer.endswith(WON):
+                yield (
+                    _note_winner(writer),
+                    Sql(
+                        "UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "
+                        "WHERE writer = ? AND coalesce(finished, -1) <> incarnation - 1",
+                        (writer,),
+                    ),
+                )
         yield from leave_out_incarnations(dialect, clock)
         for stream, last in home.up_to.items():
             # nextval(), for which a writer has the right; setval() could undo one of another process.
@@ -167,10 +177,14 @@ def finish(dialect: Dialect, writer: str, incarnation: int, *, timeout: float) -
     return (yield from or_blocked(dialect, writer, finals))
 
 
-def winner_of(writer: str) -> str:
-    """The row of busrep_writers that notes who had won a name back which was finished after that: no name of a writer,
-    for there is a space in it."""
-    return f"{writer} won"
+def _note_winner(writer: str) -> Sql:
+    """Before a name is fenced: who has won it back, and does not know it yet, can tell that it is its own still."""
+    return Sql(
+        "INSERT INTO busrep_writers (writer, incarnation, claimed_at, finished) SELECT ?, incarnation, claimed_at, "
+        "finished FROM busrep_writers WHERE writer = ? AND finished < 0 "
+        "ON CONFLICT (writer) DO UPDATE SET incarnation = excluded.incarnation, finished = excluded.finished",
+        (writer + WON, writer),
+    )
 
 
 def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> Plan[int | None]:
@@ -180,13 +194,7 @@ def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> P
         *begin_durably(dialect, wait=seconds),
         # First, as a claim does: else this and 'db restored' could each wait for one of the two rows of a name.
         Sql(EPOCH.text + dialect.share),
-        # Who has won the name back, and does not know it yet, can tell that it is its own still.
-        Sql(
-            "INSERT INTO busrep_writers (writer, incarnation, claimed_at, finished) SELECT ?, incarnation, claimed_at, "
-            "finished FROM busrep_writers WHERE writer = ? AND incarnation = ? AND finished < 0 "
-            "ON CONFLICT (writer) DO UPDATE SET incarnation = excluded.incarnation, finished = excluded.finished",
-            (winner_of(writer), writer, incarnation),
-        ),
+        _note_winner(writer),
         Sql(
             "UPDATE busrep_writers SET incarnation = incarnation + 1, finished = incarnation "
             "WHERE writer = ? AND incarnation = ? AND coalesce(finished, -1) <> ?",
@@ -217,7 +225,7 @@ def _finals(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> 
         if finished == incarnation:
             finals[stream] = position
         elif registered:
-            finals[stream] = yield from _final_position(dialect, stream, writer, position)
+            finals[stream] = yield from final_position(dialect, stream, writer, position)
             yield Sql(
                 "UPDATE busrep_positions SET position = ?, registered = FALSE, finished = ? "
                 "WHERE stream = ? AND writer = ?",
@@ -227,7 +235,8 @@ def _finals(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> 
     return finals
 
 
-def _final_position(dialect: Dialect, stream: str, writer: str, position: int) -> Plan[int]:
+def final_position(dialect: Dialect, stream: str, writer: str, position: int) -> Plan[int]:
+    """Where a name's facts end that gets no IDs any more."""
     backing = dialect.backings.get(stream)
     sequence = (yield dialect.sequence(stream))[0]
     highest = int(sequence[0][0]) if sequence else position  # never above the sequence

@@ -16,7 +16,7 @@ from busrep.core.outgoing import OutgoingFrame
 from busrep.errors import BusrepError, CommitsLost, SequenceWentBack, Unavailable, WriterFenced
 from busrep.runtime.config import WriterConfig
 from busrep.runtime.fact import ReenteredError
-from busrep.runtime.own_name import NameWatch, claim_name, give_up_streams, win_back
+from busrep.runtime.own_name import NameWatch, claim_name, win_back
 from busrep.runtime.session import InDoubt, OpenFacts, WriterSession
 from busrep.stores.plans import complete
 
@@ -51,8 +51,6 @@ class SharedSession:
         self._watch = NameWatch(self.settings, since=time.monotonic())
         self.doubted = Bell()
         self.lost: WriterFenced | None = None
-        if self.store is not None:
-            complete(give_up_streams(self.store, self.name, config.durable, self.settings))
         self.session = complete(self._begin())
         self.starts: Mapping[str, int] = {} if self.session.claim is None else self.session.claim.starts
 

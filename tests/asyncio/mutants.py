@@ -1042,6 +1042,13 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(EFFECTS + "effects_that_were_lost_with_the_registration_are_made_again[sqlite_url-asyncio]",),
     ),
     Mutant(
+        name="a-clock-that-was-set-back-keeps-the-dead-alive",
+        rule="9.5",
+        harm="The database's clock is set back: rows of a dead writer reach nobody until it catches up, in a year.",
+        edits=(Edit("TableReader._silence", "self._ahead.get((known.stream, known.writer), 0.0)", "0.0"),),
+        checks=("asyncio/test_bus.py::test_a_dead_writer_is_found_though_the_database_s_clock_was_set_back[1 year]",),
+    ),
+    Mutant(
         name="a-writer-stops-for-its-predecessor-s-clock",
         rule="9.24",
         harm="A writer that is started before its predecessor has ended stops, if that one's clock is ahead.",

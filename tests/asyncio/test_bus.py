@@ -45,7 +45,7 @@ from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import RedisServer, start_redis
-from tests.shop import QUICK, STREAMS, Order, orders, payments, typing
+from tests.shop import QUICK, STREAMS, Order, opened_store, orders, payments, typing
 
 pytestmark = pytest.mark.servers
 
@@ -1187,6 +1187,30 @@ def _registered(deployment: Deployment) -> Callable[[], Awaitable[int]]:
     return ask
 
 
+@pytest.mark.servers
+@pytest.mark.parametrize("ahead", ["0", "1 year"])
+def test_a_dead_writer_is_found_though_the_database_s_clock_was_set_back(on_postgres: Deployment, ahead: str) -> None:
+    with opened_store(on_postgres.store) as store, psycopg.connect(on_postgres.store, autocommit=True) as operator:
+        claim = store.claim("dead", ["orders"], timeout=10.0)
+        (id,) = store.reserve("orders", 1)
+        transaction = store.transaction(claim)
+        transaction.begin()
+        transaction.insert("orders", [(id, (Order(1, "last"),), (b'[1,"last"]',))])
+        transaction.commit()
+        operator.execute(f"UPDATE busrep_positions SET seen_at = seen_at + interval '{ahead}'")
+
+    async def main() -> None:
+        seen = Seen()
+        async with on_postgres.bus() as reader, on_postgres.bus(writer="w2"):
+            reader.subscribe(orders)(seen)
+            await until(lambda: seen.numbers == [1])
+            known = await (store := await on_postgres.store_of()).known()
+            assert [one.writer for one in known if one.stream == "orders" and one.registered] == ["w2"]
+            await store.close()
+
+    run(main())
+
+
 def test_a_writer_that_gave_up_one_of_its_streams_is_not_taken_for_dead(deployment: Deployment) -> None:
     async def main() -> None:
         async with deployment.bus(writer="w1") as writer:
@@ -1230,6 +1254,30 @@ def test_the_last_rows_of_a_stream_that_a_writer_gave_up_are_not_lost(
                 assert second.statistics()["writer"]["fenced"] is False
             assert seen.numbers == [1, 2]
             await first.close()
+        await store.close()
+
+    run(main())
+
+
+def test_a_stream_that_a_writer_gave_up_while_its_predecessor_lives_is_not_lost(deployment: Deployment) -> None:
+    """A rolling restart: the former process is finished, wins its name back, and writes until its successor's claim."""
+
+    async def main() -> None:
+        seen = Seen()
+        store = await deployment.store_of()
+        async with deployment.bus() as reader:
+            reader.subscribe(payments)(seen)
+            former = deployment.bus(writer="w1", redis="redis://127.0.0.1:1", require_redis=False)
+            await former.open()
+            assert former.writing is not None
+            await store.finish("w1", former.writing.incarnation, timeout=10)
+            last = await write(former, 1, stream=payments)  # committed, never published
+            async with deployment.bus(writer="w1", streams=[orders]):
+                assert [one.stream for one in await store.known() if one.registered] == ["orders"]
+                await reader.wait_for(payments, "w1", last)
+                await until_async(lambda: reader.linear_position(payments), last)
+            assert seen.numbers == [1]
+            await former.close()
         await store.close()
 
     run(main())

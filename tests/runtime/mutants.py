@@ -253,11 +253,25 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "win_back",
-                "            if error.incarnation <= again:\n",
+                "            if error.incarnation <= former.won:\n",
                 "            if True:\n",
             ),
         ),
         checks=(WRITING + "a_name_that_was_finished_while_it_was_won_back_is_won_back_again",),
+    ),
+    Mutant(
+        name="a-row-is-inserted-with-another-one-s-payload",
+        rule="9.1",
+        harm="Behind a row that the application inserts itself, busrep writes that one's payload: the row is lost.",
+        edits=(Edit("OpenFacts.add", "if len(rows) < len(payloads):", "if False:"),),
+        checks=("runtime/test_fact.py::test_rows_that_the_application_inserts_come_last",),
+    ),
+    Mutant(
+        name="what-was-won-is-forgotten-in-an-outage",
+        rule="9.5",
+        harm="A name that was won, and finished before that was known, is lost for good when the database goes away.",
+        edits=(Edit("win_back", "max(former.incarnation, outdone, former.won)", "max(former.incarnation, outdone)"),),
+        checks=(RENEWALS + "what_was_won_is_remembered_over_an_outage",),
     ),
     Mutant(
         name="a-commit-without-an-answer-is-trusted",

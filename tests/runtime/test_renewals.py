@@ -109,6 +109,36 @@ def test_9_5_a_process_does_not_take_the_name_of_a_later_one(
         deployment.bus(settings=CALM, beats=False).open()
 
 
+@pytest.mark.servers
+def test_what_was_won_is_remembered_over_an_outage(
+    deployment: with_threads.Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Won, finished before that was known, won once more, and the database is away before it answers."""
+    real, happens = claims.held_state, []
+
+    def held_state(writer: str, incarnation: int, *rest: Any) -> Any:
+        what = happens.pop(0) if happens else ""
+        if what == "finished":
+            with opened_store(deployment.store) as table:
+                table.finish(writer, incarnation, timeout=10)
+        elif what == "away":
+            raise Unavailable("the store", "away")
+        return real(writer, incarnation, *rest)
+
+    monkeypatch.setattr(claims, "held_state", held_state)
+    with deployment.bus(settings=CALM, beats=False) as bus:
+        with bus.write(orders) as fact:
+            fact.add(Order(1, "before"))
+        with opened_store(deployment.store) as table:
+            table.finish(bus.writer, bus.statistics()["writer"]["incarnation"], timeout=10)
+        happens[:] = ["finished", "away", "away"]
+        with pytest.raises(Unavailable), bus.write(orders):
+            pass
+        assert not happens
+        with bus.write(orders) as fact:
+            fact.add(Order(2, "after"))
+
+
 def finish_it(table: BlockingStore, writer: str, incarnation: int) -> None:
     table.finish(writer, incarnation, timeout=10)
 

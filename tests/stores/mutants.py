@@ -258,7 +258,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "_finals",
-                "yield from _final_position(dialect, stream, writer, position)\n",
+                "yield from final_position(dialect, stream, writer, position)\n",
                 "position\n",
             ),
         ),
@@ -278,7 +278,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 """\
     early: dict[str, int] = {}
     for stream in dialect.backings:
-        early[stream] = yield from _final_position(dialect, stream, writer, 0)
+        early[stream] = yield from final_position(dialect, stream, writer, 0)
     fenced = yield from or_blocked(dialect, writer, in_transaction(_fence(""",
             ),
             Edit(
@@ -293,7 +293,7 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             Edit(
                 "_finals",
-                "yield from _final_position(dialect, stream, writer, position)\n",
+                "yield from final_position(dialect, stream, writer, position)\n",
                 "max(position, early.get(stream, 0))\n",
             ),
         ),
@@ -801,13 +801,48 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="who-has-won-a-name-back-that-is-finished-is-forgotten",
         rule="9.5",
         harm="A process that wins its name back without an answer, and is silent then, never writes again.",
-        edits=(
-            Edit("fencing._fence", "AND incarnation = ? AND finished < 0 ", "AND incarnation = ? AND finished = 0 "),
-        ),
+        edits=(Edit("fencing._note_winner", "finished < 0 ", "finished = 0 "),),
         checks=(
             WRITING + "a_name_won_back_without_an_answer_is_this_process_s_still[twice, and finished since]",
             SYNC_STORES + "a_name_that_was_won_back_without_an_answer_and_finished_is_won_back_still[sqlite]",
         ),
+    ),
+    Mutant(
+        name="a-failover-forgets-who-has-won-a-name-back",
+        rule="9.23",
+        harm="A process that won its name back without an answer before a failover, which lost nothing, never writes.",
+        edits=(Edit("_leave_out_ids", "                    _note_winner(writer),\n", ""),),
+        checks=(FAILOVER + "a_name_won_without_an_answer_before_a_failover_is_its_own_still[False]",),
+    ),
+    Mutant(
+        name="a-failover-fences-the-note-of-who-won-a-name-back",
+        rule="9.23",
+        harm="The same, where the name was finished once more before the failover.",
+        edits=(Edit("_leave_out_ids", "if not writer.endswith(WON):", "if True:"),),
+        checks=(FAILOVER + "a_name_won_without_an_answer_before_a_failover_is_its_own_still[True]",),
+    ),
+    Mutant(
+        name="streams-are-not-given-up-behind-the-claim",
+        rule="9.5",
+        harm="A stream that a successor does not write stays registered: its last rows reach nobody.",
+        edits=(Edit("claims.claim", "if former := sorted(registered.difference(streams)):", "if former := []:"),),
+        checks=(
+            BUS + "a_stream_that_a_writer_gave_up_while_its_predecessor_lives_is_not_lost",
+            BUS + "the_last_rows_of_a_stream_that_a_writer_gave_up_are_not_lost[another with a table]",
+        ),
+    ),
+    Mutant(
+        name="streams-are-given-up-where-they-stand",
+        rule="9.5",
+        harm="The last rows of a stream that a successor does not write, never published, reach nobody.",
+        edits=(
+            Edit(
+                "_give_up",
+                "((yield from final_position(dialect, stream, writer, position)), *where)",
+                "(position, *where)",
+            ),
+        ),
+        checks=(BUS + "a_stream_that_a_writer_gave_up_while_its_predecessor_lives_is_not_lost",),
     ),
     Mutant(
         name="a-finish-and-a-restore-lock-rows-in-no-order",
@@ -1119,9 +1154,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "_leave_out_ids",
-                '"UPDATE busrep_writers SET finished = incarnation, incarnation = incarnation + 1 "\n'
-                '            "WHERE coalesce(finished, -1) <> incarnation - 1"',
-                '"UPDATE busrep_writers SET incarnation = incarnation WHERE writer IS NULL"',
+                "if not writer.endswith(WON):",
+                "if writer.endswith(WON):",
             ),
         ),
         checks=(FAILOVER + "another_timeline_fences_all_writers_until_they_claim_again",),
@@ -1159,7 +1193,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "leave_out_incarnations",
-                "max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND) + YEAR)",
+                "max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND) + DAY)",
                 "max(clock, int(highest))",
             ),
         ),
@@ -1214,7 +1248,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-claim-ahead-that-was-lost-is-above-later-ones",
         rule="9.11",
         harm="Behind a restore or a failover claims are below one that was lost, of a machine whose clock is ahead.",
-        edits=(Edit("leave_out_incarnations", " + YEAR", ""),),
+        edits=(Edit("leave_out_incarnations", " + DAY", ""),),
         checks=(
             FAILOVER + "claims_behind_a_failover_are_above_those_that_it_lost",
             STORES_SQLITE + "9_11_claims_behind_a_restore_are_above_those_that_it_lost",
@@ -1224,7 +1258,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="as-many-incarnations-are-left-out-whatever-was-lost",
         rule="9.11",
         harm="A failover loses the note of the one before: two claims get one number, readers are deaf to the second.",
-        edits=(Edit("leave_out_incarnations", "int(seconds * PER_SECOND) + YEAR", "0"),),
+        edits=(Edit("leave_out_incarnations", "int(seconds * PER_SECOND) + DAY", "0"),),
         checks=(
             FAILOVER + "incarnations_rise_whatever_is_taken_back",
             SIMULATION + "what_the_simulator_found_stays_mended[a-lost-incarnation-is-given-again]",

@@ -486,6 +486,19 @@ def test_a_claim_that_fails_after_a_failover_leaves_out_the_same_ids_again(postg
         assert noted != "1/00000001"
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_name_won_without_an_answer_before_a_failover_is_its_own_still(postgres_url: str, finished: bool) -> None:
+    """The standby has all: the claim that asks again is the one that notices the failover."""
+    with opened_store(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as operator:
+        held = store.claim("w", ["orders"], timeout=10.0)
+        store.finish("w", held.incarnation, timeout=10.0)
+        won = store.claim("w", ["orders"], timeout=10.0, again=held.incarnation)  # the answer is lost
+        if finished:
+            store.finish("w", won.incarnation, timeout=10.0)
+        operator.execute("UPDATE busrep_meta SET value = '1/00000001' WHERE key = 'server'")
+        store.check_claim(store.claim("w", ["orders"], timeout=10.0, again=held.incarnation))
+
+
 @pytest.mark.parametrize("restored", [False, True], ids=["failover", "restore"])
 def test_a_claim_that_was_lost_does_not_pass_for_the_fence(postgres_url: str, restored: bool) -> None:
     """Under a clock that is behind incarnations go up by one, and so does the fence of a failover: the numbers are the
