@@ -1046,7 +1046,10 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.5",
         harm="The database's clock is set back: rows of a dead writer reach nobody until it catches up, in a year.",
         edits=(Edit("TableReader._silence", "self._ahead.get((known.stream, known.writer), 0.0)", "0.0"),),
-        checks=("asyncio/test_bus.py::test_a_dead_writer_is_found_though_the_database_s_clock_was_set_back[1 year]",),
+        checks=(
+            "asyncio/test_bus.py::test_a_dead_writer_is_found_though_the_database_s_clock_was_set_back[1 year]",
+            "proof/test_simulation.py::test_what_the_simulator_found_stays_mended[a-dead-writer-under-a-clock-set-back]",
+        ),
     ),
     Mutant(
         name="a-writer-stops-for-its-predecessor-s-clock",

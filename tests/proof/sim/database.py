@@ -114,11 +114,11 @@ class Server:
 
     ``down``: connects are refused. ``violations``: what must never happen, as texts. ``flush``: how long a COMMIT that
     changed something takes, seconds: until then nobody sees it, and it keeps its locks. ``standby_at``: no COMMIT
-    that changed something ends before, loop time.
+    that changed something ends before, loop time. ``behind``: how far its clock was set back, seconds.
     """
 
     follows = False
-    flush = standby_at = 0.0
+    flush = standby_at = behind = 0.0
     synchronous_commit = "on"
     timeline = 1
 

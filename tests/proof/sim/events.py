@@ -354,6 +354,12 @@ async def database_flush(world: World, event: Event) -> None:
         world.database.standby_at = world.database.now() + lasting
 
 
+async def database_clock(world: World, event: Event) -> None:
+    """The database's clock is set back: what was stamped before lies in the future, for that long."""
+    _victims(world, event)
+    world.database.behind += event.args["behind"]
+
+
 async def database_crash(world: World, event: Event) -> None:
     """The database dies, its sequences jump, and it comes back."""
     _victims(world, event)
@@ -588,6 +594,7 @@ EVENTS: dict[str, Callable[[World, Event], Awaitable[None]]] = {
     "database_refuse": database_refuse,
     "database_slow": database_slow,
     "database_flush": database_flush,
+    "database_clock": database_clock,
     "database_crash": database_crash,
     "restore": restore,
     "restored_at_beginning": restored_at_beginning,

@@ -119,6 +119,7 @@ class _Draw:
         self._bursts(random.Random(f"bursts {self.seed}"))
         self._flushes(random.Random(f"flushes {self.seed}"))
         memory = self._clocks(random.Random(f"clocks {self.seed}"))
+        self._database_clocks(random.Random(f"database clocks {self.seed}"))
         events = tuple(sorted(self.events, key=lambda event: event.at))
         return Scenario(self.seed, self.seconds, (*writers, *readers, *memory), self._settings(), events)
 
@@ -151,6 +152,12 @@ class _Draw:
             else:
                 self._add(at + 0.001, "restart", who, away=dice.choice([0.0, 0.5, 2.0]))
         return memory
+
+    def _database_clocks(self, dice: random.Random) -> None:
+        """The database's clock is set back; one of its writers may have died. With dice of their own."""
+        for _ in range(dice.choice([0] * 9 + [1])):
+            at = 0.3 + dice.random() * (self.seconds - 0.3)
+            self._add(at, "database_clock", "", behind=dice.choice([0.5, 60.0, 3600.0]))
 
     def _failovers(self, dice: random.Random) -> None:
         """Of the database, some of which lose commits. With dice of their own."""

@@ -213,7 +213,7 @@ def _whole(definition: Definition, given: Sequence[str]) -> Callable[[Row, Run],
     for at, column in enumerate(given):
         texts[definition.columns.index(column)] = f"row[{at}]"
     for at in definition.now:
-        texts[at] = "run.txn.started"
+        texts[at] = "run.txn.started - run.server.behind"
     if definition.serial is not None:
 
         def numbered(run: Run) -> int:  # as a sequence, in no transaction
@@ -538,7 +538,11 @@ def _save(text: re.Match[str]) -> Statement:
                 newest = (yield from locked(run, record, seen, EXCLUSIVE, None)) if not locks else record.newest(txn)
                 if newest is not None:
                     values = list(newest)
-                    values[position], values[saved_at], values[stopped] = new, run.server.now(), None
+                    values[position], values[saved_at], values[stopped] = (
+                        new,
+                        run.server.now() - run.server.behind,
+                        None,
+                    )
                     record.put(txn, tuple(values))
         return [(*record.key[1:3], durably(run)) if durable else record.key[1:3] for record, _, _ in found]
 
