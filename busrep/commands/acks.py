@@ -3,8 +3,8 @@
 The writer of a resettable stream has a `Retained`, each consumer an `Acknowledgements`. The command names an instance
 and a token, but neither the stream nor the writer: so one instance name acknowledges one stream of one writer, and a
 consumer of two takes two names. Nor does it name the writer's incarnation, and the token of a former life would let go
-of rows of this one. busrep writes it behind the name, ``FEDERATION_ACK sender-1@1700000000000 54``; for a writer that
-names no incarnation, and from peers that know none, it is the bare name.
+of rows of this one. busrep writes it behind the name, ``FEDERATION_ACK sender-1@1700000000000000000 54``; for a writer
+that names no incarnation, and from peers that know none, it is the bare name.
 """
 
 from __future__ import annotations

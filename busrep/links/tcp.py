@@ -315,4 +315,4 @@ def _unix_ms() -> int:
 def identity_of(writer: str | None, reader: str | None, incarnation: int | None) -> Name:
     """Who this process is, for a server's list of clients; the incarnation tells it that we are native."""
     name = writer or reader or f"{socket.gethostname()}:{os.getpid()}"
-    return Name(name, incarnation if incarnation is not None else _unix_ms())
+    return Name(name, incarnation if incarnation is not None else time.time_ns())

@@ -1,7 +1,7 @@
 """Creating, checking and describing the tables.
 
 meta (key, value): schema version, epoch; ``server``: PostgreSQL's system identifier and timeline, which the first claim
-    notes.
+    notes; ``incarnations``: claims are above that, since a restore or a failover.
 writers (writer, incarnation, finished): one row a name; every write transaction locks it FOR SHARE, so nothing
     that changes often may live in it. ``finished``: the incarnation that was fenced for being silent;
     below zero, the one whose process has won the name back since: it may not know yet, and ask again. If that is
