@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from busrep.errors import CommitsLost, Unavailable, WriterFenced
 from busrep.settings import Settings
-from busrep.stores.interface import Claim, FactLog, provides
+from busrep.stores.interface import Claim, FactLog, KnownWriter, provides
 
 from .config import WriterConfig
 from .fact import check_renewals
@@ -37,9 +37,11 @@ async def claim_name(
     slower than the lease. Raises what `FactLog.claim` raises.
     """
     store, streams = config.store, config.durable
-    if store is None or not (streams or await _is_registered(store, config.name)):
-        # Without a table the clock makes incarnations that rise and differ (9.11).
-        return None, max(time.time_ns(), (again or 0) + 1)
+    if store is None or not streams:
+        listed = await _listed(store, config.name) if former is None else []
+        if store is None or not any(one.registered for one in listed):
+            # Without a table the clock makes incarnations that rise and differ (9.11).
+            return None, max([time.time_ns(), (again or 0) + 1, *(one.incarnation + 1 for one in listed)])
     for fenced in itertools.count(1):
         try:
             claim = await store.claim(config.name, streams, timeout=config.settings.claim_timeout, again=again)
@@ -54,9 +56,9 @@ async def claim_name(
     return claim if former is None else claim.resumed(former.epoch, former.core.positions()), claim.incarnation
 
 
-async def _is_registered(store: FactLog, name: str) -> bool:
+async def _listed(store: FactLog | None, name: str) -> list[KnownWriter]:
     # Who writes no stream with a table may have a store that cannot tell: a source of pages.
-    return provides(store, FactLog) and any(one.writer == name and one.registered for one in await store.known())
+    return [one for one in await store.known() if one.writer == name] if provides(store, FactLog) else []
 
 
 async def win_back(former: WriterSession, outdone: int, begin: Callable[[int], Awaitable[SessionT]]) -> SessionT:

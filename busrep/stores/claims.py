@@ -49,9 +49,6 @@ def claim(
     yield from or_blocked(dialect, "*", follow_server(dialect, timeout, now))
     won = in_transaction(_win(dialect, writer, backings, timeout, now, again))
     incarnation, registered = yield from or_blocked(dialect, writer, won)
-    if former := sorted(registered.difference(streams)):
-        given_up = in_transaction(_give_up(dialect, writer, incarnation, former, timeout))
-        yield from or_blocked(dialect, writer, given_up)
     # In a new snapshot: whatever a predecessor committed is visible now, or was fenced.
     epoch, found = yield from in_transaction(held_state(writer, incarnation, dialect, backings))
     starts = {name: _start(writer, name, name in registered, found[name]) for name in found}
@@ -156,19 +153,16 @@ def _win(
             "SET registered = TRUE, finished = NULL, seen_at = excluded.seen_at",
             (backing.stream, writer),
         )
+    registered = {stream for (stream,) in answers[-1]}
+    yield from _give_up(dialect, writer, sorted(registered.difference(backing.stream for backing in backings)))
     yield Control.COMMIT
-    return int(answers[-2][0][0]), {stream for (stream,) in answers[-1]}
+    return int(answers[-2][0][0]), registered
 
 
-def _give_up(dialect: Dialect, writer: str, incarnation: int, streams: Sequence[str], seconds: float) -> Plan[None]:
+def _give_up(dialect: Dialect, writer: str, streams: Sequence[str]) -> Plan[None]:
     """Unregister streams that a predecessor wrote and this claim is not for: their last rows would wait for a writer
-    that never comes back, and it would hold back their linear position. Behind the claim, so none is written there."""
-    held = yield (
-        *begin_durably(dialect, wait=seconds),
-        Sql(f"SELECT 1 FROM busrep_writers WHERE {HELD}{dialect.exclusive}", (writer, incarnation)),
-    )
-    if not held[-1]:
-        raise WriterFenced(writer, incarnation)
+    that never comes back, and it would hold back their linear position. Behind the lock of its row: it has committed
+    all that it will, and if this fails, it has its name still."""
     for stream in streams:
         where = (stream, writer)
         ((position,),) = (yield Sql("SELECT position FROM busrep_positions WHERE stream = ? AND writer = ?", where))[0]
@@ -176,7 +170,6 @@ def _give_up(dialect: Dialect, writer: str, incarnation: int, streams: Sequence[
             "UPDATE busrep_positions SET position = ?, registered = FALSE WHERE stream = ? AND writer = ?",
             ((yield from final_position(dialect, stream, writer, position)), *where),
         )
-    yield Control.COMMIT
 
 
 def _check_again(dialect: Dialect, writer: str, again: int) -> Plan[None]:

@@ -14,9 +14,13 @@ import busrep
 from busrep import sync
 from busrep.core.delivery import Reset
 from busrep.core.received import Followed
+from busrep.runtime.config import WriterConfig
+from busrep.runtime.own_name import claim_name
 from busrep.settings import Settings
+from busrep.stores import open_store
+from busrep.streams import Registry
 from tests.core.test_reader import Driver, announce, position, rdata
-from tests.shop import QUICK, typing
+from tests.shop import QUICK, STREAMS, typing
 
 from .test_bus import run, until
 
@@ -118,6 +122,28 @@ def test_a_reader_is_not_deaf_to_a_writer_whose_clock_is_behind(redis_url: str, 
             told = sum(upto - after for after, upto in missed)
             assert told + len(seen) - 1 == sent + 1  # each row was handled, or told to be missed
             assert reader.statistics()["reader"]["incarnations_outlived"] == 1
+
+    run(work(), 60)
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_writer_without_a_table_is_above_a_claim_of_its_name(sqlite_url: str, registered: bool) -> None:
+    """Behind a restore claims are above the clock, for a day."""
+
+    async def work() -> None:
+        store = open_store(sqlite_url, Registry(STREAMS))
+        await store.init()
+        await store.open()
+        await store.restored()
+        claim = await store.claim("w", ["orders"], timeout=5)
+        if not registered:
+            await store.finish("w", claim.incarnation, timeout=5)
+        config = WriterConfig("w", "shop", Registry([typing]), QUICK, store)
+        no_claim, incarnation = await claim_name(config)
+        assert no_claim is None
+        assert not any(one.registered for one in await store.known())
+        assert incarnation > claim.incarnation + (not registered)  # a name that is finished has the number behind that
+        await store.close()
 
     run(work(), 60)
 

@@ -23,6 +23,13 @@ WRITING = "sync/test_writing.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
+        name="a-writer-without-a-table-is-below-a-claim-of-its-name",
+        rule="9.11",
+        harm="Behind a restore readers are deaf to a stream in memory whose writer has no other stream any more.",
+        edits=(Edit("claim_name", "*(one.incarnation + 1 for one in listed)", ""),),
+        checks=("asyncio/test_clock_behind.py::test_a_writer_without_a_table_is_above_a_claim_of_its_name[False]",),
+    ),
+    Mutant(
         name="two-lives-begin-in-one-millisecond",
         rule="9.11",
         harm="Under a clock set back a writer without a claim has its former life's number: readers go on in that.",

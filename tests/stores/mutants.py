@@ -825,7 +825,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="streams-are-not-given-up-behind-the-claim",
         rule="9.5",
         harm="A stream that a successor does not write stays registered: its last rows reach nobody.",
-        edits=(Edit("claims.claim", "if former := sorted(registered.difference(streams)):", "if former := []:"),),
+        edits=(Edit("_win", "sorted(registered.difference(backing.stream for backing in backings))", "()"),),
         checks=(
             BUS + "a_stream_that_a_writer_gave_up_while_its_predecessor_lives_is_not_lost",
             BUS + "the_last_rows_of_a_stream_that_a_writer_gave_up_are_not_lost[another with a table]",

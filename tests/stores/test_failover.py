@@ -20,7 +20,7 @@ import pytest
 
 import busrep
 from busrep import sync
-from busrep.errors import CommitsLost, StatementRefused, Unavailable, WriterFenced
+from busrep.errors import ClaimBlocked, CommitsLost, StatementRefused, Unavailable, WriterFenced
 from busrep.stores.fencing import Home, _failovers
 from busrep.testing import virtual
 from busrep.testing.links import FaultyLink
@@ -484,6 +484,16 @@ def test_a_claim_that_fails_after_a_failover_leaves_out_the_same_ids_again(postg
         ((noted,),) = operator.execute("SELECT value FROM busrep_meta WHERE key = 'server'")
         assert noted.endswith("/00000001")
         assert noted != "1/00000001"
+
+
+def test_a_claim_that_cannot_give_up_a_stream_takes_the_name_from_nobody(postgres_url: str) -> None:
+    with opened_store(postgres_url) as store:
+        former = store.claim("w", ["orders", "payments"], timeout=10.0)
+        with psycopg.connect(postgres_url) as pruning:
+            pruning.execute("SELECT 1 FROM busrep_positions WHERE stream = 'payments' AND writer = 'w' FOR UPDATE")
+            with pytest.raises(ClaimBlocked):
+                store.claim("w", ["orders"], timeout=0.3)
+        store.check_claim(former)
 
 
 @pytest.mark.parametrize("finished", [False, True])
