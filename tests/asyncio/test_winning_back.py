@@ -207,13 +207,14 @@ def test_a_caller_is_told_that_the_bus_was_closed_meanwhile(deployment: Deployme
     [
         ([Unavailable("the store", "no answer")] * 2, Unavailable, [7, 7]),  # it may be won: once more, at once
         ([Unavailable("the store", "no answer"), WriterFenced("w", 9), WriterFenced("w", 9)], WriterFenced, [7, 7, 9]),
+        ([WriterFenced("w", 9), *[Unavailable("the store", "no answer")] * 2], Unavailable, [7, 9, 9]),
         ([WriterFenced("w", 7)], WriterFenced, [7]),
     ],
 )
 def test_what_is_claimed_after_a_claim_that_failed(
     answers: list[Exception], raised: type[Exception], asked: list[int]
 ) -> None:
-    former: Any = mock.Mock(incarnation=5, kept={})
+    former: Any = mock.Mock(incarnation=5, kept={}, won=0)
     former.name = "w"
     begun: list[int] = []
 
@@ -224,3 +225,4 @@ def test_what_is_claimed_after_a_claim_that_failed(
     with pytest.raises(raised):
         complete(win_back(former, 7, begin))
     assert begun == asked
+    assert former.won == asked[-1]  # the next fact asks from there

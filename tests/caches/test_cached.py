@@ -591,13 +591,22 @@ def test_while_redis_is_away_the_table_tells(on_sqlite: World) -> None:
     run(main())
 
 
-def test_rows_that_were_pruned_clear_the_caches(on_sqlite: World) -> None:
+def test_rows_that_were_pruned_clear_the_caches(on_sqlite: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
+        pruned = asyncio.Event()
         async with FaultyLink(on_sqlite.redis) as proxy, on_sqlite.bus(writer="w1") as writer:
             async with on_sqlite.bus(redis=proxy.url) as reader:
                 item = on_sqlite.cached(reader)
                 await trusted(reader)
                 await item(1), await item(2)
+                assert reader.store is not None
+                fetch = reader.store.fetch
+
+                async def later(asked: Any) -> Any:  # it looks at the table by itself, perhaps before the row is pruned
+                    await pruned.wait()
+                    return await fetch(asked)
+
+                monkeypatch.setattr(reader.store, "fetch", later)
                 proxy.refuse = True
                 proxy.cut()
                 await until(lambda: not reader.link.connected)
@@ -607,6 +616,7 @@ def test_rows_that_were_pruned_clear_the_caches(on_sqlite: World) -> None:
                 assert writer.store is not None
                 await writer.writing.beat()
                 assert await writer.store.prune(older_than=0.0, stream="caches")
+                pruned.set()
                 proxy.heal()
                 await becomes(item, 1)
                 await until(lambda: stream_of(reader)["clears"] >= 1)
