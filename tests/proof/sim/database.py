@@ -127,6 +127,10 @@ class Server:
         """The system identifier and the timeline; not of one that follows."""
         return "" if self.follows else f"1/{self.timeline:08X}"
 
+    def wall(self) -> float:
+        """What its clock shows."""
+        return self.now() - self.behind
+
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.down = False
         self.violations: list[str] = []

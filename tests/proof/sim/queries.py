@@ -253,8 +253,8 @@ def _xact_status(run: Run, xid: int) -> str:
 FUNCTIONS = {
     "coalesce": "coalesce({args})",
     "greatest": "greatest({args})",
-    "clock_timestamp": "(run.server.now() - run.server.behind)",
-    "statement_timestamp": "(1.7e9 + run.server.now() - run.server.behind)",  # the only one whose own value counts
+    "clock_timestamp": "run.server.wall()",
+    "statement_timestamp": "(1.7e9 + run.server.wall())",  # the only one whose own value counts
     "now": "(run.txn.started - run.server.behind)",
     "extract": "{0}",  # epoch FROM a difference: timestamps are seconds here
     "pg_is_in_recovery": "run.server.follows",

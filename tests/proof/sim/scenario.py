@@ -154,7 +154,7 @@ class _Draw:
         return memory
 
     def _database_clocks(self, dice: random.Random) -> None:
-        """The database's clock is set back; one of its writers may have died. With dice of their own."""
+        """The database's clock is set back. With dice of their own."""
         for _ in range(dice.choice([0] * 9 + [1])):
             at = 0.3 + dice.random() * (self.seconds - 0.3)
             self._add(at, "database_clock", "", behind=dice.choice([0.5, 60.0, 3600.0]))

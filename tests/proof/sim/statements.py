@@ -538,11 +538,7 @@ def _save(text: re.Match[str]) -> Statement:
                 newest = (yield from locked(run, record, seen, EXCLUSIVE, None)) if not locks else record.newest(txn)
                 if newest is not None:
                     values = list(newest)
-                    values[position], values[saved_at], values[stopped] = (
-                        new,
-                        run.server.now() - run.server.behind,
-                        None,
-                    )
+                    values[position], values[saved_at], values[stopped] = new, run.server.wall(), None
                     record.put(txn, tuple(values))
         return [(*record.key[1:3], durably(run)) if durable else record.key[1:3] for record, _, _ in found]
 
