@@ -24,6 +24,7 @@ from busrep.errors import (
     ReaderMoved,
     StatementRefused,
 )
+from busrep.stores.interface import SavedAt
 
 from ..runtime.batch import Batch
 from .context import ReaderContext
@@ -293,17 +294,15 @@ class BatchSaver:
 
     async def save_batch(self, batch: Batch[Any], connection: Any) -> None:
         """See `Batch.save`."""
-        self.check_saving(batch)
-        key = (batch.stream.name, batch.writer)
-        change = (*key, self._saved.at[key], batch.position)
+        at = self.begins(batch)
+        change = (at.stream, at.writer, at.position, batch.position)
         batch.handling.tried = True
         await self._context.saver.store_changes([change], connection)
 
     @contextlib.asynccontextmanager
     async def transaction(self, batch: Batch[Any]) -> AsyncIterator[Any]:
         """See `Batch.transaction`."""
-        self.check_saving(batch)
-        effects = self._context.reader_store.effects()
+        effects = self._context.reader_store.effects(self.begins(batch))
         await effects.begin()
         try:
             yield effects.connection
@@ -319,8 +318,9 @@ class BatchSaver:
                 await asyncio.shield(asyncio.ensure_future(effects.rollback()))
             raise
 
-    def check_saving(self, batch: Batch[Any]) -> None:
-        """Raise ConfigError where the position of a batch cannot be saved, ReaderMoved where it must not be."""
+    def begins(self, batch: Batch[Any]) -> SavedAt:
+        """Return what is saved before a batch. Raises ConfigError where its position cannot be saved, ReaderMoved where
+        it must not be."""
         context = self._context
         if not context.reader:
             raise ConfigError("saving a position needs a durable reader: pass reader= and store= to connect()")
@@ -339,6 +339,7 @@ class BatchSaver:
         # known to be further: saved over its position these rows would be handled twice.
         if not self._core.in_hand(key, batch.handling.raw) or self._saved.at.get(key, batch.after + 1) > batch.after:
             raise ReaderMoved(context.reader, *key, batch.after)
+        return SavedAt(context.reader, *key, self._saved.at[key], self._core.epoch or "")
 
     async def reload(self, key: Key, raw: RawBatch, log_read: str | None) -> bool:
         """What is saved decides, whatever became of the handler's transaction.

@@ -70,7 +70,8 @@ class Batch(BatchRows[RowT]):
     async def save(self, connection: Any) -> None:
         """Save this reader's position in the caller's open transaction: the effects count exactly once.
 
-        ``connection``: the caller's, of the reader store's database. Commit before the handler returns. Raises
+        ``connection``: the caller's, of the reader store's database. Call this first in the transaction if the handler
+        reads what earlier facts left there. Commit before the handler returns. Raises
         ReaderMoved when these rows were handled before, or elsewhere: let it out, and roll back; ConfigError
         when the bus has no ``reader`` name, or the stream has another handler that was subscribed later.
         """

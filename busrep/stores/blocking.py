@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from busrep.settings import Settings
 from busrep.stores import store_of
-from busrep.stores.interface import AsyncStore, AsyncTransaction, Claim
+from busrep.stores.interface import AsyncStore, AsyncTransaction, Claim, SavedAt
 from busrep.stores.plans import complete
 from busrep.streams import Registry
 
@@ -98,9 +98,9 @@ class BlockingStore:
     restored = blocking(AsyncStore.restored)
     status = blocking(AsyncStore.status)
 
-    def effects(self) -> BlockingTransaction:
+    def effects(self, at: SavedAt) -> BlockingTransaction:
         """Return a transaction for the effects of a handler. See `AsyncStore.effects`."""
-        return BlockingTransaction(self.wrapped.effects())
+        return BlockingTransaction(self.wrapped.effects(at))
 
     def transaction(self, claim: Claim, connection: Any = None) -> BlockingTransaction:
         """Return a transaction for facts. See `AsyncStore.transaction`."""

@@ -235,10 +235,7 @@ def lock_claim(dialect: Dialect, held: Claim) -> Sql:
 
 def hold(dialect: Dialect, held: Claim, *begin: Control) -> Plan[object]:
     """Lock the claim until the transaction's end (9.4). ``begin``: what begins it, in the same round trip; nothing for
-    one that is open. Returns the marker; None of `NO_CLAIM`. Raises WriterFenced."""
-    if held is NO_CLAIM:
-        yield begin
-        return None
+    one that is open. Returns the marker. Raises WriterFenced."""
     answers = yield (*begin, lock_claim(dialect, held))
     if not answers[0]:
         raise WriterFenced(held.writer, held.incarnation)

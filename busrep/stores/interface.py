@@ -21,6 +21,7 @@ from busrep.core.snapshots import Agreement, AppliedParts, BootstrapProgress, Sn
 from busrep.row_types import Fields
 from busrep.stores.transaction import AsyncTransaction as AsyncTransaction
 from busrep.stores.transaction import FactRows as FactRows
+from busrep.stores.transaction import SavedAt as SavedAt
 
 RoleT = TypeVar("RoleT")
 
@@ -288,9 +289,9 @@ class ReaderPositions(Store, Protocol):
         are any of the log that this store keeps, and ``epoch`` is another, nothing is done. Nothing is registered of a
         stream whose unfinished bootstrap is of this epoch."""
 
-    def effects(self) -> AsyncTransaction:
-        """A transaction for the effects of a handler, on a connection of the store's. It holds no claim. Raises
-        ConfigError where the store has no connections to give."""
+    def effects(self, at: SavedAt) -> AsyncTransaction:
+        """A transaction, without a claim, for a handler's effects, on a connection of the store's: ConfigError where it
+        has none to give. `begin` raises ReaderMoved when another position is saved."""
 
     async def dead_letter(
         self,

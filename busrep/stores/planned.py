@@ -22,9 +22,10 @@ from busrep.stores.interface import (
     FactRows,
     FactSource,
     ReaderPositions,
+    SavedAt,
     StoreAdmin,
 )
-from busrep.stores.plans import Plan, Sql, T
+from busrep.stores.plans import Control, Plan, Sql, T
 from busrep.streams import Registry
 
 P = ParamSpec("P")
@@ -142,8 +143,10 @@ class PlannedStore(AsyncStore):
     @abc.abstractmethod
     def transaction(self, claim: Claim, connection: Any = None) -> PlannedTransaction: ...
 
-    def effects(self) -> AsyncTransaction:
-        return self.transaction(claims.NO_CLAIM)
+    def effects(self, at: SavedAt) -> AsyncTransaction:
+        effects = self.transaction(claims.NO_CLAIM)
+        effects.at = at
+        return effects
 
     epoch = reads(FactSource.epoch, schema.epoch)
     sequence = reads(FactSource.sequence, claims.sequence)
@@ -202,18 +205,24 @@ class PlannedStore(AsyncStore):
 class PlannedTransaction(AsyncTransaction):
     """What the transactions of these stores have in common. It holds no claim if that is `claims.NO_CLAIM`.
 
-    ``connection`` is the driver's own; None until `begin` has taken one from the store.
+    ``connection`` is the driver's own; None until `begin` has taken one from the store. ``at``: of a handler's effects.
     """
 
     joined: bool = False
     reserves: bool = False
     connection: Any = None
+    at: SavedAt | None = None
 
     def __init__(self, store: PlannedStore, claim: Claim, connection: Any) -> None:
         self.store, self.claim, self.connection = store, claim, connection
         # Whose connection it is, and whether code of the application's may have ended the transaction on it.
         self._callers = self._handed_out = connection is not None
         self._pending: list[Sql] = []
+
+    def hold(self, *begin: Control) -> Plan[object]:
+        """Hold the claim until the end, or see that a handler may begin; ``begin`` rides along. Returns the marker."""
+        dialect = self.store.dialect
+        return claims.hold(dialect, self.claim, *begin) if self.at is None else readers.stands(dialect, self.at, *begin)
 
     @property
     def failures(self) -> type[Exception]:

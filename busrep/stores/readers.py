@@ -8,12 +8,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 
+import attrs
 import orjson
 
 from busrep.core.snapshots import LOADED, Agreement, AppliedParts, BootstrapProgress
 from busrep.errors import PositionsAheadOfTable, ReaderMoved, SnapshotGone, Unavailable
 from busrep.stores.dialect import Dialect, begin_durably
-from busrep.stores.interface import MIXED, DeadLetter, ReaderState
+from busrep.stores.interface import MIXED, DeadLetter, ReaderState, SavedAt
 from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, Step, in_transaction, transaction
 from busrep.stores.schema import EPOCH
 
@@ -107,6 +108,25 @@ def load(_: Dialect, reader: str) -> Plan[ReaderState]:
         bootstraps={stream: id for stream, id, _ in begun},
         loading=frozenset(stream for stream, _, state in begun if state not in LOADED),
     )
+
+
+def stands(_: Dialect, at: SavedAt, *begin: Control) -> Plan[None]:
+    """The first statement of a handler's transaction: ReaderMoved unless this position is saved (9.12).
+
+    The save at its end would not show all of it. A failover may have taken back the fact before, with its position, and
+    another process under this name may handle that fact again meanwhile: then the position is right again, but what the
+    handler saw was without that fact's effects. No lock: a handler that sleeps would keep the other one from saving.
+    """
+    found = yield (
+        *begin,
+        Sql(
+            "SELECT 1 FROM busrep_readers "
+            "WHERE reader = ? AND stream = ? AND writer = ? AND position = ? AND epoch = ?",
+            attrs.astuple(at),
+        ),
+    )
+    if not found[0]:
+        raise ReaderMoved(at.reader, at.stream, at.writer, at.position)
 
 
 def save(

@@ -184,8 +184,7 @@ class ServerTransaction(PlannedTransaction):
         # A claim that holds the lock gives up in time.
         wait = 0.0 if self.claim is claims.NO_CLAIM else settings.claim_timeout
         try:
-            held = claims.hold(self.store.dialect, self.claim, *begin)
-            return await self._run(held, settings.fetch_timeout + wait)
+            return await self._run(self.hold(*begin), settings.fetch_timeout + wait)
         except WriterFenced:
             if self._callers:
                 await self.store.check_claim(self.claim)

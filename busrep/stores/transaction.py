@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import attrs
+
 FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
 """One fact to insert: its ID, its typed rows, and the same rows as payloads. No rows: nothing is inserted."""
 
 ENDED_INSIDE = "the transaction was ended inside the block of bus.write(), which ends it itself, after the block"
+
+
+@attrs.frozen
+class SavedAt:
+    """The saved position behind which a batch begins, of the log of ``epoch``."""
+
+    reader: str
+    stream: str
+    writer: str
+    position: int
+    epoch: str
 
 
 class AsyncTransaction(Protocol):

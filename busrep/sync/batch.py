@@ -16,6 +16,7 @@ from busrep.options import BusOptions
 from busrep.runtime.batch import BatchRows
 from busrep.snapshots.parts import SnapshotRows
 from busrep.stores.blocking import BlockingStore, BlockingTransaction, open_blocking_store
+from busrep.stores.interface import SavedAt
 
 RowT = TypeVar("RowT")
 
@@ -70,7 +71,7 @@ class EffectsStore:
         self._store: BlockingStore | None = None
         self._opening = threading.Lock()
 
-    def begin(self) -> BlockingTransaction:
+    def transaction(self, at: SavedAt) -> BlockingTransaction:
         """A transaction, not begun yet. Raises ConfigError for a store that can give none, Unavailable."""
         url = self._options.positions_store
         with self._opening:  # loops of several threads may ask first
@@ -83,7 +84,7 @@ class EffectsStore:
                 store = open_blocking_store(url, self._options.streams, settings=self._options.settings)
                 store.open()
                 self._store = store
-            return self._store.effects()
+            return self._store.effects(at)
 
     def close(self) -> None:
         """Close the connections. No handler is at work."""
@@ -94,7 +95,7 @@ class EffectsStore:
 
 @contextlib.contextmanager
 def exactly_once(effects: BlockingTransaction, save: Callable[[Any], None]) -> Iterator[Any]:
-    """See `busrep.asyncio.effects.exactly_once`."""
+    """Run the body in this transaction, and save with it. See `busrep.asyncio.saving.BatchSaver.transaction`."""
     effects.begin()
     try:
         yield effects.connection

@@ -217,9 +217,9 @@ class ReadingThreads(LoopThread[ReadingBus]):
 
     @contextlib.contextmanager
     def _transaction(self, batch: runtime.Batch[Any]) -> Iterator[Any]:
-        self.do(lambda bus: bus.reading.batches.check_saving(batch))
+        at = self.do(lambda bus: bus.reading.batches.begins(batch))
         try:
-            with exactly_once(self._effects.begin(), partial(self._save, batch)) as connection:
+            with exactly_once(self._effects.transaction(at), partial(self._save, batch)) as connection:
                 yield connection
         except BaseException:
             batch.handling.saved = False  # or the table will tell, once the handler has failed

@@ -399,7 +399,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reader that was told that its twin is further handles the same rows a second time.",
         edits=(
             Edit(
-                "BatchSaver.check_saving",
+                "BatchSaver.begins",
                 " or self._saved.at.get(key, batch.after + 1) > batch.after:\n",
                 " or key not in self._saved.at:\n",
             ),
@@ -1142,6 +1142,13 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(EFFECTS + "a_block_that_ends_the_transaction_itself_is_told",),
     ),
     Mutant(
+        name="a-handler-s-transaction-begins-wherever-the-position-is",
+        rule="9.12",
+        harm="A handler works on a state without the fact before, which another process handles again only then.",
+        edits=(Edit("readers.stands", "    if not found[0]:", "    if False:"),),
+        checks=(EFFECTS + "a_handler_never_works_on_a_state_without_the_fact_before",),
+    ),
+    Mutant(
         name="the-reason-for-a-stop-is-not-stored",
         rule="9.12",
         harm="A reader stopped last night, its process is gone: busrep lag shows a reader that is behind, and not why.",
@@ -1196,7 +1203,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="any-handler-of-a-stream-may-save",
         rule="9.12",
         harm="The first of two handlers saves, the second fails: the rows are not handed to it again.",
-        edits=(Edit("BatchSaver.check_saving", "        if not batch.handling.last:", "        if False:"),),
+        edits=(Edit("BatchSaver.begins", "        if not batch.handling.last:", "        if False:"),),
         checks=(EFFECTS + "only_the_last_handler_of_a_stream_may_save",),
     ),
     Mutant(

@@ -19,6 +19,7 @@ import busrep
 import busrep.sync
 from busrep.options import BusOptions
 from busrep.stores.blocking import open_blocking_store
+from busrep.stores.interface import SavedAt
 from busrep.sync.batch import EffectsStore
 from busrep.testing.links import FaultyLink
 from busrep.testing.pair import MemoryDeployment
@@ -136,6 +137,13 @@ def write(place: Place, numbers: range) -> int:
         return bus.publish(orders, [Order(number, "new") for number in numbers])[-1]
 
 
+def publish_and_wait(place: Place, writer: Any, number: int) -> int:
+    """The ID of a fact whose effects are saved."""
+    (id,) = writer.publish(orders, [Order(number, "new")])
+    until(lambda: saved(place) == id)
+    return int(id)
+
+
 def saved(place: Place) -> int:
     found = place.ask("SELECT position FROM busrep_readers WHERE reader = 'r' AND writer = 'w'")
     return int(found[0][0]) if found else 0
@@ -169,6 +177,35 @@ def test_effects_that_were_lost_with_the_registration_are_made_again(place: Plac
         writer.publish(orders, [Order(3, "new")])
         until(lambda: len(place.bills()) == 4)
     assert place.bills() == list(range(4))
+
+
+def test_a_handler_never_works_on_a_state_without_the_fact_before(place: Place) -> None:
+    """A failover took it back with its position. The save at the end is too late: if another process under this name
+    handles that fact again meanwhile, the position is right then."""
+    states = []
+
+    def look(_: Any, __: Any, number: int) -> None:
+        states.append((number, place.bills()))
+
+    settings = attrs.evolve(PATIENT, heartbeat=600.0, handler_batch_rows=1)
+    with (
+        busrep.sync.connect(
+            place.redis, name=place.name, streams=[orders], store=place.url, writer="w", settings=QUICK
+        ) as writer,
+        place.bus(handler_of(place, look), settings=settings),
+    ):
+        first, second = (publish_and_wait(place, writer, number) for number in range(2))
+        with place.connect() as db:
+            for statement in (
+                "BEGIN",
+                "DELETE FROM bills WHERE number = 1",
+                f"UPDATE busrep_readers SET position = {first} WHERE position = {second}",
+                "COMMIT",
+            ):
+                db.execute(statement)
+        publish_and_wait(place, writer, 2)
+    assert place.bills() == list(range(3))
+    assert all(bills == list(range(number)) for number, bills in states)
 
 
 def test_an_exception_rolls_both_back(place: Place) -> None:
@@ -310,8 +347,9 @@ def test_threads_that_ask_first_at_the_same_time_share_a_store(
         return store
 
     monkeypatch.setattr("busrep.sync.batch.open_blocking_store", open_slowly)
+    at = SavedAt("r", "orders", "w", 0, "e")
     effects = EffectsStore(BusOptions(name="shop", streams=[orders], store=sqlite_url, settings=QUICK))
-    threads = [threading.Thread(target=effects.begin) for _ in range(2)]
+    threads = [threading.Thread(target=effects.transaction, args=[at]) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

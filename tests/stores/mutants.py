@@ -1487,8 +1487,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction._lock",
-                "self._run(held, settings.fetch_timeout + wait)",
-                "self._run(held)",
+                "self._run(self.hold(*begin), settings.fetch_timeout + wait)",
+                "self._run(self.hold(*begin))",
             ),
         ),
         checks=(SESSIONS_ENDED + "a_fact_s_begin_has_a_deadline",),

@@ -171,7 +171,9 @@ MUTANTS: tuple[Mutant, ...] = (
         name="each-thread-that-asks-first-opens-a-store",
         rule="9.12",
         harm="Connections for batch.transaction() stay open after the bus was closed.",
-        edits=(Edit("EffectsStore.begin", "        with self._opening:", "        with contextlib.nullcontext():"),),
+        edits=(
+            Edit("EffectsStore.transaction", "        with self._opening:", "        with contextlib.nullcontext():"),
+        ),
         checks=(EFFECTS + "threads_that_ask_first_at_the_same_time_share_a_store",),
     ),
     Mutant(

@@ -14,7 +14,7 @@ from typing import Any
 
 from busrep.errors import BusrepError, ClaimBlocked, CommitUnknown, ConfigError, Unavailable
 from busrep.settings import Settings
-from busrep.stores import claims, schema
+from busrep.stores import schema
 from busrep.stores.interface import Claim
 from busrep.stores.planned import PlannedStore, PlannedTransaction
 from busrep.stores.plans import Control, Plan, T, only
@@ -242,7 +242,7 @@ class SqliteTransaction(PlannedTransaction, Holder):
             if self.connection is None:
                 self.connection = self.store.writing()
             ours = not in_transaction(self.connection)
-            await self._run(claims.hold(self.store.dialect, self.claim, Control.BEGIN))
+            await self._run(self.hold(Control.BEGIN))
             if self._callers:
                 self._mark = Mark(self.connection, self.store.path)
         except BaseException:

@@ -323,8 +323,8 @@ class Service:
             connection = await self.database.connect()
             try:
                 await connection.begin()
+                await batch.save(connection)  # first: see Batch.save
                 await self._apply(connection, batch, epoch, rows)
-                await batch.save(connection)
                 await self._trouble(batch)
                 await connection.commit()
             finally:
