@@ -73,8 +73,9 @@ class Beginning:
     async def _load_durable(self, name: str) -> None:
         context, core = self._context, self._core
         epoch = await context.store.epoch()
-        if core.epoch is None:
-            core.epoch = epoch
+        if not core.begins_in(epoch):
+            context.pump()
+            raise Unavailable("the fact log", f"its epoch is {epoch}, not {core.epoch}: it was restored, or not yet")
         everything = await context.store.known(epoch)
         core.admission.registered(claims_of(everything))
         known = {(name, writer.writer): writer for writer in everything if writer.stream == name}

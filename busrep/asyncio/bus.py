@@ -179,10 +179,13 @@ class Bus(BusLife):
         if self.store is None or checked_stream(stream).resettable or not stream.follows:
             raise ConfigError(f"stream {stream.name!r} has no linear position")
         await self.reading.followed(self.streams.of(stream))
-        handled = self.positions().get(stream.name, {})
-        known = await self.store.known()
-        lags = await self.store.sequence(stream.name) is None
-        return _linear_position([one for one in known if one.stream == stream.name], handled, lags=lags)
+        core = self.reading.core
+        while True:
+            log_read, handled = core.epoch, self.positions().get(stream.name, {})
+            known = [one for one in await self.store.known(log_read) if one.stream == stream.name]
+            lags = await self.store.sequence(stream.name, log_read) is None
+            if core.epoch == log_read:  # else begun again in another log meanwhile
+                return _linear_position(known, handled, lags=lags)
 
     def resume(self, stream: Stream[Any], writer: str) -> None:
         """Go on with a (stream, writer) that stopped on a poison row, at that row; with a bootstrap of the stream that

@@ -300,10 +300,13 @@ class CacheUpkeep:
         tables = {name: one.table for name, one in self._watched.items() if one.table is not None}
         if store is None or not tables:
             return
-        known = await store.known()
+        log_read = core.epoch
+        known = await store.known(log_read)
         for name, table in tables.items():
             if name in core.followed:
                 newest = await store.newest(name)
+                if core.epoch != log_read:  # begun again meanwhile
+                    break
                 self._registered(name, table, [one for one in known if one.stream == name])
                 if newest is None:
                     if not self._untold:

@@ -245,11 +245,11 @@ class Handlers:
         try:
             rows = stream.decode(raw.payloads)
         except RowError as error:
-            if not raw.fetched:
-                log.warning("rows that do not decode, fetched again: %s", error)
-                core.progress[raw.stream, raw.writer].reject(raw)
-                return False
-            return await self._failed(key, raw, error)
+            if raw.fetched or not core.progress[key].stream.fetchable:
+                return await self._failed(key, raw, error, lost=not raw.fetched)
+            log.warning("rows that do not decode, fetched again: %s", error)
+            core.progress[key].reject(raw)
+            return False
         if not await self._context.batches.registered(key, raw):
             return True
         batches, log_read = self._context.batches, core.epoch
@@ -330,8 +330,9 @@ class Handlers:
                 await call(handler, batch)
                 forget_cancellation()
 
-    async def _failed(self, key: Key, raw: RawBatch, error: BaseException) -> bool:
-        """The handler kept failing: find the fact that it fails on, then stop, or set that fact aside."""
+    async def _failed(self, key: Key, raw: RawBatch, error: BaseException, *, lost: bool = False) -> bool:
+        """The handler kept failing: find the fact that it fails on, then stop, or set that fact aside. ``lost``: its
+        rows do not decode, and nothing keeps them."""
         core = self.core
         if not self.core.in_hand(key, raw):  # void: stopped, or of a former life
             return True
@@ -340,7 +341,7 @@ class Handlers:
             core.put_back(*key)
             return True
         self.poison_rows += len(raw.tokens)
-        if key[0] in self._context.unsaved:  # without these rows caches are cleared: that is better than to be deaf
+        if lost or key[0] in self._context.unsaved:  # without these caches are cleared: that is better than to be deaf
             log.error("rows of %s at %d cannot be handled: skipped", key, raw.position, exc_info=error)
             await self._notify(Missed(*key, raw.after, raw.position))
             core.done(*key)

@@ -92,7 +92,12 @@ class TableReader:
             return
         bound = settings.heartbeat * settings.silent_after_beats
         dead: dict[str, int] = {}  # writer -> incarnation
-        everything = await self._store.known()
+        core.doubt(await self._store.epoch())  # which nobody may be there to announce
+        context.pump()
+        log_read = core.epoch
+        everything = await self._store.known(log_read)
+        if core.epoch != log_read:  # begun again meanwhile: positions of the log before are none of this one
+            return
         core.admission.registered(claims_of(everything))
         await self._confirm(core.admission.joined())
         silence = self._silence(everything)
@@ -108,8 +113,6 @@ class TableReader:
                 continue  # a stream that it gave up: nobody else will tell where that ended
             if known.registered and silence[known.writer] > bound:
                 dead[known.writer] = known.incarnation
-        context.pump()
-        core.doubt(await self._store.epoch())  # which nobody may be there to announce
         context.pump()
         if dead and provides(self._store, FactLog):
             # By itself: one that cannot be finished yet must not keep the others from being followed.
@@ -179,7 +182,11 @@ class TableReader:
         while core.unproven:
             key, _ = core.unproven.popitem()  # one that is not looked at, for the table is away, comes by its next page
             target = core.progress[key].target
-            highest = await self._store.sequence(key[0], core.epoch)
+            try:
+                highest = await self._store.sequence(key[0], core.epoch)
+            except BusrepError as error:  # dead writers are looked after all the same
+                log.warning("the sequence of %s cannot be read yet: %s", key[0], error)
+                return
             if highest is not None:
                 core.progress[key].nothing_above(target, highest)
                 self._context.pump()
@@ -191,13 +198,14 @@ class TableReader:
 
     async def _finish(self, facts: FactLog, writer: str, incarnation: int) -> None:
         core = self._core
+        log_read = core.epoch
         try:
             finals = await facts.finish(writer, incarnation, timeout=self._settings.heartbeat)
         except BusrepError as error:  # its last transaction is still open: it goes on being followed
             log.info("writer %s is silent, and cannot be finished yet: %s", writer, error)
             return
         for stream, position in finals.items():
-            if stream in core.followed:
+            if stream in core.followed and core.epoch == log_read:
                 core.learned(stream, writer, position)
         if finals:
             log.warning("writer %s was silent; finished at %s", writer, dict(finals))

@@ -47,6 +47,14 @@ class FollowedWriters:
         if announced not in (None, self.epoch) and self.epoch is not None:
             self._doubted = announced
 
+    def begins_in(self, epoch: str) -> bool:
+        """Whether a stream may begin in the log of this epoch: the one that is read here, or the first one. Else that
+        epoch is in doubt: it may be told by a server that has not seen a restore."""
+        if self.epoch is None or not any(one.stream.durable for one in self.progress.values()):
+            self.epoch = epoch
+        self.doubt(epoch)
+        return self.epoch == epoch
+
     def log_question(self, now: float) -> FetchUpdates | None:
         """The page to fetch now because the epoch is in doubt, if it is, and no other such page was asked for."""
         if self._doubted is None or self._question is not None or self._doubt_at > now:

@@ -39,14 +39,11 @@ class Progress(Following):
             self._caught_up()
 
     def reject(self, batch: RawBatch) -> None:
-        """Rows that came over the wire do not decode: drop them and what waits behind, and fetch them."""
+        """Rows that came over the wire do not decode: drop them and what waits behind, and fetch them. Their stream can
+        be fetched."""
         if self.queue.handling is not batch:  # a reset came between
             return
         self._intake.counters.rejected += 1
-        if not self.stream.fetchable:
-            self._intake.counters.missed += 1
-            self.done()
-            return
         received = self.position
         self._empty()
         self.position = self.queue.delivered

@@ -9,7 +9,6 @@ place among ``concurrency``, or in the queue before them; the store.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,9 @@ import attrs
 from attrs.validators import ge, gt
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
+from busrep.core.fields import refuse_name
 from busrep.core.snapshots import SnapshotSource
-from busrep.errors import ConfigError, MissingExtra, PositionTooOld
+from busrep.errors import ConfigError, MissingExtra, PositionTooOld, Unavailable
 from busrep.stores.interface import FactSource, provides
 from busrep.streams import Registry, Stream
 
@@ -50,8 +50,6 @@ except ImportError:
 EPOCH_TRIES = 3
 # Answers of so many bytes and more are compressed for clients that accept gzip; smaller ones gain nothing.
 COMPRESS_FROM = 16_384
-
-_NAME = re.compile(r"[^\s\x00-\x1f\x7f]+")
 
 
 @attrs.frozen(kw_only=True)
@@ -205,8 +203,13 @@ class CatchUp:
         async with self.places.taken():
             for _ in range(EPOCH_TRIES):
                 epoch = await self._store.epoch()
-                known = [one for one in await self._store.known() if one.stream in self._streams]
-                sequence = None if stream is None else await self._store.sequence(stream)
+                try:
+                    known = [one for one in await self._store.known(epoch) if one.stream in self._streams]
+                except Unavailable:  # also of a replica that has not seen a restore, or has seen it already
+                    if epoch == await self._store.epoch():
+                        raise
+                    continue
+                sequence = None if stream is None else await self._store.sequence(stream, epoch)
                 newest = None if rows_of is None else await self._store.newest(rows_of)
                 if epoch == await self._store.epoch() and (newest is None or newest.epoch == epoch):
                     break
@@ -222,7 +225,7 @@ class CatchUp:
 
     def _question(self, stream: str, writer: str | None, params: Mapping[str, str]) -> FetchUpdates:
         self._check_stream(stream)
-        if writer is None or not _NAME.fullmatch(writer):
+        if writer is None or refuse_name(writer) is not None:
             raise Refused(400, "bad_parameter", "instance_name: the name of a writer is needed")
         after, upto = position_of(params, "from_token"), position_of(params, "upto_token")
         if after > upto:

@@ -33,6 +33,7 @@ SESSIONS_ENDED = "asyncio/test_sessions_ended.py::test_"
 SIMULATION = "proof/test_simulation.py::test_"
 STRAY_LINES = "asyncio/test_stray_lines.py::test_"
 TRUST = "asyncio/test_trust.py::test_"
+TWO_SERVERS = "asyncio/test_two_servers.py::test_"
 TYPING = "test_typing.py::test_"
 WINNING_BACK = "asyncio/test_winning_back.py::test_"
 
@@ -1727,6 +1728,76 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After a restore, and a failover that takes it back, effects are skipped that the failover has lost.",
         edits=(Edit("BatchSaver.reload", " and saved_epoch in (None, log_read) and not void", " and not void"),),
         checks=(SIMULATION + "what_the_simulator_found_stays_mended[registered-beside-positions-of-an-older-log]",),
+    ),
+    Mutant(
+        name="a-registry-of-the-log-before-is-believed",
+        rule="9.11",
+        harm="A writer's position before a restore steps over a fact that it has open in the restored log.",
+        edits=(
+            Edit("TableReader.look", "self._store.known(log_read)", "self._store.known()"),
+            Edit(
+                "TableReader.look",
+                "        if core.epoch != log_read:",
+                "        if False:",
+            ),
+        ),
+        checks=(TWO_SERVERS + "a_registry_of_the_log_before_tells_nothing_of_this_one",),
+    ),
+    Mutant(
+        name="a-late-registry-is-believed",
+        rule="9.11",
+        harm="The same, where the answer was slow.",
+        edits=(
+            Edit(
+                "TableReader.look",
+                "        if core.epoch != log_read:",
+                "        if False:",
+            ),
+        ),
+        checks=(TWO_SERVERS + "a_registry_of_the_log_before_tells_nothing_of_this_one[late]",),
+    ),
+    Mutant(
+        name="a-stream-begins-in-any-log",
+        rule="9.11",
+        harm="A stream that is followed later begins at floors of the log before a restore: rows below are lost.",
+        edits=(Edit("Beginning._load_durable", "        if not core.begins_in(epoch):\n", "        if False:\n"),),
+        checks=(TWO_SERVERS + "a_stream_begins_in_the_log_that_is_read[beside another one]",),
+    ),
+    Mutant(
+        name="a-stream-without-writers-holds-the-log",
+        rule="9.11",
+        harm="After a restore no further stream begins in a process that has read nothing of the log before.",
+        edits=(
+            Edit(
+                "FollowedWriters.begins_in",
+                "self.epoch is None or not any(one.stream.durable for one in self.progress.values())",
+                "self.epoch is None",
+            ),
+        ),
+        checks=(TWO_SERVERS + "a_stream_without_writers_keeps_no_other_from_beginning",),
+    ),
+    Mutant(
+        name="the-linear-position-is-of-two-logs",
+        rule="9.7",
+        harm="A registry of the log before a restore lacks a writer: the linear position steps over its open fact.",
+        edits=(Edit("Bus.linear_position", "self.store.known(log_read)", "self.store.known()"),),
+        checks=(TWO_SERVERS + "the_linear_position_is_of_one_log",),
+    ),
+    Mutant(
+        name="rows-in-memory-that-do-not-decode-take-others-along",
+        rule="9.20",
+        harm="One row of the next version's shape, and all that waited with it is gone without a word.",
+        edits=(
+            Edit(
+                "Handlers._handle",
+                "            if raw.fetched or not core.progress[key].stream.fetchable:\n"
+                "                return await self._failed(key, raw, error, lost=not raw.fetched)\n",
+                "            if raw.fetched or not core.progress[key].stream.fetchable:\n"
+                "                core.done(*key)\n"
+                "                return True\n",
+            ),
+        ),
+        checks=(RETRYING + "of_rows_in_memory_those_that_do_not_decode_are_missed_alone",),
     ),
     Mutant(
         name="a-look-begins-behind-the-end-of-reading",

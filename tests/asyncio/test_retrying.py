@@ -12,6 +12,7 @@ import pytest
 import busrep
 from busrep.core.delivery import Missed
 from busrep.errors import HandlerFailed, PositionsAheadOfTable
+from busrep.streams import Stream
 from busrep.testing import virtual
 from busrep.testing.pair import QUICK, MemoryDeployment
 from tests.asyncio.deadlines import cut_off, deadline
@@ -643,3 +644,46 @@ def test_what_is_raised_and_is_no_exception_does_not_end_a_bootstrap() -> None:
 
 def test_the_default_is_a_minute() -> None:
     assert busrep.Settings().poison_after == 60.0
+
+
+@attrs.frozen
+class OldTyping:
+    """What the reader takes for a row."""
+
+    number: int
+
+
+@attrs.frozen
+class NewTyping:
+    """What a process of the next version writes."""
+
+    number: int | str
+
+
+def test_of_rows_in_memory_those_that_do_not_decode_are_missed_alone() -> None:
+    """Nothing keeps them to be fetched. Others were joined with them while the handler was at work."""
+
+    async def main() -> None:
+        old, new = Stream("typing", OldTyping, resettable=True), Stream("typing", NewTyping, resettable=True)
+        handled, missed, go_on = list[int](), list[tuple[Any, ...]](), asyncio.Event()
+        async with MemoryDeployment(old) as deployment, deployment.bus() as reader:
+
+            @reader.on_missed(old)
+            def note(*place: Any) -> None:
+                missed.append(place)
+
+            @reader.subscribe(old)
+            async def handle(batch: Any) -> None:
+                await go_on.wait()
+                handled.extend(batch.tokens)
+
+            async with deployment.bus(writer="w1", streams=[new]) as writer:
+                for number in range(1, 10):
+                    await writer.publish(new, [NewTyping("five" if number == 5 else number)])
+                await asyncio.sleep(1.0)
+                go_on.set()
+                await reader.wait_for(old, "w1", 9)
+        assert handled == [1, 2, 3, 4, 6, 7, 8, 9]
+        assert missed == [("typing", "w1", 4, 5)]
+
+    virtual.run(main())

@@ -837,16 +837,6 @@ def test_rows_that_do_not_decode_while_a_catch_up_runs() -> None:
     assert d.tokens("w") == [6, 7, 8]
 
 
-def test_rows_that_do_not_decode_and_have_no_source_are_reported_missed() -> None:
-    d = Driver(stream=Followed("s", resettable=True, fetchable=False))
-    d.reader.receive(b"NAME w 1\n" + position("w", 0, 0) + b"\n" + rdata("w", 1, b'["cut'), 0.0)
-    taken = d.reader.take("s", "w")
-    assert isinstance(taken, RawBatch)
-    d.reader.progress[taken.stream, taken.writer].reject(taken)
-    assert d.reader.counters.missed == 1
-    assert d.at("w") == 1
-
-
 def test_a_stream_without_a_source_says_what_it_missed() -> None:
     d = Driver(stream=Followed("s", resettable=True, fetchable=False))
     d.send(position("w", 0, 0)).send(rdata("w", 1)).send(position("w", 4, 4), rdata("w", 5))

@@ -6,10 +6,18 @@ from tests.mutant import Edit, Mutant
 
 PAGES = "http/test_pages.py::test_"
 REFERENCE = "http/test_reference.py::test_"
+SERVER = "http/test_server.py::test_"
 SNAPSHOTS = "http/test_snapshots.py::test_"
 SOURCE = "http/test_source.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="a-registry-is-told-under-another-epoch",
+        rule="9.11",
+        harm="Of two replicas one has seen a restore: a reader begins at floors of the log before, and rows are lost.",
+        edits=(Edit("CatchUp.state", "self._store.known(epoch)", "self._store.known()"),),
+        checks=(SERVER + "the_state_is_of_one_log",),
+    ),
     Mutant(
         name="a-limited-reference-page-must-end-with-its-last-row",
         rule="9.25",

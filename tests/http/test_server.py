@@ -86,6 +86,7 @@ class Scripted:
     page: UpdatesPage = attrs.field(factory=lambda: UpdatesPage("orders", "w1", 0, 5, [], [], False, "e" * 32))
     hold: asyncio.Event | None = None
     epochs: list[str] = attrs.field(factory=list)
+    elsewhere: list[str] = attrs.field(factory=list)  # the registry is asked of a replica of these epochs
     asked: list[Any] = attrs.field(factory=list)
 
     async def _answer(self, what: Any, answer: Any) -> Any:
@@ -100,6 +101,8 @@ class Scripted:
         return await self._answer(question, self.page)
 
     async def known(self, epoch: str | None = None) -> list[KnownWriter]:
+        if self.elsewhere and epoch is not None:
+            raise Unavailable("the store", f"its epoch is {self.elsewhere.pop(0)}")
         return await self._answer("known", [])
 
     async def epoch(self) -> str:
@@ -193,6 +196,22 @@ async def test_the_state_is_of_one_log() -> None:
         assert (await client.get(STATE)).json()["epoch"] == b
     async with served(Scripted(epochs=[a, b] * 3)) as (client, _):
         assert (await client.get(STATE)).status_code == 503
+    # Two replicas at the store's address, of which one has not seen the restore: it tells its own floors.
+    async with served(Scripted(elsewhere=[b])) as (client, _):
+        assert (await client.get(STATE)).status_code == 503
+    store = Scripted(epochs=[a, b, b, b], elsewhere=[b])
+    async with served(store) as (client, _):
+        assert (await client.get(STATE)).json()["epoch"] == b
+    assert store.asked.count("known") == 1
+
+
+@sync
+async def test_every_name_that_a_writer_may_have_is_served() -> None:
+    async with memory_store() as store, served(store) as (client, _):
+        claim = await store.claim("w\u00a0\u2028\u3000", [orders.name], timeout=1)
+        (token,) = await write(store, claim, 1)
+        answer = await client.get(UPDATES, params=question(0, token, writer=claim.writer))
+        assert [row[0] for row in answer.json()["updates"]] == [token]
 
 
 @sync
