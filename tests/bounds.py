@@ -183,9 +183,9 @@ class Bound:
 
 
 BOUNDS = (
-    Bound(wheel_lines, 22_000, 31132),
-    Bound(largest_class, 300, 288),
-    Bound(largest_file, 400, 389),
+    Bound(wheel_lines, 22_000, 31_235),
+    Bound(largest_class, 300, 291),
+    Bound(largest_file, 400, 392),
     Bound(largest_core_file, 250, 250),
     Bound(long_functions, 0, 0),
     Bound(complex_functions, 5, 0),

@@ -1143,8 +1143,8 @@ def test_9_7_a_linear_position_is_of_positions_known_before_the_registry_was_rea
             store = await deployment.store_of()
             known, reserved = reader.store.known, []  # type: ignore[union-attr]
 
-            async def slow() -> Any:
-                listed = await known()
+            async def slow(epoch: str) -> Any:
+                listed = await known(epoch)
                 await store.claim("w2", ["orders"], timeout=1)
                 reserved.extend(await store.reserve("orders", 1))  # open
                 await reader.wait_for(orders, "w1", await write(w1, 2))

@@ -70,12 +70,17 @@ class Beginning:
     def _given_starts(self, stream: str) -> Mapping[str, int]:
         return {} if isinstance(self._start, str) else self._start.get(stream, {})
 
+    async def _epoch(self) -> str:
+        """The epoch of the log, which is the one that is read here. Raises Unavailable."""
+        epoch = await self._context.store.epoch()
+        if not self._core.begins_in(epoch):
+            self._context.pump()  # a page tells which one it is
+            raise Unavailable("the fact log", f"its epoch is {epoch}, and {self._core.epoch} is read here")
+        return epoch
+
     async def _load_durable(self, name: str) -> None:
         context, core = self._context, self._core
-        epoch = await context.store.epoch()
-        if not core.begins_in(epoch):
-            context.pump()
-            raise Unavailable("the fact log", f"its epoch is {epoch}, not {core.epoch}: it was restored, or not yet")
+        epoch = await self._epoch()
         everything = await context.store.known(epoch)
         core.admission.registered(claims_of(everything))
         known = {(name, writer.writer): writer for writer in everything if writer.stream == name}

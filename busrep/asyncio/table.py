@@ -92,14 +92,9 @@ class TableReader:
             return
         bound = settings.heartbeat * settings.silent_after_beats
         dead: dict[str, int] = {}  # writer -> incarnation
-        core.doubt(await self._store.epoch())  # which nobody may be there to announce
-        context.pump()
-        log_read = core.epoch
-        everything = await self._store.known(log_read)
-        if core.epoch != log_read:  # begun again meanwhile: positions of the log before are none of this one
+        everything = await self._registry()
+        if everything is None:
             return
-        core.admission.registered(claims_of(everything))
-        await self._confirm(core.admission.joined())
         silence = self._silence(everything)
         # Names that are in no table: of a writer of resettable streams that was closed, or of a stray line.
         for writer in silent.difference(known.writer for known in everything if known.registered):
@@ -119,6 +114,19 @@ class TableReader:
             context.spawn(self._finish_all(self._store, dead), "finish", once=True)
         elif dead:
             log.info("%s are silent: a process with the database has to finish them", ", ".join(sorted(dead)))
+
+    async def _registry(self) -> list[KnownWriter] | None:
+        """The writers of the log that is read. None where it was begun again in another one meanwhile: positions of the
+        log before are none of this one."""
+        core = self._core
+        core.doubt(await self._store.epoch())  # which nobody may be there to announce
+        self._context.pump()
+        log_read = core.epoch
+        everything = await self._store.known(log_read)
+        if core.epoch == log_read:
+            core.admission.registered(claims_of(everything))
+            await self._confirm(core.admission.joined())
+        return everything if core.epoch == log_read else None
 
     def _silence(self, everything: Iterable[KnownWriter]) -> dict[str, float]:
         """Seconds since each writer's last sign of life. One that lies in the future, because the database's clock was

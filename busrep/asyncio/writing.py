@@ -15,7 +15,8 @@ from busrep.stores.interface import Claim
 
 from ..runtime.config import WriterConfig
 from ..runtime.fact import FactBase, FactState, check_renewals, settle
-from ..runtime.session import InDoubt, WriterSession
+from ..runtime.open_facts import InDoubt
+from ..runtime.session import WriterSession
 from ..runtime.tasks import spawn, wait_until_set, within
 
 log = logging.getLogger("busrep.writer")

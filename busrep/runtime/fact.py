@@ -19,12 +19,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
-from busrep.core.ids import Ticket
 from busrep.errors import CommitUnknown, ConfigError, Unavailable, WriterFenced
 from busrep.stores.interface import AsyncTransaction
 from busrep.streams import Stream, checked_stream
 
-from .session import InDoubt, OpenFacts, WriterSession
+from .open_facts import InDoubt, OpenFacts
+from .session import WriterSession
 
 log = logging.getLogger("busrep.writer")
 
@@ -75,19 +75,20 @@ class FactBase(abc.ABC, Generic[RowT]):
         self._caller = connection
         self._transaction: AsyncTransaction | None = None
         self._booked = True  # nothing is open, or whoever settles facts in doubt knows of it
+        self._sent = False  # COMMIT, or whatever comes in its place where there is no transaction
         self._joined: InDoubt | None = None  # what is left of it in the caller's transaction
 
     @property
     def id(self) -> int:
         """The fact's ID in the first stream. Raises ConfigError before the block."""
-        if not self._opened:
+        if (name := self._streams[0].name) not in (ids := self.ids):
             raise self._not_begun()
-        return self.ids[self._streams[0].name]
+        return ids[name]
 
     @property
     def ids(self) -> dict[str, int]:
         """The fact's ID per stream, as it stands in the table (below zero on a negative stream)."""
-        return {name: self._table_id(opened)(opened.first) for name, opened in self._opened.items()}
+        return {name: self._table_id(opened)(opened.first) for name, opened in self._opened.items() if opened.first}
 
     def _table_id(self, opened: OpenFacts) -> Callable[[int], int]:
         assert self._session is not None  # noqa: S101 (it has begun, for it has opened something)
@@ -164,7 +165,7 @@ class FactBase(abc.ABC, Generic[RowT]):
 
     def _called(self) -> str:
         """The fact for a person: its IDs by stream."""
-        if not self._opened:
+        if not self.ids:
             return f"a fact of {', '.join(stream.name for stream in self._streams)}"
         return "the fact " + ", ".join(f"{id} of stream {name!r}" for name, id in self.ids.items())
 
@@ -174,7 +175,7 @@ class FactBase(abc.ABC, Generic[RowT]):
         """Reserve the IDs, and begin the transaction or join the caller's. Raises what these raise; nothing of the fact
         is left then."""
         self._session, self._opened, self._transaction = session, {}, None
-        self._booked = False
+        self._booked = self._sent = False
         try:
             if any(not stream.resettable for stream in self._streams):
                 self._transaction = session.transaction(self._caller)
@@ -191,31 +192,16 @@ class FactBase(abc.ABC, Generic[RowT]):
     async def _reserve(self, session: WriterSession, stream: Stream[Any]) -> None:
         """Open the fact's IDs of a stream. Raises NotAWriter, WriterFenced, SequenceWentBack, Unavailable."""
         name, opened, transaction = stream.name, self._opened, self._transaction
-        generator = session.generator_of(name)
-        tickets: list[Ticket] = []
-
-        def ask() -> None:
-            tickets.append(generator.ask(self._count, now=session.clock(), owner=self._owner()))
-
-        def give_up() -> None:
-            for ticket in tickets:
-                generator.give_up(ticket)
-
-        try:
-            self._guarded(session, ask)
-            if stream.resettable:
-                self._guarded(session, lambda: session.reserved_in_memory(opened, stream, tickets[0]))
-            elif transaction is not None and transaction.reserves:
-                ids = await transaction.reserve(name, self._count)
-                self._guarded(session, lambda: session.promised(opened, stream, tickets[0], ids))
-            else:
-                ids = await session.log[0].reserve(name, self._count)
-                self._guarded(session, lambda: session.reserved(opened, stream, tickets[0], ids))
-        except BaseException:
-            # IDs that the sequence gave to nobody stay holes.
-            if name not in opened:
-                self._guarded(session, give_up)
-            raise
+        session.generator_of(name)
+        self._guarded(session, lambda: session.ask(opened, stream, self._count, self._owner()))
+        if stream.resettable:
+            self._guarded(session, lambda: session.reserved_in_memory(opened[name], self._count))
+        elif transaction is not None and transaction.reserves:
+            ids = await transaction.reserve(name, self._count)
+            self._guarded(session, lambda: session.promised(opened[name], ids))
+        else:
+            ids = await session.log[0].reserve(name, self._count)
+            self._guarded(session, lambda: session.reserved(opened[name], ids))
 
     async def _end(self, session: WriterSession, error: BaseException | None) -> None:
         """Commit, or after ``error`` roll back, and book the outcome. Raises what committing raises."""
@@ -244,17 +230,18 @@ class FactBase(abc.ABC, Generic[RowT]):
         self._complete(session)
 
     async def _commit(self, session: WriterSession) -> None:
-        transaction, sent = self._transaction, False
+        transaction = self._transaction
+        self._sent = transaction is None
         if transaction is not None:
             try:
                 for opened in self._opened.values():
                     if not opened.stream.resettable and (facts := opened.to_insert()):
                         await transaction.insert(opened.stream.name, facts)
                 self._commit_sent(session)
-                sent = True
+                self._sent = True
                 await transaction.commit()
             except BaseException as error:
-                if sent and self._leaves_doubt(error):
+                if self._sent and self._leaves_doubt(error):
                     self._doubt(session)
                 else:
                     await self._end(session, error)
@@ -297,7 +284,7 @@ class FactBase(abc.ABC, Generic[RowT]):
     def _in_doubt(self) -> InDoubt:
         transaction = self._transaction
         marker = None if transaction is None else transaction.marker
-        return InDoubt(marker, list(self._opened.values()), transaction)
+        return InDoubt(marker, list(self._opened.values()), transaction, sent=self._sent)
 
     # -- what differs between the runtimes --------------------------------------------------------------------
 
@@ -349,10 +336,15 @@ async def settle(
     if found is None:
         guarded(lambda: session.still_open(doubts, asked_at))
         return False
+    rolled_back = True
+    if any(map(session.is_told_by_no_row, doubts)):
+        marker = doubts[0].marker
+        rolled_back = session.store is not None and marker is not None and await session.store.rolled_back(marker)
     for doubt in doubts:
         if doubt in session.doubts:
+            gone = rolled_back or not session.is_told_by_no_row(doubt)
             # Until the last step it stays in doubt: interrupted, all of this is done again.
-            guarded(partial(session.decide, doubt, found))
+            guarded(partial(session.decide, doubt, found, rolled_back=gone))
             session.apply_invalidations(doubt.opened)
             guarded(partial(session.resolve, doubt))
     return True

@@ -17,7 +17,7 @@ import attrs
 
 from busrep.caches.cache import is_invalidations
 from busrep.caches.freshness import Commits
-from busrep.core.ids import IdGenerator, Ticket
+from busrep.core.ids import IdGenerator
 from busrep.core.retained import RetainedRows
 from busrep.core.writer import Writer
 from busrep.errors import BusrepError, CommitsLost, ConfigError, NotAWriter, WriterFenced
@@ -25,6 +25,7 @@ from busrep.stores.interface import AsyncTransaction, Claim, FactLog, KnownWrite
 from busrep.streams import Stream
 
 from .config import WriterConfig
+from .open_facts import InDoubt, OpenFacts
 from .other_writers import OtherWriters
 
 log = logging.getLogger("busrep.writer")
@@ -32,80 +33,6 @@ log = logging.getLogger("busrep.writer")
 # After a failover facts of so many transactions of each stream are looked for. It loses those that were committed last;
 # of those that were answered last the one that was committed last is one, unless more connections were at COMMIT.
 COMMITS_CHECKED = 100
-
-
-@attrs.define(eq=False)
-class OpenFacts:
-    """The facts of one stream in one transaction: their IDs, and the rows of each.
-
-    ``each``: one row per ID, in order; else ``payloads`` holds the rows of an ID, and ``rows`` those of them that
-    busrep inserts. ``ticket``: the IDs come from a sequence that is rolled back with the transaction (SQLite, the
-    caller's); until it has ended the generator knows no more than that some were asked for. ``claimed``: a transaction
-    has held the claim since the IDs were reserved, or there is none to hold (9.2).
-    """
-
-    stream: Stream[Any]
-    ids: list[int]
-    rows: dict[int, list[Any]] = attrs.field(factory=dict)
-    payloads: dict[int, list[bytes]] = attrs.field(factory=dict)
-    each: tuple[Sequence[Any], list[bytes]] | None = None
-    ticket: Ticket | None = None
-    claimed: bool = True
-    first: int = attrs.field(init=False, default=attrs.Factory(lambda self: self.ids[0], takes_self=True))
-
-    def add(self, row: Any, *, insert: bool) -> None:
-        """Add a row to the (first) fact."""
-        payload, id = self.stream.encode(row), self.ids[0]
-        payloads = self.payloads.setdefault(id, [])
-        if insert:
-            rows = self.rows.setdefault(id, [])
-            if len(rows) < len(payloads):  # their places in the table are counted from the first one
-                raise ConfigError("rows of a fact with insert=False come last, behind those that busrep inserts")
-            rows.append(row)
-        payloads.append(payload)
-
-    def to_insert(self) -> list[tuple[int, Sequence[Any], Sequence[bytes]]]:
-        """The facts that busrep inserts: ID, rows, and the rows as payloads."""
-        if self.each is not None:
-            return [(id, (row,), (payload,)) for id, row, payload in zip(self.ids, *self.each, strict=True)]
-        return [(id, rows, self.payloads[id][: len(rows)]) for id, rows in self.rows.items()]
-
-    def written(self) -> Sequence[bytes]:
-        """The payloads of all rows."""
-        if self.each is not None:
-            return self.each[1]
-        return [payload for id in self.ids for payload in self.payloads.get(id, ())]
-
-    def forget(self) -> None:
-        """The transaction did not commit: the IDs are empty."""
-        self.each = None
-        self.payloads.clear()
-
-    def complete(self, core: Writer | RetainedRows) -> tuple[int, int]:
-        """Hand the facts to the writer core, or to who keeps them besides; give how many facts and rows they were."""
-        name = self.stream.name
-        if self.each is not None:
-            core.rows_completed(name, self.ids, self.each[1])
-            return len(self.ids), len(self.ids)
-        facts = rows = 0
-        for id in self.ids:
-            payloads = self.payloads.get(id, ())
-            core.fact_completed(name, id, payloads)
-            facts += bool(payloads)
-            rows += len(payloads)
-        return facts, rows
-
-
-@attrs.define(eq=False)
-class InDoubt:
-    """A transaction whose end is not known: the caller's own, or one whose COMMIT got no answer.
-
-    ``transaction``: it may still be open, and then it holds a connection and locks; None once it was rolled back.
-    """
-
-    marker: object
-    opened: list[OpenFacts]
-    transaction: AsyncTransaction | None = None
 
 
 class WriterSession:
@@ -186,23 +113,31 @@ class WriterSession:
             raise NotAWriter(stream, self.name)
         return generator
 
-    def reserved(self, opened: dict[str, OpenFacts], stream: Stream[Any], ticket: Ticket, ids: Sequence[int]) -> None:
-        """Open the IDs that the sequence gave for ``ticket``, as facts in ``opened``. Raises SequenceWentBack."""
-        self._given_again(stream.name, ids)
-        self.generators[stream.name].answer(ticket, ids)
-        opened[stream.name] = OpenFacts(stream, sorted(ids))
+    def ask(self, opened: dict[str, OpenFacts], stream: Stream[Any], count: int, owner: str) -> None:
+        """Ask the generator for IDs, for facts in ``opened``: whatever comes, `book` gives them up, or answers."""
+        ticket = self.generators[stream.name].ask(count, now=self.clock(), owner=owner)
+        one = opened[stream.name] = OpenFacts(stream, ticket=ticket)
+        self._promised.append(one)
 
-    def reserved_in_memory(self, opened: dict[str, OpenFacts], stream: Stream[Any], ticket: Ticket) -> None:
+    def reserved(self, one: OpenFacts, ids: Sequence[int]) -> None:
+        """Open the IDs that the sequence gave. Raises SequenceWentBack."""
+        self._given_again(one.stream.name, ids)
+        assert one.ticket is not None  # noqa: S101 (asked for, and not answered before)
+        self.generators[one.stream.name].answer(one.ticket, ids)
+        one.given(ids)
+        one.ticket = None
+        self._promised.remove(one)
+
+    def reserved_in_memory(self, one: OpenFacts, count: int) -> None:
         """Open new IDs of a stream that has no table."""
-        last = self._last.get(stream.name, 0)
-        self._last[stream.name] = last + ticket.count
-        self.reserved(opened, stream, ticket, range(last + 1, last + ticket.count + 1))
+        last = self._last.get(one.stream.name, 0)
+        self._last[one.stream.name] = last + count
+        self.reserved(one, range(last + 1, last + count + 1))
 
-    def promised(self, opened: dict[str, OpenFacts], stream: Stream[Any], ticket: Ticket, ids: Sequence[int]) -> None:
+    def promised(self, one: OpenFacts, ids: Sequence[int]) -> None:
         """Note IDs that the sequence takes back if the transaction is rolled back: they are answered at its end."""
-        self._given_again(stream.name, ids)
-        opened[stream.name] = OpenFacts(stream, sorted(ids), ticket=ticket)
-        self._promised.append(opened[stream.name])
+        self._given_again(one.stream.name, ids)
+        one.given(ids)
 
     def _given_again(self, stream: str, ids: Sequence[int]) -> None:
         """The sequence gave these: who was promised one of them before was rolled back."""
@@ -211,7 +146,8 @@ class WriterSession:
             self._redeem(one)
 
     def _redeem(self, one: OpenFacts) -> None:
-        """The transaction that gave the IDs has ended: with rows they are its own, else they are nobody's yet."""
+        """The transaction that gave the IDs has ended: with rows they are its own, else they are nobody's yet. So are
+        those that never came."""
         if one.ticket is None:
             return
         generator, ticket, one.ticket = self.generators[one.stream.name], one.ticket, None
@@ -340,13 +276,18 @@ class WriterSession:
         """Whether a fact is open, or in doubt."""
         return bool(self.doubts) or any(one.open or one.asked for one in self.generators.values())
 
-    def decide(self, doubt: InDoubt, found: Mapping[tuple[str, int], list[bytes]]) -> None:
-        """The transaction has ended and left what was ``found``: that, and nothing else, is what the facts were."""
+    def is_told_by_no_row(self, doubt: InDoubt) -> bool:
+        """Whether it has rows of streams in memory alone, which are to be published if it was committed."""
+        return doubt.sent and {one.stream.name in self._durable for one in doubt.opened if one.written()} == {False}
+
+    def decide(self, doubt: InDoubt, found: Mapping[tuple[str, int], list[bytes]], *, rolled_back: bool = True) -> None:
+        """The transaction has ended and left what was ``found``: that, and nothing else, is what the facts were.
+        ``rolled_back``: it was, if no row tells."""
         durable = [one for one in doubt.opened if one.stream.name in self._durable]
         for one in durable:
             one.each = None
             one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
-        if not any(one.payloads for one in durable):
+        if rolled_back and not any(one.payloads for one in durable):
             for one in doubt.opened:
                 one.forget()
 

@@ -81,6 +81,7 @@ class BlockingStore:
     claim = blocking(AsyncStore.claim)
     reserve = blocking(AsyncStore.reserve)
     outcome = blocking(AsyncStore.outcome)
+    rolled_back = blocking(AsyncStore.rolled_back)
     heartbeat = blocking(AsyncStore.heartbeat)
     check_claim = blocking(AsyncStore.check_claim)
     fetch = blocking(AsyncStore.fetch)

@@ -274,6 +274,9 @@ class Dialect(Protocol):
     def outcome(self, marker: object) -> Sql | None:
         """(True,) while that transaction may be open; None when asking is of no use."""
 
+    def rolled_back(self, marker: object) -> Sql | None:
+        """(True,) if that transaction, which has ended, was rolled back; None where the database cannot tell."""
+
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         """Move ``count`` saved positions, all or none; ``moved``: JSON arrays of what `MOVES` names. Answers (stream,
         writer) of those that were where they should be and may be moved, or none (9.12)."""

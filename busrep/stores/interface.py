@@ -226,6 +226,9 @@ class FactLog(FactSource, Protocol):
         by (stream, id); a fact that is missing was aborted. WriterFenced when the claim does not stand: then nothing
         more is published under it, and the table may be another than the one that was written to."""
 
+    async def rolled_back(self, marker: object) -> bool:
+        """Whether a transaction that has ended is known to have been rolled back. Raises Unavailable."""
+
     async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Registered:
         """Store proven own positions and a sign of life, only while the claim stands: else WriterFenced.
 

@@ -25,7 +25,7 @@ from busrep.stores.interface import (
     SavedAt,
     StoreAdmin,
 )
-from busrep.stores.plans import Control, Plan, Sql, T
+from busrep.stores.plans import Control, Plan, Sql, T, only
 from busrep.streams import Registry
 
 P = ParamSpec("P")
@@ -187,6 +187,12 @@ class PlannedStore(AsyncStore):
             return None
         return await self.read(facts.outcome(self.dialect, claim, marker, facts_))
 
+    async def rolled_back(self, marker: object) -> bool:
+        if isinstance(marker, PlannedTransaction):
+            return await marker.rolled_back()
+        question = self.dialect.rolled_back(marker)
+        return question is not None and bool((await self.read(only(question)))[0][0][0])
+
     def check_open(self) -> None:
         """Raise Unavailable unless the store is open."""
 
@@ -237,6 +243,10 @@ class PlannedTransaction(AsyncTransaction):
 
     async def still_open(self) -> bool:
         """Whether it may still become committed, as far as this process knows: the table is asked later."""
+        return False
+
+    async def rolled_back(self) -> bool:
+        """Whether it is known to have been, once it has ended."""
         return False
 
     async def reserve(self, stream: str, count: int) -> list[int]:

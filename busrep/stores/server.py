@@ -123,6 +123,14 @@ class ServerStore(PlannedStore):
             # "in the future": the server crashed before it had written that transaction ID. It is gone.
             return await super().outcome(claim, None, facts_)
 
+    async def rolled_back(self, marker: object) -> bool:
+        try:
+            return await super().rolled_back(marker)
+        except StatementRefused as refused:
+            if not isinstance(refused.reason, self.unknown_marker):
+                raise
+            return True  # see `outcome`
+
 
 class ServerTransaction(PlannedTransaction):
     """An `AsyncTransaction` on a connection of the store's, or the caller's, without the driver."""

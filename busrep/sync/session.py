@@ -16,8 +16,9 @@ from busrep.core.outgoing import OutgoingFrame
 from busrep.errors import BusrepError, CommitsLost, SequenceWentBack, Unavailable, WriterFenced
 from busrep.runtime.config import WriterConfig
 from busrep.runtime.fact import ReenteredError
+from busrep.runtime.open_facts import InDoubt, OpenFacts
 from busrep.runtime.own_name import NameWatch, claim_name, win_back
-from busrep.runtime.session import InDoubt, OpenFacts, WriterSession
+from busrep.runtime.session import WriterSession
 from busrep.stores.plans import complete
 
 from .publisher import Publisher

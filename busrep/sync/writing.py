@@ -34,8 +34,9 @@ from busrep.caches.cache import Caches
 from busrep.errors import BusrepError, CommitUnknown, SequenceWentBack, WriterFenced
 from busrep.runtime.config import WriterConfig
 from busrep.runtime.fact import FactBase, FactState, check_renewals, settle
+from busrep.runtime.open_facts import InDoubt
 from busrep.runtime.own_name import Hint
-from busrep.runtime.session import InDoubt, WriterSession
+from busrep.runtime.session import WriterSession
 from busrep.stores.plans import complete
 
 from .publisher import Publisher

@@ -186,11 +186,10 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.7",
         harm="A linear consumer passes the first fact of a writer that joins at that moment.",
         edits=(
-            Edit("Bus.linear_position", "        handled = self.positions().get(stream.name, {})\n", ""),
             Edit(
                 "Bus.linear_position",
-                "        known = await self.store.known()\n",
-                "        known = await self.store.known()\n        handled = self.positions().get(stream.name, {})\n",
+                "            lags = await",
+                "            handled = self.positions().get(stream.name, {})\n            lags = await",
             ),
         ),
         checks=(RULES + "9_7_a_linear_position_is_of_positions_known_before_the_registry_was_read",),
@@ -555,7 +554,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A restored log whose writers are all dead is never noticed by a reader that is up.",
         edits=(
             Edit(
-                "TableReader.look",
+                "TableReader._registry",
                 "        core.doubt(await self._store.epoch())  # which nobody may be there to announce\n",
                 "",
             ),
@@ -1734,11 +1733,11 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.11",
         harm="A writer's position before a restore steps over a fact that it has open in the restored log.",
         edits=(
-            Edit("TableReader.look", "self._store.known(log_read)", "self._store.known()"),
+            Edit("TableReader._registry", "self._store.known(log_read)", "self._store.known()"),
             Edit(
-                "TableReader.look",
-                "        if core.epoch != log_read:",
-                "        if False:",
+                "TableReader._registry",
+                "return everything if core.epoch == log_read else None",
+                "return everything",
             ),
         ),
         checks=(TWO_SERVERS + "a_registry_of_the_log_before_tells_nothing_of_this_one",),
@@ -1749,9 +1748,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The same, where the answer was slow.",
         edits=(
             Edit(
-                "TableReader.look",
-                "        if core.epoch != log_read:",
-                "        if False:",
+                "TableReader._registry",
+                "return everything if core.epoch == log_read else None",
+                "return everything",
             ),
         ),
         checks=(TWO_SERVERS + "a_registry_of_the_log_before_tells_nothing_of_this_one[late]",),
@@ -1760,7 +1759,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-stream-begins-in-any-log",
         rule="9.11",
         harm="A stream that is followed later begins at floors of the log before a restore: rows below are lost.",
-        edits=(Edit("Beginning._load_durable", "        if not core.begins_in(epoch):\n", "        if False:\n"),),
+        edits=(Edit("Beginning._epoch", "        if not self._core.begins_in(epoch):\n", "        if False:\n"),),
         checks=(TWO_SERVERS + "a_stream_begins_in_the_log_that_is_read[beside another one]",),
     ),
     Mutant(

@@ -43,7 +43,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "FactBase._commit",
-                "                if sent and self._leaves_doubt(error):\n",
+                "                if self._sent and self._leaves_doubt(error):\n",
                 "                if False:\n",
             ),
         ),
@@ -62,7 +62,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 """\
             one.each = None
             one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
-        if not any(one.payloads for one in durable):
+        if rolled_back and not any(one.payloads for one in durable):
 """,
                 """\
             pass

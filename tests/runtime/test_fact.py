@@ -18,7 +18,8 @@ from busrep.errors import (
 )
 from busrep.runtime.config import WriterConfig
 from busrep.runtime.fact import FactBase, FactState, ReenteredError, settle
-from busrep.runtime.session import InDoubt, OpenFacts, WriterSession
+from busrep.runtime.open_facts import InDoubt, OpenFacts
+from busrep.runtime.session import WriterSession
 from busrep.settings import Settings
 from busrep.stores.interface import Claim
 from busrep.stores.plans import complete

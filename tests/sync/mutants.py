@@ -155,6 +155,39 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(RACES + "a_fenced_writer_waits_for_what_its_successor_wrote",),
     ),
     Mutant(
+        name="rows-in-memory-alone-count-as-rolled-back",
+        rule="9.1",
+        harm="What was written to a stream in memory within the caller's transaction is lost; a cache stays stale.",
+        edits=(Edit("fact.settle", "    if any(map(session.is_told_by_no_row, doubts)):", "    if False:"),),
+        checks=(WRITING + "rows_in_memory_alone_are_published_with_the_caller_s_transaction",),
+    ),
+    Mutant(
+        name="rows-in-memory-alone-count-as-committed",
+        rule="9.1",
+        harm="Rows that the caller rolled back are published.",
+        edits=(
+            Edit("PostgresDialect.rolled_back", "= 'aborted'", "= 'unknown'"),
+            Edit("JoinedSqliteTransaction.rolled_back", "        return not await", "        return False and await"),
+        ),
+        checks=(
+            WRITING + "rows_in_memory_alone_are_published_with_the_caller_s_transaction[postgres_url-rollback]",
+            WRITING + "rows_in_memory_alone_are_published_with_the_caller_s_transaction[sqlite_url-rollback]",
+        ),
+    ),
+    Mutant(
+        name="ids-that-never-came-are-asked-for-for-ever",
+        rule="9.2",
+        harm="A reservation fails, and a signal comes: no later fact of this process is ever published.",
+        edits=(
+            Edit(
+                "WriterSession._redeem",
+                "        if one.ticket is None:\n",
+                "        if one.ticket is None or not one.ids:\n",
+            ),
+        ),
+        checks=(WRITING + "a_reservation_that_failed_is_given_up_whatever_comes",),
+    ),
+    Mutant(
         name="the-position-is-saved-behind-the-effects-of-a-thread",
         rule="9.12",
         harm="The same, with threads.",

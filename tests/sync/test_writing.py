@@ -41,6 +41,7 @@ from busrep.stores.planned import PlannedStore
 from busrep.streams import Registry
 from busrep.sync import Bus, connect
 from busrep.sync.publisher import Publisher
+from busrep.sync.writing import SharedWriter
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import start_redis
 from tests.asyncio.bus_conformance import until
@@ -777,6 +778,28 @@ def test_a_fact_under_way_keeps_its_writer_from_being_finished(deployment: Deplo
         assert wire.tokens(fact.id) == [fact.id]
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("url", ["sqlite_url", "postgres_url"])
+def test_rows_in_memory_alone_are_published_with_the_caller_s_transaction(
+    redis_url: str, bus_name: str, url: str, end: str, request: pytest.FixtureRequest
+) -> None:
+    """No row in a table tells what became of it."""
+    place = Deployment(redis_url, bus_name, request.getfixturevalue(url))
+    with place.table(), place.bus() as bus, Wire(place.redis, place.name) as wire:
+        path = place.store.removeprefix("sqlite:///")
+        caller: Any = sqlite3.connect(path) if url == "sqlite_url" else psycopg.connect(place.store)
+        caller.execute("BEGIN IMMEDIATE" if url == "sqlite_url" else "SELECT 1")
+        with bus.write(orders, typing, connection=caller) as fact:
+            fact.add(["room", "a"], stream=typing)
+        getattr(caller, end)()
+        caller.close()
+        fact.ended()
+        bus.settle()
+        wire.tokens(write(bus, 2))
+        rows = [line for line in wire.lines if line.startswith("RDATA typing w1 ")]
+        assert rows == ['RDATA typing w1 1 ["room","a"]'] * (end == "commit")
+
+
 # -- interrupts -----------------------------------------------------------------------------------------------
 
 
@@ -851,6 +874,38 @@ def test_an_exception_from_anywhere_loses_nothing_and_blocks_nothing(
     for token in set(rows) - carried:
         assert any(int(prev) >= token and prev == new for prev, new in spans)
         assert not any(int(prev) < token <= int(new) for prev, new in spans)
+
+
+def test_a_reservation_that_failed_is_given_up_whatever_comes(
+    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception of a signal's comes just as its ticket is to be given up."""
+    armed: list[str] = []
+
+    def away() -> None:
+        armed.append("the reservation failed")
+        raise Unavailable("PostgreSQL", "away")
+
+    def interrupt() -> None:
+        if armed:
+            monkeypatch.undo()
+            raise Interrupt
+
+    def failing(method: Method) -> Method:
+        return surrounded(method, before=away)
+
+    def interrupted(method: Method) -> Method:
+        return surrounded(method, before=interrupt)
+
+    with deployment.bus(beats=False) as bus:
+        write(bus, 1)
+        patch_methods(monkeypatch, (PlannedStore,), "_reserve", failing)
+        patch_methods(monkeypatch, (SharedWriter,), "guarded", interrupted)
+        with pytest.raises(Interrupt):
+            write(bus, 2)
+        last = write(bus, 3)
+        assert wire.tokens(last)[-1] == last
+        assert bus.positions()["orders"]["w1"] == last
 
 
 def test_an_interrupted_claim_does_not_lose_the_name(

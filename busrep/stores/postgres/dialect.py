@@ -233,6 +233,10 @@ class PostgresDialect(Dialect):
             return None
         return Sql("SELECT coalesce(pg_xact_status(?::xid8) = 'in progress', FALSE)", (str(marker),))
 
+    def rolled_back(self, marker: object) -> Sql | None:
+        """See `Dialect`."""
+        return Sql("SELECT coalesce(pg_xact_status(?::xid8) = 'aborted', FALSE)", (str(marker),))
+
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         """See `Dialect`. Locked first, so that what was counted is what is updated. Durable: `wait_for` returned for
         what is saved, and an exactly-once handler's effects are committed with it."""

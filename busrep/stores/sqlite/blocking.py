@@ -134,6 +134,10 @@ class JoinedSqliteTransaction(SqliteTransaction):
             return True  # the write lock is held
         return False
 
+    async def rolled_back(self) -> bool:
+        """See `PlannedTransaction`: the sequences went back with it."""
+        return not await self.store.read(self.passed())
+
     def passed(self) -> Plan[bool]:
         """Whether, as others see the sequences, the IDs are given: by the COMMIT of this transaction, or to somebody
         else after its end."""

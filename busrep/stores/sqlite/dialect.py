@@ -129,6 +129,8 @@ class SqliteDialect(Dialect):
         """See `Dialect`; the store knows by itself."""
         return None
 
+    rolled_back = outcome
+
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         values = self.values(*MOVES)
         bound = no_position_above("(SELECT q.value FROM busrep_sequences q WHERE q.stream = v.sequence)")

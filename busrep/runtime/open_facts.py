@@ -1,0 +1,96 @@
+"""What a writer holds of facts whose transaction has not ended, or of which it is not known how it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from busrep.core.ids import Ticket
+from busrep.core.retained import RetainedRows
+from busrep.core.writer import Writer
+from busrep.errors import ConfigError
+from busrep.stores.interface import AsyncTransaction
+from busrep.streams import Stream
+
+
+@attrs.define(eq=False)
+class OpenFacts:
+    """The facts of one stream in one transaction: their IDs, and the rows of each.
+
+    ``each``: one row per ID, in order; else ``payloads`` holds the rows of an ID, and ``rows`` those of them that
+    busrep inserts. ``ticket``: the generator knows no more than that IDs were asked for. They have not come yet, or the
+    sequence is rolled back with the transaction (SQLite, the caller's), which has not ended. ``claimed``: a transaction
+    has held the claim since the IDs were reserved, or there is none to hold (9.2). ``first``: 0 before they have come.
+    """
+
+    stream: Stream[Any]
+    ids: list[int] = attrs.field(factory=list)
+    rows: dict[int, list[Any]] = attrs.field(factory=dict)
+    payloads: dict[int, list[bytes]] = attrs.field(factory=dict)
+    each: tuple[Sequence[Any], list[bytes]] | None = None
+    ticket: Ticket | None = None
+    claimed: bool = True
+    first: int = 0
+
+    def given(self, ids: Iterable[int]) -> None:
+        """The IDs have come."""
+        self.ids = sorted(ids)
+        self.first = self.ids[0]
+
+    def add(self, row: Any, *, insert: bool) -> None:
+        """Add a row to the (first) fact."""
+        payload, id = self.stream.encode(row), self.ids[0]
+        payloads = self.payloads.setdefault(id, [])
+        if insert:
+            rows = self.rows.setdefault(id, [])
+            if len(rows) < len(payloads):  # their places in the table are counted from the first one
+                raise ConfigError("rows of a fact with insert=False come last, behind those that busrep inserts")
+            rows.append(row)
+        payloads.append(payload)
+
+    def to_insert(self) -> list[tuple[int, Sequence[Any], Sequence[bytes]]]:
+        """The facts that busrep inserts: ID, rows, and the rows as payloads."""
+        if self.each is not None:
+            return [(id, (row,), (payload,)) for id, row, payload in zip(self.ids, *self.each, strict=True)]
+        return [(id, rows, self.payloads[id][: len(rows)]) for id, rows in self.rows.items()]
+
+    def written(self) -> Sequence[bytes]:
+        """The payloads of all rows."""
+        if self.each is not None:
+            return self.each[1]
+        return [payload for id in self.ids for payload in self.payloads.get(id, ())]
+
+    def forget(self) -> None:
+        """The transaction did not commit: the IDs are empty."""
+        self.each = None
+        self.payloads.clear()
+
+    def complete(self, core: Writer | RetainedRows) -> tuple[int, int]:
+        """Hand the facts to the writer core, or to who keeps them besides; give how many facts and rows they were."""
+        name = self.stream.name
+        if self.each is not None:
+            core.rows_completed(name, self.ids, self.each[1])
+            return len(self.ids), len(self.ids)
+        facts = rows = 0
+        for id in self.ids:
+            payloads = self.payloads.get(id, ())
+            core.fact_completed(name, id, payloads)
+            facts += bool(payloads)
+            rows += len(payloads)
+        return facts, rows
+
+
+@attrs.define(eq=False)
+class InDoubt:
+    """A transaction whose end is not known: the caller's own, or one whose COMMIT got no answer.
+
+    ``transaction``: it may still be open, and then it holds a connection and locks; None once it was rolled back.
+    ``sent``: COMMIT was sent, or is the caller's to send; else its block failed, or never ended.
+    """
+
+    marker: object
+    opened: list[OpenFacts]
+    transaction: AsyncTransaction | None = None
+    sent: bool = False
