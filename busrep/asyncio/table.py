@@ -116,11 +116,13 @@ class TableReader:
             log.info("%s are silent: a process with the database has to finish them", ", ".join(sorted(dead)))
 
     async def _registry(self) -> list[KnownWriter] | None:
-        """The writers of the log that is read. None where it was begun again in another one meanwhile: positions of the
-        log before are none of this one."""
+        """The writers of the log that is read. None where the server tells of another one, or that was begun meanwhile:
+        positions of the log before are none of this one."""
         core = self._core
-        core.doubt(await self._store.epoch())  # which nobody may be there to announce
+        told = core.begins_in(await self._store.epoch())  # nobody may be there to announce another one
         self._context.pump()
+        if not told:
+            return None
         log_read = core.epoch
         everything = await self._store.known(log_read)
         if core.epoch == log_read:

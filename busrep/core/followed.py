@@ -48,11 +48,17 @@ class FollowedWriters:
             self._doubted = announced
 
     def begins_in(self, epoch: str) -> bool:
-        """Whether a stream may begin in the log of this epoch: the one that is read here, or the first one. Else that
-        epoch is in doubt: it may be told by a server that has not seen a restore."""
-        if self.epoch is None or not any(one.stream.durable for one in self.progress.values()):
+        """Whether the log of this epoch, which a server told, is the one that is read here, or the first one.
+
+        Else a page tells whether that server has seen a restore, or has not. Where nothing was read there is no page to
+        ask for: then the runtime looks once more (``new_epoch``).
+        """
+        if self.epoch is None:
             self.epoch = epoch
-        self.doubt(epoch)
+        if self.is_another_log(epoch):
+            self.doubt(epoch)
+        elif epoch != self.epoch:
+            self.new_epoch = epoch
         return self.epoch == epoch
 
     def log_question(self, now: float) -> FetchUpdates | None:

@@ -555,8 +555,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "TableReader._registry",
-                "        core.doubt(await self._store.epoch())  # which nobody may be there to announce\n",
-                "",
+                "core.begins_in(await self._store.epoch())",
+                "bool(await self._store.epoch())",
             ),
         ),
         checks=(RULES + "a_restore_that_no_writer_lives_to_announce_is_noticed",),
@@ -1733,6 +1733,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.11",
         harm="A writer's position before a restore steps over a fact that it has open in the restored log.",
         edits=(
+            Edit("TableReader._registry", "        if not told:\n", "        if False:\n"),
             Edit("TableReader._registry", "self._store.known(log_read)", "self._store.known()"),
             Edit(
                 "TableReader._registry",
@@ -1766,14 +1767,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-stream-without-writers-holds-the-log",
         rule="9.11",
         harm="After a restore no further stream begins in a process that has read nothing of the log before.",
-        edits=(
-            Edit(
-                "FollowedWriters.begins_in",
-                "self.epoch is None or not any(one.stream.durable for one in self.progress.values())",
-                "self.epoch is None",
-            ),
-        ),
-        checks=(TWO_SERVERS + "a_stream_without_writers_keeps_no_other_from_beginning",),
+        edits=(Edit("FollowedWriters.begins_in", "            self.new_epoch = epoch\n", "            pass\n"),),
+        checks=(TWO_SERVERS + "a_log_of_which_nothing_was_read_is_left_without_a_page",),
     ),
     Mutant(
         name="the-linear-position-is-of-two-logs",

@@ -145,8 +145,9 @@ def test_a_stream_begins_in_the_log_that_is_read(beside: bool) -> None:
     virtual.run(main())
 
 
-def test_a_stream_without_writers_keeps_no_other_from_beginning() -> None:
-    """Nothing was read of the log before: the new one needs no page that proves it."""
+@pytest.mark.parametrize("stream", [orders, payments], ids=["of the stream itself", "of another one"])
+def test_a_log_of_which_nothing_was_read_is_left_without_a_page(stream: Any) -> None:
+    """There was no writer: nothing can be asked of it that would tell of the restore."""
 
     async def main() -> None:
         async with MemoryDeployment(orders, payments) as deployment:
@@ -156,9 +157,9 @@ def test_a_stream_without_writers_keeps_no_other_from_beginning() -> None:
                 await reader.reading.followed(orders)
                 await source.store.restored()
                 async with deployment.bus(writer="w1") as w1:
-                    ids = await w1.publish(payments, [Order(1, "new")])
-                    reader.subscribe(payments)(lambda batch: got.extend(batch.tokens))
-                    await reader.wait_for(payments, "w1", ids[-1])
+                    ids = await w1.publish(stream, [Order(1, "new")])
+                    reader.subscribe(stream)(lambda batch: got.extend(batch.tokens))
+                    await reader.wait_for(stream, "w1", ids[-1])
             assert got == ids
 
     virtual.run(main())
