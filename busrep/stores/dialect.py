@@ -66,6 +66,12 @@ class Backing:
             return f"{self.id} < ? AND {self.id} >= ?", [-after, -upto]
         return f"{self.id} > ? AND {self.id} <= ?", [after, upto]
 
+    def rows(self, writer: str, after: int, upto: int) -> tuple[str, list[Any]]:
+        """FROM, WHERE and their parameters: rows of this stream and writer with after < token <= upto."""
+        where, of = self.of_writer(writer)
+        span, limits = self.between(after, upto)
+        return f"FROM {self.table} WHERE {where} AND {span}", [*of, *limits]
+
     @property
     def by_token(self) -> str:
         """ORDER BY the token alone."""
@@ -114,10 +120,9 @@ def union(backing: Backing, rows: Sequence[Span], columns: str) -> tuple[str, li
     """A query of these columns of these rows, and its parameters; one SELECT a writer, each a range of the index."""
     texts, params = [], []
     for writer, after, upto in rows:
-        where, of = backing.of_writer(writer)
-        span, limits = backing.between(after, upto)
-        texts.append(f"SELECT {columns} FROM {backing.table} WHERE {where} AND {span}")
-        params += [*of, *limits]
+        found, of = backing.rows(writer, after, upto)
+        texts.append(f"SELECT {columns} {found}")
+        params += of
     groups = [" UNION ALL ".join(texts[at : at + MOST_SELECTS]) for at in range(0, len(texts), MOST_SELECTS)]
     if len(groups) > 1:
         groups = [f"SELECT * FROM ({text}) AS g{at}" for at, text in enumerate(groups)]

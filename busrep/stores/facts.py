@@ -156,8 +156,9 @@ def prune(
     for backing in chosen:
         listed = (yield Sql("SELECT writer FROM busrep_positions WHERE stream = ?", (backing.stream,)))[0]
         for (writer,) in listed:
+            most = yield from _not_kept(backing, writer, kept.keep)
             while True:
-                floor, more = yield from in_transaction(prune_batch(dialect, backing, writer, kept))
+                floor, more = yield from in_transaction(prune_batch(dialect, backing, writer, kept, most))
                 if floor is not None:
                     moved[backing.stream, writer] = floor
                 if not more:
@@ -165,8 +166,27 @@ def prune(
     return moved
 
 
-def prune_batch(dialect: Dialect, backing: Backing, writer: str, kept: Kept) -> Plan[tuple[int | None, bool]]:
-    """(the new floor if rows were deleted, whether more may be)."""
+def _not_kept(backing: Backing, writer: str, keep: int | None) -> Plan[int]:
+    """The highest ID that ``keep`` lets go. It only rises, so that it is asked once, before anything is locked."""
+    if keep is None or keep <= 0:
+        return 2**63 - 1
+    where, params = backing.of_writer(writer)
+    turned = "" if backing.negative else " DESC"
+    last = yield Sql(
+        f"SELECT {backing.token} FROM {backing.table} WHERE {where} ORDER BY {backing.id}{turned} LIMIT 1 OFFSET ?",
+        (*params, keep - 1),
+    )
+    # Below the fact that holds the last row to keep: facts go whole. Fewer rows than that: all stay.
+    return int(last[0][0][0]) - 1 if last[0] else 0
+
+
+def prune_batch(
+    dialect: Dialect, backing: Backing, writer: str, kept: Kept, most: int
+) -> Plan[tuple[int | None, bool]]:
+    """(the new floor if rows were deleted, whether more may be). ``most``: the highest ID that may go.
+
+    Its writer waits meanwhile: so no statement looks at more rows than one batch has.
+    """
     answers = yield (
         Control.BEGIN,
         Sql(LOCK_STREAM + dialect.exclusive, (backing.stream,)),  # before the readers are looked at
@@ -176,22 +196,23 @@ def prune_batch(dialect: Dialect, backing: Backing, writer: str, kept: Kept) -> 
         ),
     )
     position, floor = answers[1][0]
-    bound = yield from _bound(dialect, backing, writer, position, kept)
-    where, params = backing.of_writer(writer)
-    span, limits = backing.between(0, bound)
-    order = f"ORDER BY {backing.by_token} LIMIT 1 OFFSET {PRUNE_BATCH}"
-    selected = f"FROM {backing.table} WHERE {where} AND {span}"
-    step = (yield Sql(f"SELECT {backing.token} {selected} {order}", (*params, *limits)))[0]
+    handled = yield from _readers_bound(dialect, backing.stream, writer, position, kept.reader_cap)
+    rows, params = backing.rows(writer, floor, min(most, handled))
+    ordered = f"ORDER BY {backing.by_token} LIMIT 1 OFFSET {PRUNE_BATCH}"
+    step = (yield Sql(f"SELECT {backing.token} {rows} {ordered}", params))[0]
     if step:
-        bound = step[0][0]
-        span, limits = backing.between(0, bound)
-        selected = f"FROM {backing.table} WHERE {where} AND {span}"
-    top = (yield Sql(f"SELECT {backing.top} {selected}", (*params, *limits)))[0][0][0]
+        rows, params = backing.rows(writer, floor, step[0][0])
+    if kept.older_than is not None and not backing.own:
+        aged = (*params, kept.older_than)
+        young = (yield Sql(f"SELECT id {rows} AND committed_at > {dialect.ago} ORDER BY id LIMIT 1", aged))[0]
+        if young:
+            rows, params = backing.rows(writer, floor, young[0][0] - 1)
+    top = (yield Sql(f"SELECT {backing.top} {rows}", params))[0][0][0]
     if top is None:
         yield Control.COMMIT
         return None, False
     yield (
-        Sql(f"DELETE {selected}", (*params, *limits)),
+        Sql(f"DELETE {rows}", params),
         Sql(
             f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream = ? AND writer = ?",
             (top, backing.stream, writer),
@@ -199,28 +220,6 @@ def prune_batch(dialect: Dialect, backing: Backing, writer: str, kept: Kept) -> 
         Control.COMMIT,
     )
     return max(floor, top), bool(step)
-
-
-def _bound(dialect: Dialect, backing: Backing, writer: str, position: int, kept: Kept) -> Plan[int]:
-    """The highest ID that may go: proven, handled by every reader that counts, old enough, not to be kept."""
-    where, params = backing.of_writer(writer)
-    bounds = [position, (yield from _readers_bound(dialect, backing.stream, writer, position, kept.reader_cap))]
-    if kept.older_than is not None and not backing.own:
-        young = yield Sql(
-            f"SELECT id FROM busrep_facts WHERE {where} AND committed_at > {dialect.ago} ORDER BY id, idx LIMIT 1",
-            (*params, kept.older_than),
-        )
-        bounds += [row[0] - 1 for row in young[0]]
-    if kept.keep is not None:
-        turned = "" if backing.negative else " DESC"
-        last = yield Sql(
-            f"SELECT {backing.token} FROM {backing.table} WHERE {where} ORDER BY {backing.id}{turned} LIMIT 1 OFFSET ?",
-            (*params, max(0, kept.keep - 1)),
-        )
-        # Below the fact that holds the last row to keep: facts go whole. Fewer rows than that: all stay.
-        if kept.keep > 0:
-            bounds.append(last[0][0][0] - 1 if last[0] else 0)
-    return max(0, int(min(bounds)))
 
 
 def _readers_bound(dialect: Dialect, stream: str, writer: str, position: int, reader_cap: float | None) -> Plan[int]:

@@ -29,6 +29,7 @@ SNAPSHOTS_STORE_POSTGRES = "stores/test_snapshots_store.py::TestPostgres::test_"
 SNAPSHOTS_STORE_SQLITE = "stores/test_snapshots_store.py::TestSqlite::test_"
 STORES_POSTGRES = "stores/test_stores.py::TestPostgres::test_"
 STORES_SQLITE = "stores/test_stores.py::TestSqlite::test_"
+STORE_EDGES = "stores/test_store_edges.py::test_"
 STREAMS = "cli/test_streams.py::test_"
 SYNC_STORES = "stores/test_sync_stores.py::test_"
 TRUST = "asyncio/test_trust.py::test_"
@@ -576,6 +577,30 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             ),
         ),
         checks=(STORES_POSTGRES + "pruning_moves_the_floor_and_a_fetch_below_it_is_told",),
+    ),
+    Mutant(
+        name="pruning-deletes-the-first-young-row",
+        rule="9",
+        harm="A row is gone before its time, in whichever batch the first young one is found.",
+        edits=(Edit("prune_batch", "young[0][0] - 1", "young[0][0]"),),
+        checks=(
+            STORE_EDGES + "pruning_by_age_stops_at_the_first_young_row[sqlite]",
+            STORE_EDGES + "pruning_by_age_stops_at_the_first_young_row[postgres]",
+        ),
+    ),
+    Mutant(
+        name="pruning-looks-at-all-old-rows-for-each-batch",
+        rule="9",
+        harm="A prune of a large log takes the square of its rows, and its writer cannot beat meanwhile: it is fenced.",
+        edits=(
+            Edit(
+                "prune_batch",
+                "        aged = (*params, kept.older_than)\n",
+                "        old, of = backing.rows(writer, 0, position)\n        aged = (*of, kept.older_than)\n",
+            ),
+            Edit("prune_batch", 'f"SELECT id {rows} AND', 'f"SELECT id {old} AND'),
+        ),
+        checks=(STORE_EDGES + "pruning_looks_at_each_old_row_once",),
     ),
     Mutant(
         name="a-fetch-below-the-floor-is-answered",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,48 @@ async def test_pruning_goes_in_batches_of_whole_facts(url: str, monkeypatch: pyt
     # Each ends with the fact that holds the fourth row, and its floor was committed with it.
     assert batches == [(ids[1], True), (ids[4], True), (None, False)]
     assert [token for token, _ in await read(store, "w1", ids[-2], ids[-1])] == ids[-1:]
+    await store.close()
+
+
+@sync
+async def test_pruning_by_age_stops_at_the_first_young_row(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whichever batch that is. What is old behind it stays."""
+    monkeypatch.setattr(facts, "PRUNE_BATCH", 2)
+    store = await opened(url)
+    claim = await store.claim("w1", ["orders"], timeout=1)
+    ids = await write(store, claim, 1, 1, 1, 1, 2, 1, 1)
+    await store.heartbeat(claim, {"orders": ids[-1]})
+    long_ago = "0" if url.startswith("sqlite") else "'epoch'"
+    for old, kept in ((f"NOT IN ({ids[2]}, {ids[5]})", ids[2:]), (f"= {ids[2]}", ids[5:])):
+        execute(url, f"UPDATE busrep_facts SET committed_at = {long_ago} WHERE id {old}")
+        floor = kept[0] - 1
+        assert await store.prune(older_than=3600) == {("orders", "w1"): floor}
+        assert await store.prune(older_than=3600) == {}
+        assert list(dict(await read(store, "w1", floor, ids[-1]))) == kept
+    await store.close()
+
+
+@sync
+async def test_pruning_looks_at_each_old_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of SQLite's machine: as many a row, however many rows and batches there are."""
+    monkeypatch.setattr(facts, "PRUNE_BATCH", 50)
+    url = f"sqlite:///{tmp_path / 'busrep.db'}"
+    store = await opened(url)
+    claim = await store.claim("w1", ["orders"], timeout=1)
+    found, steps = [], itertools.count()
+    store.role(sqlite.WRITE).set_progress_handler(lambda: next(steps) < 0, 10)
+    for rows in (500, 5000):
+        first = (await store.reserve("orders", rows))[0]
+        execute(
+            url,
+            f"WITH RECURSIVE g(at) AS (SELECT {first} UNION ALL SELECT at + 1 FROM g WHERE at < {first + rows - 1}) "
+            "INSERT INTO busrep_facts SELECT 'orders', 'w1', at, 0, '[1]', 0 FROM g",
+        )
+        await store.heartbeat(claim, {"orders": first + rows - 1})
+        before = next(steps)
+        assert await store.prune(older_than=3600, keep=1) == {("orders", "w1"): first + rows - 2}
+        found.append((next(steps) - before) / rows)
+    assert found[1] < 1.2 * found[0]
     await store.close()
 
 
