@@ -634,6 +634,12 @@ class TestSqlite(SqlConformance, BootstrapConformance):
                     await store.save_reader("r", [("orders", "w1", 0, 4)], epoch, connection)
                 with pytest.raises(ConfigError):
                     await store.save_reader("r", [("orders", "w1", 0, 4)], epoch, object())
+                connection.text_factory = bytes  # the answer would name no stream that was asked for
+                with pytest.raises(ConfigError, match="text_factory"):
+                    await store.save_reader("r", [("orders", "w1", 4, 5)], epoch, connection)
+                connection.text_factory = lambda text: text.decode(errors="replace")
+                await store.save_reader("r", [("orders", "w1", 4, 5)], epoch, connection)
+                connection.rollback()
             assert (await store.load_reader("r")).positions == {("orders", "w1"): 4}
             assert len(await store.dead_letters(9)) == 1
 

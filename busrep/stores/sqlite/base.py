@@ -201,9 +201,12 @@ class FileStore(PlannedStore):
 
 
 def checked(connection: Any) -> sqlite3.Connection:
-    """The caller's connection; ConfigError when it is none of sqlite3."""
+    """The caller's connection; ConfigError when it is none of sqlite3, or gives no texts."""
     if not isinstance(connection, sqlite3.Connection):
         raise ConfigError(f"a sqlite3.Connection is needed, not {type(connection).__name__}")
+    made = connection.text_factory
+    if made is not str and not isinstance(made(b""), str):
+        raise ConfigError(f"connection= has text_factory = {made!r}, and busrep reads texts on it: leave it at str")
     return connection
 
 
