@@ -19,7 +19,7 @@ _SCHEMES = (
     "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs",
 )  # fmt: skip
 # Paths on the local machine: no user or password can stand in front of them, so "@" in them is a character.
-_FILES = re.compile(r"(?P<scheme>sqlite|file|unix):///(?P<path>[^\x00-\x1f\x7f?]*)(?:\?(?P<query>.*))?")
+_FILES = re.compile(r"(?P<scheme>sqlite|file|unix):///(?P<path>(?:(?!%00)[^\x00-\x1f\x7f?])*)(?:\?(?P<query>.*))?")
 # In these a user without a password is a mistake, and usually is the password: redis://secret@host.
 _WITH_PASSWORD_ALONE = ("redis", "rediss", "unix", "tcp", "tcps", "http", "https")
 

@@ -1139,6 +1139,7 @@ class TestPostgres(SqlConformance, BootstrapConformance):
         "sqlite://",
         "sqlite:///",
         "sqlite:///:memory:",
+        "sqlite:///a%00b.db",
         "memory://",
         "mysql://u:secret@h/d",
         "redis://h",
