@@ -1610,8 +1610,15 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="nobody-looks-after-the-wal-file",
         rule="4",
         harm="The -wal file was deleted: facts are committed to a file that nobody else has, and published.",
-        edits=(Edit("FileStore.open", '{self.path}-wal"):', '{self.path}-none"):'),),
-        checks=(STORES_SQLITE + "nothing_is_written_to_a_file_that_is_gone[-wal]",),
+        edits=(Edit("FileStore.open", "wal_of(self.path)", "self.path + '-none'"),),
+        checks=(STORES_SQLITE + "nothing_is_written_to_a_file_that_is_gone[-wal-file]",),
+    ),
+    Mutant(
+        name="the-wal-file-of-a-link-is-beside-the-link",
+        rule="4",
+        harm="The same, of a store that was opened by a symbolic link.",
+        edits=(Edit("wal_of", "os.path.realpath(path)", "path"),),
+        checks=(STORES_SQLITE + "nothing_is_written_to_a_file_that_is_gone[-wal-link]",),
     ),
     Mutant(
         name="init-opens-a-file-that-is-there",

@@ -526,17 +526,21 @@ class TestSqlite(SqlConformance, BootstrapConformance):
             self.sql(url, "ALTER TABLE elsewhere RENAME TO busrep_writers")
             await write(store, claim, 1)
 
+    @pytest.mark.parametrize("linked", [False, True], ids=["file", "link"])
     @pytest.mark.parametrize("suffix", ["", "-wal"])
     @sync
-    async def test_nothing_is_written_to_a_file_that_is_gone(self, url: str, suffix: str) -> None:
+    async def test_nothing_is_written_to_a_file_that_is_gone(self, url: str, suffix: str, linked: bool) -> None:
         """No other process, and no later one, would see it: the fact would be published, and lost."""
-        async with self.opened(url) as store:
+        opened = f"{url}-link" if linked else url
+        if linked:
+            os.symlink(url.removeprefix("sqlite:///"), opened.removeprefix("sqlite:///"))
+        async with self.opened(opened) as store:
             claim = await store.claim("w1", ["orders"], timeout=1)
             await write(store, claim, 1)
             os.unlink(url.removeprefix("sqlite:///") + suffix)
             transaction = store.transaction(claim)
             for call in (store.reserve("orders", 1), transaction.begin(), store.heartbeat(claim, {})):
-                with pytest.raises(Unavailable, match=f"busrep.db{suffix} was moved away, deleted or replaced"):
+                with pytest.raises(Unavailable, match=f"{suffix or '.db'}.* was moved away, deleted or replaced"):
                     await call
 
     @sync

@@ -30,6 +30,7 @@ from busrep.stores.sqlite.files import (
     require_durable,
     run,
     translating,
+    wal_of,
 )
 from busrep.stores.transaction import ENDED_INSIDE
 from busrep.streams import Registry
@@ -114,8 +115,8 @@ class FileStore(PlannedStore):
             for role in (WRITE, READ):
                 self._connections.append(await self.in_thread(role, lambda: connect(self.path, "rw")))
             await self.read(schema.check(self.dialect))
-            if log := file_at(f"{self.path}-wal"):  # in WAL mode alone
-                self._files[f"{self.path}-wal"] = log
+            if log := file_at(wal := wal_of(self.path)):  # in WAL mode alone
+                self._files[wal] = log
         except BaseException:
             await self.close()
             raise

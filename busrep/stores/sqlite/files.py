@@ -177,6 +177,11 @@ def file_at(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def wal_of(path: str) -> str:
+    """Where SQLite has the log of a file in WAL mode: beside the file itself, also of a symbolic link to it."""
+    return f"{os.path.realpath(path)}-wal"
+
+
 def _use_wal(connection: sqlite3.Connection, path: str) -> None:
     """Of two that make a file at the same time one finds it locked, at once: SQLite does not wait for this one."""
     late = time.monotonic() + BUSY
