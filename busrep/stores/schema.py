@@ -37,7 +37,7 @@ from busrep.shapes import fields_to_store, load
 from busrep.stores.declared import init_command
 from busrep.stores.dialect import Backing, Dialect
 from busrep.stores.interface import StoredStream, silence_of
-from busrep.stores.plans import Control, NoSuchTable, Plan, Row, Sql, in_transaction
+from busrep.stores.plans import Control, NoSuchTable, Plan, Row, Sql, in_transaction, transaction
 from busrep.streams import Stream
 
 # The tables, by the version of the schema that has them first. In braces stand the words of a dialect: {when} is the
@@ -258,6 +258,7 @@ BOOTSTRAP = ("state", "parts", "parts_total", "rows", "rows_total", "bytes", "sy
 SINK = ("stream", "writer", "batch", "rows", "last", "done_ago")
 
 
+@transaction
 def status(dialect: Dialect) -> Plan[dict[str, Any]]:
     """Everything ``busrep db status`` shows, from one snapshot."""
     answers = yield (Control.SNAPSHOT, *_questions(dialect))

@@ -912,18 +912,29 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="an-interrupted-thread-leaves-its-transaction",
         rule="9.15",
         harm="On SQLite an ID is reserved in what is left of a beat, and taken back with it: it is given out twice.",
-        edits=(
-            Edit(
-                "FileStore.writing",
-                """\
-        with translating(self.path):
-            if connection.in_transaction:  # of a thread that was interrupted in it
-                connection.execute("ROLLBACK")
-""",
-                "",
-            ),
-        ),
+        edits=(Edit("FileStore.writing", "return self._cleared(self.role(WRITE))", "return self.role(WRITE)"),),
         checks=(RACES + "on_sqlite_an_interrupted_thread_leaves_no_transaction",),
+    ),
+    Mutant(
+        name="an-interrupted-thread-leaves-what-it-read",
+        rule="9.1",
+        harm="On SQLite the table is asked in the state before a fact: it was committed, and is told to be aborted.",
+        edits=(Edit("FileStore.read", "self._cleared(connection)", "connection"),),
+        checks=(SYNC_STORES + "sqlite_what_is_read_after_an_interrupt_is_of_now",),
+    ),
+    Mutant(
+        name="a-connection-of-bytes-is-taken",
+        rule="9.12",
+        harm="On SQLite a save on a connection that gives bytes never ends well: another process moved it, it is told.",
+        edits=(Edit("base.checked", 'made is not str and not isinstance(made(b""), str)', "False"),),
+        checks=(STORES_SQLITE + "9_12_saved_in_the_callers_transaction",),
+    ),
+    Mutant(
+        name="a-path-may-hold-a-nul",
+        rule="4",
+        harm="A URL with %00 ends in a traceback of the operating system's.",
+        edits=(Edit("_FILES", "(?:(?!%00)[", "(?:["),),
+        checks=("stores/test_stores.py::test_a_bad_url_says_which_forms_work[sqlite:///a%00b.db]",),
     ),
     Mutant(
         name="a-bootstrap-begins-while-rows-are-pruned",

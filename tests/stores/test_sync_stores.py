@@ -21,7 +21,8 @@ from busrep.errors import ConfigError, SchemaError, Unavailable, WriterFenced
 from busrep.settings import Settings
 from busrep.stores import AsyncStore, CommitUnknown
 from busrep.stores.blocking import BlockingStore, open_blocking_store
-from busrep.stores.plans import complete
+from busrep.stores.plans import Control, complete
+from busrep.stores.sqlite import files
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer
@@ -242,6 +243,27 @@ def test_sqlite_facts_of_two_threads_take_turns_and_of_one_thread_are_refused(sq
         transaction.commit()
         other.join()
         assert reserved == [1]
+
+
+def test_sqlite_what_is_read_after_an_interrupt_is_of_now(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal handler raised in a reading transaction: what became of a fact was asked in the state before it."""
+
+    class Interrupting(dict[Any, str]):
+        def __missing__(self, _: Any) -> str:
+            raise KeyboardInterrupt
+
+    with opened(sqlite_url) as store:
+        claim = store.claim("w1", ["orders"], timeout=1)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(files, "CONTROLS", Interrupting({Control.SNAPSHOT: "BEGIN"}))  # at COMMIT
+            store.known()
+        transaction = store.transaction(claim)
+        (token,) = store.reserve("orders", 1)
+        transaction.begin()
+        transaction.insert("orders", [(token, [[1]], [b"[1]"])])
+        transaction.commit()
+        assert store.outcome(claim, None, [("orders", token)]) == {("orders", token): [b"[1]"]}
+        assert [at.writer for at in store.known()] == ["w1"]
 
 
 @pytest.mark.parametrize("options", [{}, {"isolation_level": None}], ids=["implicit", "autocommit"])

@@ -154,14 +154,17 @@ class FileStore(PlannedStore):
     async def read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - no server
         self.check_open()
         connection = self.role(READ)
-        return await self.in_thread(READ, lambda: self.run(connection, plan))
+        return await self.in_thread(READ, lambda: self.run(self._cleared(connection), plan))
 
     def writing(self) -> sqlite3.Connection:
         """The connection that writes, for whose turn it is. Raises Unavailable."""
         self.check_open()
-        connection = self.role(WRITE)
+        return self._cleared(self.role(WRITE))
+
+    def _cleared(self, connection: sqlite3.Connection) -> sqlite3.Connection:
+        """The connection, in no transaction any more: a thread may have been interrupted in one."""
         with translating(self.path):
-            if connection.in_transaction:  # of a thread that was interrupted in it
+            if connection.in_transaction:
                 connection.execute("ROLLBACK")
         return connection
 
