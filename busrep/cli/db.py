@@ -119,7 +119,9 @@ def restored(store_url: str, declared: tuple[str, ...], sure: bool, as_json: boo
 @db.command()
 @store_option(required=True)
 @click.option("--older-than", type=DURATION, help="Delete rows older than this, like 7d.")
-@click.option("--keep", type=click.IntRange(min=0), help="Delete all but the last so many IDs of each writer.")
+@click.option(
+    "--keep", type=click.IntRange(min=0), help="Delete all but the last so many rows of each writer; facts stay whole."
+)
 @click.option(
     "--reader-cap",
     type=DURATION,
