@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sqlite3
+from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import attrs
+import orjson
 import psycopg
 import pytest
 
-from busrep.errors import ClaimBlocked, SchemaError, Unavailable, WriterFenced
+from busrep.errors import ClaimBlocked, ConfigError, RowError, SchemaError, Unavailable, WriterFenced
 from busrep.stores import CommitUnknown, claims, facts, open_store
 from busrep.stores.planned import PlannedStore
 from busrep.stores.sqlite import base as sqlite
@@ -127,6 +131,93 @@ async def test_pruning_a_negative_stream_goes_in_batches(url: str, monkeypatch: 
     assert await store.prune(keep=2, stream="old") == {("old", "w1"): ids[5]}
     assert [token for token, _ in await read(store, "w1", ids[5], ids[-1], stream="old")] == ids[6:]
     await store.close()
+
+
+@attrs.frozen
+class Whatever:
+    value: Any
+
+
+@attrs.frozen
+class Tags:
+    value: Sequence[str] = attrs.field(converter=list)
+
+
+@attrs.frozen
+class Converted:
+    value: list[str] = attrs.field(converter=lambda given: given)
+
+
+@attrs.frozen
+class Switch:
+    value: bool | None
+    made: int = attrs.field(init=False, default=7)  # no field of the stream
+
+
+async def kept_in_sqlite(path: Path, row_type: type[Any] | None, value: Any) -> list[bytes]:
+    """The payloads of a row's page, of a stream with a table of its own."""
+    url = f"sqlite:///{path}"
+    execute(url, "CREATE TABLE mine (id INTEGER PRIMARY KEY, writer TEXT, value)")
+    stream: Stream[Any] = Stream("mine", row_type, table=Table("mine", columns=("value",)))
+    store = await opened(url, stream)
+    try:
+        claim = await store.claim("w1", ["mine"], timeout=1)
+        transaction = store.transaction(claim)
+        (token,) = await store.reserve("mine", 1)
+        await transaction.begin()
+        await transaction.insert("mine", [(token, [value], [orjson.dumps([value])])])
+        await transaction.commit()
+        return [payload for _, payload in await read(store, "w1", 0, token, stream="mine")]
+    finally:
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("row_type", "value"),
+    [
+        *((kind, value) for kind in (None, Whatever) for value in (None, 1, 1.0, "[1]", "")),
+        (Tags, ["red", "green"]), (Converted, []), (Switch, True), (Switch, None),
+    ],
+)  # fmt: skip
+@sync
+async def test_what_sqlite_keeps_in_an_own_table_comes_back(
+    tmp_path: Path, row_type: type[Any] | None, value: Any
+) -> None:
+    assert await kept_in_sqlite(tmp_path / "mine.db", row_type, value) == [orjson.dumps([value])]
+
+
+@pytest.mark.parametrize(
+    ("row_type", "value"),
+    [
+        *((kind, value) for kind in (None, Whatever) for value in (True, ["x"], {"a": 1}, [])),
+        (Converted, "x"), (Converted, "[1]"), (Switch, 1),
+    ],
+)  # fmt: skip
+@sync
+async def test_what_would_not_come_back_from_an_own_table_in_sqlite_is_refused(
+    tmp_path: Path, row_type: type[Any] | None, value: Any
+) -> None:
+    with pytest.raises(RowError, match="stream 'mine', field 'value': .* would not come back"):
+        await kept_in_sqlite(tmp_path / "mine.db", row_type, value)
+
+
+@pytest.mark.parametrize("kind", [str | list[str], dict[str, int] | datetime, int | bool | None, float | bool], ids=str)
+def test_a_field_of_which_sqlite_does_not_tell_the_type_is_refused_at_once(kind: Any) -> None:
+    row_type = attrs.make_class("Either", {"value": attrs.field(type=kind)})
+    with pytest.raises(ConfigError, match="stream 'mine', field 'value', which may be .*: annotate it so, or use Post"):
+        open_store("sqlite:///none.db", Registry([Stream("mine", row_type, table=Table("mine"))]))
+
+
+@pytest.mark.parametrize("row_type", [None, Whatever])
+@sync
+async def test_a_process_that_would_get_text_for_a_list_is_refused(tmp_path: Path, row_type: type[Any] | None) -> None:
+    """The writer's class tells a list; on this one's annotations its text would be taken for a text."""
+    listing = attrs.make_class("Listing", {"value": attrs.field(type=list[str])})
+    await kept_in_sqlite(tmp_path / "mine.db", listing, ["x"])
+    with pytest.raises(ConfigError, match=r"field 'value', which may be array\[str\]"):
+        await opened(
+            f"sqlite:///{tmp_path / 'mine.db'}", Stream("mine", row_type, table=Table("mine", columns=("value",)))
+        )
 
 
 @sync

@@ -18,7 +18,7 @@ from busrep.stores import schema
 from busrep.stores.interface import Claim
 from busrep.stores.planned import PlannedStore, PlannedTransaction
 from busrep.stores.plans import Control, Plan, T, only
-from busrep.stores.sqlite.dialect import SqliteDialect
+from busrep.stores.sqlite.dialect import SqliteDialect, check_fields
 from busrep.stores.sqlite.files import (
     BUSY,
     Mark,
@@ -99,6 +99,8 @@ class FileStore(PlannedStore):
     def __init__(self, path: str, streams: Registry, settings: Settings, turn: Turn) -> None:
         super().__init__(streams, settings, SqliteDialect(f"sqlite:///{path}"))
         self.path, self.turn = path, turn
+        for backing in self.dialect.backings.values():
+            check_fields(backing, backing.definition.fields or ())
         self._connections: list[sqlite3.Connection] = []
         self._files: dict[str, tuple[int, int] | None] = {}
 
@@ -115,6 +117,9 @@ class FileStore(PlannedStore):
             for role in (WRITE, READ):
                 self._connections.append(await self.in_thread(role, lambda: connect(self.path, "rw")))
             await self.read(schema.check(self.dialect))
+            kept = await self.read(schema.stored_streams(self.dialect))
+            for name, backing in self.dialect.backings.items():
+                check_fields(backing, (kept[name].fields if name in kept else None) or ())
             if log := file_at(wal := wal_of(self.path)):  # in WAL mode alone
                 self._files[wal] = log
         except BaseException:

@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from busrep.errors import ConfigError, RowError
+from busrep.row_types import Fields, type_named
 from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Backing, Dialect, columns_of, no_position_above
 from busrep.stores.plans import NoSuchTable, Plan, Sql
 
@@ -21,6 +23,13 @@ WORDS = {
     "sqlite": "", "when": "REAL", "now": NOW, "number": "INTEGER", "plain": " WITHOUT ROWID", "hot": " WITHOUT ROWID",
     "unlogged": "", "bytewise": "",
 }  # fmt: skip
+
+ADVICE = (
+    "SQLite keeps a list or a dict as text, and a bool as a number, and only a field that is annotated as one of them "
+    "gets it back: annotate it so, or use PostgreSQL, or busrep's own table"
+)
+
+SAMPLES: Sequence[Any] = (True, 1, 0.5, "", [], {})  # of each JSON type
 
 
 class SqliteDialect(Dialect):
@@ -90,9 +99,9 @@ class SqliteDialect(Dialect):
         else:
             names = [backing.id, backing.writer, *([backing.index] if backing.index else []), *backing.columns]
             text = f"INSERT INTO {backing.table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-            sign = -1 if backing.negative else 1
+            sign, fields = -1 if backing.negative else 1, _fields(backing)
             params = [
-                (sign * token, writer, *([at] if backing.index else []), *map(stored, columns_of(backing, payload)))
+                (sign * token, writer, *([at] if backing.index else []), *_stored_row(backing, fields, payload))
                 for token, at, payload in rows
             ]
         return [Sql(text, params[0]) if len(params) == 1 else Sql(text, params, many=True)]
@@ -119,10 +128,8 @@ class SqliteDialect(Dialect):
         """See `Dialect`; columns have no booleans and no containers, the row type tells where they were."""
         if not backing.own:
             return [backing.payload(row[1]) for row in rows]
-        row_type = backing.definition.row_type
-        fields = {} if row_type is None else typing.get_type_hints(row_type)
-        types = list(fields.values()) or [Any] * len(backing.columns)
-        raw = [orjson.dumps([loaded(value, kind) for value, kind in zip(row[1:], types, strict=True)]) for row in rows]
+        kinds = _fields(backing).values()
+        raw = [orjson.dumps([loaded(value, kind) for value, kind in zip(row[1:], kinds, strict=True)]) for row in rows]
         return [backing.payload(text) for text in raw]
 
     def outcome(self, marker: object) -> Sql | None:
@@ -147,24 +154,65 @@ class SqliteDialect(Dialect):
         )
 
 
+def _fields(backing: Backing) -> dict[str, Any]:
+    """The annotation of each field of an application's table, in the order of its columns; Any where there is none."""
+    stream = backing.definition
+    hints = {} if stream.row_type is None else typing.get_type_hints(stream.row_type)
+    names = [one.name for one in stream.fields or ()] or [column.strip('"') for column in backing.columns]
+    return {name: hints.get(name, Any) for name in names}
+
+
+def check_fields(backing: Backing, fields: Fields) -> None:
+    """ConfigError where these fields of an application's table, declared here or kept by the store, admit a value that
+    would not come back by the annotations here."""
+    for (name, kind), one in zip(_fields(backing).items() if backing.own else (), fields, strict=False):
+        admitted = type_named(one.type).read
+        if not all(_comes_back(value, kind) for value in SAMPLES if type(value) in admitted):
+            raise ConfigError(f"stream {backing.stream!r}, field {name!r}, which may be {one.type}: {ADVICE}")
+
+
+def _stored_row(backing: Backing, fields: Mapping[str, Any], payload: bytes) -> list[Any]:
+    """The columns of a row; RowError for a value that `loaded` would not give back."""
+    values = columns_of(backing, payload)
+    for (name, kind), value in zip(fields.items(), values, strict=True):
+        if not _comes_back(value, kind):
+            raise RowError(backing.stream, f"field {name!r}", f"{value!r:.100} would not come back: {ADVICE}", values)
+    return list(map(stored, values))
+
+
+def _comes_back(value: Any, kind: Any) -> bool:
+    try:
+        back = loaded(stored(value), kind)
+    except ValueError:
+        return False
+    return type(back) is type(value) and back == value
+
+
 def stored(value: Any) -> Any:
-    """A JSON value as SQLite keeps it: containers as JSON text."""
-    return orjson.dumps(value).decode() if isinstance(value, list | dict) else value
+    """A JSON value as SQLite keeps it: containers as JSON text, bools as numbers."""
+    if isinstance(value, list | dict):
+        return orjson.dumps(value).decode()
+    return int(value) if isinstance(value, bool) else value
 
 
 def loaded(value: Any, kind: Any) -> Any:
     """The JSON value that `stored` was given, by the field's annotation."""
-    accepted = _names(kind)
-    if type(value) is int and "bool" in accepted and "int" not in accepted:
+    accepted = _accepted(kind)
+    if type(value) is int and bool in accepted and int not in accepted:
         return bool(value)
-    if isinstance(value, str) and accepted & {"list", "dict", "tuple"} and "str" not in accepted:
+    if isinstance(value, str) and any(map(_in_text, accepted)) and str not in accepted:
         return orjson.loads(value)
     return value
 
 
-def _names(kind: Any) -> set[str]:
-    """Names of the types an annotation accepts, unions taken apart."""
+def _in_text(kind: Any) -> bool:
+    """Whether values of this type are JSON arrays or objects, which `stored` makes texts of."""
+    return isinstance(kind, type) and issubclass(kind, Sequence | Mapping) and not issubclass(kind, str | bytes)
+
+
+def _accepted(kind: Any) -> set[Any]:
+    """The types that an annotation accepts, unions taken apart."""
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
-        return set().union(*map(_names, typing.get_args(kind)))
-    return {getattr(origin or kind, "__name__", str(kind))}
+        return set().union(*map(_accepted, typing.get_args(kind)))
+    return {origin or kind}
