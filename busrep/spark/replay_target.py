@@ -38,8 +38,8 @@ log = logging.getLogger("busrep.spark")
 
 # Times in a row that a transaction, or Redis, is tried before the replay gives up; the pauses grow up to 5 s.
 TRIES = 8
-# Writers whose buses are open at a time, the last ones used: each has two threads, a connection to Redis and one or two
-# to the store, of which a server takes some 100. A bus that is opened again costs a claim, and a look at the mark.
+# Writers whose buses are open at a time, the last ones used: each has three threads, a connection to Redis and a few to
+# the store, of which a server takes some 100. A bus that is opened again costs a claim, and a look at the mark.
 MOST_OPEN = 16
 # In memory a writer cannot be closed and go on: this many at most.
 MOST_IN_MEMORY = 100

@@ -202,10 +202,10 @@ class ServerTransaction(PlannedTransaction):
                 ) from None
             raise
 
-    async def _flush(self, *last: Control) -> None:
+    async def _flush(self, *last: Control, within: float | None = None) -> None:
         steps: tuple[Step, ...] = (*self._take_pending(), *last)
         if steps:
-            await self._run(only(*steps))
+            await self._run(only(*steps), within)
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """See `AsyncTransaction`; with the connection's own kind of cursor."""
@@ -233,7 +233,7 @@ class ServerTransaction(PlannedTransaction):
     async def _commit_in_time(self) -> None:
         """Commit. CommitUnknown when this is cancelled, or has no answer within ``fetch_timeout``."""
         if not self.store.on_loop:
-            await self._commit_checked()  # keepalives end the wait for a server that is gone
+            await self._commit_checked(self.store.settings.fetch_timeout)
             return
         committing = asyncio.ensure_future(self._commit_checked())
         try:
@@ -249,9 +249,9 @@ class ServerTransaction(PlannedTransaction):
             silence = TimeoutError(f"no answer within {self.store.settings.fetch_timeout:g} s")
             raise CommitUnknown(self.marker, silence) from error
 
-    async def _commit_checked(self) -> None:
+    async def _commit_checked(self, within: float | None = None) -> None:
         await self._check_not_ended()
-        await self._flush(Control.COMMIT)
+        await self._flush(Control.COMMIT, within=within)
 
     async def _check_not_ended(self) -> None:
         """CommitUnknown when code inside the block has ended the transaction: the claim is not held any more, and rows

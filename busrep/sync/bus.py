@@ -281,7 +281,7 @@ def connect(
         name, streams, writer, reader, settings: See `busrep.options.BusOptions`.
         store: See there. A writer in threads needs a URL.
         options: See there. ``on_failure`` is a plain function here, called in a thread of its own. With ``beats`` (the
-            default) two threads announce the writer, for readers finish it as silent after
+            default) three threads announce the writer, for readers finish it as silent after
             ``heartbeat * silent_after_beats`` seconds; they send again what Redis did not take, and find out what
             became of facts in doubt. With ``beats=False`` there is no thread: each write first does what is overdue. A
             writer that was finished for its silence wins its name back before the next fact, as long as no other

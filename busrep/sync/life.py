@@ -168,6 +168,8 @@ class BlockingLife:
         writing.beats = True
         self.chores = [
             Chore(writing.publishing.announce, writing.publishing.stale, "busrep-announce"),
+            # Of its own: a beat may wait for its deadline, behind whoever has locked a row.
+            Chore(writing.keep_beating, Bell(), "busrep-beat"),
             Chore(writing.look, writing.doubted, "busrep-look"),
         ]
         pruned, kept = self.caching.pruned, self.settings.invalidations_kept

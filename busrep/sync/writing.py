@@ -281,11 +281,16 @@ class SharedWriter(SharedSession):
             attempt(self.beat)
         return due
 
-    def look(self) -> float:
-        """Store the positions, if it is due, and ask after the facts in doubt. Seconds until the next time."""
+    def keep_beating(self) -> float:
+        """Store the positions, if it is due. Seconds until the next time."""
         if self._beat_if_due():
             for stuck in self.stuck():
                 log.warning("fact %(id)s of stream %(stream)s is open for %(age).0f s (%(owner)s)", stuck)
+        self._win_back()
+        return max(0.0, self._beat_at - time.monotonic())
+
+    def look(self) -> float:
+        """Ask after the facts in doubt. Seconds until the next time."""
         session = self.session
         before = len(session.doubts)
         if before:
@@ -293,7 +298,7 @@ class SharedWriter(SharedSession):
         self._win_back()
         if not session.doubts:
             self._settle_pause = SETTLE_FIRST
-            return max(0.0, self._beat_at - time.monotonic())
+            return self.settings.heartbeat  # a fact that is garbage rings no bell
         fewer = len(session.doubts) < before
         self._settle_pause = SETTLE_FIRST if fewer else min(2 * self._settle_pause, SETTLE_SLOWEST)
         return self._settle_pause

@@ -280,7 +280,7 @@ def test_before_it_is_open_and_after_it_was_closed_every_call_goes_through(shop:
 
 
 def test_a_bus_without_caches_starts_no_reading(shop: Cached) -> None:
-    writing = {"busrep-announce", "busrep-look", "busrep-prune"}
+    writing = {"busrep-announce", "busrep-beat", "busrep-look", "busrep-prune"}
     with shop.bus(writer="w1") as bus:
         assert threads() == writing
         bus.invalidate("item", (1,))
@@ -708,9 +708,9 @@ def test_a_name_that_was_taken_unnoticed_proves_nothing(shop: Cached) -> None:
         item = cached(former, items)
         trusted(former)
         item(1)
-        looking = next(chore for chore in former.chores if chore.name == "busrep-look")
-        looking.stop()
-        looking.join()
+        beating = next(chore for chore in former.chores if chore.name == "busrep-beat")
+        beating.stop()
+        beating.join()
         link.black_hole("from_server")
         with shop.bus(writer="w1") as successor:
             items.values[1] = 1

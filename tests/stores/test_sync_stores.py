@@ -9,11 +9,13 @@ import sqlite3
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import psycopg
 import pytest
 
@@ -26,6 +28,7 @@ from busrep.stores.sqlite import files
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer
+from tests.asyncio.bus_conformance import until
 from tests.shop import opened_store
 from tests.stores import test_stores
 from tests.stores.store_conformance import SHORT, StoreConformance, generic
@@ -344,6 +347,69 @@ def test_postgres_after_a_restart_of_the_server_it_works_again(
         postgres_server.start()
         assert store.epoch() == claim.epoch
         store.check_claim(claim)
+
+
+def hurried(store: BlockingStore, seconds: float, work: Callable[[], Any]) -> Any:
+    """What it comes to with so many seconds for each answer, and a minute for all of it."""
+    usual, ended = store.wrapped.settings, []
+
+    def run() -> None:
+        try:
+            ended.append(work())
+        except Exception as error:
+            ended.append(error)
+
+    store.wrapped.settings = attrs.evolve(usual, fetch_timeout=seconds, claim_timeout=seconds)
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    store.wrapped.settings = usual
+    assert not thread.is_alive()
+    return ended[0]
+
+
+@pytest.mark.servers
+def test_postgres_a_link_with_nobody_at_its_other_end_is_given_up(postgres_url: str) -> None:
+    with FaultyLink.in_thread(postgres_url) as link, opened(link.url) as store:
+        claim = store.claim("w1", ["orders"], timeout=1)
+        transaction = store.transaction(claim)
+        (token,) = store.reserve("orders", 1)
+        transaction.begin()
+        transaction.insert("orders", [(token, [[1]], [b"[1]"])])
+        link.abandon("server")
+        refused = hurried(store, 0.3, store.epoch)
+        assert isinstance(refused, Unavailable)
+        assert str(refused.reason) == "no answer within 0.3 s"
+        unknown = hurried(store, 0.3, transaction.commit)
+        assert isinstance(unknown, CommitUnknown)
+        assert store.epoch() == claim.epoch
+        while (left := store.outcome(claim, unknown.marker, [("orders", token)])) is None:
+            time.sleep(0.01)
+        assert left == {}
+
+
+@pytest.mark.servers
+def test_postgres_who_gives_up_waiting_for_a_lock_leaves_no_session_that_waits(postgres_url: str) -> None:
+    with opened(postgres_url) as store, psycopg.connect(postgres_url) as other:
+        claim = store.claim("w1", ["orders"], timeout=1)
+        other.execute("SELECT FROM busrep_positions FOR UPDATE")
+        assert isinstance(hurried(store, 0.3, lambda: store.heartbeat(claim, {"orders": 0})), Unavailable)
+        with psycopg.connect(postgres_url, autocommit=True) as watch:
+            of_this = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            until(lambda: not watch.execute(of_this).fetchall())
+        other.rollback()
+        store.heartbeat(claim, {"orders": 0})
+
+
+@pytest.mark.servers
+def test_postgres_the_application_s_statements_have_no_deadline(postgres_url: str) -> None:
+    with opened(postgres_url) as store:
+        transaction = store.transaction(store.claim("w1", ["orders"], timeout=1))
+        transaction.begin()
+        assert transaction.connection.within is None
+        slow = "SELECT 1 FROM pg_sleep(0.5)"
+        assert hurried(store, 0.1, lambda: transaction.execute(slow)) == [(1,)]
+        transaction.commit()
 
 
 @pytest.mark.servers

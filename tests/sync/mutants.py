@@ -10,6 +10,7 @@ LINK_LIFE = "links/test_link_life.py::test_"
 ONE_LINE = "links/test_one_line.py::test_"
 RACES = "sync/test_races.py::test_"
 SOAK = "proof/test_soak.py::test_"
+STORES = "stores/test_sync_stores.py::test_"
 TYPING = "test_typing.py::test_"
 WRITING = "sync/test_writing.py::test_"
 
@@ -253,5 +254,64 @@ MUTANTS: tuple[Mutant, ...] = (
             GOODBYE + "nobody_warns_of_a_writer_that_closed[sqlite_url-threads-redis]",
             GOODBYE + "the_final_position_is_behind_what_others_were_given[sqlite_url-threads]",
         ),
+    ),
+    Mutant(
+        name="in-threads-a-question-waits-for-its-answer-for-ever",
+        rule="9.1",
+        harm="A pooler whose server is gone: beats and settling hang, and the writer publishes nothing any more.",
+        edits=(Edit("OwnConnection.wait", "within if timeout is None else timeout", "timeout"),),
+        checks=(
+            STORES + "postgres_a_link_with_nobody_at_its_other_end_is_given_up",
+            WRITING + "an_outcome_that_is_not_told_holds_up_nobody_for_ever",
+        ),
+        hangs=True,
+    ),
+    Mutant(
+        name="in-threads-commit-waits-for-its-answer-for-ever",
+        rule="9.1",
+        harm="The same at COMMIT: the thread that writes the fact hangs, and all later facts of its process with it.",
+        edits=(
+            Edit(
+                "ServerTransaction._commit_in_time",
+                "self._commit_checked(self.store.settings.fetch_timeout)",
+                "self._commit_checked()",
+            ),
+        ),
+        checks=(STORES + "postgres_a_link_with_nobody_at_its_other_end_is_given_up",),
+        hangs=True,
+    ),
+    Mutant(
+        name="who-gives-up-waiting-for-a-lock-leaves-a-session-that-waits",
+        rule="9.1",
+        harm="Each beat behind a locked row leaves one more session, until the server takes no connection any more.",
+        edits=(Edit("OwnConnection.wait", "self.cancel_safe(timeout=CANCEL_TIMEOUT)", "pass"),),
+        checks=(STORES + "postgres_who_gives_up_waiting_for_a_lock_leaves_no_session_that_waits",),
+    ),
+    Mutant(
+        name="the-application-s-statements-have-busrep-s-deadline",
+        rule="9.1",
+        harm="A statement of the application's that takes longer than a question may is cut off, with its transaction.",
+        edits=(
+            Edit(
+                "BlockingPostgresStore.run_plan",
+                "        finally:\n            connection.within = None\n",
+                "        finally:\n            pass\n",
+            ),
+        ),
+        checks=(STORES + "postgres_the_application_s_statements_have_no_deadline",),
+    ),
+    Mutant(
+        name="facts-in-doubt-wait-for-the-beat",
+        rule="9.1",
+        harm="While somebody has a row of busrep_positions locked, facts on the caller's connection come late.",
+        edits=(
+            Edit("BlockingLife._begin_beats", '            Chore(writing.keep_beating, Bell(), "busrep-beat"),\n', ""),
+            Edit(
+                "SharedWriter.look",
+                "        session = self.session\n",
+                "        self.keep_beating()\n        session = self.session\n",
+            ),
+        ),
+        checks=(WRITING + "a_beat_that_waits_for_a_row_holds_up_no_fact",),
     ),
 )

@@ -184,7 +184,7 @@ def test_facts_are_committed_and_published_when_the_block_ends(deployment: Deplo
         assert ids == list(range(fact.id + 1, fact.id + 301))
         assert wire.tokens(ids[-1]) == [fact.id, *ids]
         bus.wait_for(orders, "w1", ids[-1])  # the own: at once, and without a reading half
-        assert threads() == ({"busrep-announce", "busrep-look"} if beats else set())
+        assert threads() == ({"busrep-announce", "busrep-beat", "busrep-look"} if beats else set())
     assert deployment.rows()[fact.id] == [b'[1,"new"]', b'[1,"paid"]']
     assert wire.chained()
     assert threads() == set()
@@ -527,6 +527,57 @@ def test_9_1_no_answer_to_commit(deployment: Deployment, wire: Wire, landed: boo
         assert bus.statistics()["writer"]["in_doubt"] == 0
     assert wire.chained()
     assert (fact.id in deployment.rows()) is landed
+
+
+def test_an_outcome_that_is_not_told_holds_up_nobody_for_ever(
+    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pooler, or a proxy, whose server is gone: who asks has the lock that `ended` and `settle` take."""
+    calm = attrs.evolve(QUICK, heartbeat=600.0)
+    with (
+        FaultyLink.in_thread(deployment.store) as link,
+        deployment.bus(store=link.url, settings=calm) as bus,
+        psycopg.connect(deployment.store) as connection,
+    ):
+        store: Any = bus.store.wrapped  # type: ignore[union-attr]
+        outcome, asked = store.outcome, threading.Event()
+
+        async def unanswered(*args: Any) -> Any:
+            if not asked.is_set():
+                store.settings = attrs.evolve(calm, fetch_timeout=0.3)
+                link.abandon("server")
+                asked.set()
+            try:
+                return await outcome(*args)
+            finally:
+                store.settings = calm
+
+        write(bus, 1)
+        monkeypatch.setattr(store, "outcome", unanswered)
+        connection.execute("SELECT 1")
+        with bus.write(orders, connection=connection) as fact:
+            fact.add(Order(2, "joined"))
+        assert asked.wait(60)
+        connection.commit()
+        telling = threading.Thread(target=fact.ended, daemon=True)
+        telling.start()
+        telling.join(60)
+        assert not telling.is_alive()
+        assert wire.tokens(fact.id)[-1] == fact.id
+
+
+def test_a_beat_that_waits_for_a_row_holds_up_no_fact(deployment: Deployment, wire: Wire) -> None:
+    waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with deployment.bus() as bus, psycopg.connect(deployment.store) as admin:
+        write(bus, 1)
+        admin.execute("SELECT FROM busrep_positions WHERE writer = 'w1' FOR UPDATE")
+        with psycopg.connect(deployment.store, autocommit=True) as connection:
+            until(lambda: bool(connection.execute(waiting).fetchall()))
+            with connection.transaction():
+                joined = write(bus, 2, connection=connection)
+            wire.read(lambda lines: any(line.startswith(f"RDATA orders w1 {joined} ") for line in lines), timeout=20.0)
+            assert connection.execute(waiting).fetchall()
+        admin.rollback()
 
 
 def test_9_1_a_refused_commit_is_no_commit(deployment: Deployment, wire: Wire) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from busrep.errors import Unavailable
 from busrep.settings import Settings
@@ -22,9 +22,33 @@ from busrep.streams import Registry
 
 # Not first: store.py says which extra is missing.
 import psycopg  # isort: skip
+from psycopg.abc import PQGen  # isort: skip
 from psycopg.pq import TransactionStatus  # isort: skip
 
-Connection = psycopg.Connection[Any]
+V = TypeVar("V")
+
+# How long the server may take to hear that a question is given up, seconds; as long as psycopg takes with asyncio.
+CANCEL_TIMEOUT = 5.0
+
+
+class OwnConnection(psycopg.Connection[Any]):
+    """One of the store's own. ``within``: seconds for the answer to a statement, after which it is closed; None, as for
+    the application's statements on it: no deadline."""
+
+    within: float | None = None
+
+    def wait(self, gen: PQGen[V], interval: float = 0.1, timeout: float | None = None) -> V:
+        within = self.within
+        try:
+            return super().wait(gen, interval, within if timeout is None else timeout)
+        except psycopg.OperationalError as error:
+            if within is None or self.info.transaction_status != TransactionStatus.ACTIVE:
+                raise
+            # The server may be well, and wait for a lock: each beat would leave it one more session that does.
+            with contextlib.suppress(psycopg.Error):
+                self.cancel_safe(timeout=CANCEL_TIMEOUT)
+            close(self)
+            raise psycopg.OperationalError(f"no answer within {within:g} s") from error
 
 
 class _Place:
@@ -38,16 +62,16 @@ class Pool:
     collector, and counts no more from then on. So does the place of one that was about to be made.
     """
 
-    def __init__(self, connect: Callable[[], Connection], most: int, where: str) -> None:
+    def __init__(self, connect: Callable[[], OwnConnection], most: int, where: str) -> None:
         self._connect, self._most, self._where = connect, most, where
         # Entered itself, not its condition: that is done in Python, where an interrupt would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._idle: list[Connection] = []
-        self._out: weakref.WeakSet[Connection | _Place] = weakref.WeakSet()
+        self._idle: list[OwnConnection] = []
+        self._out: weakref.WeakSet[OwnConnection | _Place] = weakref.WeakSet()
         self._closed = False
 
-    def take(self) -> Connection:
+    def take(self) -> OwnConnection:
         """A connection that was alive a moment ago. Raises Unavailable, after POOL_WAIT seconds at most."""
         deadline = time.monotonic() + POOL_WAIT
         with self._lock:
@@ -76,7 +100,7 @@ class Pool:
                 self._changed.notify()
         return connection
 
-    def put(self, connection: Connection) -> None:
+    def put(self, connection: OwnConnection) -> None:
         """Give a connection back; one that is not idle is closed."""
         idle = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
         with self._lock:
@@ -107,7 +131,7 @@ class Pool:
         self.renew()
 
 
-def alive(connection: Connection) -> bool:
+def alive(connection: OwnConnection) -> bool:
     """Whether nothing tells that the server has ended this idle connection; without asking it anything."""
     if not connection.closed:
         with selectors.DefaultSelector() as selector:
@@ -118,7 +142,7 @@ def alive(connection: Connection) -> bool:
     return False
 
 
-def close(connection: Connection) -> None:
+def close(connection: psycopg.Connection[Any]) -> None:
     """Close a connection that may be dead."""
     with contextlib.suppress(psycopg.Error):
         connection.close()
@@ -136,9 +160,9 @@ class BlockingPostgresStore(PostgresStore):
         self.questions = Pool(self.dial, max(QUESTIONS, settings.fetches + 1), self.where)
         self._opened = False
 
-    def dial(self) -> Connection:
+    def dial(self) -> OwnConnection:
         try:
-            return psycopg.Connection.connect(self.url, **OPTIONS)
+            return OwnConnection.connect(self.url, **OPTIONS)
         except psycopg.Error as error:
             raise Unavailable(self.where, error) from error
 
@@ -165,6 +189,16 @@ class BlockingPostgresStore(PostgresStore):
             return await on_connection(connection, plan)
         finally:
             close(connection)
+
+    async def run_plan(self, connection: Any, plan: Plan[T], within: float | None = None) -> T:
+        """See `ServerStore`: on the caller's connection without a deadline."""
+        if not isinstance(connection, OwnConnection):
+            return await super().run_plan(connection, plan)
+        try:
+            connection.within = within
+            return await super().run_plan(connection, plan)
+        finally:
+            connection.within = None
 
     async def _take(self, pool: Any) -> Any:
         return pool.take()
