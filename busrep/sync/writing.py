@@ -226,8 +226,10 @@ class SharedWriter(SharedSession):
 
     def in_doubt(self, doubt: InDoubt) -> None:
         """The end of this fact's transaction is not known. Let it hold nothing up, and have the table asked."""
-        if self._end_own(doubt) and not self.beats:  # what is committed behind it waits for the answer
-            attempt(self._ask_after_all)
+        # The garbage collector may call, and who settles may wait for a lock that this thread has: so the thread that
+        # asks ends it. Without one, the next fact does, or `settle`.
+        if not self.beats and not self._cores.is_mine and self._end_own(doubt):
+            attempt(self._ask_after_all)  # what is committed behind it waits for the answer
         self.doubted.ring()
 
     def _end_own(self, doubt: InDoubt) -> bool:
@@ -327,7 +329,7 @@ class SharedWriter(SharedSession):
 
     def close(self, timeout: float) -> None:
         """Wait for transactions that are being ended, publish and store where this writer is, and finish its name."""
-        until = time.monotonic() + timeout
+        until, self.beats = time.monotonic() + timeout, False  # their threads have ended
         while self.ending and time.monotonic() < until:
             time.sleep(0.01)
         attempt(self._ask_after_all)

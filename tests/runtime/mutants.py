@@ -355,7 +355,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="nobody-asks-after-a-failed-block-without-beats",
         rule="9.1",
         harm="Without beats one failed block holds up what is committed behind it until the next fact.",
-        edits=(Edit("SharedWriter.in_doubt", "and not self.beats:", "and False:"),),
+        edits=(Edit("SharedWriter.in_doubt", "            attempt(self._ask_after_all)", "            pass"),),
         checks=(FAILED_NEIGHBOURS + "a_fact_of_threads_whose_neighbour_fails_inside_its_block_is_published",),
     ),
     Mutant(

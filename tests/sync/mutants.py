@@ -314,4 +314,34 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         checks=(WRITING + "a_beat_that_waits_for_a_row_holds_up_no_fact",),
     ),
+    Mutant(
+        name="garbage-in-bookkeeping-waits-for-who-settles",
+        rule="9.1",
+        harm="The garbage collector ends a fact while another thread settles: each waits for the other, for ever.",
+        edits=(
+            Edit(
+                "SharedWriter.in_doubt",
+                "if not self.beats and not self._cores.is_mine and self._end_own(doubt):",
+                "if self._end_own(doubt) and not self.beats:",
+            ),
+        ),
+        checks=(
+            RACES + "a_fact_that_ends_in_the_middle_of_bookkeeping_waits_for_no_other_thread[True]",
+            RACES + "a_fact_that_ends_in_the_middle_of_bookkeeping_waits_for_no_other_thread[False]",
+        ),
+        hangs=True,
+    ),
+    Mutant(
+        name="facts-that-end-behind-close-are-left-to-its-threads",
+        rule="9.1",
+        harm="A fact that is interrupted when its bus is closed keeps its transaction, and with it the writer's name.",
+        edits=(
+            Edit(
+                "SharedWriter.close",
+                "until, self.beats = time.monotonic() + timeout, False",
+                "until = time.monotonic() + timeout",
+            ),
+        ),
+        checks=(WRITING + "a_fact_that_is_interrupted_when_the_bus_is_closed_lets_go_of_the_name",),
+    ),
 )

@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,11 +16,13 @@ import psycopg
 import pytest
 
 from busrep.core.application_commands import RemoteServerUp
+from busrep.core.writer import Writer
 from busrep.errors import Closed, CommitUnknown, ConfigError, Unavailable, WaitTimeout, WriterFenced
 from busrep.stores import claims
 from busrep.stores.interface import FactLog
 from busrep.stores.planned import PlannedStore, writes
 from busrep.stores.postgres.blocking import Pool
+from busrep.stores.postgres.store import PostgresStore
 from busrep.stores.sqlite.blocking import ThreadTurn
 from busrep.sync.loop_thread import LoopThread
 from busrep.sync.publisher import Publisher
@@ -434,6 +436,55 @@ def test_a_transaction_may_be_told_to_have_ended_while_another_is_rolled_back(
         wire.tokens(last)
         assert stepped_over(wire, joined.id) == []
         assert list(deployment.rows()) == [joined.id, last]
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_fact_that_ends_in_the_middle_of_bookkeeping_waits_for_no_other_thread(
+    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch, beats: bool
+) -> None:
+    """As when the garbage collector ends it, and who asks after a fact in doubt wants to book what it was told."""
+    told, booking = threading.Event(), threading.Event()
+    outcome, complete = PostgresStore.outcome, Writer.fact_completed
+
+    async def asked(*args: Any) -> Any:
+        found = await outcome(*args)
+        if found is not None:
+            told.set()
+            booking.wait(60)
+        return found
+
+    def booked(*args: Any) -> None:
+        if threading.current_thread() is threading.main_thread() and not booking.is_set():
+            assert told.wait(60)
+            booking.set()
+            garbage.close()
+        complete(*args)
+
+    calm = attrs.evolve(QUICK, heartbeat=600.0)
+    with deployment.bus(beats=beats, settings=calm) as bus, psycopg.connect(deployment.store) as connection:
+
+        def writing() -> Iterator[int]:
+            with bus.write(orders) as fact:
+                fact.add(Order(1, "garbage"))
+                yield fact.id
+
+        garbage = writing()
+        lost = next(garbage)
+        monkeypatch.setattr(PostgresStore, "outcome", asked)
+        monkeypatch.setattr(Writer, "fact_completed", booked)
+        with bus.write(orders) as fact:
+            fact.add(Order(2, "new"))
+            connection.execute("SELECT 1")
+            joined = write(bus, 3, connection=connection)
+            connection.commit()
+            settling, _ = in_thread(bus.settle)
+        settling.join()
+        monkeypatch.undo()
+        bus.settle()
+        bus.store.claim("w1", ["orders"], timeout=10)  # the transaction of what was garbage has ended
+        assert bus.statistics()["writer"]["in_doubt"] == 0
+        assert wire.tokens(joined) == [fact.id, joined]
+        assert lost not in deployment.rows()
 
 
 def test_a_connection_whose_thread_was_interrupted_before_it_was_made_counts_no_more() -> None:

@@ -1117,6 +1117,22 @@ def test_close_while_another_thread_commits(deployment: Deployment, wire: Wire) 
     assert threads() == set()
 
 
+def test_a_fact_that_is_interrupted_when_the_bus_is_closed_lets_go_of_the_name(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(_transaction: Any) -> None:
+        raise Interrupt
+
+    with deployment.bus() as bus:
+        fact = bus.write(orders)
+        fact.__enter__()
+    patch_methods(monkeypatch, TRANSACTIONS, "commit", lambda _: interrupted)
+    with pytest.raises(Interrupt):
+        fact.__exit__(None, None, None)
+    with deployment.table() as store:
+        store.claim("w1", ["orders"], timeout=10)
+
+
 # -- errors a user can make -----------------------------------------------------------------------------------
 
 
