@@ -20,7 +20,7 @@ from busrep.caches.freshness import Commits
 from busrep.core.ids import IdGenerator
 from busrep.core.retained import RetainedRows
 from busrep.core.writer import Writer
-from busrep.errors import BusrepError, CommitsLost, ConfigError, NotAWriter, WriterFenced
+from busrep.errors import CommitsLost, ConfigError, NotAWriter, WriterFenced
 from busrep.stores.interface import AsyncTransaction, Claim, FactLog, KnownWriter
 from busrep.streams import Stream
 
@@ -156,16 +156,18 @@ class WriterSession:
             one.ids = []
             generator.give_up(ticket)
             return
-        try:
-            generator.answer(ticket, one.ids)
-        except BusrepError:
-            self.torn = True  # its rows are committed: whoever claims the name next finds them in the table
-            raise
+        generator.answer(ticket, one.ids)
 
     def book(self, opened: Iterable[OpenFacts]) -> bool:
         """Hand what a transaction left to the writer core; an ID without rows is completed all the same. False: the
         session has ended, and nothing is published under it any more."""
-        opened = list(opened)
+        try:
+            return self._book(list(opened))
+        except BaseException:
+            self.torn = True  # half-way; what is committed whoever claims the name next finds in the table
+            raise
+
+    def _book(self, opened: Sequence[OpenFacts]) -> bool:
         for one in opened:
             if (commits := self.commits.get(one.stream.name)) is not None:
                 commits.ended(one)

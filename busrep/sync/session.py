@@ -13,7 +13,7 @@ from busrep.caches.cache import Caches
 from busrep.caches.freshness import Own
 from busrep.core.backoff import pause_after
 from busrep.core.outgoing import OutgoingFrame
-from busrep.errors import BusrepError, CommitsLost, SequenceWentBack, Unavailable, WriterFenced
+from busrep.errors import CommitsLost, SequenceWentBack, Unavailable, WriterFenced
 from busrep.runtime.config import WriterConfig
 from busrep.runtime.fact import ReenteredError
 from busrep.runtime.open_facts import InDoubt, OpenFacts
@@ -64,7 +64,7 @@ class SharedSession:
         with self._cores:
             try:
                 return step()
-            except (BusrepError, ValueError):
+            except (SequenceWentBack, WriterFenced):  # raised on purpose, before anything was changed
                 raise
             except BaseException:
                 session.torn = True

@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The position moves past a fact of two streams that is not queued yet: announced as empty, and lost.",
         edits=(
             Edit(
-                "WriterSession.book",
+                "WriterSession._book",
                 "        for one in opened:\n            self._redeem(one)\n",
                 """\
         if len(opened) > 1:
@@ -169,7 +169,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="When the slower transaction commits its rows lie below what readers have: dropped as duplicates.",
         edits=(
             Edit(
-                "WriterSession.book",
+                "WriterSession._book",
                 "            (generator.complete_many if one.claimed else generator.abandon)(one.ids)\n",
                 """\
             (generator.complete_many if one.claimed else generator.abandon)(one.ids)
@@ -487,5 +487,12 @@ MUTANTS: tuple[Mutant, ...] = (
             RENEWALS + "who_is_finished_for_ever_is_told_that_it_is_too_slow",
             RENEWALS + "9_19_the_same_on_an_event_loop[6]",
         ),
+    ),
+    Mutant(
+        name="an-outcome-that-is-booked-half-way-tears-nothing",
+        rule="9.1",
+        harm="What follows is booked behind facts that are booked half-way, and that nobody asks after again.",
+        edits=(Edit("WriterSession.book", "            self.torn = True\n", ""),),
+        checks=("runtime/test_fact.py::test_9_1_an_outcome_that_is_booked_half_way_tears_the_session",),
     ),
 )

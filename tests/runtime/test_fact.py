@@ -275,6 +275,23 @@ def test_9_1_what_is_interrupted_while_the_outcome_is_booked_is_asked_after_agai
     assert (session.doubts, len(published(session))) == ([], 1)
 
 
+def test_9_1_an_outcome_that_is_booked_half_way_tears_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing asks after its facts again."""
+
+    def failing(*_: Any) -> None:
+        raise ValueError("twice")
+
+    log = Log({"commit": UNKNOWN})
+    session = session_on(log)
+    with pytest.raises(CommitUnknown):
+        Life(session).run()
+    log.found = {("orders", 1): [b'[1,"new"]']}
+    monkeypatch.setattr(session.core, "fact_completed", failing)
+    with pytest.raises(ValueError, match="twice"):
+        complete(settle(session, list(session.doubts), lambda step: step()))
+    assert session.ended
+
+
 def test_9_2_a_fenced_begin_fences_the_session_and_completes_nothing() -> None:
     session = session_on(Log({"begin": FENCED}))
     with pytest.raises(WriterFenced):

@@ -344,4 +344,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         checks=(WRITING + "a_fact_that_is_interrupted_when_the_bus_is_closed_lets_go_of_the_name",),
     ),
+    Mutant(
+        name="an-error-of-a-known-class-tears-nothing",
+        rule="9.1",
+        harm="A signal handler raises a ValueError in bookkeeping: an ID stays open, and holds up all behind it.",
+        edits=(
+            Edit(
+                "SharedSession.guarded",
+                "            except (SequenceWentBack, WriterFenced):",
+                "            except Exception:",
+            ),
+        ),
+        checks=(
+            WRITING + "what_interrupts_bookkeeping_may_be_an_error_of_any_class[reserved-ValueError]",
+            WRITING + "what_interrupts_bookkeeping_may_be_an_error_of_any_class[reserved-Unavailable]",
+        ),
+    ),
 )

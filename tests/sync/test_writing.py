@@ -22,6 +22,7 @@ import busrep.sync
 from busrep import Stream
 from busrep.core.application_commands import RemoteServerUp
 from busrep.core.catchup import FetchUpdates
+from busrep.core.ids import IdGenerator
 from busrep.core.writer import Writer
 from busrep.errors import (
     BusrepError,
@@ -957,6 +958,31 @@ def test_a_reservation_that_failed_is_given_up_whatever_comes(
         last = write(bus, 3)
         assert wire.tokens(last)[-1] == last
         assert bus.positions()["orders"]["w1"] == last
+
+
+@pytest.mark.parametrize("kind", [ValueError, Unavailable])
+@pytest.mark.parametrize("place", [(IdGenerator, "answer"), (Writer, "fact_completed")], ids=["reserved", "completed"])
+def test_what_interrupts_bookkeeping_may_be_an_error_of_any_class(
+    deployment: Deployment,
+    wire: Wire,
+    monkeypatch: pytest.MonkeyPatch,
+    place: tuple[type, str],
+    kind: type[Exception],
+) -> None:
+    def interrupt() -> None:
+        if threading.current_thread() is threading.main_thread():
+            monkeypatch.undo()
+            raise kind("interrupted", OSError())
+
+    with deployment.bus() as bus:
+        first = write(bus, 1)
+        patch_methods(monkeypatch, place[:1], place[1], partial(surrounded, after=interrupt))
+        with pytest.raises(kind):
+            write(bus, 2)
+        last = write(bus, 3)
+        assert wire.tokens(last)[-1] == last
+        assert {first, last} <= set(deployment.rows())
+        assert bus.statistics()["writer"]["in_doubt"] == 0
 
 
 def test_an_interrupted_claim_does_not_lose_the_name(
