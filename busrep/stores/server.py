@@ -297,11 +297,13 @@ class ServerTransaction(PlannedTransaction):
             return True
         closed = self.connection.closed
         known = self.marker is None or not self._handed_out
-        if not closed and not self._idle():
-            # Whatever goes wrong, the server rolls back when the connection ends.
-            with contextlib.suppress(BusrepError):
-                await self._run(only(Control.ROLLBACK), self.store.settings.fetch_timeout)
-        await self._give_back()
+        try:
+            if not closed and not self._idle():
+                # Whatever goes wrong, the server rolls back when the connection ends.
+                with contextlib.suppress(BusrepError):
+                    await self._run(only(Control.ROLLBACK), self.store.settings.fetch_timeout)
+        finally:  # a pool throws away one that is in the middle of a statement
+            await self._give_back()
         return known
 
     async def _give_back(self) -> None:

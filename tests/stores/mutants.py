@@ -418,6 +418,19 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(STORES_POSTGRES + "who_is_cancelled_takes_no_connection_along",),
     ),
     Mutant(
+        name="a-rollback-that-is-cut-keeps-its-connection",
+        rule="9",
+        harm="Two deadlines around a handler's transaction, and a connection is lost: after some no handler gets one.",
+        edits=(
+            Edit(
+                "ServerTransaction.rollback",
+                "        finally:  # a pool throws away one that is in the middle of a statement\n",
+                "        except asyncio.CancelledError:\n            raise\n        else:\n",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "who_is_cut_twice_while_it_begins_takes_no_connection_along",),
+    ),
+    Mutant(
         name="ceiling-taken-for-proof",
         rule="9.9",
         harm="A page from a lagging replica counts up to what was asked for: rows not replayed yet are skipped.",

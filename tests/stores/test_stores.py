@@ -1073,6 +1073,31 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             await asyncio.wait([asked])
             await self.all_back(pool)
 
+    @sync
+    async def test_who_is_cut_twice_while_it_begins_takes_no_connection_along(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two deadlines, one around the other: the second one cuts the rollback that the first one began."""
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            run_plan, served = store.run_plan, asyncio.Event()
+
+            async def served_without_an_answer(*args: Any) -> None:
+                await run_plan(*args)
+                served.set()
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr(store, "run_plan", served_without_an_answer)
+            transaction = store.transaction(claim)
+            beginning = asyncio.create_task(transaction.begin())
+            for _ in ("BEGIN", "ROLLBACK"):
+                await served.wait()
+                served.clear()
+                beginning.cancel()
+            await asyncio.wait([beginning])
+            assert transaction.connection is None
+            await self.all_back(store.transactions)
+
     async def all_back(self, pool: Any) -> None:
         """Wait until every connection of a pool can be given to somebody."""
         async with asyncio.timeout(PATIENCE):
