@@ -229,8 +229,13 @@ class Dialect(Protocol):
     def version(self) -> Plan[int | None]:
         """The schema version found; None without tables."""
 
+    def check_schema(self) -> Plan[None]:
+        """ConfigError where what is made now would not lie beside busrep's tables."""
+        yield from ()
+
     def check_visible(self, tables: Sequence[str]) -> Plan[None]:  # noqa: ARG002 - most databases have no policies
-        """Unavailable where a policy of the database may hide rows from us, of these own tables or of busrep's."""
+        """Unavailable where a policy of the database may hide rows from us, of these own tables or of busrep's;
+        ConfigError where a stream's sequence does not lie beside busrep's tables."""
         yield from ()
 
     def age(self, column: str) -> str:

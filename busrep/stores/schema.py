@@ -114,6 +114,7 @@ def init(dialect: Dialect, redefine: Collection[str] = ()) -> Plan[None]:
         found = yield from dialect.version()
         if found is not None and found > VERSION:
             raise SchemaError(found, VERSION)
+        yield from dialect.check_schema()
         for version in range((found or 0) + 1, VERSION + 1):
             yield tuple(statements(dialect, version))
         if found is None:

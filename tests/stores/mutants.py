@@ -21,6 +21,7 @@ ROW_SHAPES = "stores/test_row_shapes.py::test_"
 RULES = "test_rules.py::test_"
 SAVING_REFUSED = "stores/test_saving_refused.py::test_"
 SECRETS = "asyncio/test_secrets.py::test_"
+SERVER_SETTINGS = "stores/test_server_settings.py::test_"
 SESSIONS_ENDED = "asyncio/test_sessions_ended.py::test_"
 SIMULATION = "proof/test_simulation.py::test_"
 SIM_STORE = "proof/test_sim_store.py::test_"
@@ -1657,6 +1658,20 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Its rows are others than the writer's: it gets lists live, and their text when it catches up.",
         edits=(Edit("FileStore.open", "kept[name].fields if name in kept else None", "None"),),
         checks=(STORE_EDGES + "a_process_that_would_get_text_for_a_list_is_refused[None]",),
+    ),
+    Mutant(
+        name="init-makes-sequences-in-any-schema",
+        rule="9.15",
+        harm="'db init' under another search_path makes a second sequence: two writers get the same IDs.",
+        edits=(Edit("schema.init", "        yield from dialect.check_schema()\n", ""),),
+        checks=(SERVER_SETTINGS + "init_makes_nothing_in_another_schema_than_that_of_the_tables",),
+    ),
+    Mutant(
+        name="a-second-sequence-is-taken-for-the-stream-s",
+        rule="9.15",
+        harm="A stream has two sequences, and search_path decides which one gives the IDs: two facts get the same.",
+        edits=(Edit("PostgresDialect.check_visible", "s.relnamespace <> n.oid", "s.relnamespace = 0"),),
+        checks=(SERVER_SETTINGS + "a_second_sequence_of_a_stream_is_refused",),
     ),
     Mutant(
         name="nobody-looks-after-the-wal-file",

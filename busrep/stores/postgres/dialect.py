@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from busrep.errors import Unavailable
+from busrep.errors import ConfigError, Unavailable
 from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Backing, Dialect, columns_of, no_position_above, row_columns
 from busrep.stores.plans import Plan, Sql
 
@@ -34,6 +34,11 @@ def sequence_name(stream: str) -> str:
 SERVER = (
     "CASE WHEN pg_is_in_recovery() THEN '' ELSE (SELECT c.system_identifier::text FROM pg_control_system() c) "
     "|| '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
+)
+# The schema ``n`` in which busrep's tables are.
+BESIDE = (
+    "pg_namespace n JOIN pg_class m ON m.relnamespace = n.oid AND m.relname = 'busrep_meta' "
+    "AND pg_table_is_visible(m.oid)"
 )
 # By the second statement a policy that hides rows is an error: they would pass for rows that are not there.
 SNAPSHOT = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL row_security = off")
@@ -77,16 +82,38 @@ class PostgresDialect(Dialect):
         answers = yield Sql("SELECT value FROM busrep_meta WHERE key = 'version'")
         return int(answers[0][0][0]) if answers[0] else None
 
+    def check_schema(self) -> Plan[None]:
+        answers = yield Sql(f"SELECT n.nspname, current_schema() FROM {BESIDE} WHERE n.nspname <> current_schema()")
+        for there, here in answers[0]:
+            raise ConfigError(
+                f"busrep's tables are in schema {there!r}, and 'db init' would make what is new in {here!r}, which "
+                f"comes first in search_path: run it with {there!r} first, such as ?options=-csearch_path%3D{there} in "
+                "the store's URL"
+            )
+
     def check_visible(self, tables: Sequence[str]) -> Plan[None]:
-        answers = yield Sql(
-            "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relrowsecurity AND row_security_active(c.oid) AND "
-            "(starts_with(c.relname, 'busrep_') AND pg_table_is_visible(c.oid) "
-            "OR c.oid IN (SELECT to_regclass(value) FROM json_array_elements_text(?::json)))",
-            (json.dumps(tables),),
+        hides, elsewhere = yield (
+            Sql(
+                "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relrowsecurity AND row_security_active(c.oid) "
+                "AND (starts_with(c.relname, 'busrep_') AND pg_table_is_visible(c.oid) "
+                "OR c.oid IN (SELECT to_regclass(value) FROM json_array_elements_text(?::json)))",
+                (json.dumps(tables),),
+            ),
+            Sql(
+                f"SELECT n.nspname, s.relnamespace::regnamespace || '.' || s.relname FROM {BESIDE} "
+                "JOIN pg_class s ON s.relnamespace <> n.oid AND pg_table_is_visible(s.oid) "
+                "WHERE s.relname IN (SELECT value FROM json_array_elements_text(?::json))",
+                (json.dumps([sequence_name(stream) for stream in self.backings]),),
+            ),
         )
-        if hidden := ", ".join(table for (table,) in answers[0]):
+        if hidden := ", ".join(table for (table,) in hides):
             reason = f"row-level security may hide rows of {hidden} from this role"
             raise Unavailable("PostgreSQL", f"{reason}: see 'Rights in PostgreSQL' in docs/guides/deploy.md")
+        for there, name in elsewhere:  # from two sequences of a stream two writers would take the same IDs
+            raise ConfigError(
+                f"the sequence {name} is not in schema {there!r}, where busrep's tables are: set search_path so that "
+                f"{there!r} comes first. If {there!r} has no such sequence, ALTER SEQUENCE {name} SET SCHEMA {there}"
+            )
 
     def age(self, column: str) -> str:
         return f"extract(epoch FROM clock_timestamp() - {column})::float8"

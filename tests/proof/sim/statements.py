@@ -438,7 +438,7 @@ def _is_there(_: re.Match[str]) -> Statement:
     return Statement(rows=lambda run: [(1,)] if made(run) else [])
 
 
-def _no_policies(_: re.Match[str]) -> Statement:
+def _none(_: re.Match[str]) -> Statement:
     return Statement(rows=lambda _: [])
 
 
@@ -566,7 +566,8 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
     (r"CREATE (?:UNLOGGED )?TABLE (?P<name>\w+) .*", _create_table),
     (r"ALTER TABLE \w+ ADD COLUMN \w+ text", _add_column),
     (r"SELECT 1 FROM pg_class WHERE relname = 'busrep_meta' AND pg_table_is_visible\(oid\)", _is_there),
-    (r"SELECT c\.oid::regclass::text FROM pg_class c WHERE .* row_security_active\(c\.oid\) .*", _no_policies),
+    (r"SELECT c\.oid::regclass::text FROM pg_class c WHERE .* row_security_active\(c\.oid\) .*", _none),
+    (r"SELECT n\.nspname, .* FROM pg_namespace n JOIN pg_class m .*", _none),  # there is one schema
     (r"SELECT pg_advisory_xact_lock\((?P<key>\d+)\)", _advisory_lock),
     (r"BEGIN ISOLATION LEVEL REPEATABLE READ", _repeatable),
     (r"SET LOCAL lock_timeout = (?P<milliseconds>\d+)", _lock_timeout),
