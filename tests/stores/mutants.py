@@ -1674,6 +1674,27 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(SERVER_SETTINGS + "a_second_sequence_of_a_stream_is_refused",),
     ),
     Mutant(
+        name="the-database-s-encoding-is-the-store-s",
+        rule="9",
+        harm="A role or database is set to LATIN1: facts are refused that have other characters; or to none: no claim.",
+        edits=(Edit("postgres.store", ', "client_encoding": "utf8"}', "}"),),
+        checks=(SERVER_SETTINGS + "text_is_kept_whatever_client_encoding_is_set[LATIN1-threads]",),
+    ),
+    Mutant(
+        name="a-statement-is-utf-8-on-any-connection",
+        rule="9",
+        harm="On a connection of the caller's in LATIN1 what the application writes is stored as other text.",
+        edits=(Edit("PostgresTransaction._execute", "encode(self.connection.info.encoding)", "encode()"),),
+        checks=(SERVER_SETTINGS + "the_application_s_statement_is_in_the_encoding_of_its_connection",),
+    ),
+    Mutant(
+        name="text-may-come-as-bytes",
+        rule="9",
+        harm="On a connection of the caller's in SQL_ASCII a claim, or a saved position, is never what it should be.",
+        edits=(Edit("PostgresStore.checked", '.encoding == "ascii"', '.encoding == ""'),),
+        checks=(SERVER_SETTINGS + "the_application_s_statement_is_in_the_encoding_of_its_connection",),
+    ),
+    Mutant(
         name="nobody-looks-after-the-wal-file",
         rule="4",
         harm="The -wal file was deleted: facts are committed to a file that nobody else has, and published.",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
 import pytest
 
+from busrep.core.catchup import FetchUpdates
 from busrep.errors import ConfigError
-from busrep.stores import AsyncStore, open_store
+from busrep.stores import open_store
+from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry, Stream
 from tests.stores.store_conformance import sync
+from tests.stores.test_driver_errors import done
 
 pytestmark = pytest.mark.servers
 
@@ -25,13 +28,13 @@ def ask(url: str, text: str) -> None:
 
 
 @asynccontextmanager
-async def opened(url: str, *streams: Stream[Any]) -> AsyncIterator[AsyncStore]:
-    store = open_store(url, Registry(streams))
+async def opened(url: str, *streams: Stream[Any], make: Callable[..., Any] = open_store) -> AsyncIterator[Any]:
+    store = make(url, Registry(streams))
     try:
-        await store.open()
+        await done(store.open())
         yield store
     finally:
-        await store.close()
+        await done(store.close())
 
 
 # --- search_path
@@ -62,3 +65,72 @@ async def test_a_second_sequence_of_a_stream_is_refused(postgres_url: str) -> No
             pass
     async with opened(postgres_url, orders):  # it does not see the other one
         pass
+
+
+# --- client_encoding
+
+ENCODINGS = pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+
+
+async def fact_with_a_name(store: Any, name: str, connection: Any = None) -> tuple[bytes, bytes]:
+    """The row of a fact as it was written, and as it is read; in its transaction the application writes a name."""
+    payload = f'["{name}"]'.encode()
+    claim = await done(store.claim("w1", ["orders"], timeout=5))
+    (token,) = await done(store.reserve("orders", 1))
+    transaction = store.transaction(claim, connection)
+    await done(transaction.begin())
+    await done(transaction.insert("orders", [(token, [[name]], [payload])]))
+    await done(transaction.execute(f"INSERT INTO names VALUES ('{name}')"))
+    await done(transaction.commit())
+    page = await done(store.fetch(FetchUpdates("orders", "w1", token - 1, token, 1)))
+    return payload, page.payloads[0]
+
+
+def names(url: str) -> list[tuple[str]]:
+    with psycopg.connect(url, client_encoding="utf8") as server:
+        return server.execute("SELECT name FROM names").fetchall()
+
+
+@pytest.mark.parametrize("make", [open_store, open_blocking_store], ids=["asyncio", "threads"])
+@ENCODINGS
+@sync
+async def test_text_is_kept_whatever_client_encoding_is_set(postgres_url: str, encoding: str, make: Any) -> None:
+    await open_store(postgres_url, Registry([orders])).init()
+    ask(postgres_url, "CREATE TABLE names (name text)")
+    ask(postgres_url, f"ALTER DATABASE {postgres_url.rpartition('/')[2]} SET client_encoding = '{encoding}'")
+    async with opened(postgres_url, orders, make=make) as store:
+        written, found = await fact_with_a_name(store, "€")
+    assert found == written
+    assert names(postgres_url) == [("€",)]
+
+
+@sync
+async def test_a_database_without_an_encoding(postgres_url: str) -> None:
+    database = postgres_url.rpartition("/")[2] + "_ascii"
+    ask(postgres_url, f"CREATE DATABASE {database} ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
+    url = f"{postgres_url}_ascii"
+    try:
+        await open_store(url, Registry([orders])).init()
+        ask(url, "CREATE TABLE names (name text)")
+        async with opened(url, orders) as store:
+            written, found = await fact_with_a_name(store, "€")
+        assert found == written
+        assert names(url) == [("€",)]
+    finally:
+        ask(postgres_url, f"DROP DATABASE {database} WITH (FORCE)")
+
+
+@sync
+async def test_the_application_s_statement_is_in_the_encoding_of_its_connection(postgres_url: str) -> None:
+    await open_store(postgres_url, Registry([orders])).init()
+    ask(postgres_url, "CREATE TABLE names (name text)")
+    async with opened(postgres_url, orders) as store:
+        with psycopg.connect(postgres_url, client_encoding="LATIN1") as connection:
+            written, found = await fact_with_a_name(store, "é", connection)
+        with (
+            psycopg.connect(postgres_url, client_encoding="SQL_ASCII") as connection,
+            pytest.raises(ConfigError, match=r"SQL_ASCII.*client_encoding='utf8'"),
+        ):
+            await fact_with_a_name(store, "é", connection)
+    assert found == written
+    assert names(postgres_url) == [("é",)]

@@ -78,7 +78,7 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
         return agreement
 
     async def _connected(self) -> AsyncConnection[Any]:
-        connection = await self.store.connect(client_encoding="utf8")
+        connection = await self.store.connect()
         try:
             found = await self.store.run_on(connection, only(Sql(TIMEOUTS, (connection.info.backend_pid,))))
             if not found[0]:  # it would keep the lock of a slot, and these settings, for its next client

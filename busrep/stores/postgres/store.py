@@ -55,8 +55,9 @@ ASK_AGAIN = 3.0
 # Deadline of a connect, seconds; libpq's own default is for ever.
 CONNECT_TIMEOUT = 10
 # The store's connections. Behind a pooler that hands a server's session from one client to the next (PgBouncer with
-# pool_mode=transaction) a statement that psycopg has prepared is missing, or is another client's.
-OPTIONS: dict[str, Any] = {"autocommit": True, "prepare_threshold": None}
+# pool_mode=transaction) a statement that psycopg has prepared is missing, or is another client's. A role or a database
+# may be set to another encoding, which has no characters for some rows, or to none: then text would come as bytes.
+OPTIONS: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "client_encoding": "utf8"}
 # A peer that is gone without a word is noticed within some 20 s: an answer to COMMIT is not waited for for ever.
 KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 
@@ -226,10 +227,10 @@ class PostgresStore(ServerStore):
         async with connection:
             return await on_connection(connection, plan)
 
-    async def connect(self, **options: Any) -> psycopg.AsyncConnection[Any]:
+    async def connect(self) -> psycopg.AsyncConnection[Any]:
         """A connection of its own, in no pool. Raises Unavailable."""
         try:
-            return await psycopg.AsyncConnection.connect(self.url, **OPTIONS, **options)
+            return await psycopg.AsyncConnection.connect(self.url, **OPTIONS)
         except psycopg.Error as error:
             raise Unavailable(self.where, error) from error
 
@@ -309,6 +310,11 @@ class PostgresStore(ServerStore):
         if connection is not None and not isinstance(connection, self.callers):
             names = " or ".join(f"psycopg.{one.__name__}" for one in self.callers)
             raise ConfigError(f"a {names} is needed, not {type(connection).__name__}")
+        if connection is not None and not connection.closed and connection.info.encoding == "ascii":
+            raise ConfigError(
+                "connection= has client_encoding SQL_ASCII, in which the driver takes text for bytes: connect with "
+                "client_encoding='utf8'"
+            )
         return connection
 
     def check_open(self) -> None:
@@ -341,5 +347,5 @@ class PostgresTransaction(ServerTransaction):
 
     async def _execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
         cursor: Any = self.connection.cursor(row_factory=tuple_row)
-        await settled(cursor.execute(sql.encode(), params or None))
+        await settled(cursor.execute(sql.encode(self.connection.info.encoding), params or None))
         return await fetched(cursor)
