@@ -85,7 +85,11 @@ VERSIONS: Mapping[int, Sequence[str]] = {
 
 VERSION = max(VERSIONS)
 
-INSERT_STREAM = "INSERT INTO busrep_streams (stream, backing, fields) VALUES (?, ?, ?)"
+# The row stays the same one: who prunes, or registers to read, may be waiting for its lock.
+INSERT_STREAM = (
+    "INSERT INTO busrep_streams (stream, backing, fields) VALUES (?, ?, ?) "
+    "ON CONFLICT (stream) DO UPDATE SET backing = excluded.backing, fields = excluded.fields"
+)
 STREAMS = Sql("SELECT stream, backing, fields FROM busrep_streams")
 
 
@@ -127,11 +131,7 @@ def init(dialect: Dialect, redefine: Collection[str] = ()) -> Plan[None]:
             Sql("INSERT INTO busrep_meta (key, value) VALUES ('version', ?)", (str(VERSION),)),
         )
         for stream, (declared, fields) in _rows(dialect, wanted, (yield STREAMS)[0], redefine).items():
-            yield (
-                dialect.create_sequence(stream),
-                Sql("DELETE FROM busrep_streams WHERE stream = ?", (stream,)),
-                Sql(INSERT_STREAM, (stream, declared, fields)),
-            )
+            yield dialect.create_sequence(stream), Sql(INSERT_STREAM, (stream, declared, fields))
         yield Control.COMMIT
 
     for backing in wanted.values():

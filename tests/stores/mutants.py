@@ -1695,6 +1695,20 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(SERVER_SETTINGS + "the_application_s_statement_is_in_the_encoding_of_its_connection",),
     ),
     Mutant(
+        name="init-takes-the-lock-of-a-stream-away",
+        rule="9.12",
+        harm="While 'db init' is at work a reader registers during a prune: rows go that it is about to ask for.",
+        edits=(
+            Edit(
+                "schema.init",
+                "            yield dialect.create_sequence(stream), Sql(",
+                "            yield dialect.create_sequence(stream)\n"
+                '            yield Sql("DELETE FROM busrep_streams WHERE stream = ?", (stream,)), Sql(',
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_12_who_waits_for_a_stream_s_lock_has_it_when_init_is_through",),
+    ),
+    Mutant(
         name="nobody-looks-after-the-wal-file",
         rule="4",
         harm="The -wal file was deleted: facts are committed to a file that nobody else has, and published.",

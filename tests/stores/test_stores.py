@@ -847,6 +847,27 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             await restoring.commit()
             assert await finishing == {}
 
+    @sync
+    async def test_9_12_who_waits_for_a_stream_s_lock_has_it_when_init_is_through(self, url: str) -> None:
+        """Else a prune and a registration are at work at a time: what the new reader begins with is pruned."""
+        orders, later = Stream("orders"), Stream("payments")
+        async with (
+            self.opened(url, Registry([orders])),
+            await psycopg.AsyncConnection.connect(url) as making,
+            await psycopg.AsyncConnection.connect(url) as pruning,
+        ):
+            await making.execute("CREATE SEQUENCE busrep_seq_payments")  # init waits for it, orders being written
+            init = asyncio.create_task(self.make(url, Registry([orders, later])).init())
+            while self.sql(url, self.WAITING) == [(0,)] and not init.done():
+                await asyncio.sleep(0.01)
+            lock = pruning.execute("SELECT 1 FROM busrep_streams WHERE stream = 'orders' FOR UPDATE")
+            locking = asyncio.create_task(lock)
+            while self.sql(url, self.WAITING) == [(1,)] and not locking.done():
+                await asyncio.sleep(0.01)
+            await making.rollback()
+            await init
+            assert await (await locking).fetchall() == [(1,)]
+
     def test_9_4_claims_race_whatever_the_default_isolation_is(self, url: str) -> None:
         name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
         self.sql(url, f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'serializable'")
