@@ -1709,6 +1709,13 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(STORES_POSTGRES + "9_12_who_waits_for_a_stream_s_lock_has_it_when_init_is_through",),
     ),
     Mutant(
+        name="a-number-is-read-as-it-is-set",
+        rule="9.9",
+        harm="extra_float_digits is set to 0: catch-up from an own table gives other numbers than the live rows.",
+        edits=(Edit("PostgresDialect.picked", "'extra_float_digits', '1'", "'extra_float_digits', '0'"),),
+        checks=(SERVER_SETTINGS + "numbers_of_an_own_table_are_read_in_full",),
+    ),
+    Mutant(
         name="nobody-looks-after-the-wal-file",
         rule="4",
         harm="The -wal file was deleted: facts are committed to a file that nobody else has, and published.",

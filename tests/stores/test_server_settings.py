@@ -13,8 +13,8 @@ from busrep.core.catchup import FetchUpdates
 from busrep.errors import ConfigError
 from busrep.stores import open_store
 from busrep.stores.blocking import open_blocking_store
-from busrep.streams import Registry, Stream
-from tests.stores.store_conformance import sync
+from busrep.streams import Registry, Stream, Table
+from tests.stores.store_conformance import row, sync
 from tests.stores.test_driver_errors import done
 
 pytestmark = pytest.mark.servers
@@ -134,3 +134,30 @@ async def test_the_application_s_statement_is_in_the_encoding_of_its_connection(
             await fact_with_a_name(store, "é", connection)
     assert found == written
     assert names(postgres_url) == [("é",)]
+
+
+# --- extra_float_digits
+
+
+@sync
+async def test_numbers_of_an_own_table_are_read_in_full(postgres_url: str) -> None:
+    """By a page, by what became of a COMMIT without an answer, and by a snapshot."""
+    prices = Stream("prices", table=Table("prices", columns=("amount",)))
+    ask(postgres_url, "CREATE TABLE prices (id bigint PRIMARY KEY, writer text, amount double precision)")
+    ask(postgres_url, f"ALTER DATABASE {postgres_url.rpartition('/')[2]} SET extra_float_digits = 0")
+    await open_store(postgres_url, Registry([prices])).init()
+    async with opened(postgres_url, prices) as store:
+        claim = await store.claim("w1", ["prices"], timeout=5)
+        (token,) = await store.reserve("prices", 1)
+        transaction = store.transaction(claim)
+        await transaction.begin()
+        await transaction.insert("prices", [(token, [[0.1 + 0.2]], [row(0.1 + 0.2)])])
+        await transaction.commit()
+        await store.heartbeat(claim, {"prices": token})
+        assert (await store.fetch(FetchUpdates("prices", "w1", 0, token, 1))).payloads == [row(0.1 + 0.2)]
+        left = await store.outcome(claim, transaction.marker, [("prices", token)])
+        assert left == {("prices", token): [row(0.1 + 0.2)]}
+        agreement = await store.agree("prices", part_rows=2)
+        part = b"".join([piece async for piece in store.load(agreement, 0)])
+        assert part == b"%d w1 %b\n" % (token, row(0.1 + 0.2))
+        await store.leave(agreement)

@@ -237,8 +237,12 @@ class PostgresDialect(Dialect):
         )
 
     def picked(self, backing: Backing) -> Sequence[str]:
-        """See `Dialect`. Of an application's table the server makes the JSON."""
-        return [f"json_build_array({', '.join(backing.columns)})::text"] if backing.own else ["row"]
+        """See `Dialect`. Of an application's table the server makes the JSON: with all digits of a float, whatever is
+        set here. That is set in the same statement, for the transaction alone, before the first row is looked at."""
+        if not backing.own:
+            return ["row"]
+        made = f"json_build_array({', '.join(backing.columns)})::text"
+        return [f"CASE WHEN (SELECT set_config('extra_float_digits', '1', true)) <> '' THEN {made} END"]
 
     def page(self, backing: Backing, writer: str, after: int, upto: int, limit: int) -> Sql:
         where, params = backing.of_writer(writer)
