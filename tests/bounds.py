@@ -184,7 +184,7 @@ class Bound:
 
 BOUNDS = (
     Bound(wheel_lines, 22_000, 31_235),
-    Bound(largest_class, 300, 291),
+    Bound(largest_class, 300, 293),
     Bound(largest_file, 400, 392),
     Bound(largest_core_file, 250, 250),
     Bound(long_functions, 0, 0),
