@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from busrep.core.bootstrap import Bootstrap
 from busrep.core.bootstrap_work import Agree, Apply, Begin, Drain, Leave, Load, Work
@@ -65,13 +66,13 @@ class Run:
             task = self.tasks.pop(given)
             if task is not asyncio.current_task():
                 task.cancel()
-                self._put_aside(task)
+                self._ending[task] = None
         for work in wanted:
             doing = self._do(work, list(self._ending))
             task = asyncio.create_task(doing, name=f"busrep-bootstrap-{type(work).__name__.lower()}")
-            task.add_done_callback(log_failure)
+            task.add_done_callback(partial(self._ended, work))
             if isinstance(work, Leave):
-                self._put_aside(task)
+                self._ending[task] = None
             else:
                 self.tasks[work] = task
         for old, new in machine.changes:
@@ -82,9 +83,18 @@ class Run:
         due = machine.next_retry(now)
         self._timer = None if due is None else asyncio.get_running_loop().call_at(due, self.advance)
 
-    def _put_aside(self, task: asyncio.Task[None]) -> None:
-        self._ending[task] = None
-        task.add_done_callback(lambda done: self._ending.pop(done, None))
+    def _ended(self, work: Work, task: asyncio.Task[None]) -> None:
+        """A done callback: `_do` sees to all that becomes of a task, unless it is cancelled before its first step."""
+        log_failure(task)
+        self._ending.pop(task, None)
+        if self.tasks.get(work) is task and not self.context.ended:
+            del self.tasks[work]
+            self._was_cancelled(work)
+            self.advance()
+
+    def _was_cancelled(self, work: Work) -> None:
+        log.warning("bootstrap of %s: %s was cancelled: it is tried again", self.name, type(work).__name__.lower())
+        self.machine.failed(work, Unavailable("the snapshot source", "it was cancelled"), self.now())
 
     def _changed(self, old: BootstrapState | None, new: BootstrapState) -> None:
         machine = self.machine
@@ -129,8 +139,7 @@ class Run:
         except asyncio.CancelledError:
             if being_cancelled() and (self.context.ended or work not in machine.under_way):  # it is not wanted any more
                 raise
-            log.warning("bootstrap of %s: %s was cancelled: it is tried again", self.name, type(work).__name__.lower())
-            machine.failed(work, Unavailable("the snapshot source", "it was cancelled"), self.now())
+            self._was_cancelled(work)
         except (KeyboardInterrupt, SystemExit):  # they end the event loop
             raise
         except BaseException as error:  # a bug, in a source perhaps: loud, and tried again

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from busrep.core.snapshots import Agreement, AppliedParts, BootstrapProgress
@@ -18,7 +19,7 @@ from busrep.core.states import BootstrapState, unfinished
 from busrep.errors import BusrepError, ConfigError, NoSnapshots, SnapshotGone
 from busrep.stores.interface import KnownWriter, ReaderState
 
-from ..runtime.tasks import spawn, stop
+from ..runtime.tasks import Tasks
 from ..snapshots.parts import Applier
 from .bootstrap_parts import SourceOnDemand
 from .bootstrap_run import ASKED_FOR, Run
@@ -38,7 +39,7 @@ class Bootstrapping:
         self._runs: dict[str, Run] = {}
         self._appliers: dict[str, Applier] = {}
         self._due: dict[str, str] = {}  # streams that would begin with a snapshot, if it was known how to apply it
-        self._finishing: dict[asyncio.Task[None], None] = {}
+        self._finishing = Tasks(self._settings)
         self._given_up: dict[str, NoSnapshots] = {}  # streams that are fetched page by page
 
     # -- when -------------------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ class Bootstrapping:
         self._appliers[name] = applier
         if name in self._unknown:  # as it is by now: another process may have gone on with it
             del self._unknown[name]
-            self._context.spawn(self._look_now(), "twins")
+            self._context.spawn(self._look_now, "twins")
         elif (reason := self._due.pop(name, None)) is not None:
             self.begin(name, reason)
 
@@ -255,7 +256,8 @@ class Bootstrapping:
             parts, done = len(machine.agreement.parts), machine.parts
             online = BootstrapState.ONLINE.value
             step = AppliedParts(parts=parts, applied=parts, rows=done.rows, bytes=done.bytes, state=online)
-            spawn(self._finishing, self._finish(run.name, machine.id, step), "busrep-bootstrap-online")
+            work = partial(self._finish, run.name, machine.id, step)
+            self._finishing.spawn(work, "bootstrap-online", again=True)
 
     async def _finish(self, name: str, id: str, step: AppliedParts) -> None:
         try:
@@ -277,7 +279,7 @@ class Bootstrapping:
 
     def fail(self) -> None:
         """Reading has stopped for good: let go of the source now, for the bus may stay open for long."""
-        spawn(self._finishing, self._let_go(self.end()), "busrep-bootstrap-leave")
+        self._finishing.spawn(partial(self._let_go, self.end()), "bootstrap-leave", again=True)
 
     async def _let_go(self, ending: Collection[asyncio.Task[None]]) -> None:
         if ending:
@@ -295,7 +297,7 @@ class Bootstrapping:
                 await self.source.leave_all()
                 if self._finishing:
                     await asyncio.wait(self._finishing)
-        await stop(self._finishing, timeout)
+        await self._finishing.stop(timeout)
         await self.source.close(timeout)
 
     def statistics(self) -> dict[str, Any]:

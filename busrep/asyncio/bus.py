@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, overload
 
 from busrep.caches.cache import Caches
@@ -19,7 +20,6 @@ from busrep.streams import Stream, checked_stream
 from ..links import ServerAddress
 from ..runtime.batch import Batch, Handler, NoticeHandler
 from ..runtime.cached import CachedFunction, unix_ms
-from ..runtime.tasks import spawn
 from ..snapshots.parts import Applier, ApplyHandler
 from .bus_life import BusLife
 from .caching import CacheUpkeep
@@ -285,7 +285,7 @@ class Bus(BusLife):
         def register(handler: Callable[[CommandT], Any]) -> Callable[[CommandT], Any]:
             self.receiver.on(kind, handler)
             channel = channel_of(self.name, "USER_IP" if kind is UserIp else "")
-            spawn(self.tasks, self.link.subscribe(channel), "busrep-subscribe")
+            self.tasks.spawn(partial(self.link.subscribe, channel), "subscribe", again=True)
             return handler
 
         return register

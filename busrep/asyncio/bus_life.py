@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from busrep.stores.interface import AsyncStore
 from ..links import ServerAddress, make_link
 from ..links.link import Link, LinkEvents
 from ..links.tcp import identity_of
-from ..runtime.tasks import call, log_failure, spawn, stop, within
+from ..runtime.tasks import Tasks, call, log_failure, stop, within
 from .caching import CacheUpkeep
 from .messages import ChannelPublisher, Receiver, channels_of
 from .own_name import OwnName
@@ -45,8 +46,7 @@ class BusLife:
         self._own = options.own
         self._connect_handlers: list[Callable[[], Any]] = []
         self._close_handlers: list[Callable[[], Any]] = []
-        self.tasks: dict[asyncio.Task[Any], None] = {}
-        self.background: list[asyncio.Task[None]] = []
+        self.tasks, self.background = Tasks(self.settings), Tasks(self.settings)
         self.watch = LinkWatch(self.settings)
         self._state = "new"
         self._closing: asyncio.Task[None] | None = None
@@ -87,22 +87,17 @@ class BusLife:
         except BaseException:
             await self.close()
             raise
-        self.run_in_background(self.publisher.run(), "publish")
-        self.run_in_background(self._keep_beating(), "beat")
+        self.run_in_background(self.publisher.run, "publish")
+        self.run_in_background(self._keep_beating, "beat")
         if self.writing is not None:
-            self.run_in_background(self.writing.keep_settling(), "settle")
+            self.run_in_background(self.writing.keep_settling, "settle")
         if self.reader is not None:
-            self.run_in_background(self.reading.saver.keep_saving(), "save")
+            self.run_in_background(self.reading.saver.keep_saving, "save")
         self.caching.open()
 
-    def run_in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run ``work`` until the bus closes."""
-        self.background.append(self._start(work, name))
-
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=f"busrep-{name}")
-        task.add_done_callback(log_failure)
-        return task
+    def run_in_background(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Run ``work()`` until it returns, or the bus closes."""
+        self.background.spawn(work, name, again=True)
 
     async def close(self) -> None:
         """Publish what is queued (within ``shutdown_timeout``), save positions, close everything. May be repeated.
@@ -113,7 +108,8 @@ class BusLife:
         if self._closing is None:
             self._state = "closing"
             self.caching.close()
-            self._closing = self._start(self._close(), "close")
+            self._closing = asyncio.create_task(self._close(), name="busrep-close")
+            self._closing.add_done_callback(log_failure)
         task = asyncio.current_task()
         if task not in self.tasks and not self.reading.is_worker(task):
             await asyncio.shield(self._closing)
@@ -142,6 +138,7 @@ class BusLife:
 
     async def _stop_tasks(self, timeout: float) -> None:
         self.receiver.close()
+        self.background.closed = self.tasks.closed = True
         await stop([*self.background, *self.tasks], timeout)
         # A name that was won back meanwhile has started another.
         await stop([*self.background, *self.tasks], timeout)
@@ -169,7 +166,7 @@ class BusLife:
             self.writing.core.connected(now)
         self.publisher.ask_for_positions()
         for handler in self._connect_handlers:
-            spawn(self.tasks, call(handler), "busrep-connect")
+            self.tasks.spawn(partial(call, handler), "connect")
 
     def _down(self) -> None:
         self.caching.link(connected=False)
@@ -189,7 +186,7 @@ class BusLife:
             await asyncio.sleep(pause)
             beats += 1
             if (writing := self.writing) is not None and (beating is None or beating.done()):
-                beating = spawn(self.tasks, self._beat(writing), "busrep-beat")
+                beating = self.tasks.spawn(partial(self._beat, writing), "beat")
                 # What it finds out is announced at once. But a database that hangs must not keep the announcement
                 # back, nor a driver that takes its time to let go of a question (psycopg: up to ten seconds).
                 await asyncio.wait({beating}, timeout=heartbeat / 4)

@@ -120,7 +120,7 @@ class CacheUpkeep:
                 self.follow(feed)
         pruned, kept = self.caches.pruned, self._bus.settings.invalidations_kept
         if pruned and self._bus.writing is not None and self._store is not None:
-            self._bus.run_in_background(keep_pruning(self._store, pruned, kept), "prune")
+            self._bus.run_in_background(partial(keep_pruning, self._store, pruned, kept), "prune")
 
     def close(self) -> None:
         """The bus is closing: nothing is kept any more."""
@@ -154,7 +154,7 @@ class CacheUpkeep:
         settings = self._bus.settings
         silent = settings.heartbeat * settings.silent_after_beats
         if not self._watched:
-            self._bus.run_in_background(self._keep_asking(), "newest")
+            self._bus.run_in_background(self._keep_asking, "newest")
         proofs = (None, HeardProof(silent)) if stream.resettable else (TableProof(), None)
         self._watched[stream.name] = _Watched(feed, *proofs)
         feed.link(self._connected)
@@ -162,10 +162,10 @@ class CacheUpkeep:
         reading.handlers.on_notice(Reset, stream.name, self._reset)
         reading.handlers.on_notice(Missed, stream.name, lambda *_: feed.clear())
         reading.subscribe(stream, self._apply)
-        reading.follow_stream(stream).add_done_callback(lambda task: self._begun(feed, task))
+        reading.follow_stream(stream).add_done_callback(lambda begun: self._begun(feed, begun))
 
-    def _begun(self, feed: Feed, task: asyncio.Task[None]) -> None:
-        if self._open and not task.cancelled() and self._reading.failure is None:
+    def _begun(self, feed: Feed, begun: asyncio.Future[None]) -> None:
+        if self._open and not begun.cancelled() and self._reading.failure is None:
             feed.follow()
             self.look()
 

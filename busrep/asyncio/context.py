@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from busrep.caches.cache import is_invalidations
@@ -18,7 +19,7 @@ from busrep.errors import BusrepError
 from busrep.stores.interface import FactSource, KnownWriter, ReaderPositions
 
 from ..runtime.batch import Handler
-from ..runtime.tasks import call, spawn
+from ..runtime.tasks import Tasks, call
 from .handlers import Retrying
 from .waiting import FollowLoop, PositionWaiters
 
@@ -60,7 +61,7 @@ class ReaderContext(abc.ABC):
         self.retrying = Retrying(self.settings, options.transient)
         self.waiters = PositionWaiters(self.settings.waiters)
         self.loops: dict[FollowLoop, None] = {}
-        self.following: dict[str, asyncio.Task[None]] = {}
+        self.following: dict[str, asyncio.Future[None]] = {}
         self.subscribed: dict[str, list[Handler[Any]]] = {}
         self.workers: dict[Key, asyncio.Task[None]] = {}
         self.paused: dict[Key, None] = {}  # whose last handler left
@@ -71,19 +72,15 @@ class ReaderContext(abc.ABC):
         self.stopped_bootstraps: dict[str, BusrepError] = {}
         self.failure: BusrepError | None = None
         self.closed = False
-        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.tasks = Tasks(self.settings)
 
     @abc.abstractmethod
     def pump(self) -> None:
         """Start the fetches and the handlers that the core asks for."""
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str, *, once: bool = False) -> None:
-        """Run ``work`` until it ends, or the bus closes; with ``once`` not beside another of that name."""
-        name = f"busrep-{name}"
-        if once and any(task.get_name() == name and not task.done() for task in self.tasks):
-            work.close()
-            return
-        spawn(self.tasks, work, name)
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, *, once: bool = False) -> None:
+        """Run ``work()`` until it returns, or the bus closes; with ``once`` not beside another of that name."""
+        self.tasks.spawn(work, name, again=True, once=once)
 
     # -- stopping ---------------------------------------------------------------------------------------------
 
@@ -95,7 +92,7 @@ class ReaderContext(abc.ABC):
     def tell_failure(self, error: BusrepError) -> None:
         """Something has stopped for good: call ``on_failure=``."""
         if (on_failure := self.options.on_failure) is not None:
-            spawn(self.bus.tasks, call(on_failure, error), "busrep-on_failure")
+            self.bus.tasks.spawn(partial(call, on_failure, error), "on_failure")
 
     def stop(self, key: Key, error: BusrepError) -> None:
         """Stop one (stream, writer) loudly; the others flow."""
@@ -128,7 +125,7 @@ class ReaderContext(abc.ABC):
         if self.reader:
             self.notes.update(dict.fromkeys(keys, None if error is None else str(error)))
         if self.notes and not self.closed:
-            self.spawn(self.saver.store_notes(), "note", once=True)
+            self.spawn(self.saver.store_notes, "note", once=True)
 
     def interrupt(self, error: BusrepError, stream: str | None = None, writer: str | None = None) -> None:
         """Tell all who wait for rows of a stream, or of one of its writers, that none come; without one, all."""

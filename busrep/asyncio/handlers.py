@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from busrep.core.catchup import Key
@@ -137,6 +138,7 @@ class Handlers:
             elif key not in self._workers and key not in self._context.stopped and key not in self._cancelled:
                 task = asyncio.create_task(self._work(key), name=f"busrep-handle-{key[0]}-{key[1]}")
                 self._workers[key] = task
+                task.add_done_callback(partial(self._ended, key))
 
     def is_worker(self, task: asyncio.Task[Any] | None, stream: str | None = None) -> bool:
         """Whether a task is one that calls handlers, of that stream or any."""
@@ -186,11 +188,7 @@ class Handlers:
                 # A handler that never waits must not keep the link from being read.
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
-            if not self._context.closed:
-                log.warning("what hands out rows of %s was cancelled, not by close(): it begins again", key)
-                self._cancelled[key] = None
-                if core.progress[key].queue.handling is not None:
-                    core.put_back(*key)
+            self._was_cancelled(key)
             raise
         except (KeyboardInterrupt, SystemExit):  # they end the event loop
             raise
@@ -198,11 +196,27 @@ class Handlers:
             self._context.stop(key, HandlerFailed(*key, core.delivered(*key), error))
             log.exception("handing out rows of %s failed", key)
         finally:
-            del self._workers[key]
-            if key in self._cancelled:
-                seconds = self._retrying.seconds(key, self._context.settings.retry_min)
-                asyncio.get_running_loop().call_later(seconds, self._begin_again, key)
-            self._context.pump()
+            self._leave(key)
+
+    def _ended(self, key: Key, worker: asyncio.Task[None]) -> None:
+        """A done callback: a task that is cancelled before its first step does nothing by itself."""
+        if self._workers.get(key) is worker:
+            self._was_cancelled(key)
+            self._leave(key)
+
+    def _was_cancelled(self, key: Key) -> None:
+        if not self._context.closed:
+            log.warning("what hands out rows of %s was cancelled, not by close(): it begins again", key)
+            self._cancelled[key] = None
+            if self.core.progress[key].queue.handling is not None:
+                self.core.put_back(*key)
+
+    def _leave(self, key: Key) -> None:
+        del self._workers[key]
+        if key in self._cancelled:
+            seconds = self._retrying.seconds(key, self._context.settings.retry_min)
+            asyncio.get_running_loop().call_later(seconds, self._begin_again, key)
+        self._context.pump()
 
     def _begin_again(self, key: Key) -> None:
         del self._cancelled[key]

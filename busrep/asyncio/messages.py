@@ -13,6 +13,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from busrep.core.application_commands import UserIp
@@ -22,7 +23,7 @@ from busrep.core.framing import COMMAND_BYTES, parse_message
 from busrep.errors import ConfigError, ParseError, Unavailable
 from busrep.options import BusOptions
 
-from ..runtime.tasks import call, spawn
+from ..runtime.tasks import call
 from .writing import Writing
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class ChannelPublisher:
     async def run(self) -> None:
         """Publish whatever there is, each time somebody wakes this."""
         failures = 0
+        self._wake.set()  # a task before this one may have ended with something in hand
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -233,7 +235,7 @@ class Receiver:
             self._bus.own_name.heard_server(command, now)
         for handler in self._handlers.get(type(command), ()):
             if len(self._bus.tasks) < COMMAND_CALLS:
-                spawn(self._bus.tasks, call(handler, command), "busrep-command")
+                self._bus.tasks.spawn(partial(call, handler, command), "command")
                 continue
             self.commands_dropped += 1
             self._log_error(ParseError(command.format(), type(command).__name__, "handlers are too slow: dropped"), now)

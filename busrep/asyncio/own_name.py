@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from busrep.caches.freshness import Own
 from busrep.core.commands import Name, Server
-from busrep.errors import BusrepError, Closed, WriterFenced
+from busrep.errors import BusrepError, Closed, Unavailable, WriterFenced
 
 from ..runtime.config import WriterConfig
 from ..runtime.own_name import Hint, NameWatch, claim_name, win_back
-from ..runtime.tasks import heed_cancellation, log_failure, spawn
+from ..runtime.tasks import heed_cancellation, log_failure
 from .writing import Writing
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class OwnName:
         Raises WriterFenced when another process has the name, ClaimBlocked, Unavailable, Closed.
         """
         if self.writing is former:
+            tasks = self._bus.tasks
             if self._winning is None or self._winning.done():
-                tasks = self._bus.tasks
                 self._winning = asyncio.create_task(self._win_back(former), name="busrep-win-back")
                 tasks[self._winning] = None
                 self._winning.add_done_callback(lambda done: tasks.pop(done, None))
@@ -80,7 +80,9 @@ class OwnName:
                 winning.remove_done_callback(self._tell_not_won_back)  # once, however many leave
                 winning.add_done_callback(self._tell_not_won_back)
                 heed_cancellation(error)
-                raise Closed from None  # only close() ends it
+                if tasks.closed:
+                    raise Closed from None
+                raise Unavailable(f"writer {former.name!r}", "the task that wins it back was cancelled") from None
         assert self.writing is not None  # noqa: S101 (there was one)
         if self.writing is former:
             raise former.fenced or WriterFenced(former.name, former.incarnation)
@@ -101,7 +103,7 @@ class OwnName:
             return
         self.writing, bus = session, self._bus
         bus.caching.caches.drop_all()  # what was in doubt is in the table; before this one is trusted
-        bus.run_in_background(session.keep_settling(), "settle")
+        bus.run_in_background(session.keep_settling, "settle")
         if bus.link.connected:
             session.core.connected(asyncio.get_running_loop().time())
         bus.publisher.wake()
@@ -143,7 +145,7 @@ class OwnName:
 
     def _ask(self, writing: Writing, epoch: str | None = None) -> None:
         """Ask the database whether the claim stands."""
-        spawn(self._bus.tasks, self._check_claim(writing, epoch), "busrep-claim")
+        self._bus.tasks.spawn(partial(self._check_claim, writing, epoch), "claim", again=True)
 
     async def _check_claim(self, writing: Writing, epoch: str | None) -> None:
         try:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from busrep.core.framing import Frame
@@ -61,17 +62,22 @@ class Reading(ReaderContext):
         self.follow_stream(stream)
         self.pump()
 
-    def follow_stream(self, stream: Stream[Any]) -> asyncio.Task[None]:
-        """Begin to follow a stream, once; the task ends when its positions are known."""
-        task = self.following.get(stream.name)
-        if task is None:
-            task = asyncio.create_task(self.beginning.begin(stream), name=f"busrep-follow-{stream.name}")
-            self.following[stream.name] = task
-        return task
+    def follow_stream(self, stream: Stream[Any]) -> asyncio.Future[None]:
+        """Begin to follow a stream, once; what is returned is done when its positions are known."""
+        begun = self.following.get(stream.name)
+        if begun is None:
+            begun = self.following[stream.name] = asyncio.get_running_loop().create_future()
+            self.spawn(partial(self._begin, stream, begun), f"follow-{stream.name}")
+        return begun
+
+    async def _begin(self, stream: Stream[Any], begun: asyncio.Future[None]) -> None:
+        await self.beginning.begin(stream)
+        if not begun.done():
+            begun.set_result(None)
 
     async def followed(self, stream: Stream[Any]) -> None:
         """Wait until a stream's positions are known. Raises what keeps them from it."""
-        await asyncio.wait([self.follow_stream(stream)])  # which is cancelled by close(), unlike the one who waits
+        await asyncio.wait([self.follow_stream(stream)])  # which close() cancels, unlike the one who waits
         if self.closed:
             raise Closed
         if self.failure is not None:
@@ -123,7 +129,7 @@ class Reading(ReaderContext):
             return
         core, now = self.core, asyncio.get_running_loop().time()
         if core.new_epoch is not None and self.failure is None:
-            self.spawn(self.beginning.change_epoch(), "epoch", once=True)
+            self.spawn(self.beginning.change_epoch, "epoch", once=True)
         self.own.learn_behind_snapshots(self.holds)
         if core.admission.registry_doubted and now - self._registry_read_at >= self.settings.heartbeat:
             self._registry_read_at = now  # whatever is said on the channel: the table is asked once a beat at most
@@ -132,7 +138,7 @@ class Reading(ReaderContext):
             self.report_deployment(epoch, core.epoch)
         core.other_deployments.clear()
         for asked in core.fetches(now):
-            self.spawn(self.table.fetch(asked), "fetch")
+            self.spawn(partial(self.table.fetch, asked), "fetch")
         self.handlers.hand_out()
         self.bootstrapping.pumped()
         for key in self.waiters.awaited:  # a position may move without rows, and so without a handler
@@ -180,7 +186,7 @@ class Reading(ReaderContext):
         """Look into the table by the side: one slower than a beat must not delay the beats, nor be cut off by them."""
         self._look_at_all |= all_known
         if not self.closed:  # the beats end later, and nobody would wait for what is begun now
-            self.spawn(self._look(), "look", once=True)
+            self.spawn(self._look, "look", once=True)
 
     async def _look(self) -> None:
         all_known, self._look_at_all = self._look_at_all, False
@@ -255,7 +261,7 @@ class Reading(ReaderContext):
 
     async def close(self, timeout: float) -> None:
         """Let running handlers end, save, stop everything."""
-        self.closed = True
+        self.closed = self.tasks.closed = True
         self.retrying.end()
         if self._retry is not None:
             self._retry.cancel()
@@ -267,7 +273,7 @@ class Reading(ReaderContext):
         workers = [*self.workers.values(), *self.bootstrapping.end()]
         if workers:
             await asyncio.wait(workers, timeout=timeout)
-        await stop([*workers, *self.following.values(), *self.tasks], timeout)
+        await stop([*workers, *self.tasks], timeout)
         await self.bootstrapping.close(timeout)
         with contextlib.suppress(BusrepError, TimeoutError):
             await within(timeout, self.saver.save())

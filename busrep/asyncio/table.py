@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from busrep.core.admission import Life
 from busrep.core.catchup import FetchUpdates, Key, nothing_of
@@ -111,7 +112,7 @@ class TableReader:
         context.pump()
         if dead and provides(self._store, FactLog):
             # By itself: one that cannot be finished yet must not keep the others from being followed.
-            context.spawn(self._finish_all(self._store, dead), "finish", once=True)
+            context.spawn(partial(self._finish_all, self._store, dead), "finish", once=True)
         elif dead:
             log.info("%s are silent: a process with the database has to finish them", ", ".join(sorted(dead)))
 

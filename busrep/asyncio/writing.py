@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from ..runtime.config import WriterConfig
 from ..runtime.fact import FactBase, FactState, check_renewals, settle
 from ..runtime.open_facts import InDoubt
 from ..runtime.session import WriterSession
-from ..runtime.tasks import spawn, wait_until_set, within
+from ..runtime.tasks import Tasks, wait_until_set, within
 
 log = logging.getLogger("busrep.writer")
 
@@ -115,7 +116,7 @@ class Writing(WriterSession):
         self.wake, self._renew, self._on_loss = wake, renew, on_loss
         self.lost = False  # to another process: it is not won back
         self.outdone = 0  # the higher incarnation of a predecessor, without a claim
-        self._finishing: dict[asyncio.Task[None], None] = {}
+        self._finishing = Tasks(config.settings)
         self._looking: set[object] = set()  # at these transactions' ends
         self._doubted = asyncio.Event()
         self._drained = asyncio.Event()
@@ -186,7 +187,7 @@ class Writing(WriterSession):
             return
         if self.ended_with(doubt) and doubt.marker not in self._looking:  # one question for all facts of a transaction
             self._looking.add(doubt.marker)
-            spawn(self._finishing, look(), "busrep-look")
+            self._finishing.spawn(look, "look", again=True)
 
     async def settle(self) -> None:
         """Ask after every fact in doubt once, now. Raises Unavailable, or what else keeps one from being known."""
@@ -272,7 +273,7 @@ class Writing(WriterSession):
             if self._renew is None:
                 self.lose(error)
             elif not self.lost:
-                spawn(self._finishing, self._try_to_renew(self._renew), "busrep-renew")
+                self._finishing.spawn(partial(self._try_to_renew, self._renew), "renew")
 
     async def _try_to_renew(self, renew: Callable[[Writing], Awaitable[Writing]]) -> None:
         try:
@@ -294,6 +295,7 @@ class Writing(WriterSession):
 
     async def close(self, timeout: float) -> None:
         """Wait for transactions that are being ended."""
+        self._finishing.closed = True
         if self._finishing:
             await asyncio.wait(self._finishing, timeout=timeout)
         with contextlib.suppress(BusrepError, TimeoutError):

@@ -95,7 +95,7 @@ class Retained:
         self._dropped = 0
         session.kept[stream.name] = self.kept
         bus.on(FederationAck)(self._heard)
-        run_until_closed(bus, self._keep_looking(), "retained", self.log_dropped)
+        run_until_closed(bus, self._keep_looking, "retained", self.log_dropped)
 
     def _heard(self, command: FederationAck) -> None:
         match = _INSTANCE.fullmatch(command.instance)
@@ -163,7 +163,7 @@ class Acknowledgements:
         bus.on(Name)(self._named)
         bus.on(Replicate)(lambda _: self._due.set())
         bus.on_connect(self._due.set)
-        run_until_closed(bus, self._keep_telling(), "acks", self._tell)
+        run_until_closed(bus, self._keep_telling, "acks", self._tell)
 
     @property
     def incarnation(self) -> int | None:

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from busrep.errors import Closed, ConfigError
 
 from ..asyncio.bus import Bus
-from ..runtime.tasks import call, log_failure, wait_until_set
+from ..runtime.tasks import Tasks, call, log_failure, wait_until_set
 
 log = logging.getLogger("busrep.commands")
 
@@ -26,15 +26,16 @@ T = TypeVar("T")
 WAITERS = 10_000
 
 
-def run_until_closed(bus: Bus, work: Coroutine[Any, Any, None], name: str, last: Callable[[], Any]) -> None:
-    """Run ``work`` as a task until the bus closes; then call ``last`` (async or not), while the link still stands."""
-    task = asyncio.create_task(work, name=f"busrep-{name}")
-    task.add_done_callback(log_failure)
+def run_until_closed(
+    bus: Bus, work: Callable[[], Coroutine[Any, Any, None]], name: str, last: Callable[[], Any]
+) -> None:
+    """Run ``work()`` as a task until the bus closes; then call ``last`` (async or not), while the link still stands."""
+    tasks = Tasks(bus.settings)
+    tasks.spawn(work, name, again=True)
 
     @bus.before_close
     async def end() -> None:
-        task.cancel()
-        await asyncio.wait([task])
+        await tasks.stop(bus.settings.shutdown_timeout)
         await call(last)
 
 

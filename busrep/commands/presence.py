@@ -148,8 +148,8 @@ class Presence:
         bus.on(ClearUserSync)(self._heard_clear)
         bus.on(Replicate)(lambda _: self._asked.set())
         bus.on_connect(self._connected)
-        run_until_closed(bus, self._keep_telling(), "presence", self._say_goodbye)
-        run_until_closed(bus, self._keep_forgetting(), "presence-forget", lambda: None)
+        run_until_closed(bus, self._keep_telling, "presence", self._say_goodbye)
+        run_until_closed(bus, self._keep_forgetting, "presence-forget", lambda: None)
 
     # -- the own users ----------------------------------------------------------------------------------------
 

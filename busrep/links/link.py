@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypedDict, Unpack
 from busrep.core.backoff import pause_after
 from busrep.settings import Settings
 
-from ..runtime.tasks import stop
+from ..runtime.tasks import Tasks
 
 
 class LinkEvents(TypedDict):
@@ -39,10 +39,9 @@ class Link(ABC):
     def __init__(self, server: str, settings: Settings, **events: Unpack[LinkEvents]) -> None:
         self._server, self._settings = server, settings
         self._on_up, self.on_message, self._on_down = events["on_up"], events["on_message"], events["on_down"]
-        self.task: asyncio.Task[None] | None = None
+        self.tasks = Tasks(settings)
         self._first: asyncio.Future[None] | None = None
         self._up_since: float | None = None
-        self._closing = False
         self.connected = False
         self.reconnects = self.publisher_connects = 0
         self.last_error: str | None = None
@@ -53,9 +52,9 @@ class Link(ABC):
         With ``required`` the first connection must succeed: Unavailable, or ConfigError where trying again is of no
         use, as with a wrong password. Without, it is tried for ever.
         """
-        self._closing = False
+        self.tasks.closed = False
         self._first = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(self._keep_connected(), name="busrep-link")
+        self.tasks.spawn(self._keep_connected, "link", again=True)
         if not required:
             self._first.add_done_callback(lambda done: done.cancelled() or done.exception())
             return
@@ -70,14 +69,11 @@ class Link(ABC):
 
     async def close(self) -> None:
         """End the connection. May be repeated."""
-        self._closing = True
-        task, self.task = self.task, None
-        if task is not None:
-            await stop([task], self._settings.shutdown_timeout)
+        await self.tasks.stop(self._settings.shutdown_timeout)
 
     async def _keep_connected(self) -> None:
         failures, clock = 0, asyncio.get_running_loop().time
-        while not self._closing:
+        while not self.tasks.closed:
             try:
                 await self._connect_once()
             except self.TROUBLE as error:
@@ -91,7 +87,7 @@ class Link(ABC):
                     self._on_down()
             self.reconnects += was_up is not None
             failures = 1 if was_up is not None and clock() - was_up >= (self.SLOWEST or 0) else failures + 1
-            if not self._closing:
+            if not self.tasks.closed:
                 await asyncio.sleep(pause_after(failures, self._settings, self.SLOWEST))
 
     def _stands(self) -> None:
@@ -102,7 +98,7 @@ class Link(ABC):
             self._first.set_result(None)
 
     def _note(self, error: BaseException) -> None:
-        if self._closing:
+        if self.tasks.closed:
             return
         text = f"{type(error).__name__}: {error}"
         if text != self.last_error:

@@ -151,15 +151,15 @@ class TcpLink(Link):
     async def close(self) -> None:
         """Say that nothing more comes, and close the connection when the server has taken all that was sent (within
         ``shutdown_timeout``)."""
-        self._closing = True
-        if self.task is not None and self._writer is not None:
+        self.tasks.closed = True
+        if self.tasks and self._writer is not None:
             # Closed with something unread, the connection would be reset, and with it go our own last words.
             with contextlib.suppress(OSError, RuntimeError):
                 if self._writer.can_write_eof():
                     self._writer.write_eof()
                 else:
                     self._writer.write(CLOSING)
-            await asyncio.wait([self.task], timeout=self._settings.shutdown_timeout)
+            await asyncio.wait(self.tasks, timeout=self._settings.shutdown_timeout)
         await super().close()
 
     def reconnect(self, reason: str) -> None:
@@ -242,7 +242,7 @@ class TcpLink(Link):
 
     def _take(self, messages: Sequence[bytes]) -> None:
         for message in messages:
-            if self._closing:
+            if self.tasks.closed:
                 return  # read only so that the connection ends in order
             if b"AUTH" in message:
                 message = AUTH_LINE.sub(b"", message)  # no server says that, and whoever cannot read a line quotes it
@@ -256,7 +256,7 @@ class TcpLink(Link):
             await asyncio.sleep(min(settings.tcp_ping, settings.tcp_timeout) / 4)
             if self._liveness.gone(clock()):
                 raise TimeoutError(f"nothing heard for {settings.tcp_timeout:g} s")
-            if not self._closing and (line := self._liveness.ping(clock(), _unix_ms())):
+            if not self.tasks.closed and (line := self._liveness.ping(clock(), _unix_ms())):
                 writer.write(line)
 
     # -- publishing -------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class TcpLink(Link):
         return new
 
     def _open_writer(self) -> asyncio.StreamWriter:
-        if self._writer is None or self._closing:
+        if self._writer is None or self.tasks.closed:
             raise Unavailable(self._server, self.last_error or "not connected")
         return self._writer
 

@@ -14,13 +14,12 @@ import struct
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from busrep.core.commands import Error, Server
 from busrep.core.direct import FrameSplitter, Liveness, PlainView
 from busrep.errors import ParseError
-
-from ..runtime.tasks import spawn
 
 if TYPE_CHECKING:
     from .tcp_server import TcpServer
@@ -79,7 +78,7 @@ class Connection(asyncio.Protocol):
         if self.server.tls is None:
             self._opened(transport)
         else:
-            spawn(self.server.tasks, self._shake_hands(self.server.tls), "busrep-tcp-handshake")
+            self.server.tasks.spawn(partial(self._shake_hands, self.server.tls), "tcp-handshake")
 
     async def _shake_hands(self, tls: ssl.SSLContext) -> None:
         """Here and not by the loop's own server, which lets anybody begin any number of them, and tells nobody."""

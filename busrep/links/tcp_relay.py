@@ -155,14 +155,20 @@ class Relay:
                 self.outbox_bytes -= sum(len(data) for _, data in some)
                 try:
                     await self._publish_some(some)
+                except asyncio.CancelledError:
+                    self._lost("publishing was cancelled")
+                    raise
                 except Exception as error:
                     if not isinstance(error, Unavailable):  # a bug; a relay that is deaf would be worse
                         log.exception("publishing failed")
-                    # Whether these arrived is unknown, as is what clients said meanwhile: they say it anew.
-                    self.unheard = None
-                    self._drop_outbox()
-                    self._server.cut(f"the link to Redis was lost: {error}")
+                    self._lost(f"the link to Redis was lost: {error}")
             self.idle.set()
+
+    def _lost(self, reason: str) -> None:
+        """Whether what was under way arrived is unknown, as is what clients said meanwhile: they say it anew."""
+        self.unheard = None
+        self._drop_outbox()
+        self._server.cut(reason)
 
     async def _publish_some(self, some: list[tuple[str, bytes]]) -> None:
         await self.link.open_publisher()

@@ -24,7 +24,7 @@ from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.streams import Stream
 
-from ..runtime.tasks import spawn, stop, wait_until_set
+from ..runtime.tasks import Tasks, stop, wait_until_set
 from .tcp import AUTH_LINE, DEFAULT_PORT, ERROR_LINE, check_secret, log, no_passphrase
 from .tcp_connection import GOODBYE, SHOWN, SOCKET_BYTES, Connection
 from .tcp_relay import LocalLink, Relay, Routes
@@ -85,7 +85,7 @@ class TcpServer:
         self.refused: Counter[str] = Counter()
         self.accepted = self.queue_bytes_peak = self.own_bytes = 0
         self._fresh: list[bytes] = []  # to send out in this turn of the loop
-        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.tasks = Tasks(self.settings)
         self.messages = self.errors_heard = 0
         self.relay = None if redis is None else Relay(self, redis, self._routes.channels())
 
@@ -94,7 +94,7 @@ class TcpServer:
     async def open(self) -> None:
         """Connect to the Redis that is relayed, and listen. Raises ConfigError for an address that cannot be had,
         Unavailable."""
-        loop = asyncio.get_running_loop()
+        loop, self.tasks.closed = asyncio.get_running_loop(), False
         try:
             if self.relay is not None:
                 await self.relay.link.start(required=True)
@@ -107,9 +107,9 @@ class TcpServer:
             await self.close()
             raise
         self.port = self.listener.sockets[0].getsockname()[1]
-        spawn(self.tasks, self._keep_alive(), "busrep-tcp-alive")
+        self.tasks.spawn(self._keep_alive, "tcp-alive", again=True)
         if self.relay is not None:
-            spawn(self.tasks, self.relay.keep_publishing(), "busrep-tcp-relay")
+            self.tasks.spawn(self.relay.keep_publishing, "tcp-relay", again=True)
 
     async def close(self) -> None:
         """Tell the clients, publish what they said (within ``shutdown_timeout``), end all connections. May be
@@ -128,7 +128,7 @@ class TcpServer:
         await stop([one for one in gone if not one.done()], GOODBYE)
         if was_open and self.relay is not None:
             await wait_until_set(self.relay.idle, self.settings.shutdown_timeout)
-        await stop(list(self.tasks), self.settings.shutdown_timeout)
+        await self.tasks.stop(self.settings.shutdown_timeout)
         if self.relay is not None:
             await self.relay.close()
 

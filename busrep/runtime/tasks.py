@@ -9,6 +9,9 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from busrep.core.backoff import pause_after
+from busrep.settings import Settings
+
 T = TypeVar("T")
 
 log = logging.getLogger("busrep.reader")
@@ -83,13 +86,60 @@ def log_failure(task: asyncio.Task[Any]) -> None:
         log.error("%s failed", task.get_name(), exc_info=error)
 
 
-def spawn(tasks: dict[asyncio.Task[Any], None], work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Run ``work`` as a task that is among ``tasks`` until it has ended, and says so if it fails."""
-    task = asyncio.create_task(work, name=name)
-    tasks[task] = None
-    task.add_done_callback(lambda done: tasks.pop(done, None))
-    task.add_done_callback(log_failure)
-    return task
+class Tasks(dict[asyncio.Task[Any], None]):
+    """Background tasks of one owner, from `spawn` until each has ended. While the owner is open none ends in silence.
+
+    Who cancels all tasks of an event loop cancels these too, and only the owner knows that they are to go on.
+    ``closed``: it stops them, and nothing begins anew.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._settings, self.closed = settings, False
+
+    def spawn(
+        self,
+        work: Callable[[], Coroutine[Any, Any, Any]],
+        name: str,
+        *,
+        again: bool = False,
+        once: bool = False,
+        failures: int = 0,
+    ) -> asyncio.Task[Any]:
+        """Run ``work()`` as a task. If it fails, or somebody cancels it while the owner is open, the log says so.
+
+        ``again``: then it also begins anew, after a pause of `pause_after`; ``failures``: how often in a row it did.
+        ``once``: not beside another one of that name, which is returned.
+        """
+        for task in self if once else ():
+            if task.get_name() == f"busrep-{name}" and not task.done():
+                return task
+        loop, task = asyncio.get_running_loop(), asyncio.create_task(work(), name=f"busrep-{name}")
+        self[task], begun = None, loop.time()
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            self.pop(task, None)
+            log_failure(task)
+            if self.closed or not (task.cancelled() or task.exception()):
+                return
+            if task.cancelled():
+                what = ": it begins again" if again else ""
+                log.warning("%s was cancelled, not by close()%s", task.get_name(), what)
+            if again:
+                in_a_row = 1 if loop.time() - begun > self._settings.retry_max else failures + 1
+                loop.call_later(pause_after(in_a_row, self._settings), begin_again, in_a_row)
+
+        def begin_again(failures: int) -> None:
+            if not self.closed:
+                self.spawn(work, name, again=True, once=once, failures=failures)
+
+        task.add_done_callback(ended)
+        return task
+
+    async def stop(self, timeout: float) -> None:
+        """Cancel them until they end, within ``timeout`` seconds."""
+        self.closed = True
+        await stop(self, timeout)
 
 
 async def wait_until_set(event: asyncio.Event, timeout: float) -> bool:

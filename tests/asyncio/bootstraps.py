@@ -132,7 +132,7 @@ async def heard(bus: Bus, *writers: str) -> None:
 async def crash(bus: Bus) -> None:
     """As kill -9 does, of a bus in this process: nothing more is published, saved or released."""
     reading = bus.reading
-    reading.closed = True
+    reading.closed = reading.tasks.closed = bus.background.closed = bus.tasks.closed = True
     tasks = [
         *bus.background, *bus.tasks, *reading.tasks, *reading.workers.values(), *reading.following.values(),
         *reading.bootstrapping.end(),

@@ -11,6 +11,7 @@ BOOTSTRAP_SAVING = "asyncio/test_bootstrap_saving.py::test_"
 BOOTSTRAP_TWINS = "asyncio/test_bootstrap_twins.py::test_"
 BUS = "asyncio/test_bus.py::test_"
 CACHED = "caches/test_cached.py::test_"
+CANCELLED_TASKS = "asyncio/test_cancelled_tasks.py::test_"
 CLOCK_BEHIND = "asyncio/test_clock_behind.py::test_"
 DRIVER_ERRORS = "stores/test_driver_errors.py::test_"
 EFFECTS = "asyncio/test_effects.py::test_"
@@ -89,7 +90,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "TableReader.look",
-                '            context.spawn(self._finish_all(self._store, dead), "finish", once=True)\n',
+                '            context.spawn(partial(self._finish_all, self._store, dead), "finish", once=True)\n',
                 "            pass\n",
             ),
         ),
@@ -1238,9 +1239,9 @@ MUTANTS: tuple[Mutant, ...] = (
                 "        heed_cancellation(error)\n",
             ),
             Edit(
-                "Handlers._work",
-                "                if core.progress[key].queue.handling is not None:\n",
-                "                if False:\n",
+                "Handlers._was_cancelled",
+                "            if self.core.progress[key].queue.handling is not None:\n",
+                "            if False:\n",
             ),
         ),
         checks=(
@@ -1799,5 +1800,48 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="It goes on while the store is closed: over HTTP a connection stays open as long as the process lives.",
         edits=(Edit("Reading.beat", "        if not self.closed:  #", "        if True:  #"),),
         checks=(BUS + "a_beat_behind_the_end_of_reading_looks_for_nothing",),
+    ),
+    Mutant(
+        name="a-task-that-somebody-cancels-is-not-begun-anew",
+        rule="2",
+        harm="An application cancels all tasks of its loop: the bus beats, saves and reads no more, and is healthy.",
+        edits=(Edit("Tasks.spawn", "            if again:\n", "            if False:\n"),),
+        checks=(
+            CANCELLED_TASKS + "a_question_that_is_cancelled_is_asked_again[fetch-fetch]",
+            CANCELLED_TASKS + "a_question_that_is_cancelled_is_asked_again[follow-epoch]",
+            CANCELLED_TASKS + "who_cancels_all_tasks_does_not_end_a_bus",
+            CANCELLED_TASKS + "a_task_that_fails_is_begun_anew[newest-own_name.applied]",
+        ),
+        hangs=True,
+    ),
+    Mutant(
+        name="cancelled-tasks-begin-anew-without-a-pause",
+        rule="2",
+        harm="An application that cancels all tasks over and over fills the disk with lines of the log.",
+        edits=(Edit("Tasks.spawn", "loop.call_later(pause_after(in_a_row, self._settings),", "loop.call_later(0.0,"),),
+        checks=(CANCELLED_TASKS + "who_cancels_all_tasks_over_and_over_gets_no_flood",),
+    ),
+    Mutant(
+        name="what-close-cancels-begins-anew",
+        rule="9.21",
+        harm="A bus that is closed beats on, and wins its name back from its successor.",
+        edits=(Edit("Tasks.spawn", "            if not self.closed:\n", "            if True:\n"),),
+        checks=(CANCELLED_TASKS + "close_is_quiet_and_begins_nothing_anew",),
+    ),
+    Mutant(
+        name="a-worker-cancelled-before-its-first-step-counts-as-at-work",
+        rule="9.12",
+        harm="Nothing of that writer is handed out any more, and nothing says so.",
+        edits=(Edit("Handlers._ended", "        if self._workers.get(key) is worker:\n", "        if False:\n"),),
+        checks=(CANCELLED_TASKS + "a_worker_that_is_cancelled_before_its_first_step",),
+        hangs=True,
+    ),
+    Mutant(
+        name="a-step-of-a-bootstrap-cancelled-before-it-begins-is-waited-for",
+        rule="9",
+        harm="The bootstrap stands still for good, and nothing says so.",
+        edits=(Edit("Run._ended", "        if self.tasks.get(work) is task and", "        if False and"),),
+        checks=(CANCELLED_TASKS + "a_step_of_a_bootstrap_that_is_cancelled_before_it_begins_is_tried_again[load]",),
+        hangs=True,
     ),
 )

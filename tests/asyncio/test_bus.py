@@ -158,6 +158,7 @@ async def write(bus: Bus, *numbers: int, stream: Stream[Order] = orders) -> int:
 
 async def _crash(bus: Bus) -> None:
     """As kill -9 does, of a bus in this process: nothing more is published, saved or released."""
+    bus.background.closed = bus.tasks.closed = True
     for task in [*bus.background, *bus.tasks]:
         task.cancel()
     await asyncio.gather(*bus.background, *bus.tasks, return_exceptions=True)

@@ -56,6 +56,7 @@ async def crash(bus: Bus) -> None:
         bus.writing.core.fenced()
         bus.writing.store = bus.writing.claim = None
     tasks = [*bus.background, *bus.tasks, *bus.reading.tasks, *bus.reading.workers.values()]
+    bus.background.closed = bus.tasks.closed = bus.reading.tasks.closed = True
     await stop(tasks, 5.0)
     assert all(task.done() for task in tasks)
     await bus.reading.close(0.01)

@@ -144,7 +144,7 @@ def test_9_18_a_sequence_that_cannot_be_read_keeps_no_dead_writer_s_rows_back() 
         def ask_for_positions(self) -> None: ...
         def spawn(self, work: Any, _name: str, *, once: bool) -> None:
             assert once
-            self.tasks.append(asyncio.ensure_future(work))
+            self.tasks.append(asyncio.ensure_future(work()))
 
     async def main() -> None:
         process: Any = Process()

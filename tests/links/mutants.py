@@ -127,8 +127,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Link.close",
-                "            await stop([task], self._settings.shutdown_timeout)\n",
-                "            task.cancel()\n            await asyncio.wait([task])\n",
+                "        await self.tasks.stop(self._settings.shutdown_timeout)\n",
+                "        for task in self.tasks:\n            task.cancel()\n        await asyncio.wait(self.tasks)\n",
             ),
         ),
         checks=(LINK_LIFE + "a_subscriber_that_swallows_a_cancellation_does_not_keep_a_bus_open",),
@@ -137,7 +137,14 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-ping-behind-the-last-words",
         rule="9.21",
         harm="A process that closes on a slow network loses what it has published last, and its goodbye.",
-        edits=(Edit("TcpLink._ping", "if not self._closing and (", "if ("),),
+        edits=(Edit("TcpLink._ping", "if not self.tasks.closed and (", "if ("),),
         checks=(TCP + "last_words_arrive[tcp]",),
+    ),
+    Mutant(
+        name="clients-of-a-relay-that-is-cancelled-are-told-nothing",
+        rule="2",
+        harm="What they said last is lost, and they take it for said.",
+        edits=(Edit("Relay.keep_publishing", '                    self._lost("publishing was cancelled")\n', ""),),
+        checks=(TCP_RELAY + "clients_of_a_relay_that_is_cancelled_begin_anew",),
     ),
 )

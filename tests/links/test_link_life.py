@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -205,9 +206,7 @@ def test_a_subscriber_that_swallows_a_cancellation_does_not_keep_a_bus_open(redi
         async with asyncio.timeout(20):
             await bus.open()
             link: Any = bus.link
-            link.task.cancel()
-            await asyncio.wait([link.task])
-            link.task = asyncio.create_task(deaf())
+            link.tasks.spawn(deaf, "link")
             await asyncio.sleep(0)
             await bus.close()
         assert {task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
@@ -225,10 +224,9 @@ def test_what_a_task_starts_while_it_is_stopped_is_stopped_too(redis_url: str, b
             started: list[asyncio.Task[Any]] = []
 
             def start() -> None:
-                started.append(asyncio.create_task(asyncio.Event().wait()))
-                bus.background.append(started[0])
+                started.append(bus.background.spawn(asyncio.Event().wait, "started"))
 
-            bus.background.append(asyncio.create_task(deaf(start)))
+            bus.background.spawn(partial(deaf, start), "deaf")
             await asyncio.sleep(0)
             await bus.close()
         assert started[0].done()

@@ -143,6 +143,31 @@ async def test_a_message_of_more_lines_than_anybody_takes_is_shown_to_nobody_who
 
 
 @sync
+async def test_clients_of_a_relay_that_is_cancelled_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    redis, missed = Redis(monkeypatch), list[Any]()
+    async with (
+        TcpServer("shop", port=0, redis=redis.client(), settings=QUICK) as server,
+        bus(server, writer="w1") as member,
+        bus(redis.client()) as reader,
+    ):
+        assert server.relay is not None
+        reader.on_missed(typing)(lambda *what: missed.append(what))
+        reader.subscribe(typing)(lambda _: None)
+        await until(lambda: reader.statistics()["reader"]["states"].get("typing") == {"w1": "live"})
+        redis.goes_on.clear()
+        await member.publish(typing, [[1]])
+        await until(lambda: not server.relay.idle.is_set() and not server.relay.outbox)
+        (relaying,) = [task for task in server.tasks if task.get_name() == "busrep-tcp-relay"]
+        relaying.cancel()
+        await asyncio.wait([relaying])
+        redis.goes_on.set()
+        await until(lambda: missed == [("typing", "w1", 0, 1)])
+        assert member.statistics()["link"]["reconnects"] == 1
+        await member.publish(typing, [[2]])
+        await reader.wait_for(typing, "w1", 2, 10)
+
+
+@sync
 async def test_a_redis_that_takes_nothing_is_asked_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
     redis, pauses = Redis(monkeypatch), list[int]()
     monkeypatch.setattr(links, "pause_after", lambda failures, *_: pauses.append(failures) or 0.001)
