@@ -38,6 +38,7 @@ class Fact(FactBase[RowT]):
     """
 
     _writing: Writing
+    _ending = False  # a task ends it, or has ended it
 
     @property
     def connection(self) -> Any:
@@ -60,7 +61,7 @@ class Fact(FactBase[RowT]):
         self._writing = await self._writing.live()
         await self._writing.room()
         for fenced in itertools.count(1):
-            writing = self._writing
+            writing, self._ending = self._writing, False
             try:
                 await self._begin(writing)
                 break
@@ -78,11 +79,37 @@ class Fact(FactBase[RowT]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._state = FactState.ENDED
-        await self._whole(self._end(self._writing, error))
+        if kind is GeneratorExit and not self._writing.here:
+            self._abandon()
+        else:
+            await self._whole(self._end(self._writing, error))
 
     async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
         # Neither half may be torn by a cancellation: whether COMMIT was sent decides what the fact becomes.
-        await self._writing.finish(work)
+        self._ending = self._writing.here
+        await self._writing.finish(work, self._abandon)
+
+    def _guarded(self, _session: WriterSession, step: Callable[[], object]) -> None:
+        if self._writing.here:
+            step()
+        else:
+            self._writing.call_soon(step)
+
+    def _abandon(self) -> None:
+        """Nobody ends the fact any more, if it has not ended.
+
+        Its task is garbage, collected in whatever thread; so nothing but an append, and what a loop takes from any.
+        Or what ends it was cancelled before its first step.
+        """
+        if self._session is not None and not self._booked:
+            self._booked, doubt = True, self._in_doubt()
+            self._session.doubts.append(doubt)
+            self._writing.call_soon(partial(self._writing.given_up, doubt))
+
+    def __del__(self) -> None:
+        # The collector calls this of all that was garbage, though a task ends the fact by now.
+        if getattr(self, "_session", None) is not None and not self._ending:
+            self._abandon()
 
     def _fence(self, session: WriterSession, error: WriterFenced) -> None:
         if (error.writer, error.incarnation) == (session.name, session.incarnation):
@@ -113,6 +140,7 @@ class Writing(WriterSession):
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(config, claim, incarnation)
+        self._loop = asyncio.get_running_loop()
         self.wake, self._renew, self._on_loss = wake, renew, on_loss
         self.lost = False  # to another process: it is not won back
         self.outdone = 0  # the higher incarnation of a predecessor, without a claim
@@ -125,6 +153,19 @@ class Writing(WriterSession):
     def clock(self) -> float:
         """See `WriterSession`: the event loop's, which is virtual in the simulator."""
         return asyncio.get_running_loop().time()
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the loop's thread, and no other one, where the garbage collector comes to."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
+    def call_soon(self, step: Callable[[], object]) -> None:
+        """Have the loop do that, if it goes on. From any thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(step)
 
     async def live(self) -> Writing:
         """This one, or the one that goes on in its place after it was finished for silence.
@@ -139,11 +180,16 @@ class Writing(WriterSession):
 
     # -- facts ------------------------------------------------------------------------------------------------
 
-    async def finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run the end of a transaction to its end, even when the caller is cancelled."""
+    async def finish(self, work: Coroutine[Any, Any, None], then: Callable[[], object]) -> None:
+        """Run the end of a transaction to its end, even when the caller is cancelled; ``then()`` is called behind it.
+        Raises what it raises, and RuntimeError on another loop."""
+        if not self.here:
+            work.close()
+            raise RuntimeError(f"writer {self.name!r} is of another event loop")
         task = asyncio.create_task(work)
         self._finishing[task] = None
         task.add_done_callback(self._finishing.pop)
+        task.add_done_callback(lambda _: then())
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -168,6 +214,16 @@ class Writing(WriterSession):
         """There are facts whose transaction may still be open: the table will tell."""
         self._doubted.set()
 
+    def given_up(self, doubt: InDoubt) -> None:
+        """Nobody ends this transaction: roll it back, unless it is the caller's, and have the table asked."""
+
+        async def end() -> None:
+            if doubt.transaction is not None:
+                await doubt.transaction.rollback()
+            self.doubted()
+
+        self._finishing.spawn(end, "give-up", again=True)
+
     def transaction_ended(self, doubt: InDoubt) -> None:
         """The caller says that this transaction has ended: ask now, without making anyone wait."""
 
@@ -181,11 +237,8 @@ class Writing(WriterSession):
             finally:
                 self._looking.discard(doubt.marker)
 
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:  # the garbage collector, after the loop
-            return
-        if self.ended_with(doubt) and doubt.marker not in self._looking:  # one question for all facts of a transaction
+        # Else it is the garbage collector, perhaps after the loop. One question for all facts of a transaction.
+        if self.here and self.ended_with(doubt) and doubt.marker not in self._looking:
             self._looking.add(doubt.marker)
             self._finishing.spawn(look, "look", again=True)
 

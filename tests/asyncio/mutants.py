@@ -15,6 +15,7 @@ CANCELLED_TASKS = "asyncio/test_cancelled_tasks.py::test_"
 CLOCK_BEHIND = "asyncio/test_clock_behind.py::test_"
 DRIVER_ERRORS = "stores/test_driver_errors.py::test_"
 EFFECTS = "asyncio/test_effects.py::test_"
+FACTS_NOBODY_ENDS = "asyncio/test_facts_nobody_ends.py::test_"
 FACT_AFTER_BLOCK = "asyncio/test_fact_after_block.py::test_"
 FAILED_NEIGHBOURS = "asyncio/test_failed_neighbours.py::test_"
 FAILOVER = "stores/test_failover.py::test_"
@@ -1843,5 +1844,35 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(Edit("Run._ended", "        if self.tasks.get(work) is task and", "        if False and"),),
         checks=(CANCELLED_TASKS + "a_step_of_a_bootstrap_that_is_cancelled_before_it_begins_is_tried_again[load]",),
         hangs=True,
+    ),
+    Mutant(
+        name="a-fact-whose-task-is-garbage-stays-open",
+        rule="9.1",
+        harm="One task that nobody refers to, collected in another thread, holds back all later facts for ever.",
+        edits=(
+            Edit(
+                "Fact._abandon", "        if self._session is not None and not self._booked:\n", "        if False:\n"
+            ),
+        ),
+        checks=(
+            FACTS_NOBODY_ENDS + "the_task_is_garbage[postgres-another thread]",
+            FACTS_NOBODY_ENDS + "what_ends_it_is_cancelled_before_its_first_step[postgres-True]",
+        ),
+        hangs=True,
+    ),
+    Mutant(
+        name="the-transaction-of-a-fact-that-is-given-up-stays-open",
+        rule="9.1",
+        harm="It holds a connection, and locks, and is asked after for ever.",
+        edits=(Edit("Writing.given_up", "            if doubt.transaction is not None:\n", "            if False:\n"),),
+        checks=(FACTS_NOBODY_ENDS + "the_task_is_garbage[postgres-another thread]",),
+        hangs=True,
+    ),
+    Mutant(
+        name="the-collector-gives-up-a-fact-that-a-task-ends",
+        rule="9.1",
+        harm="It is completed twice: an error ends the beats, and close().",
+        edits=(Edit("Fact.__del__", " and not self._ending", ""),),
+        checks=(FACTS_NOBODY_ENDS + "the_task_is_garbage[postgres-the loop's thread]",),
     ),
 )

@@ -1893,4 +1893,12 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(Edit("TIMEOUTS", " AND pg_backend_pid() = ?", " AND 0 < ?"),),
         checks=("stores/test_pgbouncer.py::test_a_snapshot_is_refused_where_the_session_is_another",),
     ),
+    Mutant(
+        name="the-turn-to-write-keeps-its-task",
+        rule="9.1",
+        harm="A task that nobody else has is never garbage: its fact has SQLite's write lock for ever.",
+        edits=(Edit("TaskTurn.owner", "weakref.ref(task)", "task"),),
+        checks=("asyncio/test_facts_nobody_ends.py::test_the_task_is_garbage[sqlite-the loop's thread]",),
+        hangs=True,
+    ),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import weakref
 from collections.abc import AsyncGenerator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,7 +29,12 @@ class TaskTurn(Turn):
     """A task's turn to write: tasks queue up on a lock, in order."""
 
     asker = "task"
-    owner = staticmethod(asyncio.current_task)
+
+    @staticmethod
+    def owner() -> object:
+        """The task that asks, which is not kept for that: one that nobody else has ends no fact any more."""
+        task = asyncio.current_task()
+        return None if task is None else weakref.ref(task)
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
