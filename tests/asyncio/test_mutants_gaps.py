@@ -427,10 +427,10 @@ def test_9_7_a_registry_that_lags_bounds_the_linear_position_by_its_own_position
             await reader.wait_for(orders, "w1", last)
             assert first < reserved < last
 
-            async def lagging() -> Any:
+            async def lagging(_: str) -> Any:
                 return known
 
-            async def cannot_know(_: str) -> None:
+            async def cannot_know(*_: str) -> None:
                 return None
 
             replica.known, replica.sequence = lagging, cannot_know  # type: ignore[method-assign]
