@@ -19,8 +19,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import attrs
 
-from busrep.errors import Unavailable
-
 P = ParamSpec("P")
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -57,10 +55,6 @@ class Signal(Exception):
     def __init__(self, cause: BaseException) -> None:
         self.cause = cause
         super().__init__(f"{type(cause).__name__}: {cause}")
-
-
-class Unanswered(Unavailable):
-    """It is not known whether the last steps were executed."""
 
 
 class Locked(Signal):
