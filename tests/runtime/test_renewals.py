@@ -9,12 +9,17 @@ import attrs
 import pytest
 
 from busrep.errors import Unavailable, WriterFenced
+from busrep.runtime.config import WriterConfig
 from busrep.runtime.fact import RENEWALS, FactBase
+from busrep.runtime.own_name import claim_name
 from busrep.runtime.session import WriterSession
+from busrep.settings import Settings
 from busrep.stores import claims
 from busrep.stores.blocking import BlockingStore
+from busrep.stores.plans import complete
+from busrep.streams import Registry
 from tests.asyncio import test_bus as with_asyncio
-from tests.shop import QUICK, Order, opened_store, orders
+from tests.shop import QUICK, Order, opened_store, orders, typing
 from tests.sync import test_writing as with_threads
 
 CALM = attrs.evolve(QUICK, heartbeat=30.0)  # no beat finds out by itself
@@ -169,3 +174,15 @@ def finish(monkeypatch: pytest.MonkeyPatch, store: str, times: int) -> None:
         await begin(fact, session)
 
     monkeypatch.setattr(FactBase, "_begin", late)
+
+
+def test_9_11_two_lives_of_a_writer_without_a_table_differ_within_a_millisecond(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a clock that was set back by the length of the first one: readers would know no reset."""
+    times = iter([1_700_000_000_000_000_000, 1_700_000_000_000_100_000])
+    monkeypatch.setattr("time.time_ns", lambda: next(times))
+    unused: Any = object()
+    config = WriterConfig("w", "shop", Registry([typing]), Settings(), unused)
+    lives = [complete(claim_name(config))[1] for _ in range(2)]
+    assert lives == sorted(set(lives))
