@@ -279,8 +279,9 @@ async def test_what_writes_says_that_the_replica_is_read_only(pair: Pair) -> Non
 
 @sync
 async def test_a_question_cancelled_by_the_replay_is_asked_again_later(pair: Pair) -> None:
-    pair.ask("ALTER SYSTEM SET max_standby_streaming_delay = 0")
-    pair.ask("SELECT pg_reload_conf()")
+    def delay(seconds: int) -> None:
+        pair.ask(f"ALTER SYSTEM SET max_standby_streaming_delay = '{seconds}s'")
+        pair.ask("SELECT pg_reload_conf()")
 
     def long_question() -> Plan[None]:
         yield (Control.SNAPSHOT, Sql("SELECT count(*) FROM busrep_positions"))
@@ -288,6 +289,7 @@ async def test_a_question_cancelled_by_the_replay_is_asked_again_later(pair: Pai
         yield Sql("SELECT pg_sleep(20)")
 
     async with pair.stores() as (primary, replica):
+        delay(0)  # only now: every question at its opening could be cancelled, too
         reading = asyncio.Event()
         question = asyncio.create_task(replica.read(long_question()))
         await reading.wait()
@@ -298,6 +300,7 @@ async def test_a_question_cancelled_by_the_replay_is_asked_again_later(pair: Pai
             connection.commit()
             with pytest.raises(Unavailable, match="conflict with recovery"):
                 await question
+        delay(60)
         ids = await write(primary, claim, 1)
         await primary.heartbeat(claim, {"orders": ids[0]})
         pair.catch_up()
