@@ -220,6 +220,7 @@ class Writing(WriterSession):
         async def end() -> None:
             if doubt.transaction is not None:
                 await doubt.transaction.rollback()
+            doubt.transaction = None
             self.doubted()
 
         self._finishing.spawn(end, "give-up", again=True)

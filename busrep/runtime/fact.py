@@ -336,13 +336,13 @@ async def settle(
     if found is None:
         guarded(lambda: session.still_open(doubts, asked_at))
         return False
-    rolled_back = True
-    if any(map(session.is_told_by_no_row, doubts)):
-        marker = doubts[0].marker
+    untold, rolled_back = [doubt for doubt in doubts if session.is_told_by_no_row(doubt)], True
+    if untold:
+        marker = untold[0].marker
         rolled_back = session.store is not None and marker is not None and await session.store.rolled_back(marker)
     for doubt in doubts:
         if doubt in session.doubts:
-            gone = rolled_back or not session.is_told_by_no_row(doubt)
+            gone = rolled_back or doubt not in untold
             # Until the last step it stays in doubt: interrupted, all of this is done again.
             guarded(partial(session.decide, doubt, found, rolled_back=gone))
             session.apply_invalidations(doubt.opened)

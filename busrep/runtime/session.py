@@ -60,7 +60,7 @@ class WriterSession:
         self._durable = {stream.name: stream for stream in config.streams if not stream.resettable}
         self.others = OtherWriters(config, incarnation, claim, self.generators)
         self.doubts: list[InDoubt] = []
-        self._promised: list[OpenFacts] = []  # with IDs that are given back if their transaction is rolled back
+        self._promised: list[OpenFacts] = []  # whose tickets are not answered yet
         self.kept: dict[str, RetainedRows] = {}  # of resettable streams whose rows outlive their publication
         self.fenced: WriterFenced | None = None
         self.won = 0  # under which incarnation the name was won in place of this one, and finished: ask above it

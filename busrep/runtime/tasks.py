@@ -123,8 +123,7 @@ class Tasks(dict[asyncio.Task[Any], None]):
             if self.closed or not (task.cancelled() or task.exception()):
                 return
             if task.cancelled():
-                what = ": it begins again" if again else ""
-                log.warning("%s was cancelled, not by close()%s", task.get_name(), what)
+                log.warning("%s was cancelled, not by close()%s", task.get_name(), ": it begins again" if again else "")
             if again:
                 in_a_row = 1 if loop.time() - begun > self._settings.retry_max else failures + 1
                 loop.call_later(pause_after(in_a_row, self._settings), begin_again, in_a_row)

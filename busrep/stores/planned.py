@@ -211,7 +211,7 @@ class PlannedStore(AsyncStore):
 class PlannedTransaction(AsyncTransaction):
     """What the transactions of these stores have in common. It holds no claim if that is `claims.NO_CLAIM`.
 
-    ``connection`` is the driver's own; None until `begin` has taken one from the store. ``at``: of a handler's effects.
+    ``connection``: the driver's own, None before `begin`. ``at``: the saved position that a handler's has to begin at.
     """
 
     joined: bool = False

@@ -159,7 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="rows-in-memory-alone-count-as-rolled-back",
         rule="9.1",
         harm="What was written to a stream in memory within the caller's transaction is lost; a cache stays stale.",
-        edits=(Edit("fact.settle", "    if any(map(session.is_told_by_no_row, doubts)):", "    if False:"),),
+        edits=(Edit("fact.settle", "    if untold:\n", "    if False:\n"),),
         checks=(WRITING + "rows_in_memory_alone_are_published_with_the_caller_s_transaction",),
     ),
     Mutant(
