@@ -1727,3 +1727,23 @@ def test_an_own_name_that_was_taken_over_is_followed_as_any_other() -> None:
     assert d.send(position("me", 6, 6)).tokens("me") == []
     d.reader.disown()
     assert d.send(position("me", 6, 6)).tokens("me") == [6]
+
+
+def test_9_11_the_first_log_is_the_one_that_is_read() -> None:
+    reader = Reader([Followed("s")])
+    assert reader.begins_in("a" * 32)
+    assert reader.epoch == "a" * 32
+    assert reader.begins_in("a" * 32)
+
+
+def test_9_11_of_another_log_a_page_tells_and_where_nothing_was_read_the_runtime_looks_again() -> None:
+    reader = Reader([Followed("s")], epoch="a" * 32)
+    assert not reader.begins_in("b" * 32)
+    assert (reader.epoch, reader.new_epoch) == ("a" * 32, "b" * 32)
+    reader = Reader([Followed("s")], epoch="a" * 32)
+    reader.start_at("s", "w", 5)
+    assert not reader.begins_in("b" * 32)
+    assert (reader.epoch, reader.new_epoch) == ("a" * 32, None)
+    question = reader.log_question(0.0)
+    assert question is not None
+    assert (question.after, question.upto) == (5, 5)
