@@ -1864,7 +1864,10 @@ MUTANTS: tuple[Mutant, ...] = (
         name="the-transaction-of-a-fact-that-is-given-up-stays-open",
         rule="9.1",
         harm="It holds a connection, and locks, and is asked after for ever.",
-        edits=(Edit("Writing.given_up", "            if doubt.transaction is not None:\n", "            if False:\n"),),
+        edits=(
+            Edit("Writing.given_up", "            if doubt.transaction is not None:\n", "            if False:\n"),
+            Edit("Writing.given_up", "            doubt.transaction = None\n", ""),
+        ),
         checks=(FACTS_NOBODY_ENDS + "the_task_is_garbage[postgres-another thread]",),
         hangs=True,
     ),
