@@ -294,15 +294,18 @@ class World:
                 self.record.breaks("an outage is not poison", f"{service.name}: {error}")
             if not isinstance(error, PositionTooOld):
                 bus.resume(next(stream for stream in STREAMS if stream.name == key[0]), key[1])
-            elif service.durable and any(one.role is service.role for one in self.seconds):
+                continue
+            unseen = self.pruned_unseen.get((service.role.name, service.epoch, *key), 0)
+            seen = service.durable and error.floor > unseen
+            if seen and any(one.role is service.role for one in self.seconds):
                 # Two that first start under one name at the same time: the later one may begin where the earlier one
                 # has not registered yet. It says so, and is restarted.
                 service.kill(zombie=0.0, linger=0.0)
                 self.join(service.role.name)
                 break
-            elif service.epoch in self.record.void or service.epoch != self.epoch():
+            if service.epoch in self.record.void or service.epoch != self.epoch():
                 pass  # who registered since the backup is not known to pruning; it begins anew once it notices
-            elif service.durable and error.floor > self.pruned_unseen.get((service.role.name, service.epoch, *key), 0):
+            elif seen:
                 self.record.breaks("pruning respects readers", f"{service.name}: {error}")
             else:
                 service.report(key, bus.reading.core.delivered(*key), 2**62, "too old")
