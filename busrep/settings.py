@@ -33,6 +33,11 @@ class Settings:
     heartbeat: float = attrs.field(default=2.0, validator=gt(0))
     """Period of a writer's announcements, jittered by ±10 %. The loss of a last frame is found within one beat."""
 
+    quiet_streams: int = attrs.field(default=8, validator=ge(1))
+    """Streams of a writer that a beat announces although nothing was published in them since the last beat, in turns.
+    Those in which something was, and streams in memory, are announced at every beat. With more streams an idle writer
+    costs every process less, and the loss of both a frame and the announcement behind it is found later."""
+
     answer_interval: float = attrs.field(default=0.1, validator=ge(0))
     """Seconds between two announcements of one writer, beats aside: a REPLICATE that comes sooner is answered at their
     end, with all others. The first is answered at once, so a start waits for nothing. However many are published, a
@@ -175,7 +180,7 @@ class Settings:
     transactions: int = attrs.field(default=10, validator=ge(1))
     """Facts on busrep's connections that are open at a time on PostgreSQL; more wait for one to end. On an event loop
     as many handlers with a transaction for their effects come on top, in threads they share these connections. Besides,
-    a process has up to ``fetches`` + 1 connections, 5 at least, for questions. On an event loop one that nobody needed
+    a process has up to ``fetches`` + 4 connections for questions. On an event loop one that nobody needed
     for a minute is closed, but for the last one for questions. A server allows 100 in all by default."""
 
     snapshot_connections: int = attrs.field(default=2, validator=ge(1))

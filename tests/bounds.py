@@ -183,14 +183,14 @@ class Bound:
 
 
 BOUNDS = (
-    Bound(wheel_lines, 22_000, 31_548),
-    Bound(largest_class, 300, 293),
-    Bound(largest_file, 400, 392),
+    Bound(wheel_lines, 22_000, 32_077),
+    Bound(largest_class, 300, 296),
+    Bound(largest_file, 400, 400),
     Bound(largest_core_file, 250, 250),
     Bound(long_functions, 0, 0),
     Bound(complex_functions, 5, 0),
     Bound(private_uses, 0, 0),
-    Bound(private_uses_in_tests, 100, 66),
+    Bound(private_uses_in_tests, 100, 67),
     Bound(repeated_classes, 0, 0),
     Bound(files_of_a_rule, 3, 3),
     Bound(most_parameters, 8, 8),

@@ -31,11 +31,10 @@ STILL = busrep.Settings(heartbeat=600.0, save_every=600.0)
 CALLS_A_ROW = {100: 2.2, 450: 1.34}
 CALLS_A_FACT = 1_070
 
-ROUND_TRIPS_A_FACT = 3  # an ID, then BEGIN with the claim, then INSERT with COMMIT
+ROUND_TRIPS_A_FACT = 2  # the IDs, then all of a transaction: BEGIN with the claim, INSERT, COMMIT
 PUBLISHED_AT_A_JOIN = 1  # by the joining reader itself; and each writer answers once
-# Of one process to PostgreSQL, by how many facts were open at a time: one for each, ten at most, one for IDs and one
-# for what is read beside. A quick machine opens fewer than ten.
-CONNECTIONS = {1: 3, 100: 12}
+# Of one process to PostgreSQL, by how many facts were open at a time, none of which ran a statement: for questions.
+CONNECTIONS = {1: 2, 100: 5}
 
 
 class Turns:

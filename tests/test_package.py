@@ -175,6 +175,7 @@ ELSEWHERE = {
     "BadFieldError": "ConfigError of one field of a command, which a reader of lines turns into ParseError",
     "OlderTable": "PositionsAheadOfTable of a Spark query",
     "WriterGone": "ConfigError of a Spark query",
+    "Unanswered": "Unavailable of a store's steps, of which it is not known whether they were executed",
     "OutOfOrder": "of a replay, whose rows were read wrongly",
     "WorkersTooSlow": "of Spark, whose Python workers did not start in time",
 }

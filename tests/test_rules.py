@@ -76,6 +76,9 @@ ROOT = Path(__file__).parent.parent
 
 # A name without parameters stands for all its cases. After the rules: sentences of their closing paragraph.
 W = "core/test_writer.py::test_rules"
+APPENDING = "asyncio/test_appending.py::test_"
+BEATS = "core/test_beats.py::test_9_27_"
+UNNUMBERED = "asyncio/test_unnumbered.py::test_9_28_"
 STRAY = "asyncio/test_stray_lines.py::test_what_a_stranger_says_harms_nobody"
 RULES: dict[str, list[str]] = {
     "9.1": [
@@ -438,6 +441,52 @@ RULES: dict[str, list[str]] = {
         "http/test_reference.py::test_a_reader_begins_where_it_is_told_to[now]",
         "http/test_reference.py::test_a_reader_begins_where_it_is_told_to[a map]",
     ],
+    "9.26": [
+        *(
+            f"{APPENDING}9_26_of_what_got_no_answer_the_table_decides[{where}-{landed}]"
+            for where in ("deployment", "on_postgres")
+            for landed in ("written", "not written")
+        ),
+        f"{APPENDING}9_26_a_series_that_another_question_has_ended_is_no_loss[on_postgres]",
+        f"{APPENDING}9_26_a_fact_begins_under_a_name_that_is_its_writer_s[on_postgres]",
+        f"{APPENDING}9_26_a_fact_whose_writer_was_finished_meanwhile_is_refused[on_postgres-write]",
+        f"{APPENDING}9_26_a_fact_whose_name_another_process_won_is_fenced[on_postgres-write]",
+        f"{APPENDING}a_fact_that_the_table_refuses_fails_alone",
+        "stores/test_stores.py::TestSqlite::test_9_26_rows_are_appended_while_the_claim_stands",
+        "stores/test_stores.py::TestPostgres::test_9_26_rows_are_appended_while_the_claim_stands",
+    ],
+    "9.27": [
+        f"{BEATS}a_beat_announces_streams_in_which_nothing_happened_in_turns",
+        f"{BEATS}a_stream_that_moved_is_announced_at_the_next_beat",
+        f"{BEATS}rows_that_were_dropped_are_announced_at_the_next_beat",
+        f"{BEATS}all_streams_are_announced_to_whoever_asks_after_a_reconnect_and_at_the_end",
+        f"{BEATS}streams_in_memory_are_announced_at_every_beat",
+        f"{BEATS}every_channel_carries_a_sign_of_life",
+        f"{BEATS}a_writer_of_single_lines_announces_all",
+        f"{BEATS}the_turns_of_a_beat_that_redis_held_up_are_not_lost",
+        f"{BEATS}a_reader_asks_until_every_stream_of_a_writer_that_it_hears_is_known",
+        f"{BEATS}of_lines_that_were_dropped_for_a_bound_the_positions_are_asked_for",
+        f"{BEATS}who_will_not_tell_is_not_asked",
+        "runtime/test_beat.py::test_9_27_a_beat_with_nothing_to_tell_stores_one_position_for_the_sign_of_life",
+        "runtime/test_beat.py::test_9_27_what_has_moved_is_stored_until_a_beat_succeeds",
+        "runtime/test_beat.py::test_9_27_a_line_that_the_registry_does_not_explain_has_it_read_at_the_next_beat",
+    ],
+    "9.28": [
+        f"{UNNUMBERED}no_request_asks_for_ids[on_postgres]",
+        f"{UNNUMBERED}facts_that_are_published_at_the_same_time_share_a_request[on_postgres]",
+        *(
+            f"{UNNUMBERED}of_ids_whose_answer_was_lost_the_table_tells[{where}-{landed}]"
+            for where in ("deployment", "on_postgres")
+            for landed in ("written", "not written")
+        ),
+        f"{UNNUMBERED}beside_a_doubt_ids_are_reserved[on_postgres]",
+        f"{UNNUMBERED}nothing_is_asked_while_another_answer_is_on_its_way[on_postgres]",
+        f"{UNNUMBERED}of_two_lost_answers_the_first_that_is_asked_after_tells[on_postgres]",
+        f"{UNNUMBERED}a_sequence_that_is_behind_gives_no_id[on_postgres]",
+        f"{UNNUMBERED}under_a_name_that_was_finished_it_is_written_anew[on_postgres]",
+        f"{UNNUMBERED}of_ids_that_cannot_be_told_any_more_the_next_claim_tells[on_postgres]",
+        "sync/test_writing.py::test_9_28_ids_of_a_joined_transaction_are_not_taken_for_them",
+    ],
 }
 
 CASES = [
@@ -477,8 +526,11 @@ class Bench:
     def __init__(self, store: MemoryStore, writing: Writing) -> None:
         self.store, self.writing = store, writing
 
-    async def fact(self, number: int) -> int:
+    async def fact(self, number: int, *, begin: bool = False) -> int:
+        """``begin``: a transaction of its own, as a statement in the block would begin it."""
         async with Fact(self.writing, (orders,)) as fact:
+            if begin:
+                await fact.begin()
             fact.add(Order(number, "new"))
         return fact.id
 
@@ -534,7 +586,7 @@ def test_9_1_no_answer_to_commit_keeps_the_fact_open_until_the_table_decides(
             with monkeypatch.context() as patch:
                 patch.setattr(MemoryTransaction, "commit", lose_the_answer)
                 with pytest.raises(CommitUnknown):
-                    await w1.fact(2)
+                    await w1.fact(2, begin=True)
             assert await w1.fact(3) == 3
             await w1.writing.settle()  # its transaction goes on
             assert w1.published() == []
@@ -559,7 +611,7 @@ async def fail_behind_a_successor(w1: Bench, *, cancel: bool, monkeypatch: pytes
     """A fact gets its ID when a successor has the name, and a fact below; it fails before it can learn of that."""
     reserve, asked = w1.store.reserve, asyncio.Event()
 
-    async def late(stream: str, count: int) -> list[int]:
+    async def late(stream: str, count: int, held: Any = None) -> list[int]:
         await w1.store.claim("w1", ["orders"], timeout=1)
         await reserve(stream, 1)  # the successor's
         asked.set()
@@ -568,7 +620,7 @@ async def fail_behind_a_successor(w1: Bench, *, cancel: bool, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(w1.store, "reserve", late)
         patch.setattr(MemoryTransaction, "begin", cut)
-        task = asyncio.create_task(w1.fact(2))
+        task = asyncio.create_task(w1.fact(2, begin=True))
         if cancel:
             await asked.wait()
             task.cancel()
@@ -595,19 +647,49 @@ def test_9_2_a_fact_that_never_began_does_not_step_over_a_successor_s(
     run(main())
 
 
+@pytest.mark.parametrize("rolled_back", [True, False], ids=["rolled back", "empty"])
+def test_9_2_a_fact_that_wrote_nothing_does_not_step_over_a_successor_s(
+    rolled_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its block ran no statement: nothing has looked at the claim since its ID was reserved."""
+
+    async def main() -> None:
+        async with bench() as w1:
+            assert await w1.fact(1) == 1
+            reserve = w1.store.reserve
+
+            async def late(stream: str, count: int, held: Any = None) -> list[int]:
+                await w1.store.claim("w1", ["orders"], timeout=1)
+                await reserve(stream, 1)  # the successor's
+                return await reserve(stream, count)
+
+            with monkeypatch.context() as patch, contextlib.suppress(KeyError):
+                patch.setattr(w1.store, "reserve", late)
+                async with Fact(w1.writing, (orders,)):
+                    if rolled_back:
+                        raise KeyError
+            ids = w1.writing.generators["orders"]
+            assert (ids.open, ids.asked, ids.position) == (0, 0, 1)
+            await w1.writing.beat()
+            assert w1.writing.fenced is not None
+            assert ids.position == 1
+
+    run(main())
+
+
 def test_9_2_the_id_of_a_fact_that_never_began_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with bench() as w1:
             with monkeypatch.context() as patch, pytest.raises(Unavailable):
                 patch.setattr(MemoryTransaction, "begin", cut)
-                await w1.fact(1)
+                await w1.fact(1, begin=True)
             ids = w1.writing.generators["orders"]
             assert (ids.open, ids.position) == (0, 0)
             await w1.writing.beat()  # the claim stands
             assert ids.position == 1
             with monkeypatch.context() as patch, pytest.raises(Unavailable):
                 patch.setattr(MemoryTransaction, "begin", cut)
-                await w1.fact(2)
+                await w1.fact(2, begin=True)
             assert await w1.fact(3) == 3
             assert w1.published() == ["RDATA 3"]
             assert ids.position == 3
@@ -623,8 +705,8 @@ def test_9_1_a_commit_that_certainly_failed_completes_its_fact(monkeypatch: pyte
         async with bench() as w1:
             with monkeypatch.context() as patch, pytest.raises(ValueError, match="constraint"):
                 patch.setattr(MemoryTransaction, "commit", refused)
-                await w1.fact(1)
-            await w1.fact(2)
+                await w1.fact(1, begin=True)
+            await w1.fact(2, begin=True)
             assert w1.published() == ["RDATA 2"]
 
     run(main())
@@ -643,7 +725,7 @@ def test_9_1_a_cancelled_caller_does_not_tear_the_commit(monkeypatch: pytest.Mon
                 await commit(transaction)
 
             monkeypatch.setattr(MemoryTransaction, "commit", slow)
-            task = asyncio.create_task(w1.fact(1))
+            task = asyncio.create_task(w1.fact(1, begin=True))
             await sent.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -678,9 +760,9 @@ def while_beating(w1: Bench, monkeypatch: pytest.MonkeyPatch, happens: Callable[
     """Have something happen between the note and the answer of the store's heartbeat."""
     heartbeat = w1.store.heartbeat
 
-    async def slow(*args: Any) -> Any:
+    async def slow(*args: Any, **options: Any) -> Any:
         happens()
-        return await heartbeat(*args)
+        return await heartbeat(*args, **options)
 
     monkeypatch.setattr(w1.store, "heartbeat", slow)
 

@@ -12,7 +12,7 @@ from busrep.core.application_commands import UserIp
 from busrep.core.commands import Command
 from busrep.core.delivery import Missed, Reset
 from busrep.core.health import Health, closed, health_of
-from busrep.errors import ConfigError, NotAWriter, WriterFenced
+from busrep.errors import ConfigError, NotAWriter, Unavailable, WriterFenced
 from busrep.options import BusOptions
 from busrep.stores.interface import KnownWriter
 from busrep.streams import Stream, checked_stream
@@ -20,6 +20,7 @@ from busrep.streams import Stream, checked_stream
 from ..links import ServerAddress
 from ..runtime.batch import Batch, Handler, NoticeHandler
 from ..runtime.cached import CachedFunction, unix_ms
+from ..runtime.fact import RENEWALS
 from ..snapshots.parts import Applier, ApplyHandler
 from .bus_life import BusLife
 from .caching import CacheUpkeep
@@ -54,18 +55,26 @@ class Bus(BusLife):
         ``connection``: the caller's own (sqlite3, psycopg sync or async), else one of busrep's. If it is in a
         transaction already, that one is joined (PostgreSQL) and its end is the caller's. ``count``: so many IDs, for
         `Fact.add_each`. On entry raises NotAWriter, WriterFenced, Unavailable, ConfigError; on exit what the database
-        raises, and CommitUnknown when COMMIT got no answer: then busrep finds out by itself what became of it.
+        raises, Unavailable when the writer was finished or the bus closed meanwhile, and CommitUnknown when COMMIT got
+        no answer: then busrep finds out by itself what became of it.
         """
         return Fact(self._writer_of(streams), streams, connection, count)
 
     async def publish(self, stream: Stream[RowT], rows: Sequence[RowT], *, connection: Any = None) -> list[int]:
-        """Each row a fact of its own, in one transaction, IDs reserved at once. Returns the IDs."""
+        """Write each row as a fact of its own, all in one transaction. Returns the IDs. Raises RowError, NotAWriter,
+        WriterFenced, Unavailable, and CommitUnknown: then it is not known whether they were written."""
         if not rows:
             return []
-        writing = self._writer_of((stream,))
-        fact: Fact[RowT] = Fact(writing, (stream,), connection, len(rows))
-        async with fact:
-            return fact.add_each(rows)
+        for again in range(RENEWALS, -1, -1):
+            fact = Fact[RowT](self._writer_of((stream,)), (stream,), connection, len(rows), unnumbered=True)
+            try:
+                async with fact:
+                    fact.add_each(rows)
+                break
+            except Unavailable as error:
+                if not again or error is not fact.not_written:
+                    raise
+        return fact.published_ids()
 
     async def settle(self) -> None:
         """Look now whether transactions of the caller's own have committed, and publish their facts: WriterFenced,

@@ -215,7 +215,7 @@ class BusLife:
         announces = self.writing is not None and self.writing.fenced is None
         if (fault := self.watch.fault(now, announces=announces)) is not None:
             self.link.reconnect(fault)
-        elif self.watch.asks(now, announces=announces):
+        elif self.watch.asks(now, announces=announces) or self.reading.core.unheard(now):
             self.publisher.ask_for_positions()
 
     # -- the rest ---------------------------------------------------------------------------------------------

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from busrep.errors import BusrepError, SequenceWentBack, WriterFenced
-from busrep.stores.interface import Claim
+from busrep.errors import BusrepError, ConfigError, SequenceWentBack, WriterFenced
+from busrep.stores.interface import AsyncTransaction, Claim
 
 from ..runtime.config import WriterConfig
-from ..runtime.fact import FactBase, FactState, check_renewals, settle
+from ..runtime.contents import FactState
+from ..runtime.deferred import DeferredTransaction
+from ..runtime.fact import FactBase, settle
 from ..runtime.open_facts import InDoubt
 from ..runtime.session import WriterSession
 from ..runtime.tasks import Tasks, wait_until_set, within
@@ -40,15 +41,25 @@ class Fact(FactBase[RowT]):
     _writing: Writing
     _ending = False  # a task ends it, or has ended it
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._beginning = asyncio.Lock()
+
     @property
     def connection(self) -> Any:
-        """The driver's connection that the transaction runs on; None for streams without a table."""
+        """The driver's connection that the transaction runs on; None for streams without a table. Raises ConfigError
+        before `begin`, or a first `execute`."""
         return None if self._transaction is None else self._transaction.hand_out()
+
+    async def begin(self) -> None:
+        """Begin the transaction now, if it has not begun: for ``connection``. Raises WriterFenced, Unavailable (also
+        when the writer was finished since the block began), and ConfigError outside the block."""
+        await self._begin_late()
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement of the caller's in the fact's transaction, in the driver's placeholder style.
         Raises the driver's own errors of it, and ConfigError outside the block."""
-        return list(await self._open_transaction().execute(sql, params))
+        return list(await (await self._begin_late()).execute(sql, params))
 
     def ended(self) -> None:
         """Say that the caller's transaction, which this fact had joined, has ended: it is looked at, and published,
@@ -58,20 +69,9 @@ class Fact(FactBase[RowT]):
 
     async def __aenter__(self) -> Fact[RowT]:
         self._begin_once()
-        self._writing = await self._writing.live()
+        await self._live()
         await self._writing.room()
-        for fenced in itertools.count(1):
-            writing, self._ending = self._writing, False
-            try:
-                await self._begin(writing)
-                break
-            except (WriterFenced, SequenceWentBack) as error:
-                # A sequence that went back may be a new primary's, which fences all writers.
-                if isinstance(error, SequenceWentBack) and (writing.claim is None or await writing.check_claim()):
-                    raise
-                check_renewals(writing.name, fenced)
-                # Perhaps for its silence, with no successor: then the name is won back. Else this raises.
-                self._writing = await writing.live()
+        await self._begin_live()
         self._state = FactState.OPEN
         return self
 
@@ -81,8 +81,22 @@ class Fact(FactBase[RowT]):
         self._state = FactState.ENDED
         if kind is GeneratorExit and not self._writing.here:
             self._abandon()
-        else:
-            await self._whole(self._end(self._writing, error))
+            return
+        if error is None and isinstance(self._transaction, DeferredTransaction):
+            try:  # here: what comes next runs in a task of its own
+                self._transaction.check_alone()
+            except ConfigError as nested:
+                await self._finish(nested)
+                raise
+        await self._finish(error)
+
+    async def _begin_late(self) -> AsyncTransaction:
+        async with self._beginning:  # tasks of the block's may run statements at the same time
+            return await super()._begin_late()
+
+    async def _live(self) -> WriterSession:
+        self._writing, self._ending = await self._writing.live(), False
+        return self._writing
 
     async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
         # Neither half may be torn by a cancellation: whether COMMIT was sent decides what the fact becomes.
@@ -110,6 +124,10 @@ class Fact(FactBase[RowT]):
         # The collector calls this of all that was garbage, though a task ends the fact by now.
         if getattr(self, "_session", None) is not None and not self._ending:
             self._abandon()
+
+    async def _look_at_claim(self, session: WriterSession, error: SequenceWentBack) -> None:
+        if session.claim is None or await self._writing.check_claim():
+            raise error
 
     def _fence(self, session: WriterSession, error: WriterFenced) -> None:
         if (error.writer, error.incarnation) == (session.name, session.incarnation):
@@ -247,8 +265,10 @@ class Writing(WriterSession):
         """Ask after every fact in doubt once, now. Raises Unavailable, or what else keeps one from being known."""
         trouble: Exception | None = None
         for doubt in list(self.doubts):
+            if doubt not in self.doubts:  # it was settled with another one of its transaction
+                continue
             try:
-                await self._settle(doubt)
+                await self._settle(*self.ended_with(doubt))
             except Exception as error:  # the others may have ended all the same
                 trouble = error
         if trouble is not None:
@@ -288,14 +308,14 @@ class Writing(WriterSession):
         if not self._durable or self.fenced is not None:
             return
         # Noted before the claim and the registry are read, which the store does under one lock (9.7).
-        noted, positions = self.noted()
+        beat = self.beat_begins()
         try:
             store, claim = self.log
-            registry = await store.heartbeat(claim, positions)
+            registry = await store.heartbeat(claim, beat.positions, registry=beat.whole)
         except WriterFenced as error:
             self.fence(error)
             return
-        self.others.registry_read(noted, registry)
+        self.beat_stored(beat, registry)
 
     async def leave(self) -> None:
         """After the last announcement: store the positions, and finish the own name (9.21), which nobody has to find
@@ -334,6 +354,11 @@ class Writing(WriterSession):
             await renew(self)
         except BusrepError as error:  # the next beat, or the next fact, tries again
             log.warning("writer %s is not won back: %s", self.name, error)
+
+    def tear(self) -> None:
+        """See `WriterSession`. The name is claimed anew at once."""
+        super().tear()
+        self.fence(WriterFenced(self.name, self.incarnation))
 
     def lose(self, error: WriterFenced) -> None:
         """Another process has the name, for good."""

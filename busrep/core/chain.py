@@ -58,6 +58,7 @@ class Chain:
         self.own = start  # highest ID of an own completed fact at or below position
         self.dropped = start  # no row at or below it that is not composed yet will be published
         self.may_follow = True
+        self.moved = False  # something went out that no beat has announced yet
         self.held: dict[int, list[_Fact]] = {}  # runs of facts without a gap, by the first token
         self.tokens: list[int] = []  # the keys of held, as a heap
         self.ready: deque[_Fact] = deque()
@@ -198,6 +199,7 @@ class Chain:
             draft.lines.append(b"%b%d %d" % (self.line, at, end))
         if end > self.composed:
             draft.ends[self.stream.name] = end
+        self.moved = self.moved or stepped_over or end > self.composed
         if self.composed >= self.own:
             self.may_follow = False
         self.composed = end

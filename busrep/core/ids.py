@@ -68,6 +68,7 @@ class IdGenerator:
     _tickets: dict[Ticket, None] = attrs.field(factory=dict, init=False)
     finished: Runs = attrs.field(factory=Runs, init=False)  # own, above the position
     heard: Runs = attrs.field(factory=Runs, init=False)  # others' rows that came while a ticket is unanswered
+    thinned: bool = attrs.field(default=False, init=False)  # whether finished IDs above a ticket were forgotten
     _fenced: WriterFenced | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -105,8 +106,8 @@ class IdGenerator:
         self._tickets[ticket] = None
         return ticket
 
-    def answer(self, ticket: Ticket, ids: Sequence[int]) -> None:
-        """Open the IDs that the sequence gave for ``ticket``.
+    def answer(self, ticket: Ticket, ids: Sequence[int], *, exact: bool = True) -> None:
+        """Open the IDs that the sequence gave for ``ticket``. Not ``exact``: they may be more, or fewer.
 
         Raises `SequenceWentBack` if one of them was known when they were asked for, or is in use; `ValueError` if their
         number is another, or the ticket is not open. Then none is used and the ticket given up.
@@ -115,7 +116,7 @@ class IdGenerator:
             raise ValueError("the ticket was answered or given up before")
         try:
             runs = [(ids[0], ids[0])] if len(ids) == 1 else runs_of(ids)
-            self._check(ticket, ids, runs)
+            self._check(ticket if exact else attrs.evolve(ticket, count=len(ids)), ids, runs)
             for first, last in runs:
                 at = bisect_left(self.firsts, first)
                 self.firsts.insert(at, first)
@@ -141,12 +142,17 @@ class IdGenerator:
             if in_use or self.finished.overlaps(first, last) or self.heard.overlaps(first, last):
                 raise SequenceWentBack(self.stream, first, last)
 
+    def knows(self, id: int) -> bool:
+        """Whether an ID above the position is open here, or finished; see `thinned`."""
+        at = bisect_right(self.firsts, id) - 1
+        return (at >= 0 and self.opened[at][0] >= id) or self.finished.overlaps(id, id)
+
     def give_up(self, ticket: Ticket) -> None:
         """``ticket`` will never be answered with an ID that is used. Again: nothing."""
         if ticket in self._tickets:
             del self._tickets[ticket]
             if not self._tickets:
-                self.heard = Runs()
+                self.heard, self.thinned = Runs(), False
             self._settle()
 
     def complete_many(self, ids: Iterable[int]) -> None:
@@ -214,6 +220,7 @@ class IdGenerator:
                 at -= 1
         if len(finished.starts) > self.most_runs + 2 * len(firsts):
             finished.thin(firsts)
+            self.thinned = bool(self._tickets)
         self._settle()
 
     def _settle(self) -> None:

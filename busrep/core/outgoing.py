@@ -1,7 +1,7 @@
 """What a writer publishes: its frames, each until it is confirmed, and when it announces its positions.
 
-A writer announces them at each beat, when publishing has begun to work, for a REPLICATE, and for the last time when it
-leaves.
+A writer announces all of them when publishing has begun to work, for a REPLICATE, and for the last time when it leaves.
+A beat announces those of the streams that have moved since the last one, and of some others in turn (9.27).
 """
 
 from __future__ import annotations
@@ -27,6 +27,18 @@ class Roll:
     channel: str
     room: int
     chains: list[Chain] = attrs.field(factory=list)
+    turn: int = 0  # of ``chains``, whose turn it is at the next beat
+
+    def at_beat(self, quiet: int) -> list[Chain]:
+        """The streams that a beat announces: those that have moved since the last one, those in memory, and ``quiet``
+        more, in turns."""
+        chains, count = self.chains, min(quiet, len(self.chains))
+        found = {chain for chain in chains if chain.moved or chain.stream.resettable}
+        found.update(chains[(self.turn + at) % len(chains)] for at in range(count))
+        self.turn = (self.turn + count) % len(chains)
+        for chain in found:
+            chain.moved = False
+        return [chain for chain in chains if chain in found]
 
 
 class Announcements:
@@ -37,7 +49,8 @@ class Announcements:
         self.last = False  # whether the announcement that is due is the last one
         self._settings, self._room, self._jitter = settings, room, jitter
         self._rolls: list[Roll] = []
-        self._asked = False  # for one that has not begun
+        self._asked = self._all = False  # for one that has not begun; for one of all streams
+        self._turns: set[Chain] = set()  # of beats whose announcement has not begun
         self._waits, self._answer_from = False, -math.inf  # a REPLICATE, until then
         self._begun: deque[Roll] = deque()
 
@@ -52,21 +65,22 @@ class Announcements:
             self._rolls.append(roll)
         roll.chains.append(chain)
         roll.room -= chain.line_bytes
-        self._asked = True
+        self._asked = self._all = True
 
     def request(self, now: float) -> None:
         """Somebody asks for the positions: answered now, or at the end of ``answer_interval`` since the last time. One
         answer serves all requests that arrive before it is composed."""
         if self._asked:
-            return
-        if now >= self._answer_from:
+            self._all = True
+        elif now >= self._answer_from:
+            self._all = True
             self._begin(now)
         else:
             self._waits = True
 
     def start(self, now: float) -> None:
         """Publishing has begun to work: announce all streams, and count the time to the next beat from now."""
-        self.next_beat = now
+        self.next_beat, self._all = now, True
         self.tick(now)
 
     def _begin(self, now: float) -> None:
@@ -75,7 +89,7 @@ class Announcements:
 
     def farewell(self) -> None:
         """Announce all streams for the last time."""
-        self._asked = self.last = True
+        self._asked = self._all = self.last = True
 
     def stop(self) -> None:
         """Publishing does not work, until `start`."""
@@ -100,6 +114,10 @@ class Announcements:
             # Jittered by 10 % either way, so that the writers of a deployment do not all speak at once.
             self.next_beat = now + self._settings.heartbeat * (0.9 + 0.2 * self._jitter())
         if beat or now >= self.next_answer:
+            # Messages of one line do not say who speaks: each of their positions is the only sign of life.
+            self._all = self._all or self._waits or self._settings.one_line_messages
+            if not self._all:
+                self._turns.update(*(roll.at_beat(self._settings.quiet_streams) for roll in self._rolls))
             self._begin(now)
         return beat
 
@@ -107,8 +125,13 @@ class Announcements:
         """The streams to announce now. None begins while one is ``unconfirmed``: of a burst of REPLICATE the first gets
         an answer, all others one together."""
         if self._asked and not self._begun and not unconfirmed:
-            self._asked = False
-            self._begun.extend(self._rolls)
+            turns = None if self._all else self._turns
+            for roll in self._rolls:
+                chains = [chain for chain in roll.chains if turns is None or chain in turns]
+                if chains:
+                    self._begun.append(Roll(roll.channel, 0, chains))
+            self._asked = self._all = False
+            self._turns = set()
         if not self._begun:
             return None
         roll = self._begun.popleft()

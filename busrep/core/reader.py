@@ -77,6 +77,20 @@ class Reader(FollowedWriters):
         bound = self.settings.heartbeat * self.settings.silent_after_beats
         return [writer for writer, heard in self.last_heard.items() if now - heard > bound]
 
+    def unheard(self, now: float) -> bool:
+        """Whether a writer is heard that has not said yet where one of its streams is: it is to be asked again. A beat
+        tells of all streams in turns only (9.27)."""
+        silent, registry = set(self.silent(now)), self.admission.registry
+        return any(
+            progress.stream.durable
+            and not (progress.heard or progress.held)
+            and progress.state not in (State.STOPPED, State.BOOTSTRAPPING)
+            and progress.writer in self.last_heard
+            and progress.writer not in silent
+            and (registry is None or progress.key in registry)
+            for progress in self.progress.values()
+        )
+
     def receive_frame(self, frame: Frame, now: float) -> None:
         """Take in one message. Then drain ``commands`` and ``errors``, do ``fetches()``, look at ``ready``."""
         self.counters.frames_received += 1

@@ -12,24 +12,26 @@ whoever sees that notes it as in doubt.
 from __future__ import annotations
 
 import abc
-import enum
+import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar
 
-from busrep.errors import CommitUnknown, ConfigError, Unavailable, WriterFenced
-from busrep.stores.interface import AsyncTransaction
-from busrep.streams import Stream, checked_stream
+from busrep.errors import CommitUnknown, ConfigError, SequenceWentBack, Unavailable, WriterFenced
+from busrep.stores.interface import AsyncTransaction, Group
+from busrep.streams import Stream
 
-from .open_facts import InDoubt, OpenFacts
+from .contents import FactContents
+from .deferred import DeferredTransaction
+from .late_ids import asked_above
+from .open_facts import InDoubt
 from .session import WriterSession
 
 log = logging.getLogger("busrep.writer")
 
 RowT = TypeVar("RowT")
-OtherT = TypeVar("OtherT")
 
 
 # How often a name is won back while one fact begins. Readers take a writer whose machine is too slow for its heartbeat
@@ -44,80 +46,38 @@ def check_renewals(name: str, count: int) -> None:
         raise Unavailable(f"writer {name!r}", reason)
 
 
-class FactState(enum.Enum):
-    """Where a fact is in its life. Only an OPEN one takes rows; none is opened twice."""
-
-    NEW = enum.auto()
-    OPENING = enum.auto()
-    OPEN = enum.auto()
-    ENDED = enum.auto()  # its block: the rows are being inserted, or were, or will never be
-
-
 class ReenteredError(Exception):
     """This thread is in the middle of bookkeeping already."""
 
 
-class FactBase(abc.ABC, Generic[RowT]):
-    """What a fact is in every runtime: IDs, rows that are checked and encoded as they are added, and its life.
+class FactBase(FactContents[RowT], abc.ABC):
+    """A fact, with its life.
 
     ``RowT``: the row class of its first stream.
     """
 
-    _how = "async with"
-
-    def __init__(self, writing: Any, streams: Sequence[Stream[Any]], connection: Any = None, count: int = 1) -> None:
+    def __init__(
+        self, writing: Any, streams: Sequence[Stream[Any]], connection: Any = None, count: int = 1, *,
+        unnumbered: bool = False,
+    ) -> None:  # fmt: skip
         if count < 1:
             raise ConfigError(f"write(count={count!r}): a fact has an ID, so 1 or more are needed")
-        self._writing, self._streams, self._count = writing, streams, count
-        self._state = FactState.NEW
-        self._opened: dict[str, OpenFacts] = {}
-        self._session: WriterSession | None = None
+        super().__init__(streams)
+        self._writing, self._count = writing, count
         self._caller = connection
+        self._unnumbered = unnumbered and connection is None  # nobody asks for the IDs before the block has ended
         self._transaction: AsyncTransaction | None = None
         self._booked = True  # nothing is open, or whoever settles facts in doubt knows of it
         self._sent = False  # COMMIT, or whatever comes in its place where there is no transaction
+        self.not_written: Unavailable | None = None  # raised when its writer was finished first, and won its name back
         self._joined: InDoubt | None = None  # what is left of it in the caller's transaction
 
-    @property
-    def id(self) -> int:
-        """The fact's ID in the first stream. Raises ConfigError before the block."""
-        if (name := self._streams[0].name) not in (ids := self.ids):
-            raise self._not_begun()
-        return ids[name]
-
-    @property
-    def ids(self) -> dict[str, int]:
-        """The fact's ID per stream, as it stands in the table (below zero on a negative stream)."""
-        return {name: self._table_id(opened)(opened.first) for name, opened in self._opened.items() if opened.first}
-
-    def _table_id(self, opened: OpenFacts) -> Callable[[int], int]:
-        assert self._session is not None  # noqa: S101 (it has begun, for it has opened something)
-        return self._session.generators[opened.stream.name].table_id
-
-    @overload
-    def add(self, row: RowT, *, stream: None = None, insert: bool = True) -> None: ...
-    @overload
-    def add(self, row: OtherT, *, stream: Stream[OtherT], insert: bool = True) -> None: ...
-    def add(self, row: Any, *, stream: Stream[Any] | None = None, insert: bool = True) -> None:
-        """Add a row to the fact. Raises RowError, and ConfigError outside the block: the row would be lost.
-
-        ``stream``: needed only for another than the first. ``insert=False``: the application inserts the row
-        into the stream's own table itself, under ``fact.id``; behind those that busrep inserts.
-        """
-        self._of(stream).add(row, insert=insert)
-
-    @overload
-    def add_each(self, rows: Sequence[RowT], stream: None = None) -> list[int]: ...
-    @overload
-    def add_each(self, rows: Sequence[OtherT], stream: Stream[OtherT]) -> list[int]: ...
-    def add_each(self, rows: Sequence[Any], stream: Stream[Any] | None = None) -> list[int]:
-        """Add each row as a fact of its own, one for each ID reserved; give their IDs. Raises ConfigError for more rows
-        or fewer, and outside the block."""
-        opened = self._of(stream)
-        if len(rows) != len(opened.ids):
-            raise ConfigError(f"{len(rows)} rows for {len(opened.ids)} IDs: pass count={len(rows)} to write()")
-        opened.each = (rows, opened.stream.encode_all(rows))
-        return [*map(self._table_id(opened), opened.ids)] if opened.stream.negative else list(opened.ids)
+    def _open_transaction(self) -> AsyncTransaction:
+        """The transaction, for a statement of the caller's. Raises ConfigError outside the block, and without one."""
+        self._check_in_block()
+        if self._transaction is None:
+            raise ConfigError("this fact has no transaction: its streams are kept in memory only")
+        return self._transaction
 
     def _tell_what_is_gone(self) -> None:
         """Streams in memory have begun anew, with the writer: rows of before are not in a table either."""
@@ -128,46 +88,6 @@ class FactBase(abc.ABC, Generic[RowT]):
             raise Unavailable(f"stream {', '.join(gone)}", f"it {reason}. Write it again")
         if gone:  # the rest of it is committed
             log.warning("stream %s %s there", ", ".join(gone), reason)
-
-    def _of(self, stream: Stream[Any] | None) -> OpenFacts:
-        self._check_in_block()
-        name = self._streams[0].name if stream is None else checked_stream(stream).name
-        if name not in self._opened:
-            known = ", ".join(self._opened)
-            raise ConfigError(f"this fact is of {known}, not of {name!r}: name all its streams in bus.write()")
-        return self._opened[name]
-
-    def _open_transaction(self) -> AsyncTransaction:
-        """The transaction, for a statement of the caller's. Raises ConfigError outside the block, and without one."""
-        self._check_in_block()
-        if self._transaction is None:
-            raise ConfigError("this fact has no transaction: its streams are kept in memory only")
-        return self._transaction
-
-    def _begin_once(self) -> None:
-        """The block begins. Raises ConfigError when it did before."""
-        if self._state is not FactState.NEW:
-            raise ConfigError("a fact is written once: call bus.write() for each")
-        self._state = FactState.OPENING
-
-    def _check_in_block(self) -> None:
-        """Raises ConfigError outside the block. In a joined transaction, too, the rows go in at the block's end."""
-        if self._state is FactState.ENDED:
-            raise ConfigError(
-                f"the block of {self._called()} has ended, this would be lost: do it inside the block, or write "
-                "another fact with bus.write()"
-            )
-        if self._state is not FactState.OPEN:
-            raise self._not_begun()
-
-    def _not_begun(self) -> ConfigError:
-        return ConfigError(f"this fact is not open: use '{self._how} bus.write(...) as fact'")
-
-    def _called(self) -> str:
-        """The fact for a person: its IDs by stream."""
-        if not self.ids:
-            return f"a fact of {', '.join(stream.name for stream in self._streams)}"
-        return "the fact " + ", ".join(f"{id} of stream {name!r}" for name, id in self.ids.items())
 
     # -- its life ---------------------------------------------------------------------------------------------
 
@@ -184,24 +104,80 @@ class FactBase(abc.ABC, Generic[RowT]):
             if self._transaction is not None:
                 await self._transaction.begin()
         except BaseException as error:
-            for opened in self._opened.values():
-                opened.claimed = opened.stream.resettable
+            self._without_claim()
             await self._whole(self._end(session, error))
             raise
 
     async def _reserve(self, session: WriterSession, stream: Stream[Any]) -> None:
-        """Open the fact's IDs of a stream. Raises NotAWriter, WriterFenced, SequenceWentBack, Unavailable."""
+        """Open the fact's IDs of a stream, unless they come as its rows are written. Raises NotAWriter, WriterFenced,
+        SequenceWentBack, Unavailable."""
         name, opened, transaction = stream.name, self._opened, self._transaction
         session.generator_of(name)
-        self._guarded(session, lambda: session.ask(opened, stream, self._count, self._owner()))
+        ask = partial(session.ask, opened, stream, self._count, self._owner(), late=self._unnumbered)
+        self._guarded(session, ask)
+        if opened[name].late:
+            return
         if stream.resettable:
             self._guarded(session, lambda: session.reserved_in_memory(opened[name], self._count))
         elif transaction is not None and transaction.reserves:
             ids = await transaction.reserve(name, self._count)
-            self._guarded(session, lambda: session.promised(opened[name], ids))
+            self._guarded(session, lambda: session.late_ids.promised(opened[name], ids))
         else:
-            ids = await session.log[0].reserve(name, self._count)
-            self._guarded(session, lambda: session.reserved(opened[name], ids))
+            store, claim = session.log
+            ids = await store.reserve(name, self._count, claim)
+            self._guarded(session, lambda: session.late_ids.reserved(opened[name], ids))
+
+    async def _begin_late(self) -> AsyncTransaction:
+        """The transaction, begun, for a statement of the caller's. Raises ConfigError outside the block, and without
+        one; what beginning raises."""
+        transaction = self._open_transaction()
+        if isinstance(transaction, DeferredTransaction):
+            try:
+                await transaction.begin_now()
+            except WriterFenced as fenced:
+                raise await self._stepped_over(fenced) from fenced
+        return transaction
+
+    async def _finish(self, error: BaseException | None) -> None:
+        """The block has ended: commit, or after ``error`` roll back. Raises what committing raises."""
+        if self._session is None:
+            return
+        try:
+            await self._whole(self._end(self._session, error))
+        except WriterFenced as fenced:
+            if not isinstance(self._transaction, DeferredTransaction) or self._transaction.begun:
+                raise
+            raise await self._stepped_over(fenced) from fenced
+        except SequenceWentBack as error:  # of facts that get their IDs as they are written
+            await self._look_at_claim(self._session, error)
+            gone = WriterFenced(self._session.name, self._session.incarnation)
+            raise await self._stepped_over(gone) from error
+
+    async def _stepped_over(self, fenced: WriterFenced) -> Unavailable:
+        """What is raised for a fact whose writer was finished before its transaction began: its IDs may have been
+        stepped over, and the application may have stored them. The name is won back first; raises WriterFenced when
+        another process has it."""
+        assert self._session is not None  # noqa: S101 (a claim was lost, so there was one)
+        self._fence(self._session, fenced)
+        await self._live()
+        reason = "it was finished for its silence while the fact was open: nothing of it was written. Write it again"
+        self.not_written = Unavailable(f"writer {self._session.name!r}", reason)
+        return self.not_written
+
+    async def _begin_live(self) -> None:
+        """Begin under the incarnation that goes on; if it was fenced for silence, with no successor, the name is won
+        back, several times if need be. Raises WriterFenced when another process has it; what `_begin` raises."""
+        for fenced in itertools.count(1):
+            session = await self._live()
+            try:
+                await self._begin(session)
+                return
+            except WriterFenced:
+                if self._transaction is not None and self._transaction.reserves:
+                    raise  # the caller has SQLite's write lock: `ended` wins the name back, if it can be
+            except SequenceWentBack as error:
+                await self._look_at_claim(session, error)
+            check_renewals(session.name, fenced)
 
     async def _end(self, session: WriterSession, error: BaseException | None) -> None:
         """Commit, or after ``error`` roll back, and book the outcome. Raises what committing raises."""
@@ -227,7 +203,14 @@ class FactBase(abc.ABC, Generic[RowT]):
                 return
         for opened in self._opened.values():
             opened.forget()
+        if transaction is not None and not transaction.claimed:
+            self._without_claim()
         self._complete(session)
+
+    def _without_claim(self) -> None:
+        """Nothing has held the claim since the IDs were reserved: a successor may have stepped over them."""
+        for opened in self._opened.values():
+            opened.claimed = opened.stream.resettable
 
     async def _commit(self, session: WriterSession) -> None:
         transaction = self._transaction
@@ -237,6 +220,8 @@ class FactBase(abc.ABC, Generic[RowT]):
                 for opened in self._opened.values():
                     if not opened.stream.resettable and (facts := opened.to_insert()):
                         await transaction.insert(opened.stream.name, facts)
+                    if opened.unnumbered is not None and isinstance(transaction, DeferredTransaction):
+                        transaction.unnumbered[opened.stream.name] = opened.unnumbered
                 self._commit_sent(session)
                 self._sent = True
                 await transaction.commit()
@@ -249,6 +234,11 @@ class FactBase(abc.ABC, Generic[RowT]):
             if transaction.joined:
                 self._doubt(session)
                 return
+            for opened in self._opened.values():
+                if opened.unnumbered is not None:
+                    opened.given(opened.unnumbered.ids)
+            if not transaction.claimed:  # there was nothing to insert
+                self._without_claim()
         self._complete(session)
 
     def _complete(self, session: WriterSession) -> None:
@@ -257,7 +247,7 @@ class FactBase(abc.ABC, Generic[RowT]):
 
         def book() -> None:
             nonlocal taken
-            taken = session.book(self._opened.values())
+            taken = session.book(self._opened.values(), None if self._transaction is None else self._transaction.marker)
             self._booked = True
 
         session.apply_invalidations(self._opened.values())
@@ -309,6 +299,16 @@ class FactBase(abc.ABC, Generic[RowT]):
         await work
 
     @abc.abstractmethod
+    async def _live(self) -> WriterSession:
+        """The session to write in: the name is won back first if it was finished for silence. Raises WriterFenced when
+        another process has it, ClaimBlocked, Unavailable."""
+
+    @abc.abstractmethod
+    async def _look_at_claim(self, session: WriterSession, error: SequenceWentBack) -> None:
+        """A sequence that went back may be a new primary's, which fences all writers: return if the claim is gone, else
+        raise ``error``."""
+
+    @abc.abstractmethod
     def _fence(self, session: WriterSession, error: WriterFenced) -> None:
         """Take in that the name is not the session's any more; nothing if ``error`` is of another one."""
 
@@ -328,17 +328,25 @@ async def settle(
 
     ``doubts``: what the transaction left, with one marker. Raises WriterFenced, Unavailable.
     """
+    marker = doubts[0].marker
+    if isinstance(marker, Group) and marker.under_way:
+        return False  # the table could not tell
+    above: dict[str, int] = {}
+    for doubt in doubts if isinstance(marker, Group) else ():
+        for stream, known in asked_above(doubt).items():
+            above[stream] = min(known, above.get(stream, known))
+    if above and guarded(lambda: session.late_ids.are_coming(session.doubts)):
+        return False  # their IDs would be taken for these facts' own
     asked_at = time.monotonic()
     found: Mapping[tuple[str, int], list[bytes]] | None = {}
     if session.store is not None and session.claim is not None:
         asked = [fact for doubt in doubts for fact in session.in_doubt_of(doubt)]
-        found = await session.store.outcome(session.claim, doubts[0].marker, asked)
+        found = await session.store.outcome(session.claim, marker, asked, above)
     if found is None:
         guarded(lambda: session.still_open(doubts, asked_at))
         return False
     untold, rolled_back = [doubt for doubt in doubts if session.is_told_by_no_row(doubt)], True
     if untold:
-        marker = untold[0].marker
         rolled_back = session.store is not None and marker is not None and await session.store.rolled_back(marker)
     for doubt in doubts:
         if doubt in session.doubts:

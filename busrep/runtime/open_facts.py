@@ -11,7 +11,7 @@ from busrep.core.ids import Ticket
 from busrep.core.retained import RetainedRows
 from busrep.core.writer import Writer
 from busrep.errors import ConfigError
-from busrep.stores.interface import AsyncTransaction
+from busrep.stores.interface import AsyncTransaction, Unnumbered
 from busrep.streams import Stream
 
 
@@ -21,8 +21,9 @@ class OpenFacts:
 
     ``each``: one row per ID, in order; else ``payloads`` holds the rows of an ID, and ``rows`` those of them that
     busrep inserts. ``ticket``: the generator knows no more than that IDs were asked for. They have not come yet, or the
-    sequence is rolled back with the transaction (SQLite, the caller's), which has not ended. ``claimed``: a transaction
-    has held the claim since the IDs were reserved, or there is none to hold (9.2). ``first``: 0 before they have come.
+    sequence is rolled back with the transaction (SQLite, the caller's), which has not ended. ``late``: they come as the
+    rows are written, which are in ``unnumbered``. ``claimed``: a transaction has held the claim since the IDs were
+    reserved, or there is none to hold (9.2). ``first``: 0 before they have come.
     """
 
     stream: Stream[Any]
@@ -31,13 +32,15 @@ class OpenFacts:
     payloads: dict[int, list[bytes]] = attrs.field(factory=dict)
     each: tuple[Sequence[Any], list[bytes]] | None = None
     ticket: Ticket | None = None
+    late: bool = False
+    unnumbered: Unnumbered | None = None
     claimed: bool = True
     first: int = 0
 
     def given(self, ids: Iterable[int]) -> None:
         """The IDs have come."""
         self.ids = sorted(ids)
-        self.first = self.ids[0]
+        self.first = self.ids[0] if self.ids else 0
 
     def add(self, row: Any, *, insert: bool) -> None:
         """Add a row to the (first) fact."""
@@ -51,10 +54,21 @@ class OpenFacts:
         payloads.append(payload)
 
     def to_insert(self) -> list[tuple[int, Sequence[Any], Sequence[bytes]]]:
-        """The facts that busrep inserts: ID, rows, and the rows as payloads."""
+        """The facts that busrep inserts and that have IDs: ID, rows, and the rows as payloads."""
+        if self.unnumbered is not None:
+            return []
         if self.each is not None:
             return [(id, (row,), (payload,)) for id, row, payload in zip(self.ids, *self.each, strict=True)]
         return [(id, rows, self.payloads[id][: len(rows)]) for id, rows in self.rows.items()]
+
+    def add_each(self, rows: Sequence[Any]) -> None:
+        """Add each row as a fact of its own. Raises ConfigError for more or fewer than there are IDs."""
+        count = len(self.ids) or (self.ticket.count if self.ticket else 0)
+        if len(rows) != count:
+            raise ConfigError(f"{len(rows)} rows for {count} IDs: pass count={len(rows)} to write()")
+        self.each = (rows, self.stream.encode_all(rows))
+        if self.late and self.ticket is not None:
+            self.unnumbered = Unnumbered(self.ticket.known, self.each[1])
 
     def written(self) -> Sequence[bytes]:
         """The payloads of all rows."""

@@ -27,15 +27,25 @@ class OtherWriters:
         self._name_on_wire = config.name.encode()
         self._own_opening = b"NAME %b %d\n" % (self._name_on_wire, incarnation)
         self._senders = SenderTracker(config.settings.followed)
+        # Lines heard that the registry as it was read does not explain, or that say nothing of their senders; and how
+        # many of them had been heard before it was asked for last.
+        self.unexplained = self._explained = 0
 
-    def registry_read(self, noted: Mapping[str, int], registry: Registered) -> None:
-        """The claim stands, and this is the registry: follow the others as far as was noted before."""
-        self._claims = registry.claims
-        for name, stream in self._durable.items():
-            generator = self._generators[name]
-            generator.announced(max(registry[name].values(), default=0))
-            if stream.follows:  # never above the sequence: what was announced may be forged (9.17)
-                generator.follow(min(noted[name], registry.sequences[name]))
+    @property
+    def registry_doubted(self) -> bool:
+        """Whether the registry is to be read again."""
+        return self.unexplained > self._explained
+
+    def beat_stored(self, noted: Mapping[str, int], registry: Registered, unexplained: int) -> None:
+        """The claim stands: follow the others as far as was noted before. ``noted``: by stream; ``unexplained``: as it
+        was when the beat began, for the answer may be older than lines that were heard since."""
+        if registry.read:
+            self._claims, self._explained = registry.claims, unexplained
+            for name in self._durable:
+                self._generators[name].announced(max(registry[name].values(), default=0))
+        for name, highest in noted.items():
+            if self._durable[name].follows:  # never above the sequence: what was announced may be forged (9.17)
+                self._generators[name].follow(min(highest, registry.sequences[name]))
 
     def is_echo(self, data: bytes) -> bool:
         """Whether a message is a frame of rows that this process sent: all its lines are its own, none matters here.
@@ -61,8 +71,13 @@ class OtherWriters:
             if isinstance(item, Server | Name):
                 senders.observe(item)
             elif isinstance(item, Rows | Position) and item.writer != self._name and item.stream in self._durable:
-                claim = self._claims.get((item.stream, item.writer), -1)
-                if senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, self._epoch):
+                claim, incarnation = self._claims.get((item.stream, item.writer)), senders.incarnation_of(item.writer)
+                trusted = senders.is_trusted(item.writer, self._epoch)
+                if incarnation is None or incarnation != claim or not trusted:
+                    # It has joined, or begun anew; or its messages are single lines, and it is followed by the table.
+                    joined = trusted and incarnation is not None and incarnation > (claim or -1)
+                    if joined or (incarnation is None and claim is not None):
+                        self.unexplained += 1
                     continue
                 if isinstance(item, Rows):
                     self._generators[item.stream].rows_seen(item.tokens)

@@ -97,10 +97,10 @@ async def win_back(former: WriterSession, outdone: int, begin: Callable[[int], A
 async def _check_committed(former: WriterSession, won: WriterSession) -> None:
     """Whether what was committed is still there: PostgreSQL may have failed over (9.23). Raises CommitsLost, and
     WriterFenced when what was won is fenced already."""
-    if won.claim is not None and (noted := former.noted_commits()):
+    if won.claim is not None and former.claim is not None and (noted := former.committed.facts()):
         store, claim = won.log
         found = await store.outcome(claim, None, noted)
-        former.check_committed(found, await store.known())
+        former.committed.check(former.claim, found, await store.known())
 
 
 class Hint(enum.Enum):

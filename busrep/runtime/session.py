@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -20,19 +19,32 @@ from busrep.caches.freshness import Commits
 from busrep.core.ids import IdGenerator
 from busrep.core.retained import RetainedRows
 from busrep.core.writer import Writer
-from busrep.errors import CommitsLost, ConfigError, NotAWriter, WriterFenced
-from busrep.stores.interface import AsyncTransaction, Claim, FactLog, KnownWriter
+from busrep.errors import BusrepError, CommitUnknown, ConfigError, NotAWriter, WriterFenced
+from busrep.stores.interface import AsyncTransaction, Claim, FactLog, Registered
 from busrep.streams import Stream
 
+from .committed import LastCommits
 from .config import WriterConfig
+from .deferred import DeferredTransaction
+from .late_ids import LateIds, asked_above
 from .open_facts import InDoubt, OpenFacts
 from .other_writers import OtherWriters
 
 log = logging.getLogger("busrep.writer")
 
-# After a failover facts of so many transactions of each stream are looked for. It loses those that were committed last;
-# of those that were answered last the one that was committed last is one, unless more connections were at COMMIT.
-COMMITS_CHECKED = 100
+
+@attrs.frozen
+class Beat:
+    """What a beat stores, by stream: ``positions``, of these streams; ``noted``, how far they may follow other writers.
+
+    ``whole``: of all streams, and the registry is to be read; else of what has changed, or of one stream.
+    ``unexplained``: see `OtherWriters.beat_stored`.
+    """
+
+    positions: dict[str, int]
+    noted: dict[str, int]
+    whole: bool
+    unexplained: int
 
 
 class WriterSession:
@@ -57,18 +69,20 @@ class WriterSession:
         )  # fmt: skip
         self.generators = {stream.name: self._generator(stream) for stream in config.streams}
         self._last: dict[str, int] = {}
+        self._own_tables = {stream.name for stream in config.streams if stream.table is not None}
         self._durable = {stream.name: stream for stream in config.streams if not stream.resettable}
         self.others = OtherWriters(config, incarnation, claim, self.generators)
         self.doubts: list[InDoubt] = []
-        self._promised: list[OpenFacts] = []  # whose tickets are not answered yet
+        self.late_ids = LateIds(self.generators)
         self.kept: dict[str, RetainedRows] = {}  # of resettable streams whose rows outlive their publication
         self.fenced: WriterFenced | None = None
         self.won = 0  # under which incarnation the name was won in place of this one, and finished: ask above it
-        # stream -> the own facts that are known to be in busrep's table: of the last transactions, one of each
-        self.committed: dict[str, deque[int]] = {}
+        self.committed = LastCommits()
         self.facts = 0
         self.rows = 0
         self._connection: object = None  # the one that was published on last
+        self._stored: dict[str, int] = {}  # the own positions as the last beats stored them
+        self._beats_left = 0  # that store what has changed alone, before the next one that stores and reads everything
 
     def _generator(self, stream: Stream[Any]) -> IdGenerator:
         """The ID generator of a stream, which the core announces from where its own facts begin."""
@@ -96,9 +110,11 @@ class WriterSession:
         return self.torn or self.fenced is not None
 
     def transaction(self, connection: Any) -> AsyncTransaction:
-        """A transaction of the store's, on busrep's connection or the caller's. Raises ConfigError."""
+        """A transaction on busrep's connection or the caller's. Raises ConfigError."""
         store, claim = self.log
-        return store.transaction(claim, connection)
+        if connection is not None:
+            return store.transaction(claim, connection)
+        return DeferredTransaction(store, claim, self._own_tables)
 
     @property
     def log(self) -> tuple[FactLog, Claim]:
@@ -113,69 +129,51 @@ class WriterSession:
             raise NotAWriter(stream, self.name)
         return generator
 
-    def ask(self, opened: dict[str, OpenFacts], stream: Stream[Any], count: int, owner: str) -> None:
-        """Ask the generator for IDs, for facts in ``opened``: whatever comes, `book` gives them up, or answers."""
-        ticket = self.generators[stream.name].ask(count, now=self.clock(), owner=owner)
-        one = opened[stream.name] = OpenFacts(stream, ticket=ticket)
-        self._promised.append(one)
+    def ask(self, opened: dict[str, OpenFacts], stream: Stream[Any], count: int, owner: str, *, late: bool) -> None:
+        """Ask the generator for IDs, for facts in ``opened``.
 
-    def reserved(self, one: OpenFacts, ids: Sequence[int]) -> None:
-        """Open the IDs that the sequence gave. Raises SequenceWentBack."""
-        self._given_again(one.stream.name, ids)
-        assert one.ticket is not None  # noqa: S101 (asked for, and not answered before)
-        self.generators[one.stream.name].answer(one.ticket, ids)
-        one.given(ids)
-        one.ticket = None
-        self._promised.remove(one)
+        ``late``: they may come as the rows are written, in busrep's table. Not while it is not known of others what
+        they got, for these are told from them by their IDs.
+        """
+        name = stream.name
+        late = (
+            late and name in self._durable and name not in self._own_tables and not any(map(asked_above, self.doubts))
+        )
+        ticket = self.generators[name].ask(count, now=self.clock(), owner=owner)
+        opened[name] = self.late_ids.asked(stream, ticket, late=late)
 
     def reserved_in_memory(self, one: OpenFacts, count: int) -> None:
         """Open new IDs of a stream that has no table."""
         last = self._last.get(one.stream.name, 0)
         self._last[one.stream.name] = last + count
-        self.reserved(one, range(last + 1, last + count + 1))
+        self.late_ids.reserved(one, range(last + 1, last + count + 1))
 
-    def promised(self, one: OpenFacts, ids: Sequence[int]) -> None:
-        """Note IDs that the sequence takes back if the transaction is rolled back: they are answered at its end."""
-        self._given_again(one.stream.name, ids)
-        one.given(ids)
+    def tear(self) -> None:
+        """The bookkeeping cannot go on: as after a crash the name is to be claimed anew, and what was committed is in
+        the table."""
+        self.torn = True
 
-    def _given_again(self, stream: str, ids: Sequence[int]) -> None:
-        """The sequence gave these: who was promised one of them before was rolled back."""
-        for one in [one for one in self._promised if one.stream.name == stream and not {*ids}.isdisjoint(one.ids)]:
-            one.forget()
-            self._redeem(one)
-
-    def _redeem(self, one: OpenFacts) -> None:
-        """The transaction that gave the IDs has ended: with rows they are its own, else they are nobody's yet. So are
-        those that never came."""
-        if one.ticket is None:
-            return
-        generator, ticket, one.ticket = self.generators[one.stream.name], one.ticket, None
-        self._promised.remove(one)
-        if one.each is None and not any(one.payloads.values()):
-            one.ids = []
-            generator.give_up(ticket)
-            return
-        generator.answer(ticket, one.ids)
-
-    def book(self, opened: Iterable[OpenFacts]) -> bool:
+    def book(self, opened: Iterable[OpenFacts], marker: object = None) -> bool:
         """Hand what a transaction left to the writer core; an ID without rows is completed all the same. False: the
-        session has ended, and nothing is published under it any more."""
+        session has ended, and nothing is published under it any more. ``marker``: the transaction's."""
         try:
-            return self._book(list(opened))
-        except BaseException:
-            self.torn = True  # half-way; what is committed whoever claims the name next finds in the table
+            return self._book(list(opened), marker)
+        except BaseException as error:
+            self.tear()  # half-way; what is committed whoever claims the name next finds in the table
+            if isinstance(error, BusrepError):
+                raise CommitUnknown(None, error) from error
             raise
 
-    def _book(self, opened: Sequence[OpenFacts]) -> bool:
+    def _book(self, opened: Sequence[OpenFacts], marker: object) -> bool:
         for one in opened:
             if (commits := self.commits.get(one.stream.name)) is not None:
                 commits.ended(one)
         if self.ended:
             return False
         for one in opened:
-            self._redeem(one)
-            self._note_committed(one)
+            self.late_ids.redeem(one)
+            if self.fenced is None and one.stream.name in self._durable and one.stream.table is None:
+                self.committed.note(one, marker)
             facts, rows = one.complete(self.core)
             self.facts += facts
             self.rows += rows
@@ -196,7 +194,7 @@ class WriterSession:
     def resolve(self, doubt: InDoubt) -> None:
         """Book what `decide` found: the facts are in doubt no more."""
         self.doubts.remove(doubt)
-        self.book(doubt.opened)
+        self.book(doubt.opened, doubt.marker)
 
     def commit_sent(self, opened: Iterable[OpenFacts]) -> None:
         """COMMIT goes out now, or is the caller's to send from now on."""
@@ -219,26 +217,6 @@ class WriterSession:
         for one in opened:
             if one.stream.name in self.commits and (payloads := one.written()):
                 self.on_invalidations(one.stream.name, payloads)
-
-    def _note_committed(self, one: OpenFacts) -> None:
-        """These facts are committed; looked for after a failover (`check_committed`)."""
-        name = one.stream.name
-        if self.fenced is None and name in self._durable and one.stream.table is None:
-            ids = one.ids if one.each is not None else [id for id, payloads in one.payloads.items() if payloads]
-            if ids:
-                self.committed.setdefault(name, deque(maxlen=COMMITS_CHECKED)).append(max(ids))
-
-    def noted_commits(self) -> list[tuple[str, int]]:
-        """What `check_committed` is to be told of."""
-        return [(stream, id) for stream, ids in self.committed.items() for id in ids]
-
-    def check_committed(self, found: Collection[tuple[str, int]] | None, known: Iterable[KnownWriter]) -> None:
-        """Whether what was committed last is still there, of which this was ``found``. ``known`` was read after that:
-        rows may have been deleted. Raises CommitsLost."""
-        floors = {one.stream: one.floor for one in known if one.writer == self.name}
-        for stream, id in self.noted_commits():
-            if id > floors.get(stream, 0) and (stream, id) not in (found or ()):
-                raise CommitsLost(self.name, self.incarnation, stream, id)
 
     def applied_as_of(self, stream: str) -> float:
         """As of when this process has applied all that it committed to a stream of invalidations (`time.monotonic`)."""
@@ -288,16 +266,29 @@ class WriterSession:
         durable = [one for one in doubt.opened if one.stream.name in self._durable]
         for one in durable:
             one.each = None
+            if not self.late_ids.find(one, found):
+                self.tear()
             one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
         if rolled_back and not any(one.payloads for one in durable):
             for one in doubt.opened:
                 one.forget()
 
-    def noted(self) -> tuple[dict[str, int], dict[str, int]]:
-        """How far the own positions may follow, noted before the claim is read, and the own positions to store."""
-        noted = {name: self.generators[name].open_floor for name in self._durable}
+    def beat_begins(self) -> Beat:
+        """What the next beat stores, noted before the claim is read (9.27)."""
+        whole = self.others.registry_doubted or self._beats_left <= 0
         positions = {name: self.generators[name].position for name in self._durable}
-        return noted, positions
+        noted = {name: self.generators[name].open_floor for name in self._durable}
+        for name in [*positions] if not whole else ():
+            behind = self._durable[name].follows and noted[name] > positions[name]
+            if len(positions) > 1 and not behind and positions[name] == self._stored.get(name):
+                del positions[name], noted[name]  # one stays, for the sign of life
+        return Beat(positions, noted, whole, self.others.unexplained)
+
+    def beat_stored(self, beat: Beat, registry: Registered) -> None:
+        """A beat was stored, and this is what the database told."""
+        self._beats_left = self._settings.silent_after_beats - 1 if beat.whole else self._beats_left - 1
+        self._stored.update(beat.positions)
+        self.others.beat_stored(beat.noted, registry, beat.unexplained)
 
     def is_successors(self, stream: str, token: int) -> bool:
         """Whether a fact under the own name is none of this process's, which is fenced: it may be a successor's."""

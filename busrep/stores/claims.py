@@ -242,16 +242,18 @@ def hold(dialect: Dialect, held: Claim, *begin: Control) -> Plan[object]:
     return answers[0][0][0]
 
 
+def claim_stands(dialect: Dialect, claim: Claim, lock: str = "") -> Sql:
+    """A row while the claim stands, on the server that was noted. ``lock``: the row's, as a suffix."""
+    return Sql(
+        f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server}{lock}",
+        (claim.writer, claim.incarnation),
+    )
+
+
 def check_claim(dialect: Dialect, claim: Claim) -> Plan[None]:
     """Read the claim (9.2). Unavailable on a server that only follows another: it may not have heard yet of what was
     committed, nor of who has the name."""
-    answers = yield (
-        Sql(f"SELECT {dialect.replica}"),
-        Sql(
-            f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server}",
-            (claim.writer, claim.incarnation),
-        ),
-    )
+    answers = yield Sql(f"SELECT {dialect.replica}"), claim_stands(dialect, claim)
     if answers[0][0][0]:
         raise Unavailable(dialect.name, "it is a replica, which may lag: only the primary can tell")
     if not answers[1]:
@@ -270,8 +272,10 @@ def bounded(positions: Mapping[str, int], sequences: Mapping[str, int]) -> dict[
 
 
 @transaction
-def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> Plan[Registered]:
-    """Proven positions and a sign of life, while the claim stands; the registry as it is under that lock.
+def heartbeat(
+    dialect: Dialect, claim: Claim, positions: Mapping[str, int], *, registry: bool = True
+) -> Plan[Registered]:
+    """Proven positions and a sign of life, while the claim stands; the registry, if wanted, as it is under that lock.
 
     Only the rows of positions that moved are written, and the first one: a writer was last heard of in any of its rows.
     """
@@ -285,6 +289,10 @@ def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> P
     stored = bounded(positions, sequences)
     rows = orjson.dumps([[stream, position, int(at == 0)] for at, (stream, position) in enumerate(stored.items())])
     columns = dialect.values(("stream", "text"), ("position", "bigint"), ("sign", "bigint"))
+    others = Sql(
+        "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "
+        "LEFT JOIN busrep_writers w ON w.writer = p.writer WHERE p.registered"
+    )
     answers = yield (
         Sql(
             f"UPDATE busrep_positions AS p SET seen_at = {dialect.now}, position = {dialect.largest}(p.position, "
@@ -292,13 +300,10 @@ def heartbeat(dialect: Dialect, claim: Claim, positions: Mapping[str, int]) -> P
             "AND (p.position < v.position OR v.sign = 1)",
             (rows.decode(), claim.writer),
         ),
-        Sql(
-            "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "
-            "LEFT JOIN busrep_writers w ON w.writer = p.writer WHERE p.registered"
-        ),
+        *((others,) if registry else ()),
         Control.COMMIT,
     )
-    return Registered(answers[1], sequences)
+    return Registered(answers[1] if registry else (), sequences, read=registry)
 
 
 @transaction

@@ -271,6 +271,21 @@ class Dialect(Protocol):
     def insert(self, backing: Backing, writer: str, rows: Sequence[tuple[int, int, bytes]]) -> Sequence[Sql]:
         """Insert rows (ID, place in its fact, payload)."""
 
+    def lock_series(self, writer: str, *, exclusive: bool) -> Sequence[Sql]:
+        """Locks a writer's series until the transaction ends: appends share it, and wait while someone waits for it
+        exclusively (9.26). None where there is one write transaction at a time."""
+
+    def append(self, stream: str, rows: Sequence[tuple[int, int, bytes]], held: Sql) -> Sql:
+        """Insert rows of a stream into busrep's own table where ``held``, a query that counts the writer's claim,
+        gives 1. The writer is its first parameter."""
+
+    def append_unnumbered(self, stream: str, payloads: Sequence[bytes], held: Sql) -> Sequence[Sql]:
+        """As `append`, of facts of one row each whose IDs the sequence gives. The first statement answers as `next_ids`
+        does; with nothing where ``held`` does not give 1."""
+
+    def given(self, stream: str) -> Sql:
+        """The highest ID that the stream's sequence has given, as a query."""
+
     def page(self, backing: Backing, writer: str, after: int, upto: int, limit: int) -> Sql:
         """(token, column...) of the first rows, in order: more than ``limit`` rows if there are more, and then
         including all of the fact that goes beyond it."""

@@ -3,45 +3,155 @@
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import orjson
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.errors import ConfigError, PositionTooOld
-from busrep.stores.claims import check_claim, no_sequence
-from busrep.stores.dialect import Backing, Dialect, row_columns
-from busrep.stores.interface import Claim, FactRows
+from busrep.errors import ConfigError, PositionTooOld, SequenceWentBack, WriterFenced
+from busrep.stores.claims import HELD, check_claim, claim_stands, lock_claim, no_sequence
+from busrep.stores.dialect import Backing, Dialect, begin_durably, row_columns
+from busrep.stores.interface import Appended, Claim, FactRows, Unnumbered
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.readers import LOCK_STREAM
 
 # IDs deleted in one transaction: short enough that a writer on SQLite, which has one write lock, hardly waits.
 PRUNE_BATCH = 5_000
+# So many rows of what is asked after are read at a time.
+OUTCOME_ROWS = 10_000
+HIGHEST_ID = 2**63 - 1
 
 
-def reserve(dialect: Dialect, stream: str, count: int) -> Plan[list[int]]:
-    """Take ``count`` IDs from the stream's sequence, ascending. One statement is a transaction of its own.
+def reserve(dialect: Dialect, stream: str, count: int, held: Claim | None = None) -> Plan[list[int]]:
+    """Take ``count`` IDs from the stream's sequence, ascending, in a transaction of their own.
 
-    ConfigError when there is no sequence.
+    ConfigError when there is no sequence. ``held``: WriterFenced when this claim does not stand.
     """
     backing = dialect.backing(stream)
+    stands = () if held is None else (claim_stands(dialect, held),)
     try:
-        answer = (yield dialect.next_ids(stream, count))[0]
+        answer, *claims = yield (dialect.next_ids(stream, count), *stands)
     except NoSuchTable:
         if (yield from dialect.version()) is None:  # nothing of busrep's is there
             raise
-        answer = []
+        answer, claims = [], []
+    if held is not None and claims == [[]]:
+        raise WriterFenced(held.writer, held.incarnation)
     if not answer:
         raise no_sequence(dialect, stream, [backing])
-    ids = [row[0] for row in answer]
-    return ids if len(ids) == count else list(range(ids[-1] - count + 1, ids[-1] + 1))
+    return _every([row[0] for row in answer], count)
+
+
+def _every(answered: Sequence[int], count: int) -> list[int]:
+    """The IDs of which the sequence answered with all, or with the last one alone; ascending."""
+    return sorted(answered) if len(answered) == count else list(range(answered[-1] - count + 1, answered[-1] + 1))
 
 
 def insert(dialect: Dialect, stream: str, writer: str, facts: Iterable[FactRows]) -> Sequence[Sql]:
     """Statements that write these facts' rows: one for all, where the database can."""
-    rows = [(token, at, payload) for token, _, payloads in facts for at, payload in enumerate(payloads)]
+    rows = _numbered(facts)
     return dialect.insert(dialect.backing(stream), writer, rows) if rows else ()
+
+
+def _numbered(facts: Iterable[FactRows]) -> list[tuple[int, int, bytes]]:
+    return [(token, at, payload) for token, _, payloads in facts for at, payload in enumerate(payloads)]
+
+
+def _series(claim: Claim) -> Sql:
+    """The writer's series: 0 before the first answer that was lost. It is in a row of busrep_writers, to which a writer
+    has all rights, under a name that no writer has, for there is a space in it."""
+    row = f"{claim.writer} series"
+    return Sql("SELECT coalesce(max(incarnation), 0) FROM busrep_writers WHERE writer = ?", (row,))
+
+
+@transaction
+def append(dialect: Dialect, claim: Claim, batch: Sequence[Appended], series: int, wait: float | None) -> Plan[int]:
+    """Write facts in a transaction of their own that holds the claim, on a server in one round trip. Those that have no
+    IDs are given theirs. Returns the series that the writer is at: if that is not ``series``, none was written. Raises
+    WriterFenced, SequenceWentBack, and Unavailable after ``wait`` seconds for a lock; then none was, either."""
+    facts, unnumbered = _by_stream(batch)
+    known = {stream: max(one.known for one in given) for stream, given in unnumbered.items()}
+    at = _series(claim)
+    above = [
+        (given.text, (*given.params, least)) for stream, least in known.items() for given in [dialect.given(stream)]
+    ]
+    held = Sql(
+        f"SELECT count(*) FROM busrep_writers WHERE {HELD} AND {dialect.same_server} AND ({at.text}) = ?"
+        + "".join(f" AND ({text}) >= ?" for text, _ in above),
+        (claim.writer, claim.incarnation, *at.params, series, *itertools.chain(*(params for _, params in above))),
+    )
+    steps = [dialect.append(stream, rows, held) for stream, given in facts.items() if (rows := _numbered(given))]
+    anew = []  # of each stream first the statement that answers with the IDs
+    for stream, given in unnumbered.items():
+        ids, *rest = dialect.append_unnumbered(stream, [row for one in given for row in one.payloads], held)
+        anew.append(ids)
+        steps += rest
+    # Nothing looks at the lock's answer before COMMIT: each statement asks for the claim itself. The series stays what
+    # it is while its lock is held.
+    bound = () if wait is None else dialect.lock_timeout(wait)
+    locks = (lock_claim(dialect, claim), *dialect.lock_series(claim.writer, exclusive=False))
+    answers = yield (Control.BEGIN, *bound, *locks, *anew, *steps, at, Control.COMMIT)
+    if not answers[len(bound)]:
+        raise WriterFenced(claim.writer, claim.incarnation)
+    now = int(answers[-1][0][0])
+    if now == series:
+        for given, rows in zip(unnumbered.values(), answers[len(bound) + len(locks) :], strict=False):
+            if not rows:  # nor is there anything of the others
+                raise (yield from _went_back(dialect, known))
+            given_out = _every([row[0] for row in rows], sum(map(len, given)))
+            for one in given:
+                one.ids, given_out = given_out[: len(one)], given_out[len(one) :]
+    return now
+
+
+def _went_back(dialect: Dialect, known: Mapping[str, int]) -> Plan[SequenceWentBack]:
+    """What is raised when not all of these streams' sequences are where they were known to be."""
+    found = []
+    for stream, at_least in known.items():
+        given = (yield dialect.sequence(stream))[0][0][0]
+        found.append((given - at_least, stream, given))
+    _, stream, given = min(found)
+    return SequenceWentBack(stream, given + 1, known[stream])
+
+
+def _by_stream(
+    batch: Sequence[Appended],
+) -> tuple[Mapping[str, Sequence[FactRows]], Mapping[str, Sequence[Unnumbered]]]:
+    facts: dict[str, list[FactRows]] = {}
+    unnumbered: dict[str, list[Unnumbered]] = {}
+    for one in batch:
+        for stream, given in one.facts.items():
+            facts.setdefault(stream, []).extend(given)
+        for stream, new in one.unnumbered.items():
+            unnumbered.setdefault(stream, []).append(new)
+    return facts, unnumbered
+
+
+@transaction
+def end_series(dialect: Dialect, claim: Claim, series: int, wait: float | None) -> Plan[int]:
+    """See to it that nothing is written any more of what was appended in this series and got no answer, though its
+    request may be under way still. Returns the series that the writer is at then. Waits for requests that are being
+    executed. Raises WriterFenced, and Unavailable after ``wait`` seconds for a lock.
+
+    One round trip: a link that is cut in the midst of it leaves no transaction that holds the lock.
+    """
+    answers = yield (
+        *begin_durably(dialect, wait=wait),
+        *dialect.lock_series(claim.writer, exclusive=True),
+        Sql(
+            f"INSERT INTO busrep_writers (writer, incarnation, claimed_at) SELECT ?, ?, {dialect.now} "
+            f"FROM busrep_writers WHERE {HELD} AND {dialect.same_server} ON CONFLICT (writer) DO UPDATE "
+            f"SET incarnation = {dialect.largest}(busrep_writers.incarnation, excluded.incarnation) "
+            "RETURNING incarnation",
+            (*_series(claim).params, series + 1, claim.writer, claim.incarnation),
+        ),
+        Control.COMMIT,
+    )
+    if not answers[-1]:
+        raise WriterFenced(claim.writer, claim.incarnation)
+    return int(answers[-1][0][0])
 
 
 def rows_of(
@@ -71,8 +181,26 @@ def _rows(dialect: Dialect, backing: Backing, writer: str, tokens: Sequence[int]
     )
 
 
+def rows_above(dialect: Dialect, after: Mapping[str, int], writer: str) -> Plan[dict[tuple[str, int], list[bytes]]]:
+    """The payloads of a writer's facts above these IDs of the streams."""
+    found: dict[tuple[str, int], list[bytes]] = {}
+    for stream, last in after.items():
+        backing, more = dialect.backing(stream), True
+        while more:
+            rows = (yield dialect.page(backing, writer, last, HIGHEST_ID, OUTCOME_ROWS))[0]
+            for row, payload in zip(rows, dialect.payloads(backing, rows), strict=True):
+                found.setdefault((stream, row[0]), []).append(payload)
+                last = row[0]
+            more = len(rows) > OUTCOME_ROWS
+    return found
+
+
 def outcome(
-    dialect: Dialect, held: Claim, marker: object, facts: Sequence[tuple[str, int]]
+    dialect: Dialect,
+    held: Claim,
+    marker: object,
+    facts: Sequence[tuple[str, int]],
+    above: Mapping[str, int] | None = None,
 ) -> Plan[dict[tuple[str, int], list[bytes]] | None]:
     """None while the transaction may be open. The rows are read by a later statement: its snapshot is taken after
     the transaction was seen to have ended (9.1). The claim is read last: it stands, so the rows are of its log still,
@@ -83,6 +211,7 @@ def outcome(
         if answers[0][0][0]:
             return None
     found = yield from rows_of(dialect, facts, held.writer)
+    found |= yield from rows_above(dialect, above or {}, held.writer)
     yield from check_claim(dialect, held)
     return found
 

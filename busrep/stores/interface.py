@@ -19,9 +19,12 @@ import attrs
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.snapshots import Agreement, AppliedParts, BootstrapProgress, SnapshotSource
 from busrep.row_types import Fields
+from busrep.stores.transaction import Appended as Appended
 from busrep.stores.transaction import AsyncTransaction as AsyncTransaction
 from busrep.stores.transaction import FactRows as FactRows
+from busrep.stores.transaction import Group as Group
 from busrep.stores.transaction import SavedAt as SavedAt
+from busrep.stores.transaction import Unnumbered as Unnumbered
 
 RoleT = TypeVar("RoleT")
 
@@ -65,13 +68,13 @@ class Registered(dict[str, dict[str, int]]):
     """The registry, {stream: {registered writer: proven position}}, read on the primary under a claim's lock.
 
     ``claims``: {(stream, writer): incarnation}. ``sequences``: the highest ID given out by then, of each stream whose
-    position was stored; no position of this log lies above it.
+    position was stored; no position of this log lies above it. ``read``: whether the registry was; else it is empty.
     """
 
-    def __init__(self, rows: Iterable[tuple[str, str, int, int]], sequences: Mapping[str, int]) -> None:
+    def __init__(self, rows: Iterable[tuple[str, str, int, int]], sequences: Mapping[str, int], *, read: bool) -> None:
         super().__init__()
         self.claims: dict[tuple[str, str], int] = {}
-        self.sequences = sequences
+        self.sequences, self.read = sequences, read
         for stream, writer, position, incarnation in rows:
             self.setdefault(stream, {})[writer] = position
             self.claims[stream, writer] = incarnation
@@ -212,28 +215,37 @@ class FactLog(FactSource, Protocol):
         higher incarnation: it was won under that, and finished before the answer.
         """
 
-    async def reserve(self, stream: str, count: int) -> list[int]:
-        """``count`` new IDs, ascending, committed at once."""
+    async def reserve(self, stream: str, count: int, held: Claim | None = None) -> list[int]:
+        """``count`` new IDs, ascending, committed at once. ``held``: WriterFenced when this claim does not stand."""
+
+    async def append(self, claim: Claim, appended: Appended) -> None:
+        """Write facts in a transaction of their own, or of several calls. WriterFenced when the claim does not stand,
+        SequenceWentBack for known IDs; after CommitUnknown `outcome` tells, after any other error none is written."""
+
+    def check_append(self) -> None:
+        """Raise ConfigError where the calling task has a transaction open that `append` would wait for."""
+        return
 
     def transaction(self, claim: Claim, connection: Any = None) -> AsyncTransaction:
         """A transaction on busrep's connection or the caller's. Call it *before* reserving: ConfigError when the
         caller's connection cannot be used (SQLite: it is in a transaction already, and holds the one write lock)."""
 
     async def outcome(
-        self, claim: Claim, marker: object, facts: Sequence[tuple[str, int]]
+        self, claim: Claim, marker: object, facts: Sequence[tuple[str, int]], above: Mapping[str, int] | None = None
     ) -> dict[tuple[str, int], list[bytes]] | None:
         """What an unknown COMMIT left: None while the transaction may still be open, else the payloads the table holds
-        by (stream, id); a fact that is missing was aborted. WriterFenced when the claim does not stand: then nothing
-        more is published under it, and the table may be another than the one that was written to."""
+        by (stream, id), and of the streams ``above`` those of all own facts above that ID. A fact that is missing was
+        aborted. Of appended facts it first ends the series that they were sent in, in a transaction (9.26). Raises
+        Unavailable, and WriterFenced when the claim does not stand: the table may be another one."""
 
     async def rolled_back(self, marker: object) -> bool:
         """Whether a transaction that has ended is known to have been rolled back. Raises Unavailable."""
 
-    async def heartbeat(self, claim: Claim, positions: Mapping[str, int]) -> Registered:
-        """Store proven own positions and a sign of life, only while the claim stands: else WriterFenced.
+    async def heartbeat(self, claim: Claim, positions: Mapping[str, int], *, registry: bool = True) -> Registered:
+        """Store proven own positions, one at least, and a sign of life, only while the claim stands: else WriterFenced.
 
         A position above the stream's sequence is logged, and the sequence's value stored in its place. Returns the
-        registry, read on the primary while the claim was locked.
+        sequences and, if that is wanted, the ``registry``, read on the primary while the claim was locked.
         """
 
     async def check_claim(self, claim: Claim) -> None:

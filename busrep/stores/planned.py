@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import abc
-import asyncio
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 from busrep.core.snapshots import Agreement
-from busrep.errors import BusrepError
+from busrep.errors import BusrepError, CommitUnknown
 from busrep.settings import Settings
 from busrep.stores import claims, facts, fencing, readers, schema, snapshots
 from busrep.stores.dialect import Dialect, backing_of
 from busrep.stores.interface import (
+    Appended,
     AsyncStore,
     AsyncTransaction,
     Claim,
     FactLog,
     FactRows,
     FactSource,
+    Group,
     ReaderPositions,
     SavedAt,
     StoreAdmin,
 )
-from busrep.stores.plans import Control, Plan, Sql, T, only
+from busrep.stores.plans import Control, Plan, Sql, T, Unanswered, only
+from busrep.stores.sharing import Appends, Reservations
 from busrep.streams import Registry
 
 P = ParamSpec("P")
@@ -33,45 +35,6 @@ Operation = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
 # How long 'db status' counts the rows of a table, seconds.
 STATUS_WAIT = 3600.0
-
-
-class Reservations:
-    """Reserves for several facts in one round trip: whoever asks while a question is on its way joins the next.
-
-    An ID is never from a question sent before it was asked for (it must be above all known then).
-    """
-
-    def __init__(self, ask: Callable[[str, int], Awaitable[list[int]]]) -> None:
-        self.ask = ask
-        self._waiting: dict[str, list[tuple[int, asyncio.Future[list[int]]]]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-
-    async def reserve(self, stream: str, count: int) -> list[int]:
-        """``count`` IDs, ascending."""
-        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(stream, []).append((count, answer))
-        if stream not in self._tasks:
-            self._tasks[stream] = asyncio.create_task(self._serve(stream), name=f"busrep reserve {stream}")
-        return await answer
-
-    async def _serve(self, stream: str) -> None:
-        try:
-            while waiting := self._waiting.pop(stream, None):
-                waiting = [(count, answer) for count, answer in waiting if not answer.done()]
-                total = sum(count for count, _ in waiting)
-                try:
-                    ids = await self.ask(stream, total) if total else []
-                except Exception as error:
-                    for _, answer in waiting:
-                        if not answer.done():
-                            answer.set_exception(error)
-                    continue
-                for count, answer in waiting:
-                    mine, ids = ids[:count], ids[count:]
-                    if not answer.done():  # cancelled meanwhile: its IDs stay holes
-                        answer.set_result(mine)
-        finally:
-            del self._tasks[stream]
 
 
 def reads(
@@ -125,7 +88,8 @@ class PlannedStore(AsyncStore):
         self.streams, self.settings, self.dialect = streams, settings, dialect
         dialect.streams = streams
         dialect.backings = {stream.name: backing_of(stream) for stream in streams if not stream.resettable}
-        self.reservations = Reservations(self._reserve)
+        self.reservations, self.appends = Reservations(self._reserve), Appends(self.write_appended)
+        self._series: dict[str, int] = {}  # by writer, as it was found last
         self.snapshots = snapshots.PlannedSnapshots(self, dialect.store)
 
     @abc.abstractmethod
@@ -173,19 +137,54 @@ class PlannedStore(AsyncStore):
     restored = writes(StoreAdmin.restored, fencing.restored, fencing.RESTORE_WAIT)
     status = reads(StoreAdmin.status, schema.status, STATUS_WAIT)
 
-    async def _reserve(self, stream: str, count: int) -> list[int]:
-        return await self.write(facts.reserve(self.dialect, stream, count))
+    async def _reserve(self, stream: str, count: int, held: Claim | None) -> list[int]:
+        return await self.write(facts.reserve(self.dialect, stream, count, held))
 
-    async def reserve(self, stream: str, count: int) -> list[int]:
+    async def reserve(self, stream: str, count: int, held: Claim | None = None) -> list[int]:
         self.dialect.backing(stream)
-        return await (self.reservations.reserve if self.on_loop else self._reserve)(stream, count)
+        return await (self.reservations.reserve if self.on_loop else self._reserve)(stream, count, held)
+
+    async def append(self, claim: Claim, appended: Appended) -> None:
+        if self.on_loop:
+            await self.appends.append(claim, appended)
+            return
+        appended.group = Group()
+        await self.write_appended(claim, appended.group, [appended])
+
+    @property
+    def append_wait(self) -> float | None:
+        """How long an append, or the end of a series, waits for a lock, seconds; None: as any write does."""
+        return None
+
+    async def write_appended(self, claim: Claim, group: Group, given: Sequence[Appended]) -> None:
+        """Write a group, all or none. Raises as `FactLog.append` does."""
+        wait = self.append_wait
+        while True:
+            group.series = series = self._series.get(claim.writer, 0)
+            try:
+                found = await self.write(facts.append(self.dialect, claim, given, series, wait), wait)
+            except Unanswered as error:
+                raise CommitUnknown(group, error) from error
+            if found == series:
+                group.settled = True
+                return
+            self._series[claim.writer] = found
 
     async def outcome(
-        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
+        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]], above: Mapping[str, int] | None = None
     ) -> dict[tuple[str, int], list[bytes]] | None:
+        if isinstance(marker, Group):
+            if marker.under_way:
+                return None
+            if not marker.settled:
+                wait = self.append_wait
+                ending = facts.end_series(self.dialect, claim, marker.series, wait)
+                self._series[claim.writer] = await self.write(ending, wait)
+                marker.settled = True
+            marker = None
         if isinstance(marker, PlannedTransaction) and await marker.still_open():
             return None
-        return await self.read(facts.outcome(self.dialect, claim, marker, facts_))
+        return await self.read(facts.outcome(self.dialect, claim, marker, facts_, above))
 
     async def rolled_back(self, marker: object) -> bool:
         if isinstance(marker, PlannedTransaction):

@@ -19,6 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import attrs
 
+from busrep.errors import Unavailable
+
 P = ParamSpec("P")
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -55,6 +57,10 @@ class Signal(Exception):
     def __init__(self, cause: BaseException) -> None:
         self.cause = cause
         super().__init__(f"{type(cause).__name__}: {cause}")
+
+
+class Unanswered(Unavailable):
+    """It is not known whether the last steps were executed."""
 
 
 class Locked(Signal):

@@ -5,7 +5,8 @@ meta (key, value): schema version, epoch; ``server``: PostgreSQL's system identi
 writers (writer, incarnation, finished): one row a name; every write transaction locks it FOR SHARE, so nothing
     that changes often may live in it. ``finished``: the incarnation that was fenced for being silent;
     below zero, the one whose process has won the name back since: it may not know yet, and ask again. If that is
-    finished as well, the row "NAME won" keeps both.
+    finished as well, the row "NAME won" keeps both. A row "NAME series" holds the number of the series of a name's
+    appends, once an answer to one was lost.
 positions (stream, writer, position, floor, registered, seen_at, finished): proven prefixes, retention floors, and
     the registry for linear positions.
 streams: the sequences that exist, and which streams have a table of the application's. ``fields``, since version 4: the

@@ -24,7 +24,19 @@ from busrep.errors import (
 from busrep.stores import claims, schema
 from busrep.stores.interface import Claim
 from busrep.stores.planned import PlannedStore, PlannedTransaction
-from busrep.stores.plans import Control, Locked, NoSuchTable, Plan, SerializationFailed, Signal, Step, T, only
+from busrep.stores.plans import (
+    Control,
+    Locked,
+    NoSuchTable,
+    Plan,
+    SerializationFailed,
+    Signal,
+    Step,
+    T,
+    Unanswered,
+    only,
+)
+from busrep.stores.postgres.dialect import ANOTHER, PostgresDialect
 from busrep.stores.transaction import ENDED_INSIDE
 
 # The server ends the session with these: idle_in_transaction_session_timeout, transaction_timeout, shutdowns, crashes,
@@ -71,6 +83,7 @@ class ServerStore(PlannedStore):
     Its connections have ``closed`` (it has seen that they are gone) and ``autocommit`` (it does not begin by itself).
     """
 
+    dialect: PostgresDialect
     where: str  # for a person: which server
     serialization_failure: type[Exception]
     unknown_marker: type[Exception]
@@ -101,27 +114,32 @@ class ServerStore(PlannedStore):
         except (Unavailable, StatementRefused) as error:
             if connection.closed:
                 self.renew()
+                raise Unanswered(self.where, getattr(error, "reason", error)) from error
             raise self.located(error) from error
 
     def located(self, error: Exception) -> Exception:
         """The error as it is told: which server it is of."""
         if isinstance(error, Unavailable):
-            return Unavailable(self.where, error.reason)
+            return type(error)(self.where, error.reason)
         return StatementRefused(self.where, error.reason) if isinstance(error, StatementRefused) else error
+
+    @property
+    def append_wait(self) -> float | None:
+        return self.settings.claim_timeout
 
     async def write(self, plan: Plan[T], wait: float | None = None) -> T:
         return await self.read(plan, wait or 0.0)
 
     async def outcome(
-        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]]
+        self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]], above: Mapping[str, int] | None = None
     ) -> dict[tuple[str, int], list[bytes]] | None:
         try:
-            return await super().outcome(claim, marker, facts_)
+            return await super().outcome(claim, marker, facts_, above)
         except StatementRefused as refused:
             if not isinstance(refused.reason, self.unknown_marker):
                 raise
             # "in the future": the server crashed before it had written that transaction ID. It is gone.
-            return await super().outcome(claim, None, facts_)
+            return await super().outcome(claim, None, facts_, above)
 
     async def rolled_back(self, marker: object) -> bool:
         try:
@@ -202,8 +220,8 @@ class ServerTransaction(PlannedTransaction):
                 ) from None
             raise
 
-    async def _flush(self, *last: Control, within: float | None = None) -> None:
-        steps: tuple[Step, ...] = (*self._take_pending(), *last)
+    async def _flush(self, *last: Control, first: Sequence[Step] = (), within: float | None = None) -> None:
+        steps: tuple[Step, ...] = (*first, *self._take_pending(), *last)
         if steps:
             await self._run(only(*steps), within)
 
@@ -250,22 +268,21 @@ class ServerTransaction(PlannedTransaction):
             raise CommitUnknown(self.marker, silence) from error
 
     async def _commit_checked(self, within: float | None = None) -> None:
-        await self._check_not_ended()
-        await self._flush(Control.COMMIT, within=within)
+        """Insert and commit. CommitUnknown when code inside the block has ended the transaction: the claim is not held
+        any more, and rows of a fact that somebody else has stepped over must not be written.
 
-    async def _check_not_ended(self) -> None:
-        """CommitUnknown when code inside the block has ended the transaction: the claim is not held any more, and rows
-        of a fact that somebody else has stepped over must not be written.
-
-        Where it had the connection another one may have begun since: only the server can tell.
+        Where it had the connection another one may have begun since. The server looks at that before it inserts.
         """
-        if self.connection.closed:
-            return  # which COMMIT will show
+        ended = not self.connection.closed and self._idle()  # that it is closed COMMIT will show
         try:
-            ended = self._idle() or (self._handed_out and await self._lock() != self.marker)
-        except Unavailable as lost:
-            await self.rollback()
-            raise CommitUnknown(self.marker, lost) from lost
+            if not ended:
+                asked = self._handed_out and self.marker is not None
+                first = [self.store.dialect.still_in(self.marker)] if asked else ()
+                await self._flush(Control.COMMIT, first=first, within=within)
+        except StatementRefused as refused:
+            ended = ANOTHER in str(refused)
+            if not ended:
+                raise
         if ended:
             await self.rollback()
             raise CommitUnknown(self.marker, ConfigError(ENDED_INSIDE))

@@ -10,6 +10,45 @@ import attrs
 FactRows = tuple[int, Sequence[Any], Sequence[bytes]]
 """One fact to insert: its ID, its typed rows, and the same rows as payloads. No rows: nothing is inserted."""
 
+
+class Group:
+    """A transaction in which appended facts are written, as `FactLog.outcome` knows it (9.26).
+
+    ``series``: of the writer's, that it was sent in last. ``under_way``: its answer is being waited for. ``settled``:
+    nothing of it will be written any more but what is.
+    """
+
+    def __init__(self) -> None:
+        self.series, self.under_way, self.settled = 0, False, False
+
+
+class Unnumbered:
+    """Facts of one row each, of one stream, to which the sequence gives their IDs as they are written.
+
+    ``payloads``: the rows. ``known``: no ID up to here may be given. ``ids``: ascending, once they are written.
+    """
+
+    def __init__(self, known: int, payloads: Sequence[bytes]) -> None:
+        self.known, self.payloads = known, payloads
+        self.ids: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+
+class Appended:
+    """Facts that are written in a transaction of their own: {stream: facts}. Their streams are in busrep's table.
+
+    ``unnumbered``: of them, those that have no IDs yet. ``group``: what they were sent with; None before that.
+    """
+
+    def __init__(
+        self, facts: Mapping[str, Sequence[FactRows]], unnumbered: Mapping[str, Unnumbered] | None = None
+    ) -> None:
+        self.facts, self.unnumbered = facts, unnumbered or {}
+        self.group: Group | None = None
+
+
 ENDED_INSIDE = "the transaction was ended inside the block of bus.write(), which ends it itself, after the block"
 
 
@@ -46,6 +85,11 @@ class AsyncTransaction(Protocol):
     @property
     def ended(self) -> bool:
         """Whether code of the application's has ended the transaction; of a connection that is lost it is not known."""
+
+    @property
+    def claimed(self) -> bool:
+        """Whether it has held the claim, once it has ended."""
+        return True
 
     @property
     def reserves(self) -> bool:

@@ -16,6 +16,7 @@ from busrep.core.health import Health, closed, health_of
 from busrep.errors import Closed, ConfigError, NotAWriter, Unavailable
 from busrep.options import BusOptions, ThreadOptions
 from busrep.runtime.cached import BlockingCachedFunction, add_cached, unix_ms
+from busrep.runtime.fact import RENEWALS
 from busrep.settings import Settings
 from busrep.stores.interface import AsyncStore
 from busrep.streams import Stream, checked_stream
@@ -64,13 +65,21 @@ class BlockingBus(BlockingLife):
         return BlockingFact(self._writer_of(streams), streams, connection, count)
 
     def publish(self, stream: Stream[RowT], rows: Sequence[RowT], *, connection: Any = None) -> list[int]:
-        """Each row a fact of its own, in one transaction, IDs reserved at once. Returns the IDs."""
+        """Write each row as a fact of its own, all in one transaction. Returns the IDs. Raises RowError, NotAWriter,
+        WriterFenced, Unavailable, and CommitUnknown: then it is not known whether they were written."""
         writing = self._writer_of((stream,))
         if not rows:
             return []
-        fact: BlockingFact[RowT] = BlockingFact(writing, (stream,), connection, len(rows))
-        with fact:
-            return fact.add_each(rows)
+        for again in range(RENEWALS, -1, -1):
+            fact = BlockingFact[RowT](writing, (stream,), connection, len(rows), unnumbered=True)
+            try:
+                with fact:
+                    fact.add_each(rows)
+                break
+            except Unavailable as error:
+                if not again or error is not fact.not_written:
+                    raise
+        return fact.published_ids()
 
     def settle(self) -> None:
         """Look now whether transactions of the caller's own have committed, and publish their facts: WriterFenced,

@@ -19,7 +19,6 @@ doubt, or published by who is publishing already.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -33,7 +32,8 @@ from busrep.asyncio.writing import SETTLE_FIRST, SETTLE_SLOWEST
 from busrep.caches.cache import Caches
 from busrep.errors import BusrepError, CommitUnknown, SequenceWentBack, WriterFenced
 from busrep.runtime.config import WriterConfig
-from busrep.runtime.fact import FactBase, FactState, check_renewals, settle
+from busrep.runtime.contents import FactState
+from busrep.runtime.fact import FactBase, settle
 from busrep.runtime.open_facts import InDoubt
 from busrep.runtime.own_name import Hint
 from busrep.runtime.session import WriterSession
@@ -62,16 +62,16 @@ class BlockingFact(FactBase[RowT]):
 
     @property
     def connection(self) -> Any:
-        """The driver's connection that the transaction runs on; None for streams without a table."""
+        """The driver's connection that the transaction runs on; None for streams without a table. The transaction
+        begins, if it has not: see `execute`."""
         self._writing.here(True)
-        return None if self._transaction is None else self._transaction.hand_out()
+        return None if self._transaction is None else complete(self._begin_late()).hand_out()
 
     def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement of the caller's in the fact's transaction, in the driver's placeholder style.
         Raises the driver's own errors of it, and ConfigError outside the block."""
-        transaction = self._open_transaction()
         self._writing.here(True)
-        return list(complete(transaction.execute(sql, params)))
+        return list(complete(complete(self._begin_late()).execute(sql, params)))
 
     def ended(self) -> None:
         """Say that the caller's transaction, which this fact had joined, has ended: look now how, and publish.
@@ -86,17 +86,7 @@ class BlockingFact(FactBase[RowT]):
         writing.here(True)
         self._begin_once()
         writing.before_a_fact(self._caller)
-        for fenced in itertools.count(1):
-            session = writing.live()  # if it was fenced for its silence, with no successor, the name is won back
-            try:
-                complete(self._begin(session))
-                break
-            except WriterFenced:
-                if self._transaction is not None and self._transaction.reserves:
-                    raise  # the caller has SQLite's write lock: `ended` wins the name back, if it can be
-            except SequenceWentBack as error:
-                writing.look_at_claim(session, error)
-            check_renewals(session.name, fenced)
+        complete(self._begin_live())
         self._state = FactState.OPEN
         return self
 
@@ -109,8 +99,7 @@ class BlockingFact(FactBase[RowT]):
             if not writing.here(error is None):  # forked meanwhile: the transaction is the parent's
                 return
             writing.ending.add(self)
-            if self._session is not None:
-                complete(self._end(self._session, error))
+            complete(self._finish(error))
         except BaseException:
             if not self._booked and self._session is not None and writing.here(False):
                 self._doubt(self._session)  # interrupted before it could begin to end
@@ -118,6 +107,12 @@ class BlockingFact(FactBase[RowT]):
         finally:
             if writing.here(False):
                 writing.ending.discard(self)
+
+    async def _live(self) -> WriterSession:
+        return self._writing.live()
+
+    async def _look_at_claim(self, session: WriterSession, error: SequenceWentBack) -> None:
+        self._writing.look_at_claim(session, error)
 
     def _guarded(self, session: WriterSession, step: Callable[[], object]) -> None:
         self._writing.guarded(session, step)
@@ -192,8 +187,10 @@ class SharedWriter(SharedSession):
                 if session.ended:
                     drop_doubts(session)
                     break
+                if doubt not in session.doubts:  # it was settled with another one of its transaction
+                    continue
                 try:
-                    self.settle_one(session, doubt)
+                    self.settle_one(session, *session.ended_with(doubt))
                 except WriterFenced as error:
                     self.fence(session, error)
                     trouble = error
@@ -252,13 +249,13 @@ class SharedWriter(SharedSession):
         session = self.session
         if session.ended or session.claim is None or self.store is None:
             return
-        noted, positions = self.guarded(session, session.noted)
+        beat = self.guarded(session, session.beat_begins)
         try:
-            registry = complete(self.store.heartbeat(session.claim, positions))
+            registry = complete(self.store.heartbeat(session.claim, beat.positions, registry=beat.whole))
         except WriterFenced as error:
             self.fence(session, error)
             raise
-        self.guarded(session, lambda: session.others.registry_read(noted, registry))
+        self.guarded(session, lambda: session.beat_stored(beat, registry))
 
     def before_a_fact(self, connection: Any = None) -> None:
         """Without a thread that does so: do first what is overdue.
@@ -271,8 +268,8 @@ class SharedWriter(SharedSession):
             return
         if not getattr(connection, "in_transaction", False):
             self._beat_if_due()
-        if self.session.doubts:
-            attempt(self._ask_after_all)
+            if self.session.doubts:
+                attempt(self._ask_after_all)
         self.publishing.tick(time.monotonic())
 
     def _beat_if_due(self) -> bool:

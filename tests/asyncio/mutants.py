@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutant import SIMULATOR, Edit, Mutant
 
+BEATS = "asyncio/test_beats.py::test_9_27_"
 BOOTSTRAP = "asyncio/test_bootstrap.py::test_"
 BOOTSTRAP_FAULTS = "asyncio/test_bootstrap_faults.py::test_"
 BOOTSTRAP_PAGING = "asyncio/test_bootstrap_paging.py::test_"
@@ -1544,8 +1545,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "BusLife._check_link",
-                "        elif self.watch.asks(now, announces=announces):\n",
-                "        elif False:\n",
+                "elif self.watch.asks(now, announces=announces) or",
+                "elif",
             ),
         ),
         checks=(LINK_LIFE + "an_idle_reader_finds_out_that_its_subscription_is_gone",),
@@ -1801,6 +1802,13 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="It goes on while the store is closed: over HTTP a connection stays open as long as the process lives.",
         edits=(Edit("Reading.beat", "        if not self.closed:  #", "        if True:  #"),),
         checks=(BUS + "a_beat_behind_the_end_of_reading_looks_for_nothing",),
+    ),
+    Mutant(
+        name="positions-that-were-not-told-are-waited-for",
+        rule="9.27",
+        harm="A lost answer to REPLICATE leaves a stream unsynced until its turn, for minutes with a thousand streams.",
+        edits=(Edit("BusLife._check_link", " or self.reading.core.unheard(now)", ""),),
+        checks=(BEATS + "a_lost_answer_to_replicate_is_asked_for_again",),
     ),
     Mutant(
         name="a-task-that-somebody-cancels-is-not-begun-anew",

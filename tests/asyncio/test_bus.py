@@ -488,10 +488,12 @@ def test_facts_on_the_caller_s_sqlite_connection(deployment: Deployment) -> None
                     async with writer.write(orders, connection=connection):
                         pass
                 connection.rollback()
-            async with writer.write(orders):
+            async with writer.write(orders) as fact:
+                await write(writer, 2)  # nothing holds the lock yet
+                await fact.execute("SELECT 1")
                 with pytest.raises(ConfigError, match="one write lock"):  # at once, not after a deadlock
-                    await write(writer, 2)
-            assert seen.numbers == [1]
+                    await write(writer, 3)
+            await until(lambda: seen.numbers == [1, 2])
 
     run(main())
 

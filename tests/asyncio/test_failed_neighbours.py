@@ -49,7 +49,7 @@ def test_a_fact_whose_neighbour_gets_no_id_is_published(how: str, monkeypatch: p
             store: Any = bus.store
             reserve = store.reserve
 
-            async def late(stream: str, count: int) -> Sequence[int]:
+            async def late(stream: str, count: int, held: Any = None) -> Sequence[int]:
                 asked.set()
                 await go.wait()
                 if "fails" in how:
@@ -92,7 +92,7 @@ def test_a_fact_of_threads_whose_neighbour_gets_no_id_is_published(
         kind: Any = type(store.wrapped)
         reserve = kind.reserve
 
-        async def late(store: Any, stream: str, count: int) -> Sequence[int]:
+        async def late(store: Any, stream: str, count: int, held: Any = None) -> Sequence[int]:
             if threading.current_thread() is not neighbour:
                 return list(await reserve(store, stream, count))
             asked.set()

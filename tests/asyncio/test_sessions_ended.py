@@ -130,3 +130,20 @@ def test_a_reader_begins_again_after_an_unknown_error(deployment: Deployment) ->
             assert reader.statistics()["reader"]["not_begun"] == {}
 
     run(work())
+
+
+def test_an_append_takes_no_connection_that_the_server_has_ended(on_postgres: Deployment) -> None:  # noqa: F811
+    """COMMIT goes out with it: without an answer nobody would know what became of its facts."""
+
+    async def work() -> None:
+        async with on_postgres.bus(writer="w1") as writer:
+            first = await writer.publish(orders, [Order(1, "new")])
+            with psycopg.connect(on_postgres.store, autocommit=True) as other:
+                other.execute(
+                    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                    "WHERE application_name = 'busrep' AND datname = current_database()"
+                )
+            second = await writer.publish(orders, [Order(2, "new")])
+            assert second == [first[-1] + 1]
+
+    run(work())

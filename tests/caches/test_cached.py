@@ -202,6 +202,7 @@ def test_what_is_rolled_back_invalidates_nothing(world: World) -> None:
                 await item(1)
             with pytest.raises(KeyError):
                 async with bus.write(caches) as fact:
+                    await fact.begin()
                     items[0].invalidate_in(fact, 1)
                     raise KeyError
             await reader.wait_for(caches, "w1", fact.id)
@@ -793,20 +794,6 @@ def test_a_joined_fact_holds_no_trust_while_it_is_open_and_is_applied_once_commi
     run(main())
 
 
-class _NoAnswer:
-    """A transaction that commits, and whose COMMIT gets no answer."""
-
-    def __init__(self, transaction: Any) -> None:
-        self._transaction = transaction
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transaction, name)
-
-    async def commit(self) -> None:
-        await self._transaction.commit()
-        raise CommitUnknown(self.marker, TimeoutError())
-
-
 def test_a_commit_without_an_answer_ends_trust_until_it_is_known(on_postgres: World) -> None:
     on_postgres.settings = QUICK
 
@@ -817,13 +804,16 @@ def test_a_commit_without_an_answer_ends_trust_until_it_is_known(on_postgres: Wo
             for item in items:
                 await item(1)
             store: Any = writer.store
-            transaction, outcome = store.transaction, store.outcome
+            append, outcome = store.append, store.outcome
 
             async def unknown(*_: Any) -> Any:
                 raise Unavailable("the store", "away")
 
-            store.transaction = lambda *args: _NoAnswer(transaction(*args))
-            store.outcome = unknown
+            async def no_answer(claim: Any, appended: Any) -> None:
+                await append(claim, appended)
+                raise CommitUnknown(appended, OSError("no answer"))
+
+            store.append, store.outcome = no_answer, unknown
             on_postgres.value = 1
             with pytest.raises(CommitUnknown):
                 await items[0].invalidate(1)
@@ -832,7 +822,7 @@ def test_a_commit_without_an_answer_ends_trust_until_it_is_known(on_postgres: Wo
             for bus in (writer, reader):
                 await untrusted(bus)
                 assert stream_of(bus)["rows"] == 0
-            store.transaction, store.outcome = transaction, outcome
+            store.append, store.outcome = append, outcome
             await trusted(writer, reader)
             await until(lambda: stream_of(reader)["rows"] == stream_of(writer)["rows"] == 1)
 

@@ -17,13 +17,13 @@ import pytest
 from busrep.caches.cache import Invalidation, invalidations
 from busrep.errors import CommitUnknown, ConfigError, NotAWriter, Unavailable, WriterFenced
 from busrep.runtime.session import WriterSession
+from busrep.stores.planned import PlannedStore
 from busrep.sync import Bus, connect
 from busrep.testing.links import FaultyLink
 from tests.asyncio.bus_conformance import Seen, until
 from tests.shop import QUICK, Order, opened_store, orders
 from tests.sync.test_races import in_thread
 from tests.sync.test_writing import Deployment, Interrupt, SoftLimit, silence, threads
-from tests.transactions import Method, patch_transactions
 
 pytestmark = pytest.mark.servers
 
@@ -599,13 +599,12 @@ def test_a_fact_that_is_held_back_ends_trust_elsewhere_and_not_here(shop: Cached
 def test_interrupted_after_its_commit_it_is_applied_before_the_cache_is_trusted(
     shop: Cached, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(commit: Method) -> Method:
-        async def replaced(transaction: Any) -> None:
-            await commit(transaction)
-            monkeypatch.undo()
-            raise Interrupt
+    append = PlannedStore.append
 
-        return replaced
+    async def interrupted(*args: Any) -> None:
+        await append(*args)
+        monkeypatch.undo()
+        raise Interrupt
 
     items = Items()
     with shop.bus(writer="w1", settings=LONG) as bus:
@@ -613,7 +612,7 @@ def test_interrupted_after_its_commit_it_is_applied_before_the_cache_is_trusted(
         trusted(bus)
         item(1)
         items.values[1] = 1
-        patch_transactions(monkeypatch, "commit", interrupted)
+        monkeypatch.setattr(PlannedStore, "append", interrupted)
         with pytest.raises(Interrupt):
             item.invalidate(1)
         bus.settle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutant import SIMULATOR, Edit, Mutant
 
 AUDIT_READERS = "pipeline/test_audit_readers.py::test_"
+BEATS = "core/test_beats.py::test_9_27_"
 BOOTSTRAP_CORE = "core/test_bootstrap_core.py::test_"
 BUS = "asyncio/test_bus.py::test_"
 CAPTURES = "asyncio/test_captures.py::test_"
@@ -69,9 +70,11 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A heartbeat announces the highest ID known while an own fact below it is open: it is skipped.",
         edits=(
             Edit(
-                "WriterSession.noted",
+                "WriterSession.beat_begins",
                 "        noted = {name: self.generators[name].open_floor for name in self._durable}\n",
-                "        noted = {name: self.generators[name].highest for name in self._durable}\n",
+                "        noted = {}\n"
+                "        for name, one in self.generators.items():\n"
+                "            noted[name] = one.highest if one.open > 1 else one.open_floor\n",
             ),
             Edit("IdGenerator.follow", "self._move(min(noted, self.open_floor))", "self._move(noted)"),
         ),
@@ -1157,8 +1160,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Announcements.next",
-                "            self._asked = False\n            self._begun.extend(self._rolls)\n",
-                "            self._begun.extend(self._rolls)\n        self._asked = False\n",
+                "            self._asked = self._all = False\n            self._turns = set()\n",
+                "            self._turns = set()\n        self._asked = self._all = False\n",
             ),
         ),
         checks=(WRITER + "rules[rule 9 a REPLICATE after an answer was composed gets another]",),
@@ -1909,7 +1912,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="each-replicate-is-answered",
         rule="2",
         harm="Each line REPLICATE costs the announcements of all writers, 30 times its bytes.",
-        edits=(Edit("Announcements.request", "        if now >= self._answer_from:\n", "        if True:\n"),),
+        edits=(Edit("Announcements.request", "        elif now >= self._answer_from:\n", "        elif True:\n"),),
         checks=(REPLICATE_RATE + "a_flood_costs_ten_announcements_a_second",),
     ),
     Mutant(
@@ -1965,5 +1968,100 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(FOUND + "[a-peer-s-position-fails-a-handler]",),
+    ),
+    Mutant(
+        name="a-beat-forgets-what-has-moved",
+        rule="9.27",
+        harm="The loss of a last frame is found when the stream's turn comes, not within a beat.",
+        edits=(Edit("Roll.at_beat", "if chain.moved or chain.stream.resettable", "if chain.stream.resettable"),),
+        checks=(BEATS + "a_stream_that_moved_is_announced_at_the_next_beat",),
+    ),
+    Mutant(
+        name="streams-in-memory-wait-for-their-turn",
+        rule="9.27",
+        harm="Nobody can fetch what was lost of them, and caches go by their announcements: they miss at most beats.",
+        edits=(Edit("Roll.at_beat", "if chain.moved or chain.stream.resettable", "if chain.moved"),),
+        checks=(BEATS + "streams_in_memory_are_announced_at_every_beat",),
+    ),
+    Mutant(
+        name="the-same-streams-have-the-turn-for-ever",
+        rule="9.27",
+        harm="Where a frame and the announcement behind it are lost, a row is never missed.",
+        edits=(Edit("Roll.at_beat", "        self.turn = (self.turn + count) % len(chains)\n", ""),),
+        checks=(BEATS + "a_beat_announces_streams_in_which_nothing_happened_in_turns",),
+    ),
+    Mutant(
+        name="what-was-dropped-has-not-moved",
+        rule="9.27",
+        harm="The loss of the line that says so is found when the stream's turn comes.",
+        edits=(
+            Edit(
+                "Chain._end",
+                "        self.moved = self.moved or stepped_over or end > self.composed\n",
+                "        self.moved = self.moved or bool(draft.lines) and draft.lines[-1].startswith(b'RDATA')\n",
+            ),
+        ),
+        checks=(BEATS + "rows_that_were_dropped_are_announced_at_the_next_beat",),
+    ),
+    Mutant(
+        name="who-comes-back-announces-a-turn",
+        rule="9.27",
+        harm="Others wait many beats for positions that they cannot ask for: they did not see that it was away.",
+        edits=(Edit("Announcements.start", "self.next_beat, self._all = now, True", "self.next_beat = now"),),
+        checks=(BEATS + "all_streams_are_announced_to_whoever_asks_after_a_reconnect_and_at_the_end",),
+    ),
+    Mutant(
+        name="the-last-announcement-is-a-turn",
+        rule="9.27",
+        harm="The final positions of most streams are told by the table alone, five beats later.",
+        edits=(Edit("Announcements.farewell", "self._asked = self._all = self.last", "self._asked = self.last"),),
+        checks=(BEATS + "all_streams_are_announced_to_whoever_asks_after_a_reconnect_and_at_the_end",),
+    ),
+    Mutant(
+        name="a-replicate-behind-a-beat-is-answered-by-its-turn",
+        rule="9.27",
+        harm="Who has just joined waits for the turns of all streams.",
+        edits=(
+            Edit(
+                "Announcements.request",
+                "        if self._asked:\n            self._all = True\n",
+                "        if self._asked:\n            pass\n",
+            ),
+        ),
+        checks=(BEATS + "a_replicate_behind_a_beat_that_is_not_composed_is_answered_with_it",),
+    ),
+    Mutant(
+        name="a-replicate-that-waited-for-a-beat-is-answered-by-its-turn",
+        rule="9.27",
+        harm="Who has just joined waits for the turns of all streams.",
+        edits=(Edit("Announcements.tick", "self._all or self._waits or self", "self._all or self"),),
+        checks=(BEATS + "a_replicate_that_waited_for_a_beat_is_answered_whole",),
+    ),
+    Mutant(
+        name="a-turn-that-redis-held-up-is-lost",
+        rule="9.27",
+        harm="What moved before a beat that could not be published is announced when its turn comes.",
+        edits=(
+            Edit(
+                "Announcements.tick",
+                "                self._turns.update(*",
+                "                self._turns = set().union(*",
+            ),
+        ),
+        checks=(BEATS + "the_turns_of_a_beat_that_redis_held_up_are_not_lost",),
+    ),
+    Mutant(
+        name="who-has-given-a-stream-up-is-asked-for-it",
+        rule="9.27",
+        harm="Every beat has all writers announce all their streams, for an answer that never comes.",
+        edits=(Edit("Reader.unheard", "            and (registry is None or progress.key in registry)\n", ""),),
+        checks=(BEATS + "who_will_not_tell_is_not_asked",),
+    ),
+    Mutant(
+        name="who-has-told-is-asked-while-rows-are-fetched",
+        rule="9.27",
+        harm="A long catch-up has all writers announce all their streams at each of its reader's beats.",
+        edits=(Edit("Reader.unheard", "not (progress.heard or progress.held)", "not progress.heard"),),
+        checks=(BEATS + "who_has_told_while_rows_are_fetched_is_not_asked",),
     ),
 )

@@ -234,7 +234,7 @@ def test_a_fenced_writer_takes_no_leave() -> None:
 
 
 def test_the_registry_by_stream_and_its_claims() -> None:
-    registry = Registered([("s", "w1", 4, 7), ("s", "w2", 5, 8), ("t", "w1", 6, 7)], {"s": 9})
+    registry = Registered([("s", "w1", 4, 7), ("s", "w2", 5, 8), ("t", "w1", 6, 7)], {"s": 9}, read=True)
     assert registry == {"s": {"w1": 4, "w2": 5}, "t": {"w1": 6}}
     assert registry.claims == {("s", "w1"): 7, ("s", "w2"): 8, ("t", "w1"): 7}
     known = [KnownWriter("s", "w1", 4, 0, True, 7, 0.0), KnownWriter("s", "w2", 5, 0, False, 8, 0.0)]

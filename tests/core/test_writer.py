@@ -785,6 +785,7 @@ class Model:
             frame_rows=self.random.choice([2, 5, 1000]),
             publish_queue_bytes=self.random.choice([0, 3_000, 100_000]),
             publish_in_flight=self.random.choice([1, 3]),
+            quiet_streams=self.random.choice([1, 8]),
         )
         self.writer = Writer(
             "test", "w1", incarnation=7, epoch=EPOCH, settings=self.settings, jitter=self.random.random
@@ -900,14 +901,14 @@ class Model:
             action()
 
     def finish(self) -> None:
-        """Everything ends, Redis behaves, one beat passes: whatever was lost is found."""
+        """Everything ends, Redis behaves, each stream has its turn at a beat: whatever was lost is found."""
         for name in self.names:
             for token in sorted(self.open[name]):
                 self.end(name, token)
             self.proven[name] = self.highest[name]
             self.writer.position_moved(name, self.highest[name])
         self.connect()
-        for _ in range(2):
+        for _ in range(1 + len(self.names)):
             self.now += 10.0
             assert self.writer.tick(self.now)
             for _ in range(1000):

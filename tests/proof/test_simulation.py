@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from busrep.core.progress import Progress
-from busrep.runtime.session import WriterSession
+from busrep.runtime.committed import LastCommits
 from busrep.stores.plans import Plan
 from tests import DATA, ROOT
 from tests.proof.sim.run import Scenario, draw, shrink, simulate
@@ -110,7 +110,7 @@ def test_a_writer_that_misses_no_lost_commit_is_found(monkeypatch: pytest.Monkey
     assert outcome.violations == []
     assert any("a standby is promoted" in line for line in lines)
     assert any("w1#1     closed" in line and float(line.split()[0]) < 3.0 for line in lines) == opened_anew
-    monkeypatch.setattr(WriterSession, "check_committed", lambda *_: None)
+    monkeypatch.setattr(LastCommits, "check", lambda *_: None)
     (found,) = simulate(scenario).violations
     assert (found.invariant, "w1#" in found.text) == ("settles", True)
     assert "does not know that its commits are lost" in found.text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutant import SIMULATOR, Edit, Mutant
 
+APPENDING = "asyncio/test_appending.py::test_"
+BEAT = "runtime/test_beat.py::test_9_27_"
 BUS = "asyncio/test_bus.py::test_"
 CACHED = "caches/test_cached.py::test_"
 ENDED_INSIDE = "asyncio/test_ended_inside.py::test_"
@@ -18,6 +20,7 @@ RULES = "test_rules.py::test_"
 STRAY_LINES = "asyncio/test_stray_lines.py::test_"
 SYNC_CACHED = "caches/test_sync_cached.py::test_"
 TRUST = "asyncio/test_trust.py::test_"
+UNNUMBERED = "asyncio/test_unnumbered.py::test_"
 WINNING_BACK = "asyncio/test_winning_back.py::test_"
 WRITING = "sync/test_writing.py::test_"
 
@@ -63,6 +66,8 @@ MUTANTS: tuple[Mutant, ...] = (
                 "WriterSession.decide",
                 """\
             one.each = None
+            if not self.late_ids.find(one, found):
+                self.tear()
             one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
         if rolled_back and not any(one.payloads for one in durable):
 """,
@@ -96,9 +101,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A writer that lost its name meanwhile announces past a fact that its successor holds open.",
         edits=(
             Edit(
-                "OtherWriters.registry_read",
-                "                generator.follow(min(noted[name], registry.sequences[name]))\n",
-                "                generator.follow(min(generator.open_floor, registry.sequences[name]))\n",
+                "OtherWriters.beat_stored",
+                "self._generators[name].follow(min(highest, ",
+                "self._generators[name].follow(min(self._generators[name].open_floor, ",
             ),
         ),
         checks=(RULES + "9_2_what_is_heard_during_a_beat_counts_in_the_next",),
@@ -133,7 +138,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The positions table claims what is still open: readers that start now, or follow it, skip those rows.",
         edits=(
             Edit(
-                "WriterSession.noted",
+                "WriterSession.beat_begins",
                 "        positions = {name: self.generators[name].position for name in self._durable}\n",
                 "        positions = {name: self.generators[name].highest for name in self._durable}\n",
             ),
@@ -150,13 +155,13 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "WriterSession._book",
-                "        for one in opened:\n            self._redeem(one)\n",
+                "        for one in opened:\n            self.late_ids.redeem(one)\n",
                 """\
         if len(opened) > 1:
             for one in opened:
                 self.generators[one.stream.name].complete_many(one.ids)
         for one in opened:
-            self._redeem(one)
+            self.late_ids.redeem(one)
 """,
             ),
         ),
@@ -236,8 +241,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "OtherWriters.heard",
-                " or not senders.is_trusted(item.writer, self._epoch)",
-                "",
+                "if incarnation is None or incarnation != claim or not trusted:",
+                "if incarnation is None or incarnation != claim:",
             ),
         ),
         checks=(RULES + "9_16_a_writer_learns_nothing_from_one_of_another_log",),
@@ -327,7 +332,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A failover loses facts that were committed and announced, and nothing says so.",
         edits=(
             Edit(
-                "WriterSession.check_committed",
+                "LastCommits.check",
                 "if id > floors.get(stream, 0) and (stream, id) not in (found or ()):",
                 "if False:",
             ),
@@ -343,9 +348,9 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A fact that was committed after one of a higher ID is lost in a failover, and nothing says so.",
         edits=(
             Edit(
-                "WriterSession._note_committed",
-                "deque(maxlen=COMMITS_CHECKED)).append(max(ids))",
-                "deque([0], 1)).append(max(ids + list(self.committed[name])))",
+                "LastCommits.note",
+                "noted[unit] = max(max(ids), noted.pop(unit, 0))",
+                "noted[None] = max(max(ids), noted.pop(None, 0))",
             ),
         ),
         checks=(
@@ -399,8 +404,8 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="4",
         harm="A row that is added after the block is accepted, and lost.",
         edits=(
-            Edit("FactBase._check_in_block", "if self._state is FactState.ENDED:", "if False:"),
-            Edit("FactBase._check_in_block", "if self._state is not FactState.OPEN:", "if not self._opened:"),
+            Edit("FactContents._check_in_block", "if self._state is FactState.ENDED:", "if False:"),
+            Edit("FactContents._check_in_block", "if self._state is not FactState.OPEN:", "if not self._opened:"),
         ),
         checks=(
             FACT_AFTER_BLOCK + "asyncio[sqlite_url]",
@@ -421,8 +426,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "OtherWriters.heard",
-                "senders.incarnation_of(item.writer) != claim or not senders.is_trusted(item.writer, self._epoch)",
-                "claim is None or self._epoch is None",
+                "if incarnation is None or incarnation != claim or not trusted:",
+                "if self._epoch is None:",
             ),
         ),
         checks=(
@@ -491,10 +496,208 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        name="a-block-that-failed-moves-the-position",
+        rule="9.2",
+        harm="A writer whose name was lost meanwhile announces past a fact of its successor: lost.",
+        edits=(
+            Edit(
+                "FactBase._roll_back",
+                "        if transaction is not None and not transaction.claimed:\n            self._without_claim()\n",
+                "",
+            ),
+        ),
+        checks=(SIMULATOR, RULES + "9_2_a_fact_that_wrote_nothing_does_not_step_over_a_successor_s[rolled back]"),
+    ),
+    Mutant(
+        name="an-empty-block-moves-the-position",
+        rule="9.2",
+        harm="The same.",
+        edits=(
+            Edit(
+                "FactBase._commit",
+                "            if not transaction.claimed:  # there was nothing to insert\n",
+                "            if False:\n",
+            ),
+        ),
+        checks=(SIMULATOR, RULES + "9_2_a_fact_that_wrote_nothing_does_not_step_over_a_successor_s[empty]"),
+    ),
+    Mutant(
+        name="a-beat-that-failed-counts-as-stored",
+        rule="9.27",
+        harm="Until the fifth beat the table says less than the writer has proven; who reads there waits for it.",
+        edits=(
+            Edit(
+                "WriterSession.beat_begins",
+                "        return Beat(positions, noted, whole, self.others.unexplained)\n",
+                "        self._stored.update(positions)\n        return Beat(positions, noted, whole, 0)\n",
+            ),
+        ),
+        checks=(BEAT + "what_has_moved_is_stored_until_a_beat_succeeds",),
+    ),
+    Mutant(
+        name="who-is-behind-others-does-not-follow-them",
+        rule="9.27",
+        harm="The linear position of a stream stands until the fifth beat of each writer that has nothing to write.",
+        edits=(
+            Edit("WriterSession.beat_begins", "if len(positions) > 1 and not behind and", "if len(positions) > 1 and"),
+        ),
+        checks=(BEAT + "what_others_wrote_is_followed_at_the_next_beat",),
+    ),
+    Mutant(
+        name="who-joins-waits-for-the-fifth-beat",
+        rule="9.27",
+        harm="What a new writer writes is not followed for five beats: linear positions stand.",
+        edits=(
+            Edit(
+                "WriterSession.beat_begins",
+                "self.others.registry_doubted or self._beats_left <= 0",
+                "self._beats_left <= 0",
+            ),
+        ),
+        checks=(BEAT + "a_line_that_the_registry_does_not_explain_has_it_read_at_the_next_beat",),
+    ),
+    Mutant(
+        name="a-writer-of-another-log-has-the-registry-read",
+        rule="9.27",
+        harm="Who shares the channel makes every writer read all of the registry at each beat.",
+        edits=(Edit("OtherWriters.heard", "joined = trusted and incarnation", "joined = incarnation"),),
+        checks=(BEAT + "a_line_that_the_registry_does_not_explain_has_it_read_at_the_next_beat",),
+    ),
+    Mutant(
+        name="lines-that-come-during-a-beat-count-as-explained",
+        rule="9.27",
+        harm="A writer that joined as the registry was being read is followed beats later.",
+        edits=(
+            Edit(
+                "OtherWriters.beat_stored",
+                "self._explained = registry.claims, unexplained",
+                "self._explained = registry.claims, self.unexplained",
+            ),
+        ),
+        checks=(BEAT + "a_line_that_comes_while_the_registry_is_being_read_has_it_read_again",),
+    ),
+    Mutant(
+        name="a-writer-of-single-lines-is-followed-at-the-fifth-beat",
+        rule="9.27",
+        harm="The linear position of its stream stands meanwhile.",
+        edits=(Edit("OtherWriters.heard", "if joined or (incarnation is None and claim is not None):", "if joined:"),),
+        checks=(BEAT + "a_writer_of_single_lines_is_followed_through_the_registry_at_every_beat",),
+    ),
+    Mutant(
+        name="known-facts-pass-for-those-in-doubt",
+        rule="9.28",
+        harm="After a lost answer a process publishes facts a second time, which it had written otherwise.",
+        edits=(Edit("LateIds.find", " and not generator.knows(id))", ")"),),
+        checks=(UNNUMBERED + "9_28_of_ids_whose_answer_was_lost_the_table_tells[deployment-written]",),
+    ),
+    Mutant(
+        name="promised-ids-pass-for-those-in-doubt",
+        rule="9.28",
+        harm="The fact of a joined transaction on SQLite is taken for another's: the name has to be claimed anew.",
+        edits=(Edit("LateIds.find", "if id not in promised and", "if"),),
+        checks=(WRITING + "9_28_ids_of_a_joined_transaction_are_not_taken_for_them",),
+    ),
+    Mutant(
+        name="a-fact-s-own-ids-count-as-promised",
+        rule="9.28",
+        harm="A thread is interrupted between the answer and its bookkeeping: readers are led past committed rows.",
+        edits=(Edit("LateIds.find", "if other is not one and other", "if other"),),
+        checks=(
+            "sync/test_writing.py::test_an_exception_while_facts_get_their_ids_loses_nothing[answered-before-Interrupt]",
+        ),
+    ),
+    Mutant(
+        name="facts-without-rows-are-not-coming",
+        rule="9.28",
+        harm="Another thread's publish begins as a doubt is settled: its rows are taken for those in doubt.",
+        edits=(Edit("LateIds.are_coming", "one.late and", "one.unnumbered is not None and"),),
+        checks=("runtime/test_late_ids.py::test_9_28_facts_that_have_no_rows_yet_are_coming",),
+    ),
+    Mutant(
+        name="ids-come-late-beside-a-doubt",
+        rule="9.28",
+        harm="A process that always publishes never finds a moment to look after a lost answer: all later facts wait.",
+        edits=(
+            Edit(
+                "WriterSession.ask",
+                " and not any(map(asked_above, self.doubts))",
+                "",
+            ),
+        ),
+        checks=(UNNUMBERED + "9_28_beside_a_doubt_ids_are_reserved[deployment]",),
+    ),
+    Mutant(
+        name="a-doubt-is-settled-beside-an-answer-on-its-way",
+        rule="9.28",
+        harm="Rows whose answer is on its way are taken for those in doubt: they are published, and refused then.",
+        edits=(Edit("fact.settle", "    if above and guarded(", "    if False and guarded("),),
+        checks=(UNNUMBERED + "9_28_nothing_is_asked_while_another_answer_is_on_its_way[deployment]",),
+    ),
+    Mutant(
+        name="of-two-lost-answers-each-finds-as-many-as-it-asked-for",
+        rule="9.28",
+        harm="The rows of both are found at once, and refused for their number: the name has to be claimed anew.",
+        edits=(Edit("LateIds.redeem", "exact=not one.late", "exact=True"),),
+        checks=(UNNUMBERED + "9_28_of_two_lost_answers_the_first_that_is_asked_after_tells[deployment]",),
+    ),
+    Mutant(
+        name="what-was-published-without-an-answer-is-forgotten",
+        rule="9.28",
+        harm="The answer to a publish is lost: its rows are in the table, and readers are led past them.",
+        edits=(
+            Edit(
+                "WriterSession.decide",
+                "            if not self.late_ids.find(one, found):\n",
+                "            if False:\n",
+            ),
+        ),
+        checks=(SIMULATOR, UNNUMBERED + "9_28_of_ids_whose_answer_was_lost_the_table_tells[deployment-written]"),
+    ),
+    Mutant(
+        name="ids-that-cannot-be-told-apart-are-told",
+        rule="9.28",
+        harm="Finished facts that were forgotten for their number are published a second time.",
+        edits=(Edit("LateIds.find", "return not generator.thinned", "return True"),),
+        checks=(UNNUMBERED + "9_28_of_ids_that_cannot_be_told_any_more_the_next_claim_tells[deployment]",),
+    ),
+    Mutant(
+        name="a-torn-session-goes-on",
+        rule="9.28",
+        harm="A writer whose bookkeeping failed commits, and publishes nothing any more, without a word.",
+        edits=(
+            Edit(
+                "Writing.tear",
+                "        self.fence(WriterFenced(self.name, self.incarnation))\n",
+                "",
+            ),
+        ),
+        checks=(UNNUMBERED + "a_session_whose_bookkeeping_failed_is_followed_by_another[deployment]",),
+    ),
+    Mutant(
+        name="what-is-committed-and-cannot-be-booked-was-not-written",
+        rule="9.28",
+        harm="A publish whose rows are in the table is written a second time.",
+        edits=(
+            Edit(
+                "WriterSession.book",
+                "                raise CommitUnknown(None, error) from error\n",
+                "                raise\n",
+            ),
+        ),
+        checks=(UNNUMBERED + "a_session_whose_bookkeeping_failed_is_followed_by_another[deployment]",),
+    ),
+    Mutant(
+        name="what-was-refused-for-a-finished-name-is-the-callers-to-write-again",
+        rule="9.28",
+        harm="A process that was silent for a moment refuses what it is told to publish.",
+        edits=(Edit("asyncio.bus.Bus.publish", "if not again or error is not fact.not_written:", "if True:"),),
+        checks=(UNNUMBERED + "9_28_under_a_name_that_was_finished_it_is_written_anew[deployment]",),
+    ),
+    Mutant(
         name="an-outcome-that-is-booked-half-way-tears-nothing",
         rule="9.1",
         harm="What follows is booked behind facts that are booked half-way, and that nobody asks after again.",
-        edits=(Edit("WriterSession.book", "            self.torn = True\n", ""),),
+        edits=(Edit("WriterSession.book", "            self.tear()  #", "            pass  #"),),
         checks=("runtime/test_fact.py::test_9_1_an_outcome_that_is_booked_half_way_tears_the_session",),
     ),
 )

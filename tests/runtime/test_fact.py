@@ -17,11 +17,12 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.runtime.config import WriterConfig
-from busrep.runtime.fact import FactBase, FactState, ReenteredError, settle
+from busrep.runtime.contents import FactState
+from busrep.runtime.fact import FactBase, ReenteredError, settle
 from busrep.runtime.open_facts import InDoubt, OpenFacts
 from busrep.runtime.session import WriterSession
 from busrep.settings import Settings
-from busrep.stores.interface import Claim
+from busrep.stores.interface import Appended, Claim, Group
 from busrep.stores.plans import complete
 from busrep.streams import Registry
 from tests.shop import Order, orders, typing
@@ -35,6 +36,7 @@ class Log:
     """A store that gives IDs, and a transaction whose steps fail as the test says."""
 
     reserves = False
+    claimed = True
 
     def __init__(self, fails: dict[str, BaseException], *, known: bool = True, joined: bool = False) -> None:
         self.fails, self.known, self.joined = fails, known, joined
@@ -49,14 +51,18 @@ class Log:
         if error := self.fails.pop(name, None):
             raise error
 
-    async def reserve(self, stream: str, count: int) -> list[int]:
+    async def reserve(self, stream: str, count: int, held: Claim | None = None) -> list[int]:
         self.step("reserve")
         self.last += count
         return list(range(self.last - count + 1, self.last + 1))
 
-    def transaction(self, claim: Claim, connection: Any) -> Log:
+    def transaction(self, claim: Claim, connection: Any = None) -> Log:
         self.step("transaction")
         return self
+
+    async def append(self, claim: Claim, appended: Appended) -> None:
+        appended.group = Group()
+        self.step("append")
 
     async def begin(self) -> None:
         self.step("begin")
@@ -72,16 +78,19 @@ class Log:
         self.step("rollback")
         return self.known
 
-    async def outcome(self, claim: Claim, marker: object, facts: Any) -> dict[tuple[str, int], list[bytes]] | None:
+    async def outcome(
+        self, claim: Claim, marker: object, facts: Any, above: Any
+    ) -> dict[tuple[str, int], list[bytes]] | None:
         self.step("outcome")
         return self.found
 
 
 class Life(FactBase[Order]):
-    """A fact that notes what it asks of its runtime."""
+    """A fact that notes what it asks of its runtime. ``appended``: its block runs no statement, and it has no
+    transaction; else it begins one at once, on a connection of the caller's."""
 
-    def __init__(self, session: WriterSession, *, interrupts: bool = True) -> None:
-        super().__init__(None, (orders,))
+    def __init__(self, session: WriterSession, *, interrupts: bool = True, appended: bool = False) -> None:
+        super().__init__(None, (orders,), None if appended else "the caller's")
         self.session, self.interrupts = session, interrupts
         self.told: list[str] = []
         self.reentered = False
@@ -102,6 +111,12 @@ class Life(FactBase[Order]):
 
     def _leaves_doubt(self, error: BaseException) -> bool:
         return super()._leaves_doubt(error) or (self.interrupts and not isinstance(error, BusrepError))
+
+    async def _live(self) -> WriterSession:
+        raise NotImplementedError
+
+    async def _look_at_claim(self, session: WriterSession, error: SequenceWentBack) -> None:
+        raise NotImplementedError
 
     def _fence(self, session: WriterSession, error: WriterFenced) -> None:
         session.fence(error)
@@ -183,6 +198,42 @@ def test_9_1_wherever_it_fails_it_is_booked_or_in_doubt(
         assert ids.position == (1 if where in ("insert", "commit") else 0)
     assert published(session) == []
     assert session.facts == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "then"),
+    [
+        ("reserve", AWAY, NOTHING),
+        ("append", AWAY, BOOKED),
+        ("append", UNKNOWN, IN_DOUBT),
+        ("append", KeyboardInterrupt(), IN_DOUBT),
+    ],
+)
+def test_9_26_wherever_it_fails_it_is_booked_or_in_doubt(where: str, error: BaseException, then: str) -> None:
+    log = Log({where: error})
+    session = session_on(log)
+    fact = Life(session, appended=True)
+    with pytest.raises(type(error)):
+        fact.run()
+    ids = session.generators["orders"]
+    assert (ids.asked, ids.position, session.facts, published(session)) == (0, 0, 0, [])
+    if then == IN_DOUBT:
+        assert (fact.told, len(session.doubts), ids.open) == (["in doubt"], 1, 1)
+        marker = session.doubts[0].marker
+        assert isinstance(marker, Group)
+    else:
+        assert (session.doubts, ids.open) == ([], 0)
+
+
+def test_9_26_a_fact_without_a_statement_is_appended() -> None:
+    log = Log({})
+    session = session_on(log)
+    fact = Life(session, appended=True)
+    fact.run()
+    assert log.steps == ["reserve", "append"]
+    assert fact.told == ["published"]
+    assert (session.generators["orders"].position, session.generators["orders"].open) == (1, 0)
+    assert len(published(session)) == 1
 
 
 def test_without_interrupts_what_is_no_doubt_of_busrep_s_is_a_refusal() -> None:

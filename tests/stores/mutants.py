@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutant import SIMULATOR, Edit, Mutant
 
+APPENDING = "asyncio/test_appending.py::test_"
+DEFERRED = "runtime/test_deferred.py::test_"
 BUS = "asyncio/test_bus.py::test_"
 CONFIG_ERRORS = "asyncio/test_config_errors.py::test_"
 DRIVER_ERRORS = "stores/test_driver_errors.py::test_"
@@ -34,6 +36,7 @@ STORE_EDGES = "stores/test_store_edges.py::test_"
 STREAMS = "cli/test_streams.py::test_"
 SYNC_STORES = "stores/test_sync_stores.py::test_"
 TRUST = "asyncio/test_trust.py::test_"
+UNNUMBERED = "asyncio/test_unnumbered.py::test_"
 WRITING = "sync/test_writing.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -75,8 +78,8 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             Edit(
                 "facts.outcome",
-                "    found = yield from rows_of(dialect, facts, held.writer)\n    yield from",
-                "    yield from",
+                "    found = yield from rows_of(dialect, facts, held.writer)\n    found |=",
+                "    found |=",
             ),
         ),
         checks=(
@@ -1449,7 +1452,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="9.4",
         harm="Code inside the block commits: a row is written without the claim, under a name that somebody else has.",
         edits=(
-            Edit("ServerTransaction._check_not_ended", "        if ended:\n", "        if False:\n"),
+            Edit("ServerTransaction._commit_checked", "= not self.connection.closed and self._idle()", "= False"),
+            Edit("ServerTransaction._commit_checked", "asked = self._handed_out and", "asked = False and"),
             Edit(
                 "SqliteTransaction.commit",
                 "        if not in_transaction(self.connection) or (",
@@ -1468,9 +1472,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="The driver begins another transaction after one that was ended inside the block: rows without the claim.",
         edits=(
             Edit(
-                "ServerTransaction._check_not_ended",
-                "self._idle() or (self._handed_out and await self._lock() != self.marker)",
-                "self._idle()",
+                "ServerTransaction._commit_checked",
+                "asked = self._handed_out and",
+                "asked = False and",
             ),
             Edit("last_steps", "    if again:  # a tr", "    if False:  # a tr"),
         ),
@@ -1486,9 +1490,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A block sends COMMIT and BEGIN, and ends well: its rows go in without the claim, below a successor's.",
         edits=(
             Edit(
-                "ServerTransaction._check_not_ended",
-                "self._idle() or (self._handed_out and await self._lock() != self.marker)",
-                "self._idle() or (self._callers and await self._lock() != self.marker)",
+                "ServerTransaction._commit_checked",
+                "asked = self._handed_out and",
+                "asked = self._callers and",
             ),
             Edit("base.SqliteTransaction.commit", "again=self._handed_out", "again=self._callers"),
         ),
@@ -1529,6 +1533,20 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             ),
         ),
         checks=(ENDED_INSIDE + "no_row_is_written_in_a_joined_transaction_whose_name_has_a_successor",),
+    ),
+    Mutant(
+        name="a-doubt-waits-for-the-turn-to-write",
+        rule="9.28",
+        harm="A thread's long block on SQLite keeps a doubt, and all that is committed behind it, from the readers.",
+        edits=(Edit("BlockingSqliteStore.write_appended", "            group.settled = True\n", "            pass\n"),),
+        checks=("sync/test_writing.py::test_a_doubt_is_settled_while_another_thread_has_the_turn_to_write",),
+    ),
+    Mutant(
+        name="a-connection-that-was-ended-is-used",
+        rule="9.26",
+        harm="A server is restarted: a group of facts, written by nobody, is in doubt for all who wrote them.",
+        edits=(Edit("PostgresStore._take", "                if alive(connection):\n", "                if True:\n"),),
+        checks=(SESSIONS_ENDED + "an_append_takes_no_connection_that_the_server_has_ended",),
     ),
     Mutant(
         name="begin-waits-for-its-answer-for-ever",
@@ -1877,6 +1895,16 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         ),
     ),
     Mutant(
+        name="an-id-is-given-without-a-look-at-the-claim",
+        rule="9.26",
+        harm="A writer that was finished reads an ID that will never be written, and stores it.",
+        edits=(Edit("facts.reserve", "    if held is not None and claims == [[]]:\n", "    if False:\n"),),
+        checks=(
+            APPENDING + "9_26_a_fact_begins_under_a_name_that_is_its_writer_s[deployment]",
+            APPENDING + "9_26_a_fact_begins_under_a_name_that_is_its_writer_s[on_postgres]",
+        ),
+    ),
+    Mutant(
         name="statements-are-prepared",
         rule="9.1",
         harm="Behind PgBouncer a question is answered by another client's statement: IDs of another stream.",
@@ -1892,6 +1920,228 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A slot for snapshots stays locked when the reader has long gone: no reader can bootstrap any more.",
         edits=(Edit("TIMEOUTS", " AND pg_backend_pid() = ?", " AND 0 < ?"),),
         checks=("stores/test_pgbouncer.py::test_a_snapshot_is_refused_where_the_session_is_another",),
+    ),
+    Mutant(
+        name="rows-are-appended-whoever-has-the-claim",
+        rule="9.26",
+        harm="A writer that was finished writes rows below a position that was announced for it: lost.",
+        edits=(
+            Edit("PostgresDialect.append", "WHERE ({held.text}) = 1", "WHERE ({held.text}) < 2"),
+            Edit("SqliteDialect.append", "WHERE ({held.text}) = 1", "WHERE ({held.text}) < 2"),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_SQLITE + "9_26_rows_are_appended_while_the_claim_stands",
+            STORES_POSTGRES + "9_26_rows_are_appended_while_the_claim_stands",
+        ),
+    ),
+    Mutant(
+        name="an-append-that-wrote-nothing-was-one",
+        rule="9.26",
+        harm="A fact whose writer was finished meanwhile is published, and is in no table.",
+        edits=(Edit("facts.append", "    if not answers[len(bound)]:\n", "    if False:\n"),),
+        checks=(SIMULATOR, STORES_SQLITE + "9_26_rows_are_appended_while_the_claim_stands"),
+    ),
+    Mutant(
+        name="a-series-goes-on-after-a-lost-answer",
+        rule="9.26",
+        harm="The request is under way still: it is executed after the table has told that nothing is there.",
+        edits=(Edit("facts.end_series", "series + 1, claim.writer", "series, claim.writer"),),
+        checks=(SIMULATOR, APPENDING + "9_26_of_what_got_no_answer_the_table_decides[deployment-not written]"),
+    ),
+    Mutant(
+        name="a-series-ends-beside-what-is-being-written",
+        rule="9.26",
+        harm="The request is being executed: it commits after the table has told that nothing is there.",
+        edits=(Edit("facts.end_series", "exclusive=True", "exclusive=False"),),
+        checks=(SIMULATOR, APPENDING + "9_26_a_series_ends_when_nothing_of_it_is_being_written"),
+    ),
+    Mutant(
+        name="what-was-sent-in-a-former-series-counts",
+        rule="9.26",
+        harm="A fact is published, and is in no table: its rows were sent in a series that had ended.",
+        edits=(Edit("PlannedStore.write_appended", "            if found == series:\n", "            if True:\n"),),
+        checks=(SIMULATOR, APPENDING + "9_26_a_series_that_another_question_has_ended_is_no_loss[deployment]"),
+    ),
+    Mutant(
+        name="an-append-without-an-answer-was-refused",
+        rule="9.26",
+        harm="An answer is lost: the fact is committed, and its ID passes for empty.",
+        edits=(
+            Edit(
+                "PlannedStore.write_appended",
+                "            raise CommitUnknown(group, error) from error\n",
+                "            raise\n",
+            ),
+        ),
+        checks=(SIMULATOR,),
+    ),
+    Mutant(
+        name="one-bad-fact-takes-the-others-along",
+        rule="9.26",
+        harm="A row that the table refuses fails the facts of other requests.",
+        edits=(
+            Edit(
+                "Appends._send",
+                "            if len(batch) > 1 and (isinstance",
+                "            if len(batch) > 999 and (isinstance",
+            ),
+        ),
+        checks=(APPENDING + "a_fact_that_the_table_refuses_fails_alone",),
+    ),
+    Mutant(
+        name="facts-that-wait-go-in-one-transaction-however-many",
+        rule="9.26",
+        harm="A transaction of any size, for which all others wait.",
+        edits=(
+            Edit(
+                "Batches._next",
+                "while waiting and (not batch or size + self._size(waiting[0][0]) <= most):",
+                "while waiting:",
+            ),
+        ),
+        checks=(APPENDING + "a_group_is_bounded[deployment]",),
+    ),
+    Mutant(
+        name="what-got-no-answer-waits-for-all-transactions-of-its-writer",
+        rule="9.26",
+        harm="Facts with statements hold the claim, one or another at any time: nothing of the writer is published.",
+        edits=(
+            Edit(
+                "facts.end_series",
+                "        *dialect.lock_series(claim.writer, exclusive=True),\n",
+                "        claim_stands(dialect, claim, dialect.exclusive),\n",
+            ),
+        ),
+        checks=(APPENDING + "9_26_what_got_no_answer_is_asked_after_beside_facts_with_statements",),
+    ),
+    Mutant(
+        name="each-fact-of-a-group-ends-the-series",
+        rule="9.26",
+        harm="A lost answer of a group of thousands costs as many transactions, and nothing is published until then.",
+        edits=(
+            Edit("PlannedStore.outcome", "            if not marker.settled:\n", "            if True:\n"),
+            Edit("Writing.settle", "self._settle(*self.ended_with(doubt))", "self._settle(doubt)"),
+        ),
+        checks=(
+            APPENDING + "9_26_a_lost_answer_is_asked_after_once[deployment]",
+            APPENDING + "9_26_a_lost_answer_is_asked_after_once[on_postgres]",
+        ),
+    ),
+    Mutant(
+        name="the-table-is-asked-while-rows-are-under-way",
+        rule="9.26",
+        harm="The fact passes for one that was not written, and is written then: lost.",
+        edits=(Edit("PlannedStore.outcome", "            if marker.under_way:\n", "            if False:\n"),),
+        checks=(APPENDING + "9_26_of_a_cancelled_append_the_table_tells_when_it_has_ended[deployment-on its way]",),
+    ),
+    Mutant(
+        name="nobody-goes-on-for-a-task-that-was-cancelled",
+        rule="9.26",
+        harm="Every later fact of the process waits for ever.",
+        edits=(
+            Edit(
+                "Batches._ended",
+                "        if any(not answer.done() for _, answer in self._waiting.get(key, ())):\n",
+                "        if False:\n",
+            ),
+        ),
+        checks=("stores/test_sharing.py::test_whoever_waits_when_the_task_alone_is_cancelled_is_told[False]",),
+    ),
+    Mutant(
+        name="statements-at-a-time-begin-a-transaction-each",
+        rule="9.1",
+        harm="AttributeError in the block of a fact whose first statements run at the same time.",
+        edits=(Edit("Fact._begin_late", "        async with self._beginning:", "        if True:"),),
+        checks=(APPENDING + "two_statements_at_a_time_begin_one_transaction[on_postgres]",),
+    ),
+    Mutant(
+        name="facts-of-a-group-are-noted-one-by-one",
+        rule="9.23",
+        harm="Of the last transactions all but one are forgotten: what a failover took of them is not told.",
+        edits=(Edit("LastCommits.note", "marker if isinstance(marker, Group) else object()", "object()"),),
+        checks=(
+            APPENDING + "9_23_facts_of_one_transaction_are_noted_once[deployment]",
+            APPENDING + "9_23_facts_of_one_transaction_are_noted_once[on_postgres]",
+        ),
+    ),
+    Mutant(
+        name="a-transaction-that-begins-behind-its-block-stays",
+        rule="9.4",
+        harm="It holds the claim for ever: nobody can finish the writer, or win its name.",
+        edits=(
+            Edit("DeferredTransaction._begin", "            if inside and self._over:\n", "            if False:\n"),
+        ),
+        checks=(
+            APPENDING + "a_statement_that_nobody_waits_for_leaves_nothing[fails-on_postgres-1]",
+            APPENDING + "a_statement_that_nobody_waits_for_leaves_nothing[ends-on_postgres-1]",
+        ),
+    ),
+    Mutant(
+        name="a-statement-behind-the-block-takes-its-transaction-away",
+        rule="9.26",
+        harm="The block's own transaction is committed by nobody, and holds the claim.",
+        edits=(
+            Edit(
+                "DeferredTransaction._begin", "            if self._begun is transaction:\n", "            if True:\n"
+            ),
+        ),
+        checks=(DEFERRED + "a_statement_that_nobody_waits_for_leaves_the_block_s_own_transaction[block]",),
+    ),
+    Mutant(
+        name="what-was-given-up-is-sent-with-its-half",
+        rule="9.26",
+        harm="The table has told that the fact was not written, and then it is: lost.",
+        edits=(
+            Edit(
+                "Appends._serve",
+                "[one for one in left.pop() if not one[1].done()]",
+                "[*left.pop()]",
+            ),
+        ),
+        checks=(
+            APPENDING + "9_26_of_a_group_that_is_halved_a_fact_that_was_given_up_is_not_written[deployment]",
+            APPENDING + "9_26_of_a_group_that_is_halved_a_fact_that_was_given_up_is_not_written[on_postgres]",
+        ),
+    ),
+    Mutant(
+        name="an-answer-under-way-passes-for-an-open-transaction",
+        rule="9.26",
+        harm="A cache takes invalidations for applied that are committed and not known to this process yet.",
+        edits=(Edit("fact.settle", "    if isinstance(marker, Group) and marker.under_way:\n", "    if False:\n"),),
+        checks=(APPENDING + "an_answer_that_is_being_waited_for_is_none_of_the_table_s",),
+    ),
+    Mutant(
+        name="a-sequence-that-is-behind-numbers-rows",
+        rule="9.28",
+        harm="After a backup was put back rows are written at IDs that were announced: readers step over them.",
+        edits=(Edit("facts.append", "AND ({text}) >= ?", "AND ({text}) + 1000 >= ?"),),
+        checks=(
+            UNNUMBERED + "9_28_a_sequence_that_is_behind_gives_no_id[deployment]",
+            STORES_POSTGRES + "9_28_rows_get_their_ids_as_they_are_written",
+            STORES_SQLITE + "9_28_rows_get_their_ids_as_they_are_written",
+        ),
+    ),
+    Mutant(
+        name="a-sequence-that-is-behind-fails-a-whole-group",
+        rule="9.28",
+        harm="Facts of other streams are refused for one whose sequence is behind.",
+        edits=(Edit("OF_ONE", "(StatementRefused, SequenceWentBack)", "(StatementRefused,)"),),
+        checks=(UNNUMBERED + "9_28_a_sequence_that_is_behind_gives_no_id[deployment]",),
+    ),
+    Mutant(
+        name="rows-are-numbered-whoever-has-the-claim",
+        rule="9.28",
+        harm="A writer that was finished writes rows below a position that was announced for it: lost.",
+        edits=(
+            Edit("PostgresDialect.append_unnumbered", "WHERE ({held.text}) = 1", "WHERE ({held.text}) < 2"),
+            Edit("SqliteDialect.append_unnumbered", "WHERE ({held.text}) = 1", "WHERE ({held.text}) < 2"),
+        ),
+        checks=(
+            SIMULATOR,
+            STORES_SQLITE + "9_28_rows_get_their_ids_as_they_are_written",
+            STORES_POSTGRES + "9_28_rows_get_their_ids_as_they_are_written",
+        ),
     ),
     Mutant(
         name="the-turn-to-write-keeps-its-task",

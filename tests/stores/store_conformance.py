@@ -23,13 +23,14 @@ from busrep.errors import (
     PositionTooOld,
     ReaderMoved,
     SchemaError,
+    SequenceWentBack,
     SnapshotGone,
     Unavailable,
     UnknownStream,
     WriterFenced,
 )
 from busrep.stores import AsyncStore, Claim, CommitUnknown, open_store
-from busrep.stores.interface import MIXED
+from busrep.stores.interface import MIXED, Appended, Group, Unnumbered
 from busrep.stores.schema import VERSION
 from busrep.streams import Registry, Stream, Table
 
@@ -401,6 +402,57 @@ class StoreConformance:
             assert again.highest == {"orders": 3}
 
     @sync
+    async def test_9_26_rows_are_appended_while_the_claim_stands(self, url: str) -> None:
+        """All or none. Once its outcome was asked for, none that was not written comes any more."""
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders", "payments"], timeout=1)
+            ids, others = await store.reserve("orders", 3), await store.reserve("payments", 1)
+            appended = Appended(
+                {
+                    "orders": [(ids[0], [[1]], [row(1)]), (ids[2], [[2], [3]], [row(2), row(3)])],
+                    "payments": [(others[0], [[4]], [row(4)])],
+                }
+            )
+            await store.append(claim, appended)
+            assert [token for token, _ in await read(store, "w1", 0, 3)] == [ids[0], ids[2], ids[2]]
+            asked = [("orders", ids[0]), ("orders", ids[1]), ("payments", others[0])]
+            found = await store.outcome(claim, appended.group, asked)
+            assert found == {("orders", ids[0]): [row(1)], ("payments", others[0]): [row(4)]}
+            late = Appended({"orders": [(ids[1], [[5]], [row(5)])]})
+            assert await store.outcome(claim, Group(), asked[1:2]) == {}  # of one that got no answer
+            await store.append(claim, late)  # which is at the series that has begun
+            (last,) = await store.reserve("orders", 1)
+            gone = Appended({"orders": [(last, [[6]], [row(6)])]})
+            await store.finish("w1", claim.incarnation, timeout=1)
+            with pytest.raises(WriterFenced):
+                await store.append(claim, gone)
+            with pytest.raises(WriterFenced):
+                await store.outcome(claim, Group(), [("orders", last)])
+            assert [token for token, _ in await read(store, "w1", 0, last)] == [ids[0], ids[1], ids[2], ids[2]]
+
+    @sync
+    async def test_9_28_rows_get_their_ids_as_they_are_written(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders", "payments"], timeout=1)
+            (token,) = await store.reserve("orders", 1)
+            news = Unnumbered(1, [row(2), row(3)]), Unnumbered(0, [row(4)])
+            reserved = {"orders": [(token, [[1]], [row(1)])]}
+            await store.append(claim, Appended(reserved, {"orders": news[0], "payments": news[1]}))
+            assert [list(new.ids) for new in news] == [[2, 3], [1]]
+            assert await read(store, "w1", 0, 3) == [(1, row(1)), (2, row(2)), (3, row(3))]
+            found = await store.outcome(claim, Group(), [("orders", 1)], {"orders": 2, "payments": 0})
+            assert found == {("orders", 1): [row(1)], ("orders", 3): [row(3)], ("payments", 1): [row(4)]}
+            # Of several streams one is behind, or another process has the name: nothing of any is written.
+            behind = {"orders": Unnumbered(3, [row(5)]), "payments": Unnumbered(2, [row(6)])}
+            with pytest.raises(SequenceWentBack, match="gave 2, but 2 was known"):
+                await store.append(claim, Appended({}, behind))
+            await store.finish("w1", claim.incarnation, timeout=1)
+            with pytest.raises(WriterFenced):
+                await store.append(claim, Appended({}, {"orders": Unnumbered(3, [row(7)])}))
+            assert [token for token, _ in await read(store, "w1", 0, 10)] == [1, 2, 3]
+            assert await read(store, "w1", 0, 10, stream="payments") == [(1, row(4))]
+
+    @sync
     async def test_the_newest_rows_of_all_writers(self, url: str) -> None:
         async with self.opened(url) as store:
             newest = await store.newest("orders")
@@ -483,7 +535,11 @@ class StoreConformance:
             known = {(w.stream, w.writer): (w.position, w.registered) for w in await other.known()}
             assert known["orders", "w1"] == (3, False)
             assert known["orders", "w2"] == (0, True)
-            assert await other.heartbeat(alive, {"orders": 3}) == {"orders": {"w2": 3}}
+            told = await other.heartbeat(alive, {"orders": 3})
+            assert told == {"orders": {"w2": 3}}
+            assert told.read
+            told = await other.heartbeat(alive, {"orders": 3}, registry=False)
+            assert (told, told.claims, told.sequences, told.read) == ({}, {}, {"orders": 3}, False)
             assert await read(other, "w1", 0, 3) == [(1, row(1, 0))]
             await other.reserve("orders", 5)
             assert await other.finish("w1", dead.incarnation, timeout=1) == {"orders": 3, "payments": 0}

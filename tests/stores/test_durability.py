@@ -153,6 +153,7 @@ def test_a_reload_of_the_configuration_inside_a_fact_leaves_it_durable(redis_url
             bus = Deployment(redis_url, bus_name, await create(server, "reloaded")).bus
             async with bus(writer="w") as writer, writer.write(orders) as fact:
                 fact.add(Order(1, "paid"))
+                await fact.begin()
                 with psycopg.connect(server.url, autocommit=True) as operator:
                     operator.execute("ALTER SYSTEM SET synchronous_commit = off")
                     operator.execute("ALTER SYSTEM SET work_mem = '5MB'")

@@ -18,7 +18,7 @@ from busrep.errors import Unavailable
 from busrep.spark.staging import StagedBatch
 from busrep.spark.staging_store import StagingPlace, open_staging_store
 from busrep.stores import open_store
-from busrep.stores.interface import AsyncStore
+from busrep.stores.interface import Appended, AsyncStore
 from busrep.streams import Registry
 from tests import ROOT
 from tests.stores.store_conformance import read, sync, write
@@ -127,6 +127,9 @@ async def all_that_a_writer_does(url: str, number: int) -> None:
                 raise Unavailable("PostgreSQL", f"{error}; see 'Rights in PostgreSQL'") from error
         claim = await store.claim("w1", ["orders"], timeout=5)
         ids = await write(store, claim, 1)
+        appended = Appended({"orders": [(token, [[1]], [b"[1]"]) for token in await store.reserve("orders", 1)]})
+        await store.append(claim, appended)
+        await store.outcome(claim, appended, [])  # as after a lost answer
         await store.heartbeat(claim, {"orders": ids[-1]})
         await store.known()
         await store.finish("w1", claim.incarnation, timeout=5)

@@ -289,7 +289,7 @@ async def test_reservations_given_up_while_the_question_fails(url: str) -> None:
     claim = await store.claim("w1", ["orders"], timeout=1)
     ask, asked, go = store.reservations.ask, asyncio.Event(), asyncio.Event()
 
-    async def fails(stream: str, count: int) -> list[int]:
+    async def fails(stream: str, count: int, held: Any) -> list[int]:
         asked.set()
         await go.wait()
         raise Unavailable("the store", "gone")
@@ -303,10 +303,10 @@ async def test_reservations_given_up_while_the_question_fails(url: str) -> None:
     with pytest.raises(Unavailable):
         await waiting
 
-    async def slow(stream: str, count: int) -> list[int]:
+    async def slow(stream: str, count: int, held: Any) -> list[int]:
         asked.set()
         await go.wait()
-        return await ask(stream, count)
+        return await ask(stream, count, held)
 
     store.reservations.ask = slow
     asked.clear()

@@ -181,7 +181,7 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A reservation fails, and a signal comes: no later fact of this process is ever published.",
         edits=(
             Edit(
-                "WriterSession._redeem",
+                "LateIds.redeem",
                 "        if one.ticket is None:\n",
                 "        if one.ticket is None or not one.ids:\n",
             ),

@@ -218,7 +218,7 @@ def test_a_fact_interrupted_after_its_commit_is_never_announced_as_none(
         first = write(bus, 1)
         patch_transactions(monkeypatch, "commit", interrupted)
         with pytest.raises(Interrupt):
-            write(bus, 2)
+            write(bus, 2, begin=True)
         last = write(bus, 3)
         assert wire.tokens(last) == [first, first + 1, last]
         assert stepped_over(wire, first + 1) == []
@@ -254,7 +254,7 @@ def test_a_doubt_that_is_interrupted_while_it_is_noted_is_one_doubt(
         patch_transactions(monkeypatch, "commit", unanswered)
         session.doubts = Interrupting()
         with pytest.raises(Interrupt):
-            write(bus, 2)
+            write(bus, 2, begin=True)
         assert len(session.doubts) == 1
         bus.settle()
         last = write(bus, 3)
@@ -431,7 +431,7 @@ def test_a_transaction_may_be_told_to_have_ended_while_another_is_rolled_back(
         patch_transactions(monkeypatch, "rollback", collecting)
         patch_transactions(monkeypatch, "commit", interrupted)
         with pytest.raises(Interrupt):
-            write(bus, 2)
+            write(bus, 2, begin=True)
         last = write(bus, 3)
         wire.tokens(last)
         assert stepped_over(wire, joined.id) == []

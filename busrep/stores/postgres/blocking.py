@@ -6,7 +6,6 @@ The pools are busrep's own: psycopg_pool's start threads, which a process that f
 from __future__ import annotations
 
 import contextlib
-import selectors
 import threading
 import time
 import weakref
@@ -17,7 +16,7 @@ from busrep.errors import Unavailable
 from busrep.settings import Settings
 from busrep.stores import schema
 from busrep.stores.plans import Plan, T
-from busrep.stores.postgres.store import OPTIONS, POOL_WAIT, QUESTIONS, PostgresStore, on_connection
+from busrep.stores.postgres.store import OPTIONS, POOL_WAIT, QUESTIONS, PostgresStore, alive, on_connection
 from busrep.streams import Registry
 
 # Not first: store.py says which extra is missing.
@@ -83,6 +82,7 @@ class Pool:
                     if alive(connection):
                         self._out.add(connection)
                         return connection
+                    close(connection)
                 if len(self._out) < self._most:
                     place = _Place()
                     self._out.add(place)
@@ -131,17 +131,6 @@ class Pool:
         self.renew()
 
 
-def alive(connection: OwnConnection) -> bool:
-    """Whether nothing tells that the server has ended this idle connection; without asking it anything."""
-    if not connection.closed:
-        with selectors.DefaultSelector() as selector:
-            selector.register(connection.fileno(), selectors.EVENT_READ)
-            if not selector.select(0):  # nobody speaks to an idle connection but to end it
-                return True
-    close(connection)
-    return False
-
-
 def close(connection: psycopg.Connection[Any]) -> None:
     """Close a connection that may be dead."""
     with contextlib.suppress(psycopg.Error):
@@ -157,7 +146,7 @@ class BlockingPostgresStore(PostgresStore):
     def __init__(self, url: str, streams: Registry, settings: Settings) -> None:
         super().__init__(url, streams, settings)
         self.transactions = self.handlers = Pool(self.dial, settings.transactions, self.where)
-        self.questions = Pool(self.dial, max(QUESTIONS, settings.fetches + 1), self.where)
+        self.questions = Pool(self.dial, settings.fetches + QUESTIONS, self.where)
         self._opened = False
 
     def dial(self) -> OwnConnection:

@@ -7,8 +7,9 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 from busrep.errors import ConfigError, Unavailable
 from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Backing, Dialect, columns_of, no_position_above, row_columns
@@ -41,6 +42,22 @@ BESIDE = (
     "AND pg_table_is_visible(m.oid)"
 )
 # By the second statement a policy that hides rows is an error: they would pass for rows that are not there.
+# Bulk rows travel as three strings: arrays cost psycopg 2.5 times as much.
+ROWS = (
+    "unnest(string_to_array(?, ',')::bigint[], string_to_array(?, ',')::int[], "
+    "string_to_array(?, chr(10))) AS f(id, idx, row)"
+)
+
+
+def _columns(tokens: Iterable[int], places: Iterable[int], payloads: Iterable[bytes]) -> list[str]:
+    """The parameters of `ROWS`."""
+    return [",".join(map(str, tokens)), ",".join(map(str, places)), b"\n".join(payloads).decode()]
+
+
+# In the error of `PostgresDialect.still_in`.
+ANOTHER = "busrep: this is another transaction:"
+# Of the advisory locks of series, to which 32 bits of the writer's name are added: "busr" in hex.
+SERIES = 0x62757372 << 32
 SNAPSHOT = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL row_security = off")
 
 
@@ -198,7 +215,6 @@ class PostgresDialect(Dialect):
         )
 
     def insert(self, backing: Backing, writer: str, rows: Sequence[tuple[int, int, bytes]]) -> Sequence[Sql]:
-        """See `Dialect`. Bulk rows travel as three strings: arrays cost psycopg 2.5 times as much."""
         if not backing.own and len(rows) == 1:
             ((token, at, payload),) = rows
             return [
@@ -208,22 +224,46 @@ class PostgresDialect(Dialect):
                 )
             ]
         tokens, places, payloads = zip(*rows, strict=True)
-        params = [",".join(map(str, tokens)), ",".join(map(str, places)), b"\n".join(payloads).decode()]
-        source = (
-            "unnest(string_to_array(?, ',')::bigint[], string_to_array(?, ',')::int[], "
-            "string_to_array(?, chr(10))) AS f(id, idx, row)"
-        )
+        params = _columns(tokens, places, payloads)
         if not backing.own:
             return [
                 Sql(
                     "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
-                    f"SELECT ?, ?, f.id, f.idx, f.row FROM {source}",
+                    f"SELECT ?, ?, f.id, f.idx, f.row FROM {ROWS}",
                     (backing.stream, writer, *params),
                 )
             ]
         for payload in payloads:
             columns_of(backing, payload)  # their number; their types are the table's matter
-        return [Sql(self.insert_own(backing, source), (writer, *params))]
+        return [Sql(self.insert_own(backing, ROWS), (writer, *params))]
+
+    def lock_series(self, writer: str, *, exclusive: bool) -> Sequence[Sql]:
+        """See `Dialect`. An advisory lock, for whoever waits for it has his turn; a lock of a row is granted to others
+        who share it meanwhile. Two writers with one number wait for each other now and then."""
+        return [Sql(f"SELECT pg_advisory_xact_lock{'' if exclusive else '_shared'}({SERIES + crc32(writer.encode())})")]
+
+    def append(self, stream: str, rows: Sequence[tuple[int, int, bytes]], held: Sql) -> Sql:
+        tokens, places, payloads = zip(*rows, strict=True)
+        return Sql(
+            "INSERT INTO busrep_facts (stream, writer, id, idx, row) SELECT ?, ?, f.id, f.idx, f.row FROM "
+            f"{ROWS} WHERE ({held.text}) = 1",
+            (stream, held.params[0], *_columns(tokens, places, payloads), *held.params),
+        )
+
+    def append_unnumbered(self, stream: str, payloads: Sequence[bytes], held: Sql) -> Sequence[Sql]:
+        """See `Dialect`. COMMIT waits for the disk: that the IDs were given is on it, too."""
+        return [
+            Sql(
+                "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
+                f"SELECT ?, ?, nextval('\"{sequence_name(stream)}\"'), 0, f.row "
+                f"FROM unnest(string_to_array(?, chr(10))) AS f(row) WHERE ({held.text}) = 1 RETURNING id",
+                (stream, held.params[0], b"\n".join(payloads).decode(), *held.params),
+            )
+        ]
+
+    def given(self, stream: str) -> Sql:
+        last = "CASE WHEN is_called THEN last_value ELSE last_value - 1 END"
+        return Sql(f'SELECT {last} FROM "{sequence_name(stream)}"')
 
     def insert_own(self, backing: Backing, source: str) -> str:
         """Rows f(id, idx, row) of an application's table; one parameter before those of ``source``: the writer."""
@@ -257,6 +297,12 @@ class PostgresDialect(Dialect):
 
     def payloads(self, backing: Backing, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
         return [backing.payload(row[1]) for row in rows]
+
+    def still_in(self, marker: object) -> Sql:
+        """A statement that fails, with an error whose text has `ANOTHER`, in any transaction but that one."""
+        # Of constants alone the server would evaluate it before it asks.
+        wrong = f"('{ANOTHER} ' || pg_current_xact_id()::text)::int"
+        return Sql(f"SELECT CASE WHEN {self.marker} = ? THEN 0 ELSE {wrong} END", (str(marker),))
 
     def outcome(self, marker: object) -> Sql | None:
         """See `Dialect`. NULL: so long ago that the server has forgotten it."""

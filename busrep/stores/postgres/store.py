@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import inspect
 import re
+import selectors
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from busrep.errors import ConfigError, MissingExtra, Unavailable
 from busrep.settings import Settings
 from busrep.stores import claims, schema
 from busrep.stores.interface import Claim
-from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, run_async
+from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, Unanswered, run_async
 from busrep.stores.postgres.dialect import SNAPSHOT, PostgresDialect
 from busrep.stores.postgres.snapshots import PostgresSnapshots
 from busrep.stores.server import ServerStore, ServerTransaction, by_state, final
@@ -42,8 +43,9 @@ AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
 
 FORM = "postgresql://user:password@host:port/database?sslmode=..."
 
-# Questions of one process at a time: the fetches (settings.fetches, 4) and one reservation.
-QUESTIONS = 5
+# Questions of one process at a time beside the fetches (settings.fetches, 4): for IDs, rows that are appended, a beat,
+# and one for what is in doubt.
+QUESTIONS = 4
 # After so many seconds a connection that nobody needed is closed, but for the last one for questions.
 IDLE = 60.0
 # How long to wait for a connection from a pool, seconds.
@@ -98,6 +100,15 @@ def composed(steps: Sequence[Step]) -> tuple[bytes, list[Any] | None]:
     return "; ".join(texts).encode(), params or None
 
 
+def alive(connection: AnyConnection) -> bool:
+    """Whether nothing tells that the server has ended this idle connection; without asking it anything."""
+    if connection.closed:
+        return False
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.fileno(), selectors.EVENT_READ)
+        return not selector.select(0)  # nobody speaks to an idle connection but to end it
+
+
 async def settled(answer: Any) -> Any:
     """What a cursor's method gives: one of asyncio's has to be waited for."""
     return await answer if inspect.isawaitable(answer) else answer
@@ -150,7 +161,7 @@ async def on_connection(connection: AnyConnection, plan: Plan[T], within: float 
             async with asyncio.timeout(within):
                 return await execute_steps(connection, steps)
         except TimeoutError as error:
-            raise Unavailable("PostgreSQL", f"no answer within {within:g} s") from error
+            raise Unanswered("PostgreSQL", f"no answer within {within:g} s") from error
 
     try:
         return await run_async(plan, execute)
@@ -200,7 +211,7 @@ class PostgresStore(ServerStore):
         await self._alone(schema.check(self.dialect))
         most = self.settings.transactions
         self.transactions = self._pool("transactions", most)
-        self.questions = self._pool("questions", max(QUESTIONS, self.settings.fetches + 1), least=1)
+        self.questions = self._pool("questions", self.settings.fetches + QUESTIONS, least=1)
         # Of its own: a handler that writes facts as well must not wait for a connection that other handlers hold, who
         # wait for the same.
         self.handlers = self._pool("handlers", most)
@@ -257,7 +268,8 @@ class PostgresStore(ServerStore):
             self._give_back(pool, connection)
 
     async def _take(self, pool: ConnectionPool | None) -> psycopg.AsyncConnection[Any]:
-        """A connection of a pool. Raises Unavailable."""
+        """A connection of a pool, which was alive a moment ago: an append on another one would be in doubt. Raises
+        Unavailable."""
         if pool is None:
             raise Unavailable(self.where, "the store is not open")
         if self._background and not pool.get_stats()["pool_available"]:
@@ -266,10 +278,15 @@ class PostgresStore(ServerStore):
         deadline = clock() + POOL_WAIT
         while True:
             try:
-                return await pool.getconn(min(ASK_AGAIN, max(0.1, deadline - clock())))
+                connection = await pool.getconn(min(ASK_AGAIN, max(0.1, deadline - clock())))
             except psycopg.Error as error:  # none came in time, or the pool is closed
                 if clock() >= deadline or not isinstance(error, PoolTimeout):
                     raise Unavailable(self.where, error) from error
+            else:
+                if alive(connection):
+                    return connection
+                await connection.close()
+                self._give_back(pool, connection)
 
     def _give_back(self, pool: ConnectionPool | None, connection: psycopg.AsyncConnection[Any]) -> None:
         """Give a connection back to its pool.

@@ -6,12 +6,12 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from busrep.errors import BusrepError, ConfigError, Unavailable
 from busrep.settings import Settings
 from busrep.stores import claims, facts
-from busrep.stores.interface import Claim
+from busrep.stores.interface import Appended, Claim, Group
 from busrep.stores.plans import Control, Plan, T, only
 from busrep.stores.sqlite.base import READ, FileStore, Holder, SqliteTransaction, Turn
 from busrep.stores.sqlite.files import Mark, in_transaction, last_steps
@@ -96,6 +96,14 @@ class BlockingSqliteStore(FileStore):
         finally:
             holder.over = True  # an interrupt may come before `leave` begins
             self.turn.leave(holder)
+
+    async def write_appended(self, claim: Claim, group: Group, given: Sequence[Appended]) -> None:
+        """See `PlannedStore`; in this thread, so nothing of it comes later. Whoever settles a doubt of it need not wait
+        for a turn to write."""
+        try:
+            await super().write_appended(claim, group, given)
+        finally:
+            group.settled = True
 
 
 class JoinedSqliteTransaction(SqliteTransaction):

@@ -106,6 +106,30 @@ class SqliteDialect(Dialect):
             ]
         return [Sql(text, params[0]) if len(params) == 1 else Sql(text, params, many=True)]
 
+    def lock_series(self, writer: str, *, exclusive: bool) -> Sequence[Sql]:
+        return ()
+
+    def append(self, stream: str, rows: Sequence[tuple[int, int, bytes]], held: Sql) -> Sql:
+        text = f"INSERT INTO busrep_facts (stream, writer, id, idx, row) SELECT ?, ?, ?, ?, ? WHERE ({held.text}) = 1"
+        params = [(stream, held.params[0], token, at, payload.decode(), *held.params) for token, at, payload in rows]
+        return Sql(text, params, many=True)
+
+    def append_unnumbered(self, stream: str, payloads: Sequence[bytes], held: Sql) -> Sequence[Sql]:
+        count, ids = len(payloads), self.next_ids(stream, len(payloads))
+        text = (
+            "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
+            f"SELECT ?, ?, ({self.given('').text}) - ?, 0, ? WHERE ({held.text}) = 1"
+        )
+        params = [
+            (stream, held.params[0], stream, count - 1 - at, payload.decode(), *held.params)
+            for at, payload in enumerate(payloads)
+        ]
+        only_held = ids.text.replace(" RETURNING", f" AND ({held.text}) = 1 RETURNING")
+        return [Sql(only_held, (*ids.params, *held.params)), Sql(text, params, many=True)]
+
+    def given(self, stream: str) -> Sql:
+        return Sql("SELECT value FROM busrep_sequences WHERE stream = ?", (stream,))
+
     def page(self, backing: Backing, writer: str, after: int, upto: int, limit: int) -> Sql:
         where, params = backing.of_writer(writer)
         span, (low, high) = backing.between(after, upto)

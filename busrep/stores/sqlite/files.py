@@ -16,7 +16,21 @@ from busrep.private_files import create_file
 from busrep.stores import claims, schema
 from busrep.stores.dialect import Dialect
 from busrep.stores.interface import Claim
-from busrep.stores.plans import Answers, Control, Locked, NoSuchTable, Plan, Row, Signal, Sql, Step, T, only, run_sync
+from busrep.stores.plans import (
+    Answers,
+    Control,
+    Locked,
+    NoSuchTable,
+    Plan,
+    Row,
+    Signal,
+    Sql,
+    Step,
+    T,
+    Unanswered,
+    only,
+    run_sync,
+)
 
 # How long a write waits for another process's transaction, seconds; then Unavailable, and it may be tried again.
 BUSY = 30.0
@@ -77,7 +91,9 @@ def _run_steps(cursor: sqlite3.Cursor, steps: tuple[Step, ...]) -> Answers:
     answers: Answers = []
     for step in steps:
         if isinstance(step, Control):
-            if step is not Control.ROLLBACK or cursor.connection.in_transaction:
+            if step is Control.COMMIT:
+                _commit(cursor)
+            elif step is not Control.ROLLBACK or cursor.connection.in_transaction:
                 cursor.execute(CONTROLS[step])
         elif step.many:
             cursor.executemany(step.text, step.params)
@@ -85,6 +101,15 @@ def _run_steps(cursor: sqlite3.Cursor, steps: tuple[Step, ...]) -> Answers:
         else:
             answers.append(cursor.execute(step.text, step.params).fetchall())
     return answers
+
+
+def _commit(cursor: sqlite3.Cursor) -> None:
+    try:
+        cursor.execute(CONTROLS[Control.COMMIT])
+    except DRIVER_ERRORS as error:
+        if cursor.connection.in_transaction:
+            raise
+        raise Unanswered("the SQLite database", error) from error
 
 
 def final(error: Signal, path: str) -> Exception:

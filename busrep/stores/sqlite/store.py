@@ -19,6 +19,7 @@ from busrep.errors import CommitUnknown
 from busrep.settings import Settings
 from busrep.stores import snapshots
 from busrep.stores.dialect import Backing
+from busrep.stores.interface import Claim
 from busrep.stores.plans import Plan, T
 from busrep.stores.sqlite.base import WRITE, FileStore, Holder, SqliteTransaction, Turn
 from busrep.stores.sqlite.files import connect, in_transaction, translating
@@ -110,10 +111,13 @@ class SqliteStore(FileStore):
         if not future.cancelled():
             future.exception()  # looked at, also when the caller was cancelled
 
-    async def reserve(self, stream: str, count: int) -> list[int]:
+    async def reserve(self, stream: str, count: int, held: Claim | None = None) -> list[int]:
         """See `AsyncStore`. ConfigError inside an open fact of the same task."""
         self.turn.check_not_nested()
-        return await super().reserve(stream, count)
+        return await super().reserve(stream, count, held)
+
+    def check_append(self) -> None:
+        self.turn.check_not_nested()
 
 
 class TaskTransaction(SqliteTransaction):

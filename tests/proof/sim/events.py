@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -60,7 +60,7 @@ async def _write(world: World, service: Service, bus: Bus, event: Event) -> None
     try:
         async with bus.write(*streams) as fact:
             ids, epoch, inside = dict(fact.ids), service.claimed_epoch, True
-            await _statements(fact, args.get("statement", ""))
+            await _statements(world, service, fact, args.get("statement", ""))
             _add(world, fact, args)
             if args["hold"]:
                 await asyncio.sleep(args["hold"])
@@ -85,10 +85,19 @@ async def _write(world: World, service: Service, bus: Bus, event: Event) -> None
         _tell(world, service, bus, ids.items())
 
 
-async def _statements(fact: Any, kind: str) -> None:
-    """Statements of the application's in a fact's block: none, one, or two."""
+async def _statements(world: World, service: Service, fact: Any, kind: str) -> None:
+    """Statements of the application's in a fact's block: none, one, two at the same time, or one that the block does
+    not wait for."""
     question = "SELECT value FROM busrep_meta WHERE key = 'epoch'"
-    for _ in range({"": 0, "one": 1, "two": 2}[kind]):
+    if kind == "left":
+        world.watch(service.process.start(_left(fact, question)))
+        await asyncio.sleep(0)
+    elif kind:
+        await asyncio.gather(*(fact.execute(question) for _ in range(1 if kind == "one" else 2)))
+
+
+async def _left(fact: Any, question: str) -> None:
+    with contextlib.suppress(BusrepError, SimError):
         await fact.execute(question)
 
 
@@ -111,14 +120,19 @@ async def publish(world: World, event: Event) -> None:
     """Several facts in one transaction."""
     service = _writer(world, event)
     if service is not None and service.bus is not None:
-        _work(world, service, _publish(world, service, service.bus, event.args["rows"]))
+        text = REFUSED if event.args.get("refused") else "bulk"
+        items = [Item(next(world.row), text) for _ in range(event.args["rows"])]
+        _work(world, service, _publish(world, service, service.bus, items))
 
 
-async def _publish(world: World, service: Service, bus: Bus, rows: int) -> None:
+async def _publish(world: World, service: Service, bus: Bus, items: Sequence[Item]) -> None:
     try:
-        ids = await bus.publish(orders, [Item(next(world.row), "bulk") for _ in range(rows)])
-    except BusrepError as error:
+        ids = await bus.publish(orders, items)
+    except CommitUnknown as error:
+        service.note(f"bulk in doubt: {error}")
+    except (BusrepError, SimError) as error:
         service.note(f"bulk not written: {type(error).__name__}")
+        world.record.refused_rows.update(item.number for item in items)
     else:
         service.note(f"wrote {ids}")
         world.last[orders.name, service.role.name] = ids[-1]

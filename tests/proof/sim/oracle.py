@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
+import orjson
 
 from .record import Handled, Key, Life, Record, Violation
 from .scenario import LIVE, STRICT, WRITER, Role
@@ -122,6 +123,14 @@ class Oracle:
         for epoch, stream, writer, id in self.record.refused:
             if epoch not in self.record.void and id in self._log(epoch, (stream, writer)).facts:
                 self._breaks("what is refused is not written", f"{stream} {writer}: {id}")
+        seen: set[int] = set()
+        for epoch, stream, writer, id, payloads, *_ in self.history:
+            for number, *_ in map(orjson.loads, payloads if epoch not in self.record.void else ()):
+                if number in self.record.refused_rows:
+                    self._breaks("what is refused is not written", f"row {number}: {stream} {writer} {id}")
+                if number in seen:
+                    self._breaks("a row is written once", f"row {number}: {stream} {writer} {id}")
+                seen.add(number)
 
     # -- the wire ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,17 @@ import attrs
 
 from tests.proof.sim import sql
 from tests.proof.sim.sql import Expression, Unknown, aggregated, conjuncts
-from tests.proof.sim.tables import DEFINITIONS, Record, SimUnknownMarker, State, Table, Transaction, Values
+from tests.proof.sim.tables import (
+    DEFINITIONS,
+    Numbers,
+    Record,
+    SimError,
+    SimUnknownMarker,
+    State,
+    Table,
+    Transaction,
+    Values,
+)
 
 Row = tuple[Any, ...]
 
@@ -266,6 +276,7 @@ FUNCTIONS = {
     "server_identity": "run.server.identity",
     "current_setting": "current_setting(run, {0})",
     "set_config": "set_config(run, {0}, {1})",
+    "nextval": "nextval(run, {0})",
 }
 
 
@@ -285,10 +296,25 @@ def _nullif(value: Any, other: Any) -> Any:
     return None if value == other else value
 
 
+def sequence_named(run: Run, name: str) -> Numbers:
+    """A sequence. Raises SimError when it does not exist."""
+    found: Numbers | None = run.state.sequences.get(name)
+    if found is None:
+        raise SimError("42P01", f'relation "{name}" does not exist')
+    return found
+
+
+def _nextval(run: Run, name: str) -> int:
+    """Of a sequence that nobody has locked."""
+    sequence: Numbers = sequence_named(run, name.strip('"'))
+    sequence.given += 1
+    return sequence.given
+
+
 HELPERS = {
     "nullif": _nullif,
     "current_setting": _current_setting, "set_config": _set_config, "coalesce": _coalesce, "greatest": _greatest,
-    "xact_status": _xact_status, "json_text": _json_text,
+    "xact_status": _xact_status, "json_text": _json_text, "nextval": _nextval,
 }  # fmt: skip
 
 
@@ -448,6 +474,8 @@ def _sources(tree: sql.Select, scope: Scope) -> Rows:
         return lambda run: [()]
     first = tree.sources[0]
     if len(tree.sources) == 1 and first.table is not None:
+        if first.table.startswith("busrep_seq_"):
+            return _source(first, scope)
         scope.add(first.alias, DEFINITIONS[first.table].columns)
         find = matching(first.table, tree.where, scope)
         return lambda run: [values for _, values in find(run)]
@@ -463,6 +491,8 @@ def _sources(tree: sql.Select, scope: Scope) -> Rows:
 
 
 def _source(source: sql.Source, scope: Scope) -> Rows:
+    if source.table is not None and source.table.startswith("busrep_seq_"):
+        return _of_sequence(source.table, source.alias, scope)
     if source.table is not None:
         find = matching(source.table, None, Scope())
         scope.add(source.alias, DEFINITIONS[source.table].columns)
@@ -479,6 +509,11 @@ def _source(source: sql.Source, scope: Scope) -> Rows:
     if name == "unnest":
         return lambda run: list(zip(*values(None, run), strict=True))
     raise Unknown(f"FROM {name}()")
+
+
+def _of_sequence(name: str, alias: str, scope: Scope) -> Rows:
+    scope.add(alias, ("last_value", "is_called"))
+    return lambda run: [(sequence_named(run, name).given, True)]
 
 
 def _join(left: Rows, source: sql.Source, scope: Scope) -> Rows:

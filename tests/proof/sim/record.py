@@ -117,6 +117,7 @@ class Record:
     behind: dict[str, None] = attrs.field(factory=dict)  # writers without a claim whose clock ever was behind
     # (epoch, stream, writer, ID) of the facts of which their writer was told that nothing of them was written.
     refused: dict[tuple[str, str, str, int], None] = attrs.field(factory=dict)
+    refused_rows: set[int] = attrs.field(factory=set)  # the numbers of rows of such facts, whose IDs nobody was told
     broken: list[tuple[str, str]] = attrs.field(factory=list)  # (invariant, text) found on the way
     faults: dict[str, int] = attrs.field(factory=dict)
     note: Callable[[str, str], None] = attrs.field(default=lambda *_: None)  # the trace

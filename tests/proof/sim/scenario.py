@@ -208,7 +208,7 @@ class _Draw:
                     poison=False,
                     big=dice.random() < 0.03,
                     refused=dice.random() < 0.03,
-                    statement=dice.choices(["", "one", "two"], [8, 1, 1])[0],
+                    statement=dice.choices(["", "one", "two", "left"], [8, 1, 1, 1])[0],
                 )
 
     def _late(self) -> float:
@@ -256,6 +256,7 @@ class _Draw:
             "receive_queue_bytes": pick([0, 500, 2_000, 100_000]),
             "held_bytes": pick([300, 1_000, 100_000]),
             "publish_queue_bytes": pick([0, 600, 100_000]),
+            "quiet_streams": handling.choice([1, 1, 8]),
         }
 
     def _add(self, at: float, kind: str, who: str, **args: Any) -> None:
@@ -277,9 +278,10 @@ class _Draw:
 
     def _write(self, at: float, who: str) -> None:
         dice = self.dice
-        kind = dice.choices(["write", "publish", "joined", "presence"], [10, 2, 1, 2])[0]
+        kind = dice.choices(["write", "publish", "joined", "presence"], [7, 6, 1, 2])[0]
         if kind == "publish":
-            self._add(at, kind, who, rows=dice.randint(1, 12))
+            refused = dice.random() < 0.05
+            self._add(at, kind, who, rows=dice.choice([1, 1, 1, 2, 3, 12]), **({"refused": True} if refused else {}))
         elif kind == "presence":
             self._add(at, kind, who, rows=dice.choice([1, 1, 3]))
         else:

@@ -34,6 +34,7 @@ from tests.proof.sim.queries import (
     reads_tables,
     rows_of,
     scope_of,
+    sequence_named,
     visible,
 )
 from tests.proof.sim.sql import Expression, Unknown
@@ -324,14 +325,6 @@ def _delete(tree: sql.Delete) -> Statement:
 # --- known by their text
 
 
-def sequence_named(run: Run, name: str) -> Numbers:
-    """A sequence. Raises SimError when it does not exist."""
-    found = run.state.sequences.get(name)
-    if found is None:
-        raise SimError("42P01", f'relation "{name}" does not exist')
-    return found
-
-
 def durably(run: Run) -> str:
     """What `PostgresDialect.durable` answers for a row: what it set, which no reload changes any more."""
     now = run.txn.synchronous_commit or run.server.synchronous_commit
@@ -358,6 +351,35 @@ def _nextval(text: re.Match[str]) -> Statement:
         return [(id, setting, False) for id in ids]
 
     return Statement(waits=run_nextval, writes="nextval()")
+
+
+def _insert_anew(text: re.Match[str]) -> Statement:
+    """Rows to which a sequence gives their IDs."""
+    name, tree = text["name"], sql.parse(text.group().replace(SERVER, "server_identity()"))
+    assert isinstance(tree, sql.Insert)
+    inserting = _insert(tree).waits
+    assert inserting is not None
+
+    def run_insert(run: Run) -> Waiting:
+        sequence = sequence_named(run, name)
+        while sequence.lock.lockers and run.txn not in sequence.lock.lockers:
+            # ALTER SEQUENCE holds it.
+            yield Wait(sequence.lock, run.txn, SHARE)
+        return (yield from inserting(run))
+
+    return Statement(waits=run_insert, writes="INSERT", tables=True)
+
+
+def _still_in(text: re.Match[str]) -> Statement:
+    said = text["text"]
+
+    def run_still(run: Run) -> list[Row]:
+        now = str(run.state.identify(run.txn))
+        if run.params != (now,):
+            raise SimError("22P02", f'invalid input syntax for type integer: "{said}{now}"')
+        return [(0,)]
+
+    return Statement(rows=run_still)
 
 
 def _sequence(text: re.Match[str]) -> Statement:
@@ -443,14 +465,16 @@ def _none(_: re.Match[str]) -> Statement:
 
 
 def _advisory_lock(text: re.Match[str]) -> Statement:
-    name = f"advisory {text['key']}"
+    name, mode = f"advisory {text['key']}", SHARE if text["shared"] else EXCLUSIVE
 
     def run_lock(run: Run) -> Waiting:
         while True:
             lock = run.state.named(name)
-            if run.state.take(lock, run.txn, EXCLUSIVE):
+            # Unlike a row's, it is not shared with newcomers while somebody waits to have it alone.
+            queued = any(EXCLUSIVE in (mode, ahead.mode) for ahead in lock.waiting or ())
+            if (run.txn in (lock.lockers or ()) or not queued) and run.state.take(lock, run.txn, mode):
                 return [(None,)]
-            yield Wait(lock, run.txn, EXCLUSIVE)
+            yield Wait(lock, run.txn, mode)
 
     return Statement(waits=run_lock)
 
@@ -552,9 +576,19 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
         _nextval,
     ),
     (
+        r"INSERT INTO busrep_facts \(stream, writer, id, idx, row\) "
+        r"""SELECT \?, \?, nextval\('"(?P<name>\w+)"'\), 0, .*""",
+        _insert_anew,
+    ),
+    (
         r"SELECT CASE WHEN s\.is_called THEN s\.last_value ELSE s\.last_value - 1 END, p\.seqcache, p\.seqcycle, "
         r"""p\.seqincrement FROM "(?P<name>\w+)" s, pg_sequence p WHERE p\.seqrelid = '"(?P=name)"'::regclass""",
         _sequence,
+    ),
+    (
+        r"SELECT CASE WHEN pg_current_xact_id\(\)::text = \? THEN 0 ELSE "
+        r"\('(?P<text>[^']+)' \|\| pg_current_xact_id\(\)::text\)::int END",
+        _still_in,
     ),
     (r'CREATE SEQUENCE IF NOT EXISTS "(?P<name>\w+)" CACHE 1 NO CYCLE', _create_sequence),
     (r'ALTER SEQUENCE "(?P<name>\w+)" OWNED BY NONE', _alter_sequence),
@@ -568,7 +602,7 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
     (r"SELECT 1 FROM pg_class WHERE relname = 'busrep_meta' AND pg_table_is_visible\(oid\)", _is_there),
     (r"SELECT c\.oid::regclass::text FROM pg_class c WHERE .* row_security_active\(c\.oid\) .*", _none),
     (r"SELECT n\.nspname, .* FROM pg_namespace n JOIN pg_class m .*", _none),  # there is one schema
-    (r"SELECT pg_advisory_xact_lock\((?P<key>\d+)\)", _advisory_lock),
+    (r"SELECT pg_advisory_xact_lock(?P<shared>_shared)?\((?P<key>\d+)\)", _advisory_lock),
     (r"BEGIN ISOLATION LEVEL REPEATABLE READ", _repeatable),
     (r"SET LOCAL lock_timeout = (?P<milliseconds>\d+)", _lock_timeout),
     (r"SELECT DISTINCT a\.pid, a\.application_name, .* FROM pg_locks t .*", _blockers),

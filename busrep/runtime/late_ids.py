@@ -1,0 +1,86 @@
+"""Facts whose IDs are known for good only when their transaction has ended.
+
+The sequence is rolled back with the transaction (the caller's, on SQLite), or it gives the IDs as the rows are written
+(9.28). Until then the ID generator knows a ticket, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from busrep.core.ids import IdGenerator, Ticket
+from busrep.streams import Stream
+
+from .open_facts import InDoubt, OpenFacts
+
+
+def asked_above(doubt: InDoubt) -> dict[str, int]:
+    """By stream, above which ID the facts in doubt are that were to get theirs as they were written."""
+    return {one.stream.name: one.unnumbered.known for one in doubt.opened if one.unnumbered is not None and one.ticket}
+
+
+class LateIds:
+    """The facts of one session whose IDs were asked for, and that the generator was not told of."""
+
+    def __init__(self, generators: Mapping[str, IdGenerator]) -> None:
+        self._generators = generators
+        self._pending: list[OpenFacts] = []
+
+    def asked(self, stream: Stream[Any], ticket: Ticket, *, late: bool) -> OpenFacts:
+        """Open facts: whatever comes, `redeem` gives their ticket up, or answers it."""
+        one = OpenFacts(stream, ticket=ticket, late=late)
+        self._pending.append(one)
+        return one
+
+    def reserved(self, one: OpenFacts, ids: Sequence[int]) -> None:
+        """The sequence gave these IDs for good. Raises SequenceWentBack."""
+        self._given_again(one.stream.name, ids)
+        assert one.ticket is not None  # noqa: S101 (asked for, and not answered before)
+        self._generators[one.stream.name].answer(one.ticket, ids)
+        one.given(ids)
+        one.ticket = None
+        self._pending.remove(one)
+
+    def promised(self, one: OpenFacts, ids: Sequence[int]) -> None:
+        """The sequence takes these IDs back if the transaction is rolled back: the ticket is answered at its end."""
+        self._given_again(one.stream.name, ids)
+        one.given(ids)
+
+    def _given_again(self, stream: str, ids: Sequence[int]) -> None:
+        """The sequence gave these: who was promised one of them before was rolled back."""
+        for one in [one for one in self._pending if one.stream.name == stream and not {*ids}.isdisjoint(one.ids)]:
+            one.forget()
+            self.redeem(one)
+
+    def redeem(self, one: OpenFacts) -> None:
+        """The transaction has ended: with rows the IDs are its own, else they are nobody's yet. So are those that never
+        came. Raises what `IdGenerator.answer` does."""
+        if one.ticket is None:
+            return
+        generator, ticket, one.ticket = self._generators[one.stream.name], one.ticket, None
+        self._pending.remove(one)
+        if one.each is None and not any(one.payloads.values()):
+            one.ids = []
+            generator.give_up(ticket)
+        else:
+            generator.answer(ticket, one.ids, exact=not one.late)
+
+    def are_coming(self, doubts: Iterable[InDoubt]) -> bool:
+        """Whether facts are open that get their IDs so, beside those in doubt: also before they have rows, for another
+        thread may write them at any moment."""
+        doubted = {id(one) for doubt in doubts for one in doubt.opened}
+        return any(one.late and id(one) not in doubted for one in self._pending)
+
+    def find(self, one: OpenFacts, found: Iterable[tuple[str, int]]) -> bool:
+        """Give facts in doubt their IDs: those of the own facts in the table that nobody here was given. False: that
+        cannot be told any more."""
+        if one.unnumbered is None or one.ticket is None:
+            return True
+        name, known, generator = one.stream.name, one.unnumbered.known, self._generators[one.stream.name]
+        # Its own it has where the answer came, or was found, and an interrupt before it was booked.
+        others = (other for other in self._pending if other is not one and other.stream.name == name)
+        promised = {id for other in others for id in other.ids}
+        ids = (id for stream, id in found if stream == name and id > known)
+        one.given(id for id in ids if id not in promised and not generator.knows(id))
+        return not generator.thinned

@@ -1,0 +1,177 @@
+"""What several facts on one event loop share: the question for their IDs, and the transaction of their rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from busrep.errors import BusrepError, CommitUnknown, SequenceWentBack, StatementRefused, Unavailable
+from busrep.stores.interface import Appended, Claim, Group
+
+ItemT = TypeVar("ItemT")
+Waiting = tuple[ItemT, "asyncio.Future[Any]"]
+
+# Of the rows of a transaction that several facts share: the others wait while it is written.
+GROUP_BYTES = 2**20
+ROW_BYTES = 64  # of what goes with a row
+# What one fact of a group may be refused for, and the others not.
+OF_ONE = (StatementRefused, SequenceWentBack)
+
+
+class Batches(Generic[ItemT]):
+    """Serves callers in batches, for each key one batch at a time: whoever comes meanwhile is in the next.
+
+    ``serve`` answers each future of a batch, whatever it raises. ``size``: of an item; a batch has more than ``most``
+    only of one item.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[Sequence[Waiting[ItemT]]], Awaitable[None]],
+        size: Callable[[ItemT], int] = lambda _: 0,
+        most: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._serve, self._size, self._most = serve, size, most
+        self._waiting: dict[Hashable, deque[Waiting[ItemT]]] = {}
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
+
+    async def ask(self, key: Hashable, item: ItemT) -> Any:
+        """The answer for an item. Cancelled while it waits for its batch, it is in none."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._waiting.setdefault(key, deque()).append((item, answer))
+        serving = self._tasks.get(key)
+        if serving is None or serving.get_loop().is_closed():
+            self._start(key, loop)
+        return await answer
+
+    def _start(self, key: Hashable, loop: asyncio.AbstractEventLoop) -> None:
+        self._tasks[key] = task = loop.create_task(self._run(key), name="busrep batches")
+        task.add_done_callback(partial(self._ended, key, loop))
+
+    def _ended(self, key: Hashable, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+        """Here, not in the task: one that is cancelled before it begins runs no line of its own."""
+        self._tasks.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # the callers have it
+        if any(not answer.done() for _, answer in self._waiting.get(key, ())):
+            self._start(key, loop)
+        else:
+            self._waiting.pop(key, None)
+
+    async def _run(self, key: Hashable) -> None:
+        while batch := self._next(self._waiting[key]):
+            await self._serve(batch)
+
+    def _next(self, waiting: deque[Waiting[ItemT]]) -> list[Waiting[ItemT]]:
+        batch: list[Waiting[ItemT]] = []
+        size, most = 0, self._most()
+        while waiting and (not batch or size + self._size(waiting[0][0]) <= most):
+            one = waiting.popleft()
+            if not one[1].done():  # else cancelled
+                batch.append(one)
+                size += self._size(one[0])
+        return batch
+
+
+def fail(batch: Sequence[Waiting[Any]], error: BaseException) -> None:
+    """Answer those that have no answer."""
+    for _, answer in batch:
+        if not answer.done():
+            answer.set_exception(error)
+
+
+class Reservations:
+    """Reserves for several facts in one round trip.
+
+    An ID is never from a question sent before it was asked for (it must be above all known then).
+    """
+
+    def __init__(self, ask: Callable[[str, int, Claim | None], Awaitable[list[int]]]) -> None:
+        self.ask = ask
+        self._batches = Batches(self._serve)
+
+    async def reserve(self, stream: str, count: int, held: Claim | None) -> list[int]:
+        """See `FactLog.reserve`."""
+        ids: list[int] = await self._batches.ask((stream, id(held)), (stream, count, held))
+        return ids
+
+    async def _serve(self, batch: Sequence[Waiting[tuple[str, int, Claim | None]]]) -> None:
+        stream, _, held = batch[0][0]
+        try:
+            ids = await self.ask(stream, sum(count for (_, count, _), _ in batch), held)
+        except Exception as error:
+            fail(batch, error)
+        except BaseException as error:
+            fail(batch, Unavailable("the store", error))
+            raise
+        else:
+            for (_, count, _), answer in batch:
+                mine, ids = ids[:count], ids[count:]
+                if not answer.done():  # cancelled meanwhile: its IDs stay holes
+                    answer.set_result(mine)
+
+
+class Appends:
+    """Writes the facts of several callers in one transaction.
+
+    ``write`` writes what was appended, all or none, and raises as `FactLog.append` does.
+    """
+
+    def __init__(self, write: Callable[[Claim, Group, Sequence[Appended]], Awaitable[None]]) -> None:
+        self.write = write
+        self._batches = Batches(self._serve, lambda item: _bytes_of(item[1]), lambda: GROUP_BYTES)
+
+    async def append(self, claim: Claim, appended: Appended) -> None:
+        """See `FactLog.append`. Cancelled while its facts are being written: CommitUnknown."""
+        try:
+            await self._batches.ask(id(claim), (claim, appended))
+        except asyncio.CancelledError as cancelled:
+            if appended.group is None:
+                raise
+            raise CommitUnknown(appended.group, cancelled, cancelled=True) from cancelled
+
+    async def _serve(self, batch: Sequence[Waiting[tuple[Claim, Appended]]]) -> None:
+        left: list[Sequence[Waiting[tuple[Claim, Appended]]]] = [batch]
+        try:
+            while left:
+                # Without those that were given up since: what is said of them is that they were not written.
+                if part := [one for one in left.pop() if not one[1].done()]:
+                    left += await self._send(part)
+        except BaseException as error:
+            for unsent in left:
+                fail(unsent, Unavailable("the store", error))
+            raise
+
+    async def _send(self, batch: Sequence[Waiting[tuple[Claim, Appended]]]) -> Sequence[Sequence[Waiting[Any]]]:
+        """Write a batch and answer it. If it was refused, for one of its facts: its halves, the first one last."""
+        claim, group = batch[0][0][0], Group()
+        for (_, appended), _ in batch:
+            appended.group = group
+        group.under_way = True
+        try:
+            await self.write(claim, group, [appended for (_, appended), _ in batch])
+        except Exception as error:
+            if len(batch) > 1 and (isinstance(error, OF_ONE) or not isinstance(error, BusrepError)):
+                group.settled = True  # nothing of it was written
+                return batch[len(batch) // 2 :], batch[: len(batch) // 2]
+            fail(batch, error)
+        except BaseException as error:
+            fail(batch, CommitUnknown(group, error))
+            raise
+        else:
+            for _, answer in batch:
+                if not answer.done():
+                    answer.set_result(None)
+        finally:
+            group.under_way = False
+        return ()
+
+
+def _bytes_of(appended: Appended) -> int:
+    every = [payloads for facts_ in appended.facts.values() for _, _, payloads in facts_]
+    every += [one.payloads for one in appended.unnumbered.values()]
+    return sum(ROW_BYTES + len(payload) for payloads in every for payload in payloads)

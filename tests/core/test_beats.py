@@ -1,0 +1,190 @@
+"""Rule 9.27: what a beat announces, and how a reader hears of the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from busrep.core.received import Followed
+from busrep.core.states import State
+from busrep.settings import Settings
+from busrep.streams import Stream
+from tests.core.test_core_trust import EPOCH, announced
+from tests.core.test_writer import OPENING, Bench
+from tests.support.reader import Reader
+
+FIVE = [Stream[Any](f"s{number}") for number in range(5)]
+
+
+class Beating(Bench):
+    """A bench with beats: `beat` gives the streams that the next one announces, in each message."""
+
+    at = 0.0
+
+    def beat(self) -> list[list[str]]:
+        self.at += 2.0
+        assert self.writer.tick(self.at)
+        return self.announced()
+
+    def announced(self) -> list[list[str]]:
+        messages = self.publish()
+        assert all(message[:2] == OPENING for message in messages)
+        return [[line.split()[1] for line in message[2:]] for message in messages]
+
+
+def test_9_27_a_beat_announces_streams_in_which_nothing_happened_in_turns() -> None:
+    bench = Beating(*FIVE, quiet_streams=2)
+    assert [bench.beat() for _ in range(5)] == [
+        [["s0", "s1"]],
+        [["s2", "s3"]],
+        [["s0", "s4"]],
+        [["s1", "s2"]],
+        [["s3", "s4"]],
+    ]
+
+
+def test_9_27_a_stream_that_moved_is_announced_at_the_next_beat() -> None:
+    bench = Beating(*FIVE, quiet_streams=1)
+    bench.complete(11, "1", stream="s3")
+    bench.publish()
+    assert bench.beat() == [["s0", "s3"]]
+    assert bench.beat() == [["s1"]]
+    bench.move(12, stream="s4")  # others' progress, which goes out behind the beat's announcement
+    bench.writer.tick(bench.at + 2.0)
+    bench.at += 2.0
+    announcement, progress = bench.publish()
+    assert announcement[2:] == ["POSITION s2 w1 10 10"]
+    assert progress[1:] == ["POSITION s4 w1 10 12"]
+    assert bench.beat() == [["s3", "s4"]]
+    assert bench.beat() == [["s4"]]  # its turn
+
+
+def test_9_27_rows_that_were_dropped_are_announced_at_the_next_beat() -> None:
+    bench = Beating(*FIVE, quiet_streams=1, publish_queue_bytes=0)
+    bench.complete(11, "1", stream="s3")
+    assert bench.lines()[1:] == ["POSITION s3 w1 11 11"]
+    assert bench.beat() == [["s0", "s3"]]
+
+
+def test_9_27_all_streams_are_announced_to_whoever_asks_after_a_reconnect_and_at_the_end() -> None:
+    everything = [[stream.name for stream in FIVE]]
+    bench = Beating(*FIVE, quiet_streams=1)
+    bench.ask()
+    assert bench.announced() == everything
+    bench.at = bench.asked_at
+    assert bench.beat() == [["s0"]]
+    bench.writer.disconnected(bench.at)
+    bench.writer.connected(bench.at)
+    assert bench.announced() == everything
+    bench.beat()
+    bench.writer.farewell()
+    assert bench.announced() == everything
+
+
+def test_9_27_a_replicate_that_waited_for_a_beat_is_answered_whole() -> None:
+    bench = Beating(*FIVE, quiet_streams=1, answer_interval=5.0)
+    bench.writer.replicate_received(1.0)
+    assert bench.announced() == []
+    assert bench.beat() == [[stream.name for stream in FIVE]]
+
+
+def test_9_27_a_replicate_behind_a_beat_that_is_not_composed_is_answered_with_it() -> None:
+    bench = Beating(*FIVE, quiet_streams=1)
+    assert bench.writer.tick(2.0)
+    bench.writer.replicate_received(2.0)
+    assert bench.announced() == [[stream.name for stream in FIVE]]
+
+
+def test_9_27_streams_in_memory_are_announced_at_every_beat() -> None:
+    bench = Beating(*FIVE, Stream("typing", resettable=True), quiet_streams=1)
+    assert [bench.beat() for _ in range(3)] == [[["s0", "typing"]], [["s1", "typing"]], [["s2", "typing"]]]
+
+
+def test_9_27_every_channel_carries_a_sign_of_life() -> None:
+    bench = Beating(*FIVE, Stream("a", channel="live"), Stream("b", channel="live"), quiet_streams=1)
+    assert [bench.beat() for _ in range(3)] == [[["s0"], ["a"]], [["s1"], ["b"]], [["s2"], ["a"]]]
+
+
+def test_9_27_a_writer_of_single_lines_announces_all() -> None:
+    streams = [Stream[Any](f"s{number}", foreign_writers=True) for number in range(3)]
+    bench = Beating(*streams, quiet_streams=1, one_line_messages=True)
+    bench.writer.tick(2.0)
+    assert [line.split()[1] for line in bench.lines()] == ["s0", "s1", "s2"]
+
+
+def test_9_27_the_turns_of_a_beat_that_redis_held_up_are_not_lost() -> None:
+    bench = Beating(*FIVE, quiet_streams=1)
+    bench.complete(11, "1", stream="s3")
+    bench.publish()
+    assert bench.writer.tick(2.0)
+    (held,) = bench.writer.frames_to_publish()
+    assert bench.writer.tick(4.0)
+    assert bench.writer.tick(6.0)
+    assert bench.writer.frames_to_publish() == []
+    bench.writer.published(held)
+    assert bench.announced() == [["s1", "s2"]]
+
+
+# -- readers
+
+
+def reader_of(*streams: str, **followed: Any) -> Reader:
+    reader = Reader([Followed(name, **followed) for name in streams], epoch=EPOCH, settings=Settings())
+    reader.connected(0.0)
+    return reader
+
+
+def test_9_27_a_reader_asks_until_every_stream_of_a_writer_that_it_hears_is_known() -> None:
+    reader = reader_of("s", "t")
+    reader.start_at("s", "w1", 5)
+    reader.start_at("t", "w1", 5)
+    assert not reader.unheard(1.0)  # nobody to answer
+    reader.receive(announced("w1", 7, "POSITION s w1 5 5"), 1.0)
+    assert reader.unheard(1.0)
+    reader.receive(announced("w1", 7, "POSITION t w1 5 5"), 2.0)
+    assert not reader.unheard(2.0)
+    reader.connected(3.0)
+    reader.receive(b"NAME w1 7\nPOSITION s w1 5 5", 3.0)
+    assert reader.unheard(3.0)
+    assert not reader.unheard(14.0)  # it is silent: the table is asked
+
+
+def test_9_27_of_lines_that_were_dropped_for_a_bound_the_positions_are_asked_for() -> None:
+    reader = reader_of("s")
+    reader.receive(announced("w1", 7, "POSITION s w1 5 5"), 1.0)
+    assert not reader.unheard(1.0)
+    reader.progress["s", "w1"].lose()
+    assert reader.unheard(1.0)
+
+
+def test_9_27_who_will_not_tell_is_not_asked() -> None:
+    reader = reader_of("s", "t", "u")
+    for stream in ("s", "t", "u"):
+        reader.start_at(stream, "w1", 5)
+    reader.admission.registered({("s", "w1"): 7, ("u", "w1"): 7})  # t it has given up
+    reader.receive(announced("w1", 7, "POSITION s w1 5 5"), 1.0)
+    assert reader.unheard(1.0)
+    reader.progress["u", "w1"].stop()
+    assert reader.progress["u", "w1"].state is State.STOPPED
+    assert not reader.unheard(1.0)
+
+
+def test_9_27_who_has_told_while_rows_are_fetched_is_not_asked() -> None:
+    """What it told waits behind the rows, which the table said were due."""
+    reader = reader_of("s", "t")
+    for stream in ("s", "t"):
+        reader.start_at(stream, "w1", 5)
+    reader.progress["s", "w1"].learned(8)
+    reader.receive(announced("w1", 7, "POSITION t w1 5 5"), 1.0)
+    assert reader.unheard(1.0)
+    reader.receive(announced("w1", 7, "POSITION s w1 8 8"), 2.0)
+    assert not reader.unheard(2.0)
+
+
+@pytest.mark.parametrize("followed", [{"resettable": True}, {"fetchable": False}])
+def test_9_27_what_is_announced_at_every_beat_is_not_asked_for(followed: dict[str, bool]) -> None:
+    reader = reader_of("s", "t", **followed)
+    reader.start_at("t", "w1", 5)
+    reader.receive(announced("w1", 7, "POSITION s w1 5 5"), 1.0)
+    assert not reader.unheard(1.0)

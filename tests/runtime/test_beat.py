@@ -1,0 +1,124 @@
+"""Rule 9.27: what a beat stores, and when it reads the registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from busrep.core.framing import parse_frame
+from busrep.runtime.config import WriterConfig
+from busrep.runtime.session import WriterSession
+from busrep.settings import Settings
+from busrep.stores.interface import Claim, Registered
+from busrep.streams import Registry, Stream
+
+EPOCH, NAMES = "e" * 32, ("a", "b", "c")
+CLAIMS = {("a", "w"): 1, ("a", "v"): 4}
+
+
+class Beating:
+    """Writer w of three streams at 5, of which others write the first, and what its beats store and read."""
+
+    def __init__(self) -> None:
+        streams = Registry([Stream(name) for name in NAMES])
+        at = dict.fromkeys(NAMES, 5)
+        claim = Claim("w", 1, EPOCH, at, {name: {} for name in NAMES}, at, claims=CLAIMS)
+        unused: Any = object()
+        config = WriterConfig("w", "shop", streams, Settings(silent_after_beats=3), unused)
+        self.session = WriterSession(config, claim, 1)
+
+    def beat(self, *heard: str, fails: bool = False) -> tuple[dict[str, int], bool]:
+        """``heard``: lines that come while it is on its way."""
+        beat = self.session.beat_begins()
+        self.hear(*heard)
+        if not fails:
+            rows = [(stream, writer, 5, incarnation) for (stream, writer), incarnation in CLAIMS.items()]
+            rows += [(name, "w", 5, 1) for name in ("b", "c")]
+            registry = Registered(rows if beat.whole else (), dict.fromkeys(beat.positions, 100), read=beat.whole)
+            self.session.beat_stored(beat, registry)
+        return beat.positions, beat.whole
+
+    def hear(self, *lines: str) -> None:
+        self.session.others.heard(parse_frame("\n".join(lines).encode(), 1_000))
+
+
+EVERYTHING = dict.fromkeys(NAMES, 5)
+
+
+def test_9_27_a_beat_with_nothing_to_tell_stores_one_position_for_the_sign_of_life() -> None:
+    beating = Beating()
+    assert [beating.beat() for _ in range(7)] == [
+        (EVERYTHING, True),
+        ({"c": 5}, False),
+        ({"c": 5}, False),
+        (EVERYTHING, True),
+        ({"c": 5}, False),
+        ({"c": 5}, False),
+        (EVERYTHING, True),
+    ]
+
+
+def test_9_27_what_has_moved_is_stored_until_a_beat_succeeds() -> None:
+    beating = Beating()
+    beating.beat()
+    ticket = beating.session.generators["b"].ask(now=0.0)
+    beating.session.generators["b"].answer(ticket, [6])
+    beating.session.generators["b"].complete_many([6])
+    assert beating.beat(fails=True) == ({"b": 6}, False)
+    assert beating.beat() == ({"b": 6}, False)
+    assert beating.beat() == ({"c": 5}, False)
+
+
+def test_9_27_what_others_wrote_is_followed_at_the_next_beat() -> None:
+    beating = Beating()
+    beating.beat()
+    beating.hear(f"SERVER shop {EPOCH}", "NAME v 4", "POSITION a v 9 9")
+    assert beating.beat() == ({"a": 5}, False)
+    assert beating.session.generators["a"].position == 9
+    assert beating.beat() == ({"a": 9}, False)
+    assert beating.beat() == ({**EVERYTHING, "a": 9}, True)
+
+
+def test_9_27_a_beat_that_fails_is_tried_again_as_a_whole() -> None:
+    beating = Beating()
+    assert beating.beat(fails=True) == (EVERYTHING, True)
+    assert beating.beat() == (EVERYTHING, True)
+
+
+def test_9_27_a_line_that_the_registry_does_not_explain_has_it_read_at_the_next_beat() -> None:
+    for lines, doubted in (
+        (["NAME v 4", "POSITION a v 9 9"], False),
+        (["NAME v 3", "POSITION a v 9 9"], False),  # a former life
+        (["NAME v 5", "POSITION a v 9 9"], True),  # it has begun anew
+        (["NAME x 1", "POSITION a x 9 9"], True),  # it has joined
+        (["NAME x 1", "RDATA a x 9 [1]"], True),
+        (["NAME x 1", "POSITION other x 9 9"], False),  # no stream of this writer's
+        (["POSITION a x 9 9"], False),  # it does not say who it is
+    ):
+        beating = Beating()
+        beating.beat()
+        beating.hear(f"SERVER shop {EPOCH}", *lines)
+        assert beating.beat()[1] is doubted, lines
+        assert beating.beat()[1] is False
+    beating = Beating()
+    beating.beat()
+    beating.hear("SERVER shop " + "f" * 32, "NAME x 1", "POSITION a x 9 9")
+    assert beating.beat()[1] is False  # another log's
+
+
+def test_9_27_a_line_that_comes_while_the_registry_is_being_read_has_it_read_again() -> None:
+    """The answer may be older than the line."""
+    beating = Beating()
+    beating.beat()
+    joined = (f"SERVER shop {EPOCH}", "NAME x 1", "POSITION a x 9 9")
+    beating.hear(*joined)
+    assert beating.beat(*joined)[1] is True
+    assert beating.beat()[1] is True
+    assert beating.beat()[1] is False
+
+
+def test_9_27_a_writer_of_single_lines_is_followed_through_the_registry_at_every_beat() -> None:
+    beating = Beating()
+    beating.beat()
+    for _ in range(3):
+        beating.hear("POSITION a v 9 9")
+        assert beating.beat() == (EVERYTHING, True)

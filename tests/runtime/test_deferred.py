@@ -1,0 +1,79 @@
+"""`DeferredTransaction` by itself: what begins at the same time as its block ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from busrep.errors import ConfigError
+from busrep.runtime.deferred import DeferredTransaction
+from busrep.stores.interface import Claim
+
+
+class Transaction:
+    """One that begins when ``go`` is set. ``done``: what became of it."""
+
+    marker, ended = "marker", False
+
+    def __init__(self) -> None:
+        self.go, self.done, self.inserted = asyncio.Event(), "", 0
+
+    async def begin(self) -> None:
+        await self.go.wait()
+
+    async def insert(self, stream: str, facts: Any) -> None:
+        self.inserted += len(facts)
+
+    async def execute(self, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:
+        return []
+
+    async def commit(self) -> None:
+        self.done = "committed"
+
+    async def rollback(self) -> bool:
+        self.done = "rolled back"
+        return True
+
+
+class Log:
+    """A `FactLog` that gives transactions, and keeps them."""
+
+    def __init__(self) -> None:
+        self.given: list[Transaction] = []
+
+    def transaction(self, claim: Claim) -> Transaction:
+        self.given.append(Transaction())
+        return self.given[-1]
+
+
+@pytest.mark.parametrize("first", ["statement", "block"])
+def test_a_statement_that_nobody_waits_for_leaves_the_block_s_own_transaction(first: str) -> None:
+    """Rows of an application's own table are inserted in a transaction that begins with the block's end."""
+
+    async def work() -> None:
+        log: Any = Log()
+        deferred = DeferredTransaction(log, Claim("w1", 1, "", {}, {}, {}), {"orders"})
+        await deferred.insert("orders", [(1, [object()], [b"1"])])
+        statement = asyncio.ensure_future(deferred.execute("SELECT 1"))
+        await asyncio.sleep(0)
+        end = asyncio.ensure_future(deferred.commit())
+        await asyncio.sleep(0)
+        of_statement, of_block = log.given
+        for transaction, task in (
+            ((of_statement, statement), (of_block, end))
+            if first == "statement"
+            else ((of_block, end), (of_statement, statement))
+        ):
+            transaction.go.set()
+            with contextlib.suppress(ConfigError):
+                await task
+        with pytest.raises(ConfigError, match="wait for all of them"):
+            await statement
+        assert (of_statement.done, of_statement.inserted) == ("rolled back", 0)
+        assert (of_block.done, of_block.inserted) == ("committed", 1)
+        assert deferred.marker == "marker"
+
+    asyncio.run(work())
