@@ -183,9 +183,9 @@ class Bound:
 
 
 BOUNDS = (
-    Bound(wheel_lines, 22_000, 32_077),
-    Bound(largest_class, 300, 296),
-    Bound(largest_file, 400, 400),
+    Bound(wheel_lines, 22_000, 32_583),
+    Bound(largest_class, 300, 299),
+    Bound(largest_file, 400, 388),
     Bound(largest_core_file, 250, 250),
     Bound(long_functions, 0, 0),
     Bound(complex_functions, 5, 0),

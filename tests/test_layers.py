@@ -31,6 +31,7 @@ CORE_ORDER = (
         "streams",
         "shapes",
         "stores/interface",
+        "stores/registry",
         "stores/transaction",
         "core/framing",
         "core/delivery",
@@ -511,7 +512,9 @@ def test_import_starts_nothing_and_loads_no_store() -> None:
         """,
         *DEPENDED_ON,
     )
-    assert done.stdout.strip() == "['busrep.stores.transaction', 'busrep.stores.interface'] 1", done.stderr
+    assert (
+        done.stdout.strip() == "['busrep.stores.registry', 'busrep.stores.transaction', 'busrep.stores.interface'] 1"
+    ), done.stderr
 
 
 @pytest.mark.parametrize("bound", [one for one in BOUNDS if one.held is not None], ids=lambda one: one.figure.__name__)
