@@ -154,14 +154,15 @@ class Appends:
         group.under_way = True
         try:
             await self.write(claim, group, [appended for (_, appended), _ in batch])
-        except Exception as error:
-            if len(batch) > 1 and (isinstance(error, OF_ONE) or not isinstance(error, BusrepError)):
+        except BusrepError as error:
+            if len(batch) > 1 and isinstance(error, OF_ONE):
                 group.settled = True  # nothing of it was written
                 return batch[len(batch) // 2 :], batch[: len(batch) // 2]
             fail(batch, error)
-        except BaseException as error:
+        except BaseException as error:  # of a signal handler, say: the server did not say it, and may have committed
             fail(batch, CommitUnknown(group, error))
-            raise
+            if not isinstance(error, Exception):
+                raise
         else:
             for _, answer in batch:
                 if not answer.done():

@@ -1983,11 +1983,25 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "Appends._send",
-                "            if len(batch) > 1 and (isinstance",
-                "            if len(batch) > 999 and (isinstance",
+                "            if len(batch) > 1 and isinstance",
+                "            if len(batch) > 999 and isinstance",
             ),
         ),
         checks=(APPENDING + "a_fact_that_the_table_refuses_fails_alone",),
+    ),
+    Mutant(
+        name="what-the-server-did-not-say-is-a-refusal",
+        rule="9.26",
+        harm="A signal handler raises while the answer is waited for: rows that are committed are taken for none.",
+        edits=(
+            Edit(
+                "Appends._send",
+                "            if len(batch) > 1 and isinstance(error, OF_ONE):",
+                "            if len(batch) > 1:",
+            ),
+            Edit("Appends._send", "        except BusrepError as error:\n", "        except Exception as error:\n"),
+        ),
+        checks=("stores/test_sharing.py::test_what_the_server_did_not_say_is_no_refusal[names1]",),
     ),
     Mutant(
         name="facts-that-wait-go-in-one-transaction-however-many",

@@ -161,6 +161,25 @@ def test_of_a_refused_group_the_one_at_fault_is_found_by_halves() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_what_the_server_did_not_say_is_no_refusal(names: list[str]) -> None:
+    """A signal handler raises while the answer is waited for. Sent once more, the rows would be there already."""
+    sent: list[Sequence[str]] = []
+
+    async def write(_claim: Claim, _group: Group, batch: Batch) -> None:
+        sent.append(names_of(batch))
+        raise ValueError("it has been too long")
+
+    async def main() -> None:
+        appends, items = Appends(write), [Appended({name: ()}) for name in names]
+        ended = await asyncio.gather(*(appends.append(CLAIM, one) for one in items), return_exceptions=True)
+        assert [type(one) for one in ended] == [CommitUnknown] * len(names)
+        assert sent == [names]
+        assert [one.group is not None and one.group.settled for one in items] == [False] * len(names)
+
+    asyncio.run(main())
+
+
 @pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="since Python 3.12")
 def test_tasks_that_begin_at_once() -> None:
     async def ask(_stream: str, _count: int, _held: Claim | None) -> list[int]:
