@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from busrep.errors import BusrepError, CommitUnknown, ConfigError
+from busrep.errors import BusrepError, CommitUnknown, ConfigError, Unavailable
 from busrep.stores.interface import Appended, AsyncTransaction, Claim, FactLog, FactRows, Unnumbered
 
 OVER = "the block of bus.write() ended before a statement of it had begun: wait for all of them inside the block"
@@ -28,6 +28,7 @@ class DeferredTransaction(AsyncTransaction):
         self._store, self._claim, self._own = store, claim, own
         self._begun: AsyncTransaction | None = None
         self._over = False  # the block has ended
+        self._failed: BaseException | None = None  # why it did not begin for a statement, which was not run
         self._facts: dict[str, list[FactRows]] = {}
         self.unnumbered: dict[str, Unnumbered] = {}
         self._appended: Appended | None = None
@@ -75,9 +76,20 @@ class DeferredTransaction(AsyncTransaction):
 
     async def begin_now(self) -> None:
         """Begin, unless it has; one caller at a time. Raises as `AsyncTransaction.begin` does, and ConfigError when the
-        block ends meanwhile: a statement of it was not waited for."""
+        block ends meanwhile: a statement of it was not waited for. After an error nothing of the fact is written, also
+        where the application goes on: as in a transaction in which a statement has failed."""
+        self._check_not_failed()
         if self._begun is None:
-            await self._begin(inside=True)
+            try:
+                await self._begin(inside=True)
+            except BaseException as error:
+                self._failed = error
+                raise
+
+    def _check_not_failed(self) -> None:
+        if self._failed is not None:
+            reason = f"a statement was not run, for it could not begin: {self._failed!r}. Write it again"
+            raise Unavailable("the transaction of the fact", reason)
 
     async def _begin(self, *, inside: bool) -> None:
         """``inside``: for a statement of the block's, which may have ended when the transaction has begun."""
@@ -109,7 +121,9 @@ class DeferredTransaction(AsyncTransaction):
         return await self._begun.execute(sql, params)
 
     async def commit(self) -> None:
-        """See `AsyncTransaction`; what did not begin is appended. Raises WriterFenced as well."""
+        """See `AsyncTransaction`; what did not begin is appended. Raises WriterFenced as well, and Unavailable where it
+        could not begin for a statement of the block's."""
+        self._check_not_failed()
         self._over = True
         if self._begun is None and not self._own.isdisjoint(self._facts):
             await self._begin(inside=False)

@@ -49,7 +49,8 @@ class LateIds:
 
     def _given_again(self, stream: str, ids: Sequence[int]) -> None:
         """The sequence gave these: who was promised one of them before was rolled back."""
-        for one in [one for one in self._pending if one.stream.name == stream and not {*ids}.isdisjoint(one.ids)]:
+        given = {*ids}
+        for one in [one for one in self._pending if one.stream.name == stream and not given.isdisjoint(one.ids)]:
             one.forget()
             self.redeem(one)
 

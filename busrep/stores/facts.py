@@ -110,7 +110,9 @@ def _went_back(dialect: Dialect, known: Mapping[str, int]) -> Plan[SequenceWentB
     """What is raised when not all of these streams' sequences are where they were known to be."""
     found = []
     for stream, at_least in known.items():
-        given = (yield dialect.sequence(stream))[0][0][0]
+        if not (sequence := (yield dialect.sequence(stream))[0]):
+            raise no_sequence(dialect, stream, [dialect.backing(stream)])
+        given = sequence[0][0]
         found.append((given - at_least, stream, given))
     _, stream, given = min(found)
     return SequenceWentBack(stream, given + 1, known[stream])

@@ -246,6 +246,32 @@ def test_9_26_a_fact_whose_writer_was_finished_meanwhile_is_refused(place: Deplo
     run(work())
 
 
+def test_9_26_a_fact_of_which_a_statement_was_not_run_is_not_written(
+    place: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its transaction could not begin, and the application has let that pass."""
+
+    async def work() -> None:
+        async with place.bus(writer="w1") as writer, place.bus() as reader:
+            seen = Seen()
+            reader.subscribe(orders)(seen)
+            with pytest.raises(Unavailable, match=r"a statement was not run.*Write it again"):
+                async with writer.write(orders) as fact:
+                    fact.add(Order(1, "told"))
+                    with monkeypatch.context() as away, contextlib.suppress(Unavailable):
+                        away.setattr(writer.store, "transaction", unavailable)
+                        await fact.execute("SELECT 1")
+            last = await write(writer, 2)
+            await reader.wait_for(orders, "w1", last)
+            assert seen.numbers == [2]
+
+    run(work())
+
+
+def unavailable(*_: Any) -> Any:
+    raise Unavailable("the database", "too many connections")
+
+
 @pytest.mark.parametrize("kind", ["write", "execute"])
 def test_9_26_a_fact_whose_name_another_process_won_is_fenced(place: Deployment, kind: str) -> None:
     async def work() -> None:

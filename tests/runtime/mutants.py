@@ -700,4 +700,14 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(Edit("WriterSession.book", "            self.tear()  #", "            pass  #"),),
         checks=("runtime/test_fact.py::test_9_1_an_outcome_that_is_booked_half_way_tears_the_session",),
     ),
+    Mutant(
+        name="a-fact-whose-statement-was-not-run-is-written",
+        rule="9.26",
+        harm="Every process is told of a change that the database does not have.",
+        edits=(Edit("DeferredTransaction.begin_now", "self._failed = error", "pass"),),
+        checks=(
+            APPENDING + "9_26_a_fact_of_which_a_statement_was_not_run_is_not_written[on_postgres]",
+            "runtime/test_deferred.py::test_a_fact_of_which_a_statement_was_not_run_is_not_written[refused]",
+        ),
+    ),
 )

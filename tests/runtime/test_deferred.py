@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from busrep.errors import ConfigError
+from busrep.errors import ConfigError, StatementRefused, Unavailable
 from busrep.runtime.deferred import DeferredTransaction
 from busrep.stores.interface import Claim
 
@@ -17,12 +17,15 @@ class Transaction:
     """One that begins when ``go`` is set. ``done``: what became of it."""
 
     marker, ended = "marker", False
+    fails: Exception | None = None
 
     def __init__(self) -> None:
         self.go, self.done, self.inserted = asyncio.Event(), "", 0
 
     async def begin(self) -> None:
         await self.go.wait()
+        if self.fails is not None:
+            raise self.fails
 
     async def insert(self, stream: str, facts: Any) -> None:
         self.inserted += len(facts)
@@ -75,5 +78,30 @@ def test_a_statement_that_nobody_waits_for_leaves_the_block_s_own_transaction(fi
         assert (of_statement.done, of_statement.inserted) == ("rolled back", 0)
         assert (of_block.done, of_block.inserted) == ("committed", 1)
         assert deferred.marker == "marker"
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("ends", ["refused", "cancelled"])
+def test_a_fact_of_which_a_statement_was_not_run_is_not_written(ends: str) -> None:
+    """Its application goes on: the rows would tell of what is not in the database."""
+
+    async def work() -> None:
+        log: Any = Log()
+        deferred = DeferredTransaction(log, Claim("w1", 1, "", {}, {}, {}), {"orders"})
+        statement = asyncio.ensure_future(deferred.execute("INSERT"))
+        await asyncio.sleep(0)
+        if ends == "refused":
+            log.given[0].fails = StatementRefused("the database", "too many connections")
+            log.given[0].go.set()
+        else:
+            statement.cancel()
+        await asyncio.wait([statement])
+        await deferred.insert("orders", [(1, [object()], [b"1"])])
+        for again in (deferred.execute("INSERT"), deferred.commit()):
+            with pytest.raises(Unavailable, match="a statement was not run.*Write it again"):
+                await again
+        assert [one.done for one in log.given] == ["rolled back"]
+        assert await deferred.rollback()
 
     asyncio.run(work())

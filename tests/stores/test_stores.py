@@ -35,6 +35,7 @@ from busrep.errors import (
 )
 from busrep.settings import Settings
 from busrep.stores import CommitUnknown, memory, open_store
+from busrep.stores.interface import Appended, Unnumbered
 from busrep.stores.postgres.dialect import sequence_name
 from busrep.stores.schema import VERSION
 from busrep.streams import Registry, Stream, Table
@@ -174,6 +175,9 @@ class SqlConformance(StoreConformance):
         """Run a statement beside the store, committed."""
         raise NotImplementedError
 
+    def lose_sequence(self, url: str, stream: str) -> None:
+        self.sql(url, f"DELETE FROM busrep_sequences WHERE stream = '{stream}'")
+
     def own_tables(self, url: str) -> None:
         for text in OWN_TABLES:
             self.sql(url, text.format(json=self.json_type))
@@ -187,6 +191,14 @@ class SqlConformance(StoreConformance):
             self.sql(url, "DELETE FROM busrep_writers")  # the backup is older
             await store.restored()
             assert (await store.claim("w1", ["orders"], timeout=1)).incarnation > lost.incarnation
+
+    @sync
+    async def test_9_28_a_sequence_that_is_gone_is_named(self, url: str) -> None:
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            self.lose_sequence(url, "orders")
+            with pytest.raises((ConfigError, SchemaError), match="busrep db init"):
+                await store.append(claim, Appended({}, {"orders": Unnumbered(0, [row(1)])}))
 
     @sync
     async def test_another_schema_version_is_told(self, url: str) -> None:
@@ -731,6 +743,9 @@ class TestPostgres(SqlConformance, BootstrapConformance):
         with psycopg.connect(url, autocommit=True) as connection:
             cursor = connection.execute(text.encode())
             return cursor.fetchall() if cursor.description else []
+
+    def lose_sequence(self, url: str, stream: str) -> None:
+        self.sql(url, f"DROP SEQUENCE {sequence_name(stream)}")
 
     def set_sequence(self, url: str, stream: str, value: int) -> None:
         self.sql(url, f"SELECT setval('{sequence_name(stream)}', {value})")
