@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).parent.parent / "busrep"
 # From the bottom up; a module imports from its own layer or a lower one. A new pure module has to be placed here.
 CORE_ORDER = (
     ("errors",),
+    ("fast_rows",),
     ("row_types",),
     ("settings", "core/catchup", "core/fields", "urls"),
     ("core/snapshots", "core/application_commands", "core/row_lines"),
@@ -161,6 +162,7 @@ EXTRAS = {
     "sqlalchemy": {"integrations/sqlalchemy.py"},
     "django": {"integrations/django.py"},
     "cachetools": {"caches/cached.py"},
+    "msgspec": {"fast_rows"},
     "pytest": {"testing/fixtures.py"},  # a plugin: loaded by pytest alone
 }
 # Found with importlib.util.find_spec, never imported: they hold programs.

@@ -37,6 +37,7 @@ SECRETS = "asyncio/test_secrets.py::test_"
 SNAPSHOT = "pipeline/test_snapshot.py::test_"
 STORES_POSTGRES = "stores/test_stores.py::TestPostgres::test_"
 STRAY_LINES = "asyncio/test_stray_lines.py::test_"
+STREAMS = "core/test_streams.py::test_"
 TRUST = "asyncio/test_trust.py::test_"
 WRITER = "core/test_writer.py::test_"
 WRITING = "sync/test_writing.py::test_"
@@ -2063,5 +2064,14 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A long catch-up has all writers announce all their streams at each of its reader's beats.",
         edits=(Edit("Reader.unheard", "not (progress.heard or progress.held)", "not progress.heard"),),
         checks=(BEATS + "who_has_told_while_rows_are_fetched_is_not_asked",),
+    ),
+    Mutant(
+        name="with-msgspec-an-integer-may-have-more-than-64-bits",
+        rule="1",
+        harm="Of two readers of a stream one takes a row, and the other, without the extra, refuses it.",
+        edits=(
+            Edit("values_reader", "whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]", "whole = int"),
+        ),
+        checks=(STREAMS + "what_reads_rows_in_one_step_reads_them_as_the_plain_way_does[msgspec-0-4]",),
     ),
 )

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gc
 import json
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
@@ -14,7 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from busrep.errors import ConfigError, RowError, UnknownStream
+from busrep.fast_rows import values_reader
 from busrep.streams import Registry, Stream, Table
+
+
+@pytest.fixture(scope="module", autouse=True, params=["msgspec", "orjson"])
+def _reading(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All of it with what the extra ``fast`` brings, and without."""
+    with pytest.MonkeyPatch.context() as without:
+        if request.param == "orjson":
+            without.setitem(sys.modules, "msgspec", None)
+        assert (values_reader(["int", "null | str"]) is None) is (request.param == "orjson")
+        yield
 
 
 @attrs.define
@@ -295,6 +308,58 @@ def test_decode_of_encode_agrees(rows: list[Plain]) -> None:
     payloads = [stream.encode(row) for row in rows]
     assert all(payload.isascii() and b"\n" not in payload for payload in payloads)
     assert stream.decode(payloads) == rows
+
+
+@attrs.define
+class Four:
+    a: int
+    b: float
+    c: str | None
+    d: bool | None = None
+
+
+VALUES = [
+    b"0", b"-0", b"1", b"01", b"1.0", b"-0.0", b"1e3", b"1e400", b"1e-400", b"9007199254740993",
+    b"123456789012345678901", b"9223372036854775807", b"9223372036854775808", b"18446744073709551616",
+    b"-9223372036854775809", b"NaN", b"true", b"false", b"null", b'"a"', b'"\\ud83d\\ude00"', b'"\\ud800"',
+    b'"\\ud800a"', b'"\\ud800\\u0041"', b'"\\/"', b'"a\x01"', b'"\xff"', b'"\xc3\xa4"', b'"\\u0000"', b"[]", b"{}",
+    b"[1]", b" 1 ", b"",
+]  # fmt: skip
+GOOD_ROW = [b"1", b"1.5", b'"x"', b"true"]
+
+
+@pytest.mark.parametrize("length", [2, 3, 4, 5])
+@pytest.mark.parametrize("place", range(4))
+def test_what_reads_rows_in_one_step_reads_them_as_the_plain_way_does(place: int, length: int) -> None:
+    fast = Stream("s", Four)
+    with pytest.MonkeyPatch.context() as without:
+        without.setitem(sys.modules, "msgspec", None)
+        plain = Stream("s", Four)
+
+    def read(stream: Stream[Four], payloads: list[bytes]) -> str:
+        try:
+            return repr(stream.decode(payloads))  # tells 1 from 1.0
+        except RowError as error:
+            return str(error)
+
+    for value in VALUES:
+        row = [*GOOD_ROW, b"0"]
+        row[place] = value
+        payloads = [b"[" + b",".join(one[:length]) + b"]" for one in (GOOD_ROW, row)]
+        assert read(fast, payloads) == read(plain, payloads)
+
+
+def test_the_collector_is_as_it_was_whatever_is_read() -> None:
+    stream = Stream("s", Plain)
+    for enabled in (True, False):
+        try:
+            gc.enable() if enabled else gc.disable()
+            stream.decode([b'[1,"x"]'])
+            with pytest.raises(RowError):
+                stream.decode([b"["])
+            assert gc.isenabled() is enabled
+        finally:
+            gc.enable()
 
 
 def one_by_one(stream: Stream[Any], payloads: Sequence[bytes]) -> list[Any]:
