@@ -141,7 +141,6 @@ class FactLog(FactSource, Protocol):
 
     def check_append(self) -> None:
         """Raise ConfigError where the calling task has a transaction open that `append` would wait for."""
-        return
 
     def transaction(self, claim: Claim, connection: Any = None) -> AsyncTransaction:
         """A transaction on busrep's connection or the caller's. Call it *before* reserving: ConfigError when the
