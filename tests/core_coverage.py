@@ -21,7 +21,7 @@ OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("core/test_streams", "core/test_core_trust"): ("streams",),
     ("core/test_ids", "core/test_core_trust"): ("core/ids", "core/runs", "core/starts"),
     ("core/test_reader", "core/test_senders", "core/test_late_rows", "core/test_hostile_messages",
-     "asyncio/test_clock_behind", "core/test_core_trust"): (
+     "asyncio/test_clock_behind", "core/test_core_trust", "core/test_beats"): (
         "core/reader", "core/progress", "core/received", "core/following", "core/followed",
         "core/intake", "core/admission", "core/delivery", "core/catchup",
     ),
@@ -30,7 +30,8 @@ OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("core/test_bootstrap_core",): (
         "core/bootstrap", "core/bootstrap_work", "core/states",
     ),
-    ("core/test_writer", "core/test_replicate_rate", "links/test_one_line", "core/test_core_trust"): (
+    ("core/test_writer", "core/test_replicate_rate", "links/test_one_line", "core/test_core_trust",
+     "core/test_beats"): (
         "core/writer", "core/chain", "core/outgoing",
     ),
     ("test_package", "core/test_core_trust"): ("errors", "settings", "stores/interface"),

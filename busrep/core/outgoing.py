@@ -128,8 +128,7 @@ class Announcements:
             turns = None if self._all else self._turns
             for roll in self._rolls:
                 chains = [chain for chain in roll.chains if turns is None or chain in turns]
-                if chains:
-                    self._begun.append(Roll(roll.channel, 0, chains))
+                self._begun.append(Roll(roll.channel, 0, chains))
             self._asked = self._all = False
             self._turns = set()
         if not self._begun:

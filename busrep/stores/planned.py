@@ -144,6 +144,9 @@ class PlannedStore(AsyncStore):
         self.dialect.backing(stream)
         return await (self.reservations.reserve if self.on_loop else self._reserve)(stream, count, held)
 
+    def check_append(self) -> None:
+        return
+
     async def append(self, claim: Claim, appended: Appended) -> None:
         if self.on_loop:
             await self.appends.append(claim, appended)

@@ -532,6 +532,19 @@ def test_an_unanswered_ticket_keeps_the_position_back() -> None:
         ids.answer(ticket, [11])
 
 
+def test_9_28_what_was_given_here_is_told_from_what_was_not() -> None:
+    ids = generator(0)
+    late = ids.ask(1, now=0.0)  # holds the position back
+    take(ids, 3)
+    take(ids, 5, 6)
+    ids.complete_many([5])
+    assert [id for id in range(1, 9) if ids.knows(id)] == [3, 5, 6]
+    ids.complete_many([3, 6])
+    assert [id for id in range(1, 9) if ids.knows(id)] == [3, 5, 6]
+    ids.answer(late, [4])
+    assert ids.knows(4)
+
+
 def test_an_answer_between_finished_ids_finds_the_position_below_it() -> None:
     ids = generator(10)
     late = ids.ask(now=0.0)
