@@ -165,7 +165,7 @@ class PlannedStore(AsyncStore):
         while True:
             group.series = series = self._series.get(claim.writer, 0)
             try:
-                found = await self.write(facts.append(self.dialect, claim, given, series, wait), wait)
+                found = await self.write(facts.append(self.dialect, claim, given, series, wait))
             except Unanswered as error:
                 raise CommitUnknown(group, error) from error
             if found == series:
@@ -182,7 +182,7 @@ class PlannedStore(AsyncStore):
             if not marker.settled:
                 wait = self.append_wait
                 ending = facts.end_series(self.dialect, claim, marker.series, wait)
-                self._series[claim.writer] = await self.write(ending, wait)
+                self._series[claim.writer] = await self.write(ending)
                 marker.settled = True
             marker = None
         if isinstance(marker, PlannedTransaction) and await marker.still_open():

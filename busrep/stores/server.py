@@ -125,7 +125,8 @@ class ServerStore(PlannedStore):
 
     @property
     def append_wait(self) -> float | None:
-        return self.settings.claim_timeout
+        # So that the server says within fetch_timeout that it waits for a lock: else what was appended is in doubt.
+        return self.settings.fetch_timeout / 2
 
     async def write(self, plan: Plan[T], wait: float | None = None) -> T:
         return await self.read(plan, wait or 0.0)

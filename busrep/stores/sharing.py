@@ -17,12 +17,16 @@ Waiting = tuple[ItemT, "asyncio.Future[Any]"]
 # Of the rows of a transaction that several facts share: the others wait while it is written.
 GROUP_BYTES = 2**20
 ROW_BYTES = 64  # of what goes with a row
+# Seconds after which an answer may never come, for a link may stand with nobody at its other end; and so many batches
+# are waited for at a time.
+LATE, MOST_LATE = 1.0, 3
 # What one fact of a group may be refused for, and the others not.
 OF_ONE = (StatementRefused, SequenceWentBack)
 
 
 class Batches(Generic[ItemT]):
-    """Serves callers in batches, for each key one batch at a time: whoever comes meanwhile is in the next.
+    """Serves callers in batches, for each key one batch at a time: whoever comes meanwhile is in the next, which begins
+    at once where the answer to the one before is late.
 
     ``serve`` answers each future of a batch, whatever it raises. ``size``: of an item; a batch has more than ``most``
     only of one item.
@@ -36,35 +40,55 @@ class Batches(Generic[ItemT]):
     ) -> None:
         self._serve, self._size, self._most = serve, size, most
         self._waiting: dict[Hashable, deque[Waiting[ItemT]]] = {}
-        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
+        self._tasks: dict[Hashable, set[asyncio.Task[None]]] = {}
+        self._late: set[asyncio.Task[None]] = set()  # of these, those that wait for an answer that is late
 
     async def ask(self, key: Hashable, item: ItemT) -> Any:
         """The answer for an item. Cancelled while it waits for its batch, it is in none."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         self._waiting.setdefault(key, deque()).append((item, answer))
-        serving = self._tasks.get(key)
-        if serving is None or serving.get_loop().is_closed():
-            self._start(key, loop)
+        self._start(key, loop)
         return await answer
 
     def _start(self, key: Hashable, loop: asyncio.AbstractEventLoop) -> None:
-        self._tasks[key] = task = loop.create_task(self._run(key), name="busrep batches")
-        task.add_done_callback(partial(self._ended, key, loop))
+        """See to it that what waits is served, unless as many answers are late as may be waited for."""
+        tasks = {task for task in self._tasks.get(key, ()) if not task.get_loop().is_closed()}
+        self._tasks[key] = tasks
+        if tasks <= self._late and len(tasks) < MOST_LATE:
+            task = loop.create_task(self._run(key, loop), name="busrep batches")
+            task.add_done_callback(partial(self._ended, key, loop))
+            tasks.add(task)
 
     def _ended(self, key: Hashable, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
         """Here, not in the task: one that is cancelled before it begins runs no line of its own."""
-        self._tasks.pop(key, None)
+        self._tasks[key].discard(task)
+        self._late.discard(task)
         if not task.cancelled():
             task.exception()  # the callers have it
         if any(not answer.done() for _, answer in self._waiting.get(key, ())):
             self._start(key, loop)
-        else:
+        elif not self._tasks[key]:
+            del self._tasks[key]
             self._waiting.pop(key, None)
 
-    async def _run(self, key: Hashable) -> None:
+    async def _run(self, key: Hashable, loop: asyncio.AbstractEventLoop) -> None:
+        task = asyncio.current_task(loop)
+        assert task is not None  # noqa: S101
         while batch := self._next(self._waiting[key]):
-            await self._serve(batch)
+            late = loop.call_later(LATE, self._is_late, key, loop, task)
+            try:
+                await self._serve(batch)
+            finally:
+                late.cancel()
+            self._late.discard(task)
+            if not self._tasks[key] <= self._late | {task}:
+                break  # another one has taken over
+
+    def _is_late(self, key: Hashable, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+        self._late.add(task)
+        if self._waiting[key]:
+            self._start(key, loop)
 
     def _next(self, waiting: deque[Waiting[ItemT]]) -> list[Waiting[ItemT]]:
         batch: list[Waiting[ItemT]] = []

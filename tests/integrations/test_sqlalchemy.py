@@ -268,9 +268,9 @@ def test_the_table_is_asked_once_about_all_facts_of_a_transaction(
     with deployment.bus(beats=False, settings=SLOW_LOOK) as bus, Session(engine) as session:
         outcome = bus.store.wrapped.outcome
 
-        async def counted(claim: Any, marker: object, facts: Any) -> Any:
+        async def counted(claim: Any, marker: object, facts: Any, above: Any = None) -> Any:
             asked.append(len(facts))
-            return await outcome(claim, marker, facts)
+            return await outcome(claim, marker, facts, above)
 
         with Session(engine) as still_open:
             ids = [sell(bus, session, number) for number in range(1, 21)]
@@ -553,9 +553,9 @@ def test_an_async_session_asks_once_about_all_its_facts(
             store = at.bus.writing.store
             outcome, asked = store.outcome, []
 
-            async def counted(claim: Any, marker: object, facts: Any) -> Any:
+            async def counted(claim: Any, marker: object, facts: Any, above: Any = None) -> Any:
                 asked.append(len(facts))
-                return await outcome(claim, marker, facts)
+                return await outcome(claim, marker, facts, above)
 
             async with at.session() as session:
                 ids = [await at.sell(session, number) for number in range(1, 11)]

@@ -2165,4 +2165,12 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=("asyncio/test_facts_nobody_ends.py::test_the_task_is_garbage[sqlite-the loop's thread]",),
         hangs=True,
     ),
+    Mutant(
+        name="a-late-answer-holds-up-all-other-facts",
+        rule="9.26",
+        harm="One link with nobody at its other end keeps a whole process from writing for half a minute.",
+        edits=(Edit("Batches._is_late", "self._late.add(task)", "pass"),),
+        checks=("stores/test_sharing.py::test_a_late_answer_holds_up_no_other",),
+        hangs=True,
+    ),
 )

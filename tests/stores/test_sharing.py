@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from busrep.errors import CommitUnknown, StatementRefused, Unavailable
+from busrep.stores import sharing
 from busrep.stores.interface import Appended, Claim, Group
 from busrep.stores.sharing import Appends, Reservations
 
@@ -213,5 +214,50 @@ def test_whoever_was_not_sent_yet_when_the_task_was_cancelled_is_told() -> None:
             task.cancel()
         ended = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 30)
         assert [type(one) for one in ended] == [CommitUnknown, Unavailable]
+
+    asyncio.run(main())
+
+
+def test_a_late_answer_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link may stand with nobody at its other end. Beside so many as may be late the others wait."""
+    monkeypatch.setattr(sharing, "LATE", 0.01)
+    sent: list[Batch] = []
+    healed = asyncio.Event()
+
+    async def write(_claim: Claim, _group: Group, batch: Batch) -> None:
+        sent.append(batch)
+        if LAST not in batch:
+            await healed.wait()
+
+    async def main() -> None:
+        appends = Appends(write)
+        late: list[asyncio.Task[None]] = []
+        for count in range(1, sharing.MOST_LATE):
+            late.append(asyncio.create_task(appends.append(CLAIM, Appended({}))))
+            while len(sent) < count:
+                await asyncio.sleep(0)
+            await asyncio.wait_for(appends.append(CLAIM, LAST), 30)
+            sent.remove([LAST])
+        late.append(asyncio.create_task(appends.append(CLAIM, Appended({}))))
+        while len(sent) < sharing.MOST_LATE:
+            await asyncio.sleep(0)
+        last = asyncio.create_task(appends.append(CLAIM, LAST))
+        await asyncio.wait([last], timeout=20 * sharing.LATE)
+        assert not last.done()
+        healed.set()
+        await asyncio.wait_for(asyncio.gather(last, *late), 30)
+        assert sent[-1] == [LAST]
+        # When all have answered there is one at a time again.
+        sent.clear()
+        healed.clear()
+        monkeypatch.setattr(sharing, "LATE", 600.0)
+        waiting = [asyncio.create_task(appends.append(CLAIM, Appended({}))) for _ in range(9)]
+        while not sent:
+            await asyncio.sleep(0)
+        waiting += [asyncio.create_task(appends.append(CLAIM, Appended({}))) for _ in range(9)]
+        await asyncio.sleep(0)
+        healed.set()
+        await asyncio.wait_for(asyncio.gather(*waiting), 30)
+        assert [len(batch) for batch in sent] == [9, 9]
 
     asyncio.run(main())

@@ -103,11 +103,8 @@ class BlockingSql(Blocking, test_stores.SqlConformance):
 
 
 class TestBlockingSqlite(BlockingSql):
-    connect, sql, set_sequence = (
-        test_stores.TestSqlite.connect,
-        test_stores.TestSqlite.sql,
-        test_stores.TestSqlite.set_sequence,
-    )
+    connect, sql = test_stores.TestSqlite.connect, test_stores.TestSqlite.sql
+    set_sequence, lose_sequence = test_stores.TestSqlite.set_sequence, test_stores.TestSqlite.lose_sequence
 
     @pytest.fixture
     def url(self, sqlite_url: str) -> str:
@@ -117,7 +114,8 @@ class TestBlockingSqlite(BlockingSql):
 @pytest.mark.servers
 class TestBlockingPostgres(BlockingSql):
     mark, json_type = test_stores.TestPostgres.mark, test_stores.TestPostgres.json_type
-    sql, set_sequence = test_stores.TestPostgres.sql, test_stores.TestPostgres.set_sequence
+    sql = test_stores.TestPostgres.sql
+    set_sequence, lose_sequence = test_stores.TestPostgres.set_sequence, test_stores.TestPostgres.lose_sequence
 
     @pytest.fixture
     def url(self, postgres_url: str) -> str:

@@ -342,8 +342,8 @@ def test_a_greenlet_that_is_killed_in_the_middle_of_a_fact(deployment: Deploymen
 def test_on_sqlite_an_interrupted_thread_leaves_no_transaction(
     on_sqlite: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*args: Any) -> Any:
-        plan = claims.heartbeat(*args)
+    def interrupted(*args: Any, **options: Any) -> Any:
+        plan = claims.heartbeat(*args, **options)
         yield from ()
         answers = yield next(plan)  # BEGIN
         plan.send(answers)
