@@ -99,6 +99,7 @@ def test_who_begins_to_read_when_the_name_is_lost_gets_what_the_successor_writes
             monkeypatch.setattr(ReadingBus, "open", late)
         seen = Seen()
         former.subscribe(orders)(seen)
+        former.wait_for(orders, "w1", 0)  # what is written before the stream is followed nobody gets
         former.wait_for(orders, "w1", write(successor, 2))
         assert seen.numbers == [2]
 
