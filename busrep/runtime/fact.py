@@ -345,6 +345,8 @@ async def settle(
     if found is None:
         guarded(lambda: session.still_open(doubts, asked_at))
         return False
+    if guarded(partial(session.late_ids.may_be_others, doubts, found)):
+        return False
     untold, rolled_back = [doubt for doubt in doubts if session.is_told_by_no_row(doubt)], True
     if untold:
         rolled_back = session.store is not None and marker is not None and await session.store.rolled_back(marker)

@@ -35,7 +35,7 @@ class LateIds:
 
     def reserved(self, one: OpenFacts, ids: Sequence[int]) -> None:
         """The sequence gave these IDs for good. Raises SequenceWentBack."""
-        self._given_again(one.stream.name, ids)
+        self._given_again(one, ids)
         assert one.ticket is not None  # noqa: S101 (asked for, and not answered before)
         self._generators[one.stream.name].answer(one.ticket, ids)
         one.given(ids)
@@ -44,15 +44,21 @@ class LateIds:
 
     def promised(self, one: OpenFacts, ids: Sequence[int]) -> None:
         """The sequence takes these IDs back if the transaction is rolled back: the ticket is answered at its end."""
-        self._given_again(one.stream.name, ids)
+        self._given_again(one, ids)
         one.given(ids)
 
-    def _given_again(self, stream: str, ids: Sequence[int]) -> None:
+    def _given_again(self, one: OpenFacts, ids: Iterable[int]) -> None:
         """The sequence gave these: who was promised one of them before was rolled back."""
         given = {*ids}
-        for one in [one for one in self._pending if one.stream.name == stream and not given.isdisjoint(one.ids)]:
-            one.forget()
-            self.redeem(one)
+        for other in self._others(one):
+            if not (other.late or given.isdisjoint(other.ids)):
+                other.void = True
+                other.forget()
+                self.redeem(other)
+
+    def _others(self, one: OpenFacts) -> list[OpenFacts]:
+        """The other facts of its stream."""
+        return [other for other in self._pending if other is not one and other.stream.name == one.stream.name]
 
     def redeem(self, one: OpenFacts) -> None:
         """The transaction has ended: with rows the IDs are its own, else they are nobody's yet. So are those that never
@@ -65,6 +71,8 @@ class LateIds:
             one.ids = []
             generator.give_up(ticket)
         else:
+            if one.late:
+                self._given_again(one, one.ids)
             generator.answer(ticket, one.ids, exact=not one.late)
 
     def are_coming(self, doubts: Iterable[InDoubt]) -> bool:
@@ -73,15 +81,29 @@ class LateIds:
         doubted = {id(one) for doubt in doubts for one in doubt.opened}
         return any(one.late and id(one) not in doubted for one in self._pending)
 
-    def find(self, one: OpenFacts, found: Iterable[tuple[str, int]]) -> bool:
+    def may_be_others(self, doubts: Iterable[InDoubt], found: Mapping[tuple[str, int], list[bytes]]) -> bool:
+        """Whether rows ``found`` of facts in doubt may be those of a fact that gets its IDs so, and has no answer yet:
+        the IDs were promised, and were given again."""
+        return any(
+            one.may_have_written(id, rows)
+            for doubt in doubts
+            for one in doubt.opened
+            if one.ticket is not None and not one.late
+            for id in one.ids
+            if (rows := found.get((one.stream.name, id)))
+            for other in self._others(one)
+            if other.unnumbered is not None and rows[0] in other.unnumbered.payloads
+        )
+
+    def find(self, one: OpenFacts, found: Mapping[tuple[str, int], list[bytes]]) -> bool:
         """Give facts in doubt their IDs: those of the own facts in the table that nobody here was given. False: that
         cannot be told any more."""
         if one.unnumbered is None or one.ticket is None:
             return True
         name, known, generator = one.stream.name, one.unnumbered.known, self._generators[one.stream.name]
-        # Its own it has where the answer came, or was found, and an interrupt before it was booked.
-        others = (other for other in self._pending if other is not one and other.stream.name == name)
-        promised = {id for other in others for id in other.ids}
-        ids = (id for stream, id in found if stream == name and id > known)
-        one.given(id for id in ids if id not in promised and not generator.knows(id))
+        ids = [id for stream, id in found if stream == name and id > known]
+        # Others are given theirs before they are booked: an interrupt may have come between.
+        others = [(id, other) for other in self._others(one) for id in ids if id in other.ids]
+        theirs = {id for id, other in others if other.may_have_written(id, found[name, id])}
+        one.given(id for id in ids if id not in theirs and not generator.knows(id))
         return not generator.thinned

@@ -22,8 +22,9 @@ class OpenFacts:
     ``each``: one row per ID, in order; else ``payloads`` holds the rows of an ID, and ``rows`` those of them that
     busrep inserts. ``ticket``: the generator knows no more than that IDs were asked for. They have not come yet, or the
     sequence is rolled back with the transaction (SQLite, the caller's), which has not ended. ``late``: they come as the
-    rows are written, which are in ``unnumbered``. ``claimed``: a transaction has held the claim since the IDs were
-    reserved, or there is none to hold (9.2). ``first``: 0 before they have come.
+    rows are written, which are in ``unnumbered``. ``void``: the sequence gave the IDs again, so the transaction was
+    rolled back. ``claimed``: a transaction has held the claim since the IDs were reserved, or there is none to hold
+    (9.2). ``first``: 0 before they have come.
     """
 
     stream: Stream[Any]
@@ -34,6 +35,7 @@ class OpenFacts:
     ticket: Ticket | None = None
     late: bool = False
     unnumbered: Unnumbered | None = None
+    void: bool = False
     claimed: bool = True
     first: int = 0
 
@@ -75,6 +77,14 @@ class OpenFacts:
         if self.each is not None:
             return self.each[1]
         return [payload for id in self.ids for payload in self.payloads.get(id, ())]
+
+    def may_have_written(self, id: int, found: list[bytes]) -> bool:
+        """Whether the rows found in the table under one of its IDs may be its own. IDs that the sequence takes back are
+        given to others: then the rows tell. A table of the application's may give them back in another form."""
+        if self.ticket is None or self.late or self.stream.table is not None:
+            return True
+        mine = self.payloads.get(id) if self.each is None else [self.each[1][self.ids.index(id)]]
+        return mine == found
 
     def forget(self) -> None:
         """The transaction did not commit: the IDs are empty."""

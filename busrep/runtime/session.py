@@ -258,17 +258,19 @@ class WriterSession:
 
     def is_told_by_no_row(self, doubt: InDoubt) -> bool:
         """Whether it has rows of streams in memory alone, which are to be published if it was committed."""
-        return doubt.sent and {one.stream.name in self._durable for one in doubt.opened if one.written()} == {False}
+        durable = {one.stream.name in self._durable for one in doubt.opened if one.written() or one.void}
+        return doubt.sent and durable == {False}
 
     def decide(self, doubt: InDoubt, found: Mapping[tuple[str, int], list[bytes]], *, rolled_back: bool = True) -> None:
         """The transaction has ended and left what was ``found``: that, and nothing else, is what the facts were.
         ``rolled_back``: it was, if no row tells."""
         durable = [one for one in doubt.opened if one.stream.name in self._durable]
         for one in durable:
-            one.each = None
             if not self.late_ids.find(one, found):
                 self.tear()
-            one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
+            rows = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
+            rows = {id: payloads for id, payloads in rows.items() if one.may_have_written(id, payloads)}
+            one.each, one.payloads = None, rows
         if rolled_back and not any(one.payloads for one in durable):
             for one in doubt.opened:
                 one.forget()

@@ -710,4 +710,39 @@ MUTANTS: tuple[Mutant, ...] = (
             "runtime/test_deferred.py::test_a_fact_of_which_a_statement_was_not_run_is_not_written[refused]",
         ),
     ),
+    Mutant(
+        name="an-id-that-was-given-again-is-promised-still",
+        rule="9.28",
+        harm="A transaction that was rolled back has the name claimed anew, and all other facts wait for that.",
+        edits=(Edit("LateIds.redeem", "self._given_again(one, one.ids)", "pass"),),
+        checks=(WRITING + "9_28_an_id_that_was_promised_and_given_again_is_the_second_fact_s[after-the same row]",),
+    ),
+    Mutant(
+        name="rows-under-an-id-that-was-promised-are-its-own",
+        rule="9.28",
+        harm="The rows of a fact whose answer was lost are published as another one's, and the name is claimed anew.",
+        edits=(Edit("OpenFacts.may_have_written", "return mine == found", "return True"),),
+        checks=(
+            WRITING + "9_28_an_id_that_was_promised_and_given_again_is_the_second_fact_s[in doubt, first-another row]",
+        ),
+    ),
+    Mutant(
+        name="rows-that-are-being-written-may-be-a-promised-id-s",
+        rule="9.28",
+        harm="Of two equal rows one was rolled back; the other, which is written, is told to be in doubt.",
+        edits=(
+            Edit("runtime.fact.settle", "guarded(partial(session.late_ids.may_be_others, doubts, found))", "False"),
+        ),
+        checks=(
+            WRITING + "9_28_an_id_that_was_promised_and_given_again_is_the_second_fact_s"
+            "[before it is booked-the same row]",
+        ),
+    ),
+    Mutant(
+        name="what-a-void-promise-leaves-is-told-by-no-row",
+        rule="9.28",
+        harm="Rows in memory of a transaction that was rolled back are published.",
+        edits=(Edit("WriterSession.is_told_by_no_row", "if one.written() or one.void", "if one.written()"),),
+        checks=(WRITING + "9_28_an_id_that_was_promised_and_given_again_is_the_second_fact_s[after-another row]",),
+    ),
 )

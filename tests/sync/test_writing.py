@@ -840,6 +840,45 @@ def test_9_28_ids_of_a_joined_transaction_are_not_taken_for_them(
         assert bus.writing.session is session
 
 
+@pytest.mark.parametrize("number", [1, 2], ids=["the same row", "another row"])
+@pytest.mark.parametrize("when", ["before it is booked", "after", "in doubt, first", "in doubt, last"])
+def test_9_28_an_id_that_was_promised_and_given_again_is_the_second_fact_s(
+    on_sqlite: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch, when: str, number: int
+) -> None:
+    """The transaction that it was promised in was rolled back, and is asked after at any time."""
+    path = on_sqlite.store.removeprefix("sqlite:///")
+    with on_sqlite.bus(beats=False) as bus, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as caller:
+        store, session = bus.store.wrapped, bus.writing.session
+        given = store.write_appended
+
+        async def beside_a_joined_fact(claim: Any, group: Any, batch: Any) -> None:
+            monkeypatch.setattr(store, "write_appended", given)
+            caller.execute("BEGIN IMMEDIATE")
+            with bus.write(orders, typing, connection=caller) as joined:
+                joined.add(Order(1, "new"))
+                joined.add(["gone"], stream=typing)
+            assert joined.id == 1
+            caller.execute("ROLLBACK")
+            await given(claim, group, batch)
+            if when == "before it is booked":
+                bus.settle()
+            elif when != "after":
+                group.settled = False
+                raise CommitUnknown(group, OSError("connection lost"))
+
+        monkeypatch.setattr(store, "write_appended", beside_a_joined_fact)
+        with pytest.raises(CommitUnknown) if "doubt" in when else contextlib.nullcontext():
+            assert bus.publish(orders, [Order(number, "new")]) == [1]
+        if when == "in doubt, last":
+            session.doubts.reverse()
+        until(lambda: bus.settle() or bus.statistics()["writer"]["in_doubt"] == 0)
+        (last,) = bus.publish(orders, [Order(3, "last")])
+        assert wire.tokens(last) == [1, 2]
+        assert bus.writing.session is session
+        if number != 1 or "doubt" not in when:  # else nothing in the table tells which of them it was
+            assert not any("gone" in line for line in wire.lines)
+
+
 @pytest.mark.parametrize(
     ("lost", "silent"), [(1, False), (2, False), (2, True)], ids=["once", "twice", "twice, and finished since"]
 )
