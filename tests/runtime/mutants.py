@@ -65,10 +65,11 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 "WriterSession.decide",
                 """\
-            one.each = None
             if not self.late_ids.find(one, found):
                 self.tear()
-            one.payloads = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
+            rows = {id: found[one.stream.name, id] for id in one.ids if (one.stream.name, id) in found}
+            rows = {id: payloads for id, payloads in rows.items() if one.may_have_written(id, payloads)}
+            one.each, one.payloads = None, rows
         if rolled_back and not any(one.payloads for one in durable):
 """,
                 """\
@@ -593,15 +594,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="promised-ids-pass-for-those-in-doubt",
         rule="9.28",
-        harm="The fact of a joined transaction on SQLite is taken for another's: the name has to be claimed anew.",
-        edits=(Edit("LateIds.find", "if id not in promised and", "if"),),
+        harm="A joined transaction on SQLite passes for rolled back: its rows in memory are lost.",
+        edits=(Edit("LateIds.find", "if id not in theirs and", "if"),),
         checks=(WRITING + "9_28_ids_of_a_joined_transaction_are_not_taken_for_them",),
     ),
     Mutant(
         name="a-fact-s-own-ids-count-as-promised",
         rule="9.28",
         harm="A thread is interrupted between the answer and its bookkeeping: readers are led past committed rows.",
-        edits=(Edit("LateIds.find", "if other is not one and other", "if other"),),
+        edits=(Edit("LateIds._others", "if other is not one and other", "if other"),),
         checks=(
             "sync/test_writing.py::test_an_exception_while_facts_get_their_ids_loses_nothing[answered-before-Interrupt]",
         ),

@@ -825,8 +825,9 @@ def test_9_28_ids_of_a_joined_transaction_are_not_taken_for_them(
     with on_sqlite.bus(beats=False) as bus, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as caller:
         losing = LosingAnswers(monkeypatch, bus, landed=True)
         caller.execute("BEGIN IMMEDIATE")
-        with bus.write(orders, connection=caller) as joined:
+        with bus.write(orders, typing, connection=caller) as joined:
             joined.add(Order(1, "joined"))
+            joined.add(["anna"], stream=typing)
         caller.execute("COMMIT")
         losing.begin()
         with pytest.raises(CommitUnknown):
@@ -838,6 +839,7 @@ def test_9_28_ids_of_a_joined_transaction_are_not_taken_for_them(
         last = bus.publish(orders, [Order(3, "last")])
         assert wire.tokens(last[0]) == [1, 2, 3]
         assert bus.writing.session is session
+        assert wire.tokens(1, "typing") == [1]  # it was committed
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["the same row", "another row"])
