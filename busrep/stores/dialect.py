@@ -143,6 +143,8 @@ def highest_row(backing: Backing) -> Sql:
 
 # Condition on the row ``r`` of busrep_readers that ``v`` moves: no snapshot of the stream is being loaded, and none was
 # since the last one that the caller knew (NULL: does not tell).
+# In the error of `Dialect.hold`.
+NOT_HELD = "busrep: the claim or its series is another:"
 NO_BOOTSTRAP = (
     "NOT EXISTS (SELECT 1 FROM busrep_bootstraps b WHERE b.reader = r.reader AND b.stream = r.stream "
     f"AND (b.state NOT IN {LOADED} OR b.id <> v.begun))"
@@ -275,13 +277,14 @@ class Dialect(Protocol):
         """Locks a writer's series until the transaction ends: appends share it, and wait while someone waits for it
         exclusively (9.26). None where there is one write transaction at a time."""
 
-    def append(self, stream: str, rows: Sequence[tuple[int, int, bytes]], held: Sql) -> Sql:
-        """Insert rows of a stream into busrep's own table where ``held``, a query that counts the writer's claim,
-        gives 1. The writer is its first parameter."""
+    def hold(self, held: Sql) -> Sql:
+        """Locks the writer's row where ``held``, a condition on it, and makes the transaction durable. Else it answers
+        with nothing; or it fails, with `NOT_HELD` in its error, where the steps behind it are with the server already.
+        """
 
-    def append_unnumbered(self, stream: str, payloads: Sequence[bytes], held: Sql) -> Sequence[Sql]:
-        """As `append`, of facts of one row each whose IDs the sequence gives. The first statement answers as `next_ids`
-        does; with nothing where ``held`` does not give 1."""
+    def insert_numbering(self, stream: str, writer: str, payloads: Sequence[bytes]) -> Sql | None:
+        """Insert rows into busrep's own table, each a fact whose ID the sequence gives, and answer with the IDs. None
+        where that takes two steps: there each is answered before the next."""
 
     def given(self, stream: str) -> Sql:
         """The highest ID that the stream's sequence has given, as a query."""

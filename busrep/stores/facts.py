@@ -10,9 +10,9 @@ import attrs
 import orjson
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
-from busrep.errors import ConfigError, PositionTooOld, SequenceWentBack, WriterFenced
-from busrep.stores.claims import HELD, check_claim, claim_stands, lock_claim, no_sequence
-from busrep.stores.dialect import Backing, Dialect, begin_durably, row_columns
+from busrep.errors import ConfigError, PositionTooOld, SequenceWentBack, StatementRefused, WriterFenced
+from busrep.stores.claims import HELD, check_claim, claim_stands, no_sequence
+from busrep.stores.dialect import NOT_HELD, Backing, Dialect, begin_durably, row_columns
 from busrep.stores.interface import Appended, Claim, FactRows, Unnumbered
 from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.readers import LOCK_STREAM
@@ -66,56 +66,80 @@ def _series(claim: Claim) -> Sql:
     return Sql("SELECT coalesce(max(incarnation), 0) FROM busrep_writers WHERE writer = ?", (row,))
 
 
-@transaction
-def append(dialect: Dialect, claim: Claim, batch: Sequence[Appended], series: int, wait: float | None) -> Plan[int]:
+def append(
+    dialect: Dialect, claim: Claim, batch: Sequence[Appended], series: int, wait: float | None
+) -> Plan[int | None]:
     """Write facts in a transaction of their own that holds the claim, on a server in one round trip. Those that have no
-    IDs are given theirs. Returns the series that the writer is at: if that is not ``series``, none was written. Raises
-    WriterFenced, SequenceWentBack, and Unavailable after ``wait`` seconds for a lock; then none was, either."""
+    IDs are given theirs. Returns None; or the series that the writer is at, and none was written: ``series`` is over.
+    Raises WriterFenced, SequenceWentBack, and Unavailable after ``wait`` seconds for a lock; then none was, either."""
     facts, unnumbered = _by_stream(batch)
     known = {stream: max(one.known for one in given) for stream, given in unnumbered.items()}
     at = _series(claim)
     above = [
         (given.text, (*given.params, least)) for stream, least in known.items() for given in [dialect.given(stream)]
     ]
+    conditions = "".join(f" AND ({text}) >= ?" for text, _ in above)
     held = Sql(
-        f"SELECT count(*) FROM busrep_writers WHERE {HELD} AND {dialect.same_server} AND ({at.text}) = ?"
-        + "".join(f" AND ({text}) >= ?" for text, _ in above),
+        f"{HELD} AND {dialect.same_server} AND ({at.text}) = ?{conditions}",
         (claim.writer, claim.incarnation, *at.params, series, *itertools.chain(*(params for _, params in above))),
     )
-    steps = [dialect.append(stream, rows, held) for stream, given in facts.items() if (rows := _numbered(given))]
-    anew = []  # of each stream first the statement that answers with the IDs
-    for stream, given in unnumbered.items():
-        ids, *rest = dialect.append_unnumbered(stream, [row for one in given for row in one.payloads], held)
-        anew.append(ids)
-        steps += rest
-    # Nothing looks at the lock's answer before COMMIT: each statement asks for the claim itself. The series stays what
-    # it is while its lock is held.
-    bound = () if wait is None else dialect.lock_timeout(wait)
-    locks = (lock_claim(dialect, claim), *dialect.lock_series(claim.writer, exclusive=False))
-    answers = yield (Control.BEGIN, *bound, *locks, *anew, *steps, at, Control.COMMIT)
-    if not answers[len(bound)]:
+    try:
+        yield from _append_held(dialect, claim.writer, held, facts, unnumbered, wait)
+    except StatementRefused as refused:
+        if NOT_HELD not in str(refused):
+            raise
+    else:
+        return None
+    answers = yield claim_stands(dialect, claim), at
+    if not answers[0]:
         raise WriterFenced(claim.writer, claim.incarnation)
-    now = int(answers[-1][0][0])
-    if now == series:
-        for given, rows in zip(unnumbered.values(), answers[len(bound) + len(locks) :], strict=False):
-            if not rows:  # nor is there anything of the others
-                raise (yield from _went_back(dialect, known))
-            given_out = _every([row[0] for row in rows], sum(map(len, given)))
-            for one in given:
-                one.ids, given_out = given_out[: len(one)], given_out[len(one) :]
-    return now
+    yield from _check_not_behind(dialect, known)
+    return int(answers[1][0][0])
 
 
-def _went_back(dialect: Dialect, known: Mapping[str, int]) -> Plan[SequenceWentBack]:
-    """What is raised when not all of these streams' sequences are where they were known to be."""
-    found = []
+@transaction
+def _append_held(
+    dialect: Dialect,
+    writer: str,
+    held: Sql,
+    facts: Mapping[str, Sequence[FactRows]],
+    unnumbered: Mapping[str, Sequence[Unnumbered]],
+    wait: float | None,
+) -> Plan[None]:
+    """Write these facts if the claim is ``held``, and the series is. Raises StatementRefused, with NOT_HELD."""
+    bound = () if wait is None else dialect.lock_timeout(wait)
+    locks = (*bound, *dialect.lock_series(writer, exclusive=False), dialect.hold(held))
+    rows = {stream: [row for one in given for row in one.payloads] for stream, given in unnumbered.items()}
+    numbering = [made for stream, new in rows.items() if (made := dialect.insert_numbering(stream, writer, new))]
+    inserts = [one for stream, given in facts.items() for one in insert(dialect, stream, writer, given)]
+    if dialect.server is not None:
+        answers = yield (Control.BEGIN, *locks, *numbering, *inserts, Control.COMMIT)
+        for given, ids in zip(unnumbered.values(), answers[len(locks) :], strict=False):
+            _deal(given, sorted(row[0] for row in ids))
+        return
+    if not (yield (Control.BEGIN, *locks))[-1]:
+        raise StatementRefused(dialect.name, ConfigError(NOT_HELD))
+    for stream, given in unnumbered.items():
+        found = _every([row[0] for row in (yield dialect.next_ids(stream, len(rows[stream])))[0]], len(rows[stream]))
+        _deal(given, found)
+        numbered = [(id, 0, row) for id, row in zip(found, rows[stream], strict=True)]
+        inserts += dialect.insert(dialect.backing(stream), writer, numbered)
+    yield (*inserts, Control.COMMIT)
+
+
+def _deal(unnumbered: Sequence[Unnumbered], ids: Sequence[int]) -> None:
+    """Give each its IDs of those that the sequence gave for all."""
+    for one in unnumbered:
+        one.ids, ids = ids[: len(one)], ids[len(one) :]
+
+
+def _check_not_behind(dialect: Dialect, known: Mapping[str, int]) -> Plan[None]:
+    """Raise SequenceWentBack when not all of these streams' sequences are where they were known to be."""
     for stream, at_least in known.items():
         if not (sequence := (yield dialect.sequence(stream))[0]):
             raise no_sequence(dialect, stream, [dialect.backing(stream)])
-        given = sequence[0][0]
-        found.append((given - at_least, stream, given))
-    _, stream, given = min(found)
-    return SequenceWentBack(stream, given + 1, known[stream])
+        if (given := sequence[0][0]) < at_least:
+            raise SequenceWentBack(stream, given + 1, at_least)
 
 
 def _by_stream(

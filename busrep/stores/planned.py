@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from typing import Any, Concatenate, ParamSpec
 
 from busrep.core.snapshots import Agreement
-from busrep.errors import BusrepError, CommitUnknown
+from busrep.errors import BusrepError, CommitUnknown, Unavailable
 from busrep.settings import Settings
 from busrep.stores import claims, facts, fencing, readers, schema, snapshots
 from busrep.stores.dialect import Dialect, backing_of
@@ -35,6 +35,8 @@ Operation = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
 # How long 'db status' counts the rows of a table, seconds.
 STATUS_WAIT = 3600.0
+# How often an append that found another series than it knew is sent again: each lost answer of the writer's begins one.
+SERIES_TRIES = 10
 
 
 def reads(
@@ -162,16 +164,17 @@ class PlannedStore(AsyncStore):
     async def write_appended(self, claim: Claim, group: Group, given: Sequence[Appended]) -> None:
         """Write a group, all or none. Raises as `FactLog.append` does."""
         wait = self.append_wait
-        while True:
-            group.series = series = self._series.get(claim.writer, 0)
+        for _ in range(SERIES_TRIES):
+            group.series = self._series.get(claim.writer, 0)
             try:
-                found = await self.write(facts.append(self.dialect, claim, given, series, wait))
+                found = await self.write(facts.append(self.dialect, claim, given, group.series, wait))
             except Unanswered as error:
                 raise CommitUnknown(group, error) from error
-            if found == series:
+            if found is None:
                 group.settled = True
                 return
             self._series[claim.writer] = found
+        raise Unavailable(self.dialect.name, f"the series of {claim.writer!r} went on at each of {SERIES_TRIES} tries")
 
     async def outcome(
         self, claim: Claim, marker: object, facts_: Sequence[tuple[str, int]], above: Mapping[str, int] | None = None

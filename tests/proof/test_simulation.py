@@ -26,7 +26,7 @@ from tests.proof.sim.scenario import Event, Role
 from tests.proof.simulate import traced
 
 # A seed in which rows travel on the wire: not all do, where the publish queue is nothing.
-TELLING = 5
+TELLING = 7
 
 HASHES = """
 import hashlib

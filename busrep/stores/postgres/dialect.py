@@ -12,7 +12,16 @@ from typing import Any
 from zlib import crc32
 
 from busrep.errors import ConfigError, Unavailable
-from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, Backing, Dialect, columns_of, no_position_above, row_columns
+from busrep.stores.dialect import (
+    MOVES,
+    NO_BOOTSTRAP,
+    NOT_HELD,
+    Backing,
+    Dialect,
+    columns_of,
+    no_position_above,
+    row_columns,
+)
 from busrep.stores.plans import Plan, Sql
 
 # See schema.py. Tables that are updated often have room on the page, which keeps these updates off the index.
@@ -242,24 +251,24 @@ class PostgresDialect(Dialect):
         who share it meanwhile. Two writers with one number wait for each other now and then."""
         return [Sql(f"SELECT pg_advisory_xact_lock{'' if exclusive else '_shared'}({SERIES + crc32(writer.encode())})")]
 
-    def append(self, stream: str, rows: Sequence[tuple[int, int, bytes]], held: Sql) -> Sql:
-        tokens, places, payloads = zip(*rows, strict=True)
+    def hold(self, held: Sql) -> Sql:
+        # Of constants alone the server would evaluate the wrong one before it looks.
         return Sql(
-            "INSERT INTO busrep_facts (stream, writer, id, idx, row) SELECT ?, ?, f.id, f.idx, f.row FROM "
-            f"{ROWS} WHERE ({held.text}) = 1",
-            (stream, held.params[0], *_columns(tokens, places, payloads), *held.params),
+            f"SELECT CASE WHEN count(*) = 1 THEN 1 ELSE ('{NOT_HELD} ' || count(*)::text)::int END, {self.durable} "
+            f"FROM (SELECT {self.marker} FROM busrep_writers WHERE {held.text} FOR SHARE) AS c",
+            held.params,
         )
 
-    def append_unnumbered(self, stream: str, payloads: Sequence[bytes], held: Sql) -> Sequence[Sql]:
+    def insert_numbering(self, stream: str, writer: str, payloads: Sequence[bytes]) -> Sql:
         """See `Dialect`. COMMIT waits for the disk: that the IDs were given is on it, too."""
-        return [
-            Sql(
-                "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
-                f"SELECT ?, ?, nextval('\"{sequence_name(stream)}\"'), 0, f.row "
-                f"FROM unnest(string_to_array(?, chr(10))) AS f(row) WHERE ({held.text}) = 1 RETURNING id",
-                (stream, held.params[0], b"\n".join(payloads).decode(), *held.params),
-            )
-        ]
+        start = "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
+        next_id = f"nextval('\"{sequence_name(stream)}\"')"
+        if len(payloads) == 1:
+            return Sql(f"{start}VALUES (?, ?, {next_id}, 0, ?) RETURNING id", (stream, writer, payloads[0].decode()))
+        return Sql(
+            f"{start}SELECT ?, ?, {next_id}, 0, f.row FROM unnest(string_to_array(?, chr(10))) AS f(row) RETURNING id",
+            (stream, writer, b"\n".join(payloads).decode()),
+        )
 
     def given(self, stream: str) -> Sql:
         last = "CASE WHEN is_called THEN last_value ELSE last_value - 1 END"

@@ -109,23 +109,11 @@ class SqliteDialect(Dialect):
     def lock_series(self, writer: str, *, exclusive: bool) -> Sequence[Sql]:
         return ()
 
-    def append(self, stream: str, rows: Sequence[tuple[int, int, bytes]], held: Sql) -> Sql:
-        text = f"INSERT INTO busrep_facts (stream, writer, id, idx, row) SELECT ?, ?, ?, ?, ? WHERE ({held.text}) = 1"
-        params = [(stream, held.params[0], token, at, payload.decode(), *held.params) for token, at, payload in rows]
-        return Sql(text, params, many=True)
+    def hold(self, held: Sql) -> Sql:
+        return Sql(f"SELECT 1 FROM busrep_writers WHERE {held.text}", held.params)
 
-    def append_unnumbered(self, stream: str, payloads: Sequence[bytes], held: Sql) -> Sequence[Sql]:
-        count, ids = len(payloads), self.next_ids(stream, len(payloads))
-        text = (
-            "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
-            f"SELECT ?, ?, ({self.given('').text}) - ?, 0, ? WHERE ({held.text}) = 1"
-        )
-        params = [
-            (stream, held.params[0], stream, count - 1 - at, payload.decode(), *held.params)
-            for at, payload in enumerate(payloads)
-        ]
-        only_held = ids.text.replace(" RETURNING", f" AND ({held.text}) = 1 RETURNING")
-        return [Sql(only_held, (*ids.params, *held.params)), Sql(text, params, many=True)]
+    def insert_numbering(self, stream: str, writer: str, payloads: Sequence[bytes]) -> None:
+        return
 
     def given(self, stream: str) -> Sql:
         return Sql("SELECT value FROM busrep_sequences WHERE stream = ?", (stream,))

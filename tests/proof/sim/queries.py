@@ -409,7 +409,7 @@ def claims(tree: sql.Select) -> bool:
 
 def note_claim(run: Run) -> None:
     """What the client takes its claim to be, to compare with what it is when the transaction commits."""
-    writer, incarnation = run.params
+    writer, incarnation, *_ = run.params
     run.txn.claims[writer] = incarnation
 
 

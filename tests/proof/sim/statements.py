@@ -370,6 +370,20 @@ def _insert_anew(text: re.Match[str]) -> Statement:
     return Statement(waits=run_insert, writes="INSERT", tables=True)
 
 
+def _hold(text: re.Match[str]) -> Statement:
+    """A writer's row, locked, or an error."""
+    said, locking, enough = text["said"], _made(text["query"]).waits, (1,) if text["one"] == "= 1" else (0, 1)
+    assert locking is not None
+
+    def run_hold(run: Run) -> Waiting:
+        found = yield from locking(run)
+        if len(found) not in enough:
+            raise SimError("22P02", f'invalid input syntax for type integer: "{said} {len(found)}"')
+        return [(1, durably(run))]
+
+    return Statement(waits=run_hold, writes="SELECT FOR SHARE", tables=True)
+
+
 def _still_in(text: re.Match[str]) -> Statement:
     said = text["text"]
 
@@ -577,8 +591,14 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
     ),
     (
         r"INSERT INTO busrep_facts \(stream, writer, id, idx, row\) "
-        r"""SELECT \?, \?, nextval\('"(?P<name>\w+)"'\), 0, .*""",
+        r"""(?:SELECT |VALUES \()\?, \?, nextval\('"(?P<name>\w+)"'\), 0, .*""",
         _insert_anew,
+    ),
+    (
+        r"SELECT CASE WHEN count\(\*\) (?P<one>= 1|< 2) THEN 1 "
+        r"ELSE \('(?P<said>[^']+) ' \|\| count\(\*\)::text\)::int END, set_config\(.*, true\) "
+        r"FROM \((?P<query>SELECT pg_current_xact_id\(\)::text FROM busrep_writers .* FOR SHARE)\) AS c",
+        _hold,
     ),
     (
         r"SELECT CASE WHEN s\.is_called THEN s\.last_value ELSE s\.last_value - 1 END, p\.seqcache, p\.seqcycle, "
