@@ -43,6 +43,8 @@ AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
 
 FORM = "postgresql://user:password@host:port/database?sslmode=..."
 
+# What looks at one socket, once: epoll would be made and closed for it, in four calls of the system. Windows has no poll.
+POLLER: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.DefaultSelector)
 # Questions of one process at a time beside the fetches (settings.fetches, 4): for IDs, rows that are appended, a beat,
 # and one for what is in doubt.
 QUESTIONS = 4
@@ -104,7 +106,7 @@ def alive(connection: AnyConnection) -> bool:
     """Whether nothing tells that the server has ended this idle connection; without asking it anything."""
     if connection.closed:
         return False
-    with selectors.DefaultSelector() as selector:
+    with POLLER() as selector:
         selector.register(connection.fileno(), selectors.EVENT_READ)
         return not selector.select(0)  # nobody speaks to an idle connection but to end it
 
