@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec
 from busrep.core.snapshots import Agreement
 from busrep.errors import BusrepError, CommitUnknown, Unavailable
 from busrep.settings import Settings
-from busrep.stores import claims, facts, fencing, readers, schema, snapshots
+from busrep.stores import appending, claims, facts, fencing, readers, schema, snapshots
 from busrep.stores.dialect import Dialect, backing_of
 from busrep.stores.interface import (
     Appended,
@@ -167,7 +167,7 @@ class PlannedStore(AsyncStore):
         for _ in range(SERIES_TRIES):
             group.series = self._series.get(claim.writer, 0)
             try:
-                found = await self.write(facts.append(self.dialect, claim, given, group.series, wait))
+                found = await self.write(appending.append(self.dialect, claim, given, group.series, wait))
             except Unanswered as error:
                 raise CommitUnknown(group, error) from error
             if found is None:
@@ -184,7 +184,7 @@ class PlannedStore(AsyncStore):
                 return None
             if not marker.settled:
                 wait = self.append_wait
-                ending = facts.end_series(self.dialect, claim, marker.series, wait)
+                ending = appending.end_series(self.dialect, claim, marker.series, wait)
                 self._series[claim.writer] = await self.write(ending)
                 marker.settled = True
             marker = None

@@ -13,7 +13,7 @@ import pytest
 from busrep.caches.freshness import Commits
 from busrep.core.catchup import FetchUpdates
 from busrep.errors import BusrepError, CommitUnknown, ConfigError, StatementRefused, Unavailable, WriterFenced
-from busrep.stores import facts, sharing
+from busrep.stores import appending, facts, sharing
 from busrep.stores.interface import Appended, Claim, Group
 from tests.shop import Order, orders, payments
 
@@ -143,7 +143,7 @@ def test_9_26_of_what_got_no_answer_the_table_decides(place: Deployment, landed:
             assert seen.numbers == ([1, 2] if landed else [2])
             # The request arrives at last, and finds the next series.
             ((rows, series),) = sent
-            late = facts.append(store.dialect, writer.writing.claim, rows, series, 5.0)
+            late = appending.append(store.dialect, writer.writing.claim, rows, series, 5.0)
             assert await store.write(late) == series + 1
             page = await store.fetch(FetchUpdates("orders", "w1", 0, last))
             assert len(page.tokens) == len(seen.numbers)
@@ -161,7 +161,7 @@ def test_9_26_a_series_that_another_question_has_ended_is_no_loss(place: Deploym
             reader.subscribe(orders)(seen)
             await write(writer, 1)
             store: Any = writer.store
-            assert await store.write(facts.end_series(store.dialect, writer.writing.claim, 4, 5.0)) == 5
+            assert await store.write(appending.end_series(store.dialect, writer.writing.claim, 4, 5.0)) == 5
             await reader.wait_for(orders, "w1", await write(writer, 2))
             assert seen.numbers == [1, 2]
 
@@ -183,8 +183,8 @@ def test_9_26_a_series_ends_when_nothing_of_it_is_being_written(on_postgres: Dep
                     "INSERT INTO busrep_facts (stream, writer, id, idx, row) VALUES ('orders', 'w1', %s, 0, '')",
                     [token],
                 )
-                appending = facts.append(store.dialect, claim, [Appended(late)], 0, 30.0)
-                writing = asyncio.create_task(store.write(appending, 30.0))
+                plan = appending.append(store.dialect, claim, [Appended(late)], 0, 30.0)
+                writing = asyncio.create_task(store.write(plan, 30.0))
                 waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
                 while not (await (await watch.execute(waiting)).fetchone())[0]:
                     pass
@@ -432,14 +432,14 @@ def test_9_26_what_got_no_answer_is_asked_after_beside_facts_with_statements(
 
 def test_9_26_a_lost_answer_is_asked_after_once(place: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not once for each fact of the group."""
-    count, given = 0, facts.end_series
+    count, given = 0, appending.end_series
 
     def counted(*args: Any) -> Any:
         nonlocal count
         count += 1
         return given(*args)
 
-    monkeypatch.setattr(facts, "end_series", counted)
+    monkeypatch.setattr(appending, "end_series", counted)
 
     async def work() -> None:
         async with place.bus(writer="w1") as writer, place.bus() as reader:
@@ -469,7 +469,7 @@ def test_9_26_of_a_cancelled_append_the_table_tells_when_it_has_ended(place: Dep
             store: Any = writer.store
             claim = writer.writing.claim
             # An answer was lost before, and this process does not know of it.
-            assert await store.write(facts.end_series(store.dialect, claim, 0, 5.0)) == 1
+            assert await store.write(appending.end_series(store.dialect, claim, 0, 5.0)) == 1
             first, second = await store.reserve("orders", 2)
             given, sent, go_on = store.appends.write, asyncio.Event(), asyncio.Event()
 

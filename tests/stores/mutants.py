@@ -1928,7 +1928,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit("PostgresDialect.hold", "WHEN count(*) = 1 THEN", "WHEN count(*) < 2 THEN"),
             Edit(
-                "facts._append_held",
+                "appending._append_held",
                 "if not (yield (Control.BEGIN, *locks))[-1]:",
                 "if (yield (Control.BEGIN, *locks)) is None:",
             ),
@@ -1945,7 +1945,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A fact whose writer was finished meanwhile is published, and is in no table.",
         edits=(
             Edit(
-                "facts.append", "        if NOT_HELD not in str(refused):\n            raise\n", "        return None\n"
+                "appending.append",
+                "        if NOT_HELD not in str(refused):\n            raise\n",
+                "        return None\n",
             ),
         ),
         checks=(SIMULATOR, STORES_SQLITE + "9_26_rows_are_appended_while_the_claim_stands"),
@@ -1954,14 +1956,14 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-series-goes-on-after-a-lost-answer",
         rule="9.26",
         harm="The request is under way still: it is executed after the table has told that nothing is there.",
-        edits=(Edit("facts.end_series", "series + 1, claim.writer", "series, claim.writer"),),
+        edits=(Edit("appending.end_series", "series + 1, claim.writer", "series, claim.writer"),),
         checks=(SIMULATOR, APPENDING + "9_26_of_what_got_no_answer_the_table_decides[deployment-not written]"),
     ),
     Mutant(
         name="a-series-ends-beside-what-is-being-written",
         rule="9.26",
         harm="The request is being executed: it commits after the table has told that nothing is there.",
-        edits=(Edit("facts.end_series", "exclusive=True", "exclusive=False"),),
+        edits=(Edit("appending.end_series", "exclusive=True", "exclusive=False"),),
         checks=(SIMULATOR, APPENDING + "9_26_a_series_ends_when_nothing_of_it_is_being_written"),
     ),
     Mutant(
@@ -2030,7 +2032,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Facts with statements hold the claim, one or another at any time: nothing of the writer is published.",
         edits=(
             Edit(
-                "facts.end_series",
+                "appending.end_series",
                 "        *dialect.lock_series(claim.writer, exclusive=True),\n",
                 "        claim_stands(dialect, claim, dialect.exclusive),\n",
             ),
@@ -2137,7 +2139,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-sequence-that-is-behind-numbers-rows",
         rule="9.28",
         harm="After a backup was put back rows are written at IDs that were announced: readers step over them.",
-        edits=(Edit("facts.append", "AND ({text}) >= ?", "AND ({text}) + 1000 >= ?"),),
+        edits=(Edit("appending.append", "AND ({text}) >= ?", "AND ({text}) + 1000 >= ?"),),
         checks=(
             UNNUMBERED + "9_28_a_sequence_that_is_behind_gives_no_id[deployment]",
             STORES_POSTGRES + "9_28_rows_get_their_ids_as_they_are_written",

@@ -43,7 +43,7 @@ AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
 
 FORM = "postgresql://user:password@host:port/database?sslmode=..."
 
-# What looks at one socket, once: epoll would be made and closed for it, in four calls of the system. Windows has no poll.
+# Looks at one socket, once: an epoll would be made and closed for it, with four system calls. Windows has no poll.
 POLLER: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.DefaultSelector)
 # Questions of one process at a time beside the fetches (settings.fetches, 4): for IDs, rows that are appended, a beat,
 # and one for what is in doubt.
