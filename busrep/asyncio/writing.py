@@ -263,16 +263,13 @@ class Writing(WriterSession):
 
     async def settle(self) -> None:
         """Ask after every fact in doubt once, now. Raises Unavailable, or what else keeps one from being known."""
-        trouble: Exception | None = None
-        for doubt in list(self.doubts):
-            if doubt not in self.doubts:  # it was settled with another one of its transaction
-                continue
-            try:
-                await self._settle(*self.ended_with(doubt))
-            except Exception as error:  # the others may have ended all the same
-                trouble = error
-        if trouble is not None:
-            raise trouble
+        asked: dict[object, list[InDoubt]] = {}  # a question for all that one transaction left
+        for doubt in self.doubts:
+            asked.setdefault(doubt.marker, []).append(doubt)
+        found = await asyncio.gather(*(self._settle(*same) for same in asked.values()), return_exceptions=True)
+        for trouble in found:  # the others may have ended all the same
+            if trouble is not None:
+                raise trouble
 
     async def _settle(self, *doubts: InDoubt) -> None:
         """Ask what became of one transaction; ``doubts``: what it left, with one marker."""

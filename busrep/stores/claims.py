@@ -18,7 +18,7 @@ from busrep.stores.declared import init_command
 from busrep.stores.dialect import Backing, Dialect, begin_durably, highest_row, or_blocked
 from busrep.stores.fencing import WON, clock, final_position, follow_server
 from busrep.stores.interface import Claim, KnownWriter, Newest, Registered
-from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
+from busrep.stores.plans import Control, NoSuchTable, Plan, Row, Sql, in_transaction, transaction
 from busrep.stores.schema import EPOCH, check_columns, record_fields
 
 log = logging.getLogger("busrep.stores")
@@ -254,9 +254,14 @@ def check_claim(dialect: Dialect, claim: Claim) -> Plan[None]:
     """Read the claim (9.2). Unavailable on a server that only follows another: it may not have heard yet of what was
     committed, nor of who has the name."""
     answers = yield Sql(f"SELECT {dialect.replica}"), claim_stands(dialect, claim)
-    if answers[0][0][0]:
+    check_answered(dialect, claim, *answers)
+
+
+def check_answered(dialect: Dialect, claim: Claim, replica: Sequence[Row], stands: Sequence[Row]) -> None:
+    """See `check_claim`, whose statements were answered so."""
+    if replica[0][0]:
         raise Unavailable(dialect.name, "it is a replica, which may lag: only the primary can tell")
-    if not answers[1]:
+    if not stands:
         raise WriterFenced(claim.writer, claim.incarnation)
 
 

@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import attrs
 import orjson
 
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError, PositionTooOld, WriterFenced
-from busrep.stores.claims import check_claim, claim_stands, no_sequence
+from busrep.stores.claims import check_answered, check_claim, claim_stands, no_sequence
 from busrep.stores.dialect import Backing, Dialect, row_columns
 from busrep.stores.interface import Claim, FactRows
-from busrep.stores.plans import Control, NoSuchTable, Plan, Sql, in_transaction, transaction
+from busrep.stores.plans import Answers, Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.readers import LOCK_STREAM
 
 # IDs deleted in one transaction: short enough that a writer on SQLite, which has one write lock, hardly waits.
@@ -21,6 +22,8 @@ PRUNE_BATCH = 5_000
 # So many rows of what is asked after are read at a time.
 OUTCOME_ROWS = 10_000
 HIGHEST_ID = 2**63 - 1
+
+Fact = tuple[str, int]  # stream, ID
 
 
 def reserve(dialect: Dialect, stream: str, count: int, held: Claim | None = None) -> Plan[list[int]]:
@@ -54,19 +57,27 @@ def insert(dialect: Dialect, stream: str, writer: str, facts: Iterable[FactRows]
     return dialect.insert(dialect.backing(stream), writer, rows) if rows else ()
 
 
-def rows_of(
-    dialect: Dialect, facts: Sequence[tuple[str, int]], writer: str
-) -> Plan[dict[tuple[str, int], list[bytes]]]:
+def rows_of(dialect: Dialect, facts: Iterable[Fact], writer: str) -> Plan[dict[Fact, list[bytes]]]:
     """The payloads of these facts; one that has no rows is missing."""
+    asked = _by_backing(dialect, facts)
+    answers: Answers = []
+    for backing, tokens in asked.items():
+        answers += yield _rows(dialect, backing, writer, tokens)
+    return _found(dialect, asked, answers)
+
+
+def _by_backing(dialect: Dialect, facts: Iterable[Fact]) -> dict[Backing, list[int]]:
     asked: dict[str, list[int]] = {}
     for stream, token in facts:
         asked.setdefault(stream, []).append(token)
-    found: dict[tuple[str, int], list[bytes]] = {}
-    for stream, tokens in asked.items():
-        backing = dialect.backing(stream)
-        rows = (yield _rows(dialect, backing, writer, tokens))[0]
+    return {dialect.backing(stream): tokens for stream, tokens in asked.items()}
+
+
+def _found(dialect: Dialect, asked: Iterable[Backing], answers: Answers) -> dict[Fact, list[bytes]]:
+    found: dict[Fact, list[bytes]] = {}
+    for backing, rows in zip(asked, answers, strict=True):
         for row, payload in zip(rows, dialect.payloads(backing, rows), strict=True):
-            found.setdefault((stream, row[0]), []).append(payload)
+            found.setdefault((backing.stream, row[0]), []).append(payload)
     return found
 
 
@@ -81,9 +92,9 @@ def _rows(dialect: Dialect, backing: Backing, writer: str, tokens: Sequence[int]
     )
 
 
-def rows_above(dialect: Dialect, after: Mapping[str, int], writer: str) -> Plan[dict[tuple[str, int], list[bytes]]]:
+def rows_above(dialect: Dialect, after: Mapping[str, int], writer: str) -> Plan[dict[Fact, list[bytes]]]:
     """The payloads of a writer's facts above these IDs of the streams."""
-    found: dict[tuple[str, int], list[bytes]] = {}
+    found: dict[Fact, list[bytes]] = {}
     for stream, last in after.items():
         backing, more = dialect.backing(stream), True
         while more:
@@ -96,12 +107,8 @@ def rows_above(dialect: Dialect, after: Mapping[str, int], writer: str) -> Plan[
 
 
 def outcome(
-    dialect: Dialect,
-    held: Claim,
-    marker: object,
-    facts: Sequence[tuple[str, int]],
-    above: Mapping[str, int] | None = None,
-) -> Plan[dict[tuple[str, int], list[bytes]] | None]:
+    dialect: Dialect, held: Claim, marker: object, facts: Sequence[Fact], above: Mapping[str, int] | None = None
+) -> Plan[dict[Fact, list[bytes]] | None]:
     """None while the transaction may be open. The rows are read by a later statement: its snapshot is taken after
     the transaction was seen to have ended (9.1). The claim is read last: it stands, so the rows are of its log still,
     and of no older state that was restored since, nor of a replica. Raises WriterFenced, Unavailable."""
@@ -114,6 +121,34 @@ def outcome(
     found |= yield from rows_above(dialect, above or {}, held.writer)
     yield from check_claim(dialect, held)
     return found
+
+
+@transaction
+def outcomes(
+    dialect: Dialect, held: Claim, asked: Sequence[tuple[object, Sequence[Fact]]]
+) -> Plan[list[dict[Fact, list[bytes]] | None]]:
+    """As `outcome`, of several transactions (marker, facts) on a server, in one round trip: each statement has its own
+    snapshot. Raises StatementRefused for all where the server does not know one of the markers."""
+    questions = [dialect.outcome(marker) for marker, _ in asked]
+    rows = _by_backing(dialect, dict.fromkeys(fact for _, facts in asked for fact in facts))
+    answers = yield (
+        Control.BEGIN,
+        *(question for question in questions if question is not None),
+        *(_rows(dialect, backing, held.writer, tokens) for backing, tokens in rows.items()),
+        Sql(f"SELECT {dialect.replica}"),
+        claim_stands(dialect, held),
+        Control.COMMIT,
+    )
+    told = iter(answers)
+    is_open = [question is not None and bool(next(told)[0][0]) for question in questions]
+    if all(is_open):
+        return [None] * len(asked)
+    found = _found(dialect, rows, list(islice(told, len(rows))))
+    check_answered(dialect, held, *told)
+    return [
+        None if still else {fact: found[fact] for fact in facts if fact in found}
+        for still, (_, facts) in zip(is_open, asked, strict=True)
+    ]
 
 
 @transaction

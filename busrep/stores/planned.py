@@ -27,7 +27,7 @@ from busrep.stores.interface import (
     StoreAdmin,
 )
 from busrep.stores.plans import Control, Plan, Sql, T, Unanswered, only
-from busrep.stores.sharing import Appends, Reservations
+from busrep.stores.sharing import Appends, Facts, Outcome, Outcomes, Reservations
 from busrep.streams import Registry
 
 P = ParamSpec("P")
@@ -91,6 +91,7 @@ class PlannedStore(AsyncStore):
         dialect.streams = streams
         dialect.backings = {stream.name: backing_of(stream) for stream in streams if not stream.resettable}
         self.reservations, self.appends = Reservations(self._reserve), Appends(self.write_appended)
+        self.outcomes = Outcomes(self._outcomes)
         self._series: dict[str, int] = {}  # by writer, as it was found last
         self.snapshots = snapshots.PlannedSnapshots(self, dialect.store)
 
@@ -190,7 +191,14 @@ class PlannedStore(AsyncStore):
             marker = None
         if isinstance(marker, PlannedTransaction) and await marker.still_open():
             return None
-        return await self.read(facts.outcome(self.dialect, claim, marker, facts_, above))
+        if above or self.dialect.server is None:
+            return await self.read(facts.outcome(self.dialect, claim, marker, facts_, above))
+        if self.on_loop:
+            return await self.outcomes.outcome(claim, marker, facts_)
+        return (await self._outcomes(claim, [(marker, facts_)]))[0]
+
+    async def _outcomes(self, claim: Claim, asked: Sequence[tuple[object, Facts]]) -> Sequence[Outcome]:
+        return await self.read(facts.outcomes(self.dialect, claim, asked))
 
     async def rolled_back(self, marker: object) -> bool:
         if isinstance(marker, PlannedTransaction):

@@ -13,6 +13,8 @@ from busrep.stores.interface import Appended, Claim, Group
 
 ItemT = TypeVar("ItemT")
 Waiting = tuple[ItemT, "asyncio.Future[Any]"]
+Facts = Sequence[tuple[str, int]]
+Outcome = dict[tuple[str, int], list[bytes]] | None
 
 # Of the rows of a transaction that several facts share: the others wait while it is written.
 GROUP_BYTES = 2**20
@@ -20,6 +22,8 @@ ROW_BYTES = 64  # of what goes with a row
 # Seconds after which an answer may never come, for a link may stand with nobody at its other end; and so many batches
 # are waited for at a time.
 LATE, MOST_LATE = 1.0, 3
+# Transactions, and facts of theirs, that are asked after at a time.
+OUTCOMES = 1_000
 # What one fact of a group may be refused for, and the others not.
 OF_ONE = (StatementRefused, SequenceWentBack)
 
@@ -137,6 +141,38 @@ class Reservations:
                 mine, ids = ids[:count], ids[count:]
                 if not answer.done():  # cancelled meanwhile: its IDs stay holes
                     answer.set_result(mine)
+
+
+class Outcomes:
+    """Asks after several transactions in one round trip. ``ask``: of a claim, of (marker, facts) each."""
+
+    def __init__(self, ask: Callable[[Claim, Sequence[tuple[object, Facts]]], Awaitable[Sequence[Outcome]]]) -> None:
+        self.ask = ask
+        self._batches = Batches(self._serve, lambda item: 1 + len(item[2]), lambda: OUTCOMES)
+
+    async def outcome(self, claim: Claim, marker: object, facts: Facts) -> Outcome:
+        """See `FactLog.outcome`."""
+        found: Outcome = await self._batches.ask(id(claim), (claim, marker, facts))
+        return found
+
+    async def _serve(self, batch: Sequence[Waiting[tuple[Claim, object, Facts]]]) -> None:
+        claim = batch[0][0][0]
+        try:
+            found = await self.ask(claim, [(marker, facts) for (_, marker, facts), _ in batch])
+        except StatementRefused as refused:
+            if len(batch) == 1:
+                fail(batch, refused)
+            for one in batch if len(batch) > 1 else ():  # whose transaction it was
+                await self._serve([one])
+        except Exception as error:
+            fail(batch, error)
+        except BaseException as error:
+            fail(batch, Unavailable("the store", error))
+            raise
+        else:
+            for outcome, (_, answer) in zip(found, batch, strict=True):
+                if not answer.done():
+                    answer.set_result(outcome)
 
 
 class Appends:

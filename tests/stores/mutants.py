@@ -1440,7 +1440,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="9.1",
         harm="store= leads to a lagging replica for a moment: a committed fact is announced as empty.",
         edits=(
-            Edit("claims.check_claim", "    if answers[0][0][0]:\n        raise Unav", "    if 0:\n        raise Unav"),
+            Edit("claims.check_answered", "    if replica[0][0]:\n        raise Unav", "    if 0:\n        raise Unav"),
         ),
         checks=(
             SIM_STORE + "9_9_a_replica_lags_never_goes_back_and_is_not_written",
@@ -2045,7 +2045,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A lost answer of a group of thousands costs as many transactions, and nothing is published until then.",
         edits=(
             Edit("PlannedStore.outcome", "            if not marker.settled:\n", "            if True:\n"),
-            Edit("Writing.settle", "self._settle(*self.ended_with(doubt))", "self._settle(doubt)"),
+            Edit("Writing.settle", "asked.setdefault(doubt.marker, [])", "asked.setdefault(doubt, [])"),
         ),
         checks=(
             APPENDING + "9_26_a_lost_answer_is_asked_after_once[deployment]",
@@ -2168,5 +2168,19 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(Edit("Batches._is_late", "self._late.add(task)", "pass"),),
         checks=("stores/test_sharing.py::test_a_late_answer_holds_up_no_other",),
         hangs=True,
+    ),
+    Mutant(
+        name="of-transactions-asked-after-together-an-open-one-has-ended",
+        rule="9.1",
+        harm="A fact of the caller's transaction is announced as empty, and committed a moment later: lost.",
+        edits=(Edit("facts.outcomes", "None if still else", "None if 0 else"),),
+        checks=(SIMULATOR, STORES_POSTGRES + "9_1_several_transactions_are_asked_after_at_once"),
+    ),
+    Mutant(
+        name="of-transactions-asked-after-together-one-unknown-ends-all",
+        rule="9.1",
+        harm="An open transaction passes for ended beside one that a crash of the server lost: its fact is announced as empty.",
+        edits=(Edit("Outcomes._serve", "            if len(batch) == 1:\n", "            if True:\n"),),
+        checks=(STORES_POSTGRES + "9_1_several_transactions_are_asked_after_at_once",),
     ),
 )

@@ -754,6 +754,39 @@ class TestPostgres(SqlConformance, BootstrapConformance):
         self.sql(url, f"SELECT setval('{sequence_name(stream)}', {value})")
 
     @sync
+    async def test_9_1_several_transactions_are_asked_after_at_once(self, url: str) -> None:
+        """One is open, one committed, one rolled back, and of one the server knows nothing."""
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            made = []
+            for number in range(3):
+                (token,) = await store.reserve("orders", 1)
+                transaction = store.transaction(claim)
+                await transaction.begin()
+                await transaction.insert("orders", [(token, [[number]], [row(number)])])
+                made.append((transaction, [("orders", token)]))
+            markers = [transaction.marker for transaction, _ in made]
+            await made[1][0].commit()
+            await made[2][0].rollback()
+            given, sizes = store.outcomes.ask, []  # type: ignore[attr-defined]
+
+            async def counted(claim: Any, asked: Any) -> Any:
+                sizes.append(len(asked))
+                return await given(claim, asked)
+
+            store.outcomes.ask = counted  # type: ignore[attr-defined]
+            asking = [store.outcome(claim, marker, facts) for marker, (_, facts) in zip(markers, made, strict=True)]
+            assert await asyncio.gather(*asking) == [None, {made[1][1][0]: [row(1)]}, {}]
+            assert sizes == [3]
+            unknown, facts = str(2**62), made[1][1]
+            found = await asyncio.gather(*(store.outcome(claim, one, facts) for one in (*markers[:2], unknown)))
+            assert found == [None, {facts[0]: [row(1)]}, {facts[0]: [row(1)]}]
+            await made[0][0].rollback()
+            assert await store.finish("w1", claim.incarnation, timeout=1)
+            with pytest.raises(WriterFenced):
+                await store.outcome(claim, markers[1], facts)
+
+    @sync
     async def test_9_4_facts_may_nest_while_a_successor_waits(self, url: str) -> None:
         await nested(self, url)
 
