@@ -778,7 +778,7 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             asking = [store.outcome(claim, marker, facts) for marker, (_, facts) in zip(markers, made, strict=True)]
             assert await asyncio.gather(*asking) == [None, {made[1][1][0]: [row(1)]}, {}]
             assert sizes == [3]
-            unknown, facts = str(2**62), made[1][1]
+            unknown, facts = str(2**62 + 1_000), made[1][1]
             found = await asyncio.gather(*(store.outcome(claim, one, facts) for one in (*markers[:2], unknown)))
             assert found == [None, {facts[0]: [row(1)]}, {facts[0]: [row(1)]}]
             await made[0][0].rollback()
