@@ -2179,7 +2179,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
     Mutant(
         name="of-transactions-asked-after-together-one-unknown-ends-all",
         rule="9.1",
-        harm="Beside a transaction that a crash of the server lost an open one has ended: its fact is announced as empty.",
+        harm="Beside a transaction that a crash lost an open one has ended: its fact is announced as empty.",
         edits=(Edit("Outcomes._serve", "            if len(batch) == 1:\n", "            if True:\n"),),
         checks=(STORES_POSTGRES + "9_1_several_transactions_are_asked_after_at_once",),
     ),
