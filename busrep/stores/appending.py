@@ -3,7 +3,6 @@
 # ruff: noqa: S608 - the pieces of SQL are the dialect's, values are parameters
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 from busrep.errors import ConfigError, SequenceWentBack, StatementRefused, WriterFenced
@@ -30,14 +29,13 @@ def append(
     facts, unnumbered = _by_stream(batch)
     known = {stream: max(one.known for one in given) for stream, given in unnumbered.items()}
     at = _series(claim)
-    above = [
-        (given.text, (*given.params, least)) for stream, least in known.items() for given in [dialect.given(stream)]
-    ]
-    conditions = "".join(f" AND ({text}) >= ?" for text, _ in above)
-    held = Sql(
-        f"{HELD} AND {dialect.same_server} AND ({at.text}) = ?{conditions}",
-        (claim.writer, claim.incarnation, *at.params, series, *itertools.chain(*(params for _, params in above))),
-    )
+    condition = f"{HELD} AND {dialect.same_server} AND ({at.text}) = ?"
+    params: list[object] = [claim.writer, claim.incarnation, *at.params, series]
+    for stream, least in known.items():
+        given = dialect.given(stream)
+        condition += f" AND ({given.text}) >= ?"
+        params += *given.params, least
+    held = Sql(condition, tuple(params))
     try:
         yield from _append_held(dialect, claim.writer, held, facts, unnumbered, wait)
     except StatementRefused as refused:
@@ -65,9 +63,9 @@ def _append_held(
     bound = () if wait is None else dialect.lock_timeout(wait)
     locks = (*bound, *dialect.lock_series(writer, exclusive=False), dialect.hold(held))
     rows = {stream: [row for one in given for row in one.payloads] for stream, given in unnumbered.items()}
-    numbering = [made for stream, new in rows.items() if (made := dialect.insert_numbering(stream, writer, new))]
     inserts = [one for stream, given in facts.items() for one in insert(dialect, stream, writer, given)]
     if dialect.server is not None:
+        numbering = [dialect.insert_numbering(stream, writer, new) for stream, new in rows.items()]
         answers = yield (Control.BEGIN, *locks, *numbering, *inserts, Control.COMMIT)
         for given, ids in zip(unnumbered.values(), answers[len(locks) :], strict=False):
             _deal(given, sorted(row[0] for row in ids))

@@ -242,12 +242,10 @@ def hold(dialect: Dialect, held: Claim, *begin: Control) -> Plan[object]:
     return answers[0][0][0]
 
 
-def claim_stands(dialect: Dialect, claim: Claim, lock: str = "") -> Sql:
-    """A row while the claim stands, on the server that was noted. ``lock``: the row's, as a suffix."""
-    return Sql(
-        f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server}{lock}",
-        (claim.writer, claim.incarnation),
-    )
+def claim_stands(dialect: Dialect, claim: Claim) -> Sql:
+    """A row while the claim stands, on the server that was noted."""
+    text = f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server}"
+    return Sql(text, (claim.writer, claim.incarnation))
 
 
 def check_claim(dialect: Dialect, claim: Claim) -> Plan[None]:

@@ -141,10 +141,10 @@ def highest_row(backing: Backing) -> Sql:
     )
 
 
-# Condition on the row ``r`` of busrep_readers that ``v`` moves: no snapshot of the stream is being loaded, and none was
-# since the last one that the caller knew (NULL: does not tell).
 # In the error of `Dialect.hold`.
 NOT_HELD = "busrep: the claim or its series is another:"
+# Condition on the row ``r`` of busrep_readers that ``v`` moves: no snapshot of the stream is being loaded, and none was
+# since the last one that the caller knew (NULL: does not tell).
 NO_BOOTSTRAP = (
     "NOT EXISTS (SELECT 1 FROM busrep_bootstraps b WHERE b.reader = r.reader AND b.stream = r.stream "
     f"AND (b.state NOT IN {LOADED} OR b.id <> v.begun))"
@@ -282,9 +282,9 @@ class Dialect(Protocol):
         with nothing; or it fails, with `NOT_HELD` in its error, where the steps behind it are with the server already.
         """
 
-    def insert_numbering(self, stream: str, writer: str, payloads: Sequence[bytes]) -> Sql | None:
-        """Insert rows into busrep's own table, each a fact whose ID the sequence gives, and answer with the IDs. None
-        where that takes two steps: there each is answered before the next."""
+    def insert_numbering(self, stream: str, writer: str, payloads: Sequence[bytes]) -> Sql:
+        """Insert rows into busrep's own table, each a fact whose ID the sequence gives, and answer with the IDs. Of
+        servers only: elsewhere it takes two steps, each of which is answered before the next."""
 
     def given(self, stream: str) -> Sql:
         """The highest ID that the stream's sequence has given, as a query."""

@@ -107,16 +107,10 @@ def rows_above(dialect: Dialect, after: Mapping[str, int], writer: str) -> Plan[
 
 
 def outcome(
-    dialect: Dialect, held: Claim, marker: object, facts: Sequence[Fact], above: Mapping[str, int] | None = None
-) -> Plan[dict[Fact, list[bytes]] | None]:
-    """None while the transaction may be open. The rows are read by a later statement: its snapshot is taken after
-    the transaction was seen to have ended (9.1). The claim is read last: it stands, so the rows are of its log still,
-    and of no older state that was restored since, nor of a replica. Raises WriterFenced, Unavailable."""
-    question = dialect.outcome(marker)
-    if question is not None:
-        answers = yield question
-        if answers[0][0][0]:
-            return None
+    dialect: Dialect, held: Claim, facts: Sequence[Fact], above: Mapping[str, int] | None = None
+) -> Plan[dict[Fact, list[bytes]]]:
+    """What a transaction that has ended left (9.1). The claim is read last: it stands, so the rows are of its log
+    still, and of no older state that was restored since, nor of a replica. Raises WriterFenced, Unavailable."""
     found = yield from rows_of(dialect, facts, held.writer)
     found |= yield from rows_above(dialect, above or {}, held.writer)
     yield from check_claim(dialect, held)
@@ -233,7 +227,7 @@ def prune(
 def _not_kept(backing: Backing, writer: str, keep: int | None) -> Plan[int]:
     """The highest ID that ``keep`` lets go. It only rises, so that it is asked once, before anything is locked."""
     if keep is None or keep <= 0:
-        return 2**63 - 1
+        return HIGHEST_ID
     where, params = backing.of_writer(writer)
     turned = "" if backing.negative else " DESC"
     last = yield Sql(

@@ -137,7 +137,8 @@ class FactLog(FactSource, Protocol):
 
     async def append(self, claim: Claim, appended: Appended) -> None:
         """Write facts in a transaction of their own, or of several calls. WriterFenced when the claim does not stand,
-        SequenceWentBack for known IDs; after CommitUnknown `outcome` tells, after any other error none is written."""
+        SequenceWentBack for known IDs; after CommitUnknown `outcome` tells, as it does after what is no BusrepError, an
+        interrupt's; after any other none is written."""
 
     def check_append(self) -> None:
         """Raise ConfigError where the calling task has a transaction open that `append` would wait for."""

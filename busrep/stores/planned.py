@@ -192,7 +192,7 @@ class PlannedStore(AsyncStore):
         if isinstance(marker, PlannedTransaction) and await marker.still_open():
             return None
         if above or self.dialect.server is None:
-            return await self.read(facts.outcome(self.dialect, claim, marker, facts_, above))
+            return await self.read(facts.outcome(self.dialect, claim, facts_, above))
         if self.on_loop:
             return await self.outcomes.outcome(claim, marker, facts_)
         return (await self._outcomes(claim, [(marker, facts_)]))[0]

@@ -22,7 +22,7 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.stores import claims, schema
-from busrep.stores.interface import Claim
+from busrep.stores.interface import Claim, Group
 from busrep.stores.planned import PlannedStore, PlannedTransaction
 from busrep.stores.plans import (
     Control,
@@ -114,7 +114,7 @@ class ServerStore(PlannedStore):
         except (Unavailable, StatementRefused) as error:
             if connection.closed:
                 self.renew()
-                raise Unanswered(self.where, getattr(error, "reason", error)) from error
+                raise Unanswered(self.where, error.reason) from error
             raise self.located(error) from error
 
     def located(self, error: Exception) -> Exception:
@@ -126,6 +126,7 @@ class ServerStore(PlannedStore):
     @property
     def append_wait(self) -> float | None:
         # So that the server says within fetch_timeout that it waits for a lock: else what was appended is in doubt.
+        # There are two, the series' and the claim's; that it waits for both is rare.
         return self.settings.fetch_timeout / 2
 
     async def write(self, plan: Plan[T], wait: float | None = None) -> T:
@@ -137,7 +138,7 @@ class ServerStore(PlannedStore):
         try:
             return await super().outcome(claim, marker, facts_, above)
         except StatementRefused as refused:
-            if not isinstance(refused.reason, self.unknown_marker):
+            if isinstance(marker, Group) or not isinstance(refused.reason, self.unknown_marker):
                 raise
             # "in the future": the server crashed before it had written that transaction ID. It is gone.
             return await super().outcome(claim, None, facts_, above)

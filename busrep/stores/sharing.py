@@ -22,8 +22,9 @@ ROW_BYTES = 64  # of what goes with a row
 # Seconds after which an answer may never come, for a link may stand with nobody at its other end; and so many batches
 # are waited for at a time.
 LATE, MOST_LATE = 1.0, 3
-# Transactions, and facts of theirs, that are asked after at a time.
-OUTCOMES = 1_000
+# Transactions, and facts of theirs, that are asked after at a time. All their rows are one answer, of which a fact may
+# have a megabyte, and which has to come within fetch_timeout.
+OUTCOMES = 100
 # What one fact of a group may be refused for, and the others not.
 OF_ONE = (StatementRefused, SequenceWentBack)
 
@@ -32,8 +33,8 @@ class Batches(Generic[ItemT]):
     """Serves callers in batches, for each key one batch at a time: whoever comes meanwhile is in the next, which begins
     at once where the answer to the one before is late.
 
-    ``serve`` answers each future of a batch, whatever it raises. ``size``: of an item; a batch has more than ``most``
-    only of one item.
+    ``serve`` answers the futures of a batch; those that it leaves, for it was cancelled or interrupted, get
+    Unavailable. ``size``: of an item; a batch has more than ``most`` only of one item.
     """
 
     def __init__(
@@ -51,14 +52,17 @@ class Batches(Generic[ItemT]):
         """The answer for an item. Cancelled while it waits for its batch, it is in none."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        self._waiting.setdefault(key, deque()).append((item, answer))
-        self._start(key, loop)
-        return await answer
+        try:
+            self._waiting.setdefault(key, deque()).append((item, answer))
+            self._start(key, loop)
+            return await answer
+        except BaseException:  # of a signal handler's, too: it may be in no batch that is sent later
+            answer.cancel()
+            raise
 
     def _start(self, key: Hashable, loop: asyncio.AbstractEventLoop) -> None:
         """See to it that what waits is served, unless as many answers are late as may be waited for."""
-        tasks = {task for task in self._tasks.get(key, ()) if not task.get_loop().is_closed()}
-        self._tasks[key] = tasks
+        tasks = self._tasks.setdefault(key, set())
         if tasks <= self._late and len(tasks) < MOST_LATE:
             task = loop.create_task(self._run(key, loop), name="busrep batches")
             task.add_done_callback(partial(self._ended, key, loop))
@@ -79,10 +83,15 @@ class Batches(Generic[ItemT]):
     async def _run(self, key: Hashable, loop: asyncio.AbstractEventLoop) -> None:
         task = asyncio.current_task(loop)
         assert task is not None  # noqa: S101
-        while batch := self._next(self._waiting[key]):
+        while self._waiting[key]:
+            batch: list[Waiting[ItemT]] = []
             late = loop.call_later(LATE, self._is_late, key, loop, task)
             try:
+                self._take(batch, self._waiting[key])
                 await self._serve(batch)
+            except BaseException as error:
+                fail(batch, Unavailable("the store", error))
+                raise
             finally:
                 late.cancel()
             self._late.discard(task)
@@ -94,15 +103,15 @@ class Batches(Generic[ItemT]):
         if self._waiting[key]:
             self._start(key, loop)
 
-    def _next(self, waiting: deque[Waiting[ItemT]]) -> list[Waiting[ItemT]]:
-        batch: list[Waiting[ItemT]] = []
+    def _take(self, batch: list[Waiting[ItemT]], waiting: deque[Waiting[ItemT]]) -> None:
+        """Move the next batch from those that wait: first into it, for an interrupt may come between."""
         size, most = 0, self._most()
         while waiting and (not batch or size + self._size(waiting[0][0]) <= most):
-            one = waiting.popleft()
+            one = waiting[0]
             if not one[1].done():  # else cancelled
                 batch.append(one)
                 size += self._size(one[0])
-        return batch
+            waiting.popleft()
 
 
 def fail(batch: Sequence[Waiting[Any]], error: BaseException) -> None:
@@ -133,9 +142,6 @@ class Reservations:
             ids = await self.ask(stream, sum(count for (_, count, _), _ in batch), held)
         except Exception as error:
             fail(batch, error)
-        except BaseException as error:
-            fail(batch, Unavailable("the store", error))
-            raise
         else:
             for (_, count, _), answer in batch:
                 mine, ids = ids[:count], ids[count:]
@@ -166,9 +172,6 @@ class Outcomes:
                 await self._serve([one])
         except Exception as error:
             fail(batch, error)
-        except BaseException as error:
-            fail(batch, Unavailable("the store", error))
-            raise
         else:
             for outcome, (_, answer) in zip(found, batch, strict=True):
                 if not answer.done():
@@ -196,24 +199,22 @@ class Appends:
 
     async def _serve(self, batch: Sequence[Waiting[tuple[Claim, Appended]]]) -> None:
         left: list[Sequence[Waiting[tuple[Claim, Appended]]]] = [batch]
-        try:
-            while left:
-                # Without those that were given up since: what is said of them is that they were not written.
-                if part := [one for one in left.pop() if not one[1].done()]:
-                    left += await self._send(part)
-        except BaseException as error:
-            for unsent in left:
-                fail(unsent, Unavailable("the store", error))
-            raise
+        while left:
+            # Without those that were given up since: what is said of them is that they were not written.
+            if part := [one for one in left.pop() if not one[1].done()]:
+                left += await self._send(part)
 
     async def _send(self, batch: Sequence[Waiting[tuple[Claim, Appended]]]) -> Sequence[Sequence[Waiting[Any]]]:
         """Write a batch and answer it. If it was refused, for one of its facts: its halves, the first one last."""
         claim, group = batch[0][0][0], Group()
-        for (_, appended), _ in batch:
-            appended.group = group
-        group.under_way = True
         try:
+            for (_, appended), _ in batch:
+                appended.group = group
+            group.under_way = True
             await self.write(claim, group, [appended for (_, appended), _ in batch])
+            for _, answer in batch:
+                if not answer.done():
+                    answer.set_result(None)
         except BusrepError as error:
             if len(batch) > 1 and isinstance(error, OF_ONE):
                 group.settled = True  # nothing of it was written
@@ -223,10 +224,6 @@ class Appends:
             fail(batch, CommitUnknown(group, error))
             if not isinstance(error, Exception):
                 raise
-        else:
-            for _, answer in batch:
-                if not answer.done():
-                    answer.set_result(None)
         finally:
             group.under_way = False
         return ()

@@ -15,7 +15,7 @@ class Group:
     """A transaction in which appended facts are written, as `FactLog.outcome` knows it (9.26).
 
     ``series``: of the writer's, that it was sent in last. ``under_way``: its answer is being waited for. ``settled``:
-    nothing of it will be written any more but what is.
+    what is not written of it by now never will be.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Unnumbered:
 class Appended:
     """Facts that are written in a transaction of their own: {stream: facts}. Their streams are in busrep's table.
 
-    ``unnumbered``: of them, those that have no IDs yet. ``group``: what they were sent with; None before that.
+    ``unnumbered``: besides them, those that have no IDs yet. ``group``: what they were sent with; None before that.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from busrep.errors import StatementRefused, Unavailable
 from busrep.settings import Settings
 from busrep.stores import open_store
 from busrep.stores.plans import Control, Plan, Sql, complete
+from busrep.stores.postgres import store as postgres
 from busrep.stores.postgres.blocking import BlockingPostgresStore
 from busrep.streams import Registry
 from tests.shop import STREAMS, Order, orders
@@ -145,5 +146,23 @@ def test_an_append_takes_no_connection_that_the_server_has_ended(on_postgres: De
                 )
             second = await writer.publish(orders, [Order(2, "new")])
             assert second == [first[-1] + 1]
+
+    run(work())
+
+
+def test_connections_that_are_dead_on_arrival_are_told_of(
+    on_postgres: Deployment,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A proxy takes connections for a server that is away, and closes them."""
+
+    async def work() -> None:
+        async with on_postgres.bus(writer="w1") as writer:
+            with monkeypatch.context() as away:
+                away.setattr(postgres, "alive", lambda _: False)
+                away.setattr(postgres, "POOL_WAIT", 0.0)
+                with pytest.raises(Unavailable, match="each new connection was closed"):
+                    await writer.publish(orders, [Order(1, "new")])
+            assert await writer.publish(orders, [Order(2, "new")])
 
     run(work())

@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="outcome-does-not-wait-for-the-end",
         rule="9.1",
         harm="A transaction still open on the server is taken for rolled back; when it commits its rows are skipped.",
-        edits=(Edit("facts.outcome", "        if answers[0][0][0]:\n            return None\n", ""),),
+        edits=(Edit("facts.outcomes", "bool(next(told)[0][0]) for", "bool(next(told)[0][0]) and False for"),),
         checks=(
             SIMULATOR,
             STORES_POSTGRES + "9_1_outcome_open_committed_and_rolled_back",
@@ -72,14 +72,16 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="COMMIT between the look at the rows and the look at the transaction: its rows are announced as none.",
         edits=(
             Edit(
-                "facts.outcome",
-                "    question = dialect.outcome(marker)\n",
-                "    found = yield from rows_of(dialect, facts, held.writer)\n    question = dialect.outcome(marker)\n",
+                "facts.outcomes",
+                "        *(question for question in questions if question is not None),\n"
+                "        *(_rows(dialect, backing, held.writer, tokens) for backing, tokens in rows.items()),\n",
+                "        *(_rows(dialect, backing, held.writer, tokens) for backing, tokens in rows.items()),\n"
+                "        *(question for question in questions if question is not None),\n",
             ),
             Edit(
-                "facts.outcome",
-                "    found = yield from rows_of(dialect, facts, held.writer)\n    found |=",
-                "    found |=",
+                "facts.outcomes",
+                "    told = iter(answers)\n",
+                "    told = iter([*answers[len(rows) : -2], *answers[: len(rows)], *answers[-2:]])\n",
             ),
         ),
         checks=(
@@ -930,6 +932,19 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="9.15",
         harm="On SQLite an ID is reserved in what is left of a beat, and taken back with it: it is given out twice.",
         edits=(Edit("FileStore.writing", "return self._cleared(self.role(WRITE))", "return self.role(WRITE)"),),
+        checks=(RACES + "on_sqlite_an_interrupted_thread_leaves_no_transaction",),
+    ),
+    Mutant(
+        name="an-interrupted-thread-keeps-sqlite-s-write-lock",
+        rule="9.1",
+        harm="No other process can write until this one writes again, which it may never do.",
+        edits=(
+            Edit(
+                "BlockingSqliteStore.write",
+                "                with contextlib.suppress(BusrepError):\n                    self.writing()\n",
+                "                pass\n",
+            ),
+        ),
         checks=(RACES + "on_sqlite_an_interrupted_thread_leaves_no_transaction",),
     ),
     Mutant(
@@ -2019,7 +2034,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A transaction of any size, for which all others wait.",
         edits=(
             Edit(
-                "Batches._next",
+                "Batches._take",
                 "while waiting and (not batch or size + self._size(waiting[0][0]) <= most):",
                 "while waiting:",
             ),
@@ -2034,7 +2049,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             Edit(
                 "appending.end_series",
                 "        *dialect.lock_series(claim.writer, exclusive=True),\n",
-                "        claim_stands(dialect, claim, dialect.exclusive),\n",
+                '        Sql(f"SELECT 1 FROM busrep_writers WHERE {HELD}{dialect.exclusive}", (claim.writer, '
+                "claim.incarnation)),\n",
             ),
         ),
         checks=(APPENDING + "9_26_what_got_no_answer_is_asked_after_beside_facts_with_statements",),
@@ -2071,6 +2087,78 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             ),
         ),
         checks=("stores/test_sharing.py::test_whoever_waits_when_the_task_alone_is_cancelled_is_told[False]",),
+    ),
+    Mutant(
+        name="who-was-interrupted-before-it-waited-is-sent-all-the-same",
+        rule="9.26",
+        harm="The fact is told to be unwritten, its ID is stepped over, and its row is committed behind that: lost.",
+        edits=(Edit("Batches.ask", "            answer.cancel()\n", "            pass\n"),),
+        checks=("stores/test_sharing.py::test_whoever_was_interrupted_before_it_waited_is_in_no_batch",),
+    ),
+    Mutant(
+        name="whom-a-cancelled-batch-left-waits-for-ever",
+        rule="9.26",
+        harm="Nothing in doubt is settled any more: the writer's positions stand.",
+        edits=(Edit("Batches._run", '                fail(batch, Unavailable("the store", error))\n', ""),),
+        checks=("stores/test_sharing.py::test_of_a_refused_question_all_are_told_though_one_of_them_is_cancelled",),
+        hangs=True,
+    ),
+    Mutant(
+        name="a-group-whose-answer-was-interrupted-counts-as-unsent",
+        rule="9.26",
+        harm="Committed facts pass for facts that were never sent: written twice by whoever tries again.",
+        edits=(
+            Edit(
+                "Appends._send",
+                "            await self.write(claim, group, [appended for (_, appended), _ in batch])\n"
+                "            for _, answer in batch:\n"
+                "                if not answer.done():\n"
+                "                    answer.set_result(None)\n",
+                "            await self.write(claim, group, [appended for (_, appended), _ in batch])\n",
+            ),
+            Edit(
+                "Appends._send",
+                "            group.under_way = False\n",
+                "            group.under_way = False\n"
+                "        for _, answer in batch:\n"
+                "            if not answer.done():\n"
+                "                answer.set_result(None)\n",
+            ),
+        ),
+        checks=(
+            "stores/test_sharing.py::test_of_a_group_that_was_written_all_are_told_though_the_telling_is_interrupted",
+        ),
+    ),
+    Mutant(
+        name="rows-that-the-application-inserts-need-no-claim",
+        rule="9.2",
+        harm="They are published by a writer that was finished, under IDs that its successor has stepped over.",
+        edits=(
+            Edit(
+                "FactBase._commit",
+                "elif not opened.stream.resettable and opened.written():",
+                "elif not opened.stream.resettable and opened.to_insert():",
+            ),
+        ),
+        checks=(
+            APPENDING
+            + "9_26_rows_that_the_application_inserts_need_the_claim_also_where_no_statement_ran[on_postgres]",
+        ),
+    ),
+    Mutant(
+        name="threads-of-a-block-begin-a-transaction-each",
+        rule="9.1",
+        harm="The statement of one of them is in a transaction that nobody ends, and the fact counts as committed.",
+        edits=(Edit("BlockingFact._begin_late", "        with self._beginning:", "        if True:"),),
+        checks=(RACES + "two_threads_of_a_block_begin_one_transaction",),
+    ),
+    Mutant(
+        name="connections-that-are-closed-at-once-are-asked-for-without-end",
+        rule="9.26",
+        harm="A proxy takes connections for a server that is away: write() never returns.",
+        edits=(Edit("PostgresStore._take", "                if clock() >= deadline:", "                if False:"),),
+        checks=(SESSIONS_ENDED + "connections_that_are_dead_on_arrival_are_told_of",),
+        hangs=True,
     ),
     Mutant(
         name="statements-at-a-time-begin-a-transaction-each",
@@ -2139,7 +2227,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-sequence-that-is-behind-numbers-rows",
         rule="9.28",
         harm="After a backup was put back rows are written at IDs that were announced: readers step over them.",
-        edits=(Edit("appending.append", "AND ({text}) >= ?", "AND ({text}) + 1000 >= ?"),),
+        edits=(Edit("appending.append", "AND ({given.text}) >= ?", "AND ({given.text}) + 1000 >= ?"),),
         checks=(
             UNNUMBERED + "9_28_a_sequence_that_is_behind_gives_no_id[deployment]",
             STORES_POSTGRES + "9_28_rows_get_their_ids_as_they_are_written",

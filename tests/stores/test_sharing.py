@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from busrep.errors import CommitUnknown, StatementRefused, Unavailable
 from busrep.stores import sharing
 from busrep.stores.interface import Appended, Claim, Group
-from busrep.stores.sharing import Appends, Reservations
+from busrep.stores.sharing import Appends, Outcomes, Reservations
 
 CLAIM = Claim("w1", 1, "e", {}, {}, {})
 LAST = Appended({"last": ()})
@@ -259,5 +260,88 @@ def test_a_late_answer_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
         healed.set()
         await asyncio.wait_for(asyncio.gather(*waiting), 30)
         assert [len(batch) for batch in sent] == [9, 9]
+
+    asyncio.run(main())
+
+
+class Interrupt(BaseException):
+    """A signal handler's."""
+
+
+def test_whoever_was_interrupted_before_it_waited_is_in_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told that nothing was written, so nothing may be written later."""
+    sent: list[Sequence[str]] = []
+
+    async def write(_claim: Claim, _group: Group, batch: Batch) -> None:
+        sent.append(names_of(batch))
+
+    async def main() -> None:
+        appends, loop = Appends(write), asyncio.get_running_loop()
+        create = loop.create_task
+
+        def interrupted(*arguments: Any, **options: Any) -> Any:
+            create(*arguments, **options)
+            monkeypatch.undo()
+            raise Interrupt
+
+        first = appends.append(CLAIM, Appended({"first": ()}))
+        monkeypatch.setattr(loop, "create_task", interrupted)
+        with pytest.raises(Interrupt):
+            await first
+        await asyncio.wait_for(appends.append(CLAIM, LAST), 30)
+        assert sent == [["last"]]
+
+    asyncio.run(main())
+
+
+def test_of_a_group_that_was_written_all_are_told_though_the_telling_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Answer(asyncio.Future[Any]):
+        def set_result(self, result: Any) -> None:
+            if self is made[1]:
+                raise ValueError("it has been too long")
+            super().set_result(result)
+
+    def answer() -> Answer:
+        made.append(Answer())
+        return made[-1]
+
+    async def write(_claim: Claim, _group: Group, _batch: Batch) -> None: ...
+
+    made: list[Answer] = []
+
+    async def main() -> None:
+        appends, items = Appends(write), [Appended({name: ()}) for name in ("a", "b", "c")]
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_future", answer)
+        asked = [asyncio.create_task(appends.append(CLAIM, one)) for one in items]
+        await asyncio.sleep(0)
+        monkeypatch.undo()
+        ended = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 30)
+        assert [type(one) for one in ended] == [type(None), CommitUnknown, CommitUnknown]
+        assert not any(one.group is None or one.group.under_way for one in items)
+
+    asyncio.run(main())
+
+
+def test_of_a_refused_question_all_are_told_though_one_of_them_is_cancelled() -> None:
+    """One transaction that the server does not know has each asked after alone."""
+
+    async def ask(_claim: Claim, asked: Sequence[tuple[object, Any]]) -> Any:
+        if len(asked) > 1:
+            raise StatementRefused("the table", ValueError("in the future"))
+        alone.set()
+        await asyncio.Event().wait()
+
+    alone = asyncio.Event()
+
+    async def main() -> None:
+        outcomes = Outcomes(ask)
+        callers = [asyncio.create_task(outcomes.outcome(CLAIM, str(at), [("orders", at)])) for at in range(3)]
+        await alone.wait()
+        for task in asyncio.all_tasks() - {asyncio.current_task(), *callers}:
+            task.cancel()
+        ended = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 30)
+        assert [type(one) for one in ended] == [Unavailable] * 3
 
     asyncio.run(main())

@@ -50,7 +50,6 @@ BESIDE = (
     "pg_namespace n JOIN pg_class m ON m.relnamespace = n.oid AND m.relname = 'busrep_meta' "
     "AND pg_table_is_visible(m.oid)"
 )
-# By the second statement a policy that hides rows is an error: they would pass for rows that are not there.
 # Bulk rows travel as three strings: arrays cost psycopg 2.5 times as much.
 ROWS = (
     "unnest(string_to_array(?, ',')::bigint[], string_to_array(?, ',')::int[], "
@@ -67,6 +66,7 @@ def _columns(tokens: Iterable[int], places: Iterable[int], payloads: Iterable[by
 ANOTHER = "busrep: this is another transaction:"
 # Of the advisory locks of series, to which 32 bits of the writer's name are added: "busr" in hex.
 SERIES = 0x62757372 << 32
+# By the second statement a policy that hides rows is an error: they would pass for rows that are not there.
 SNAPSHOT = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL row_security = off")
 
 

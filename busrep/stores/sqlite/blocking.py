@@ -93,6 +93,11 @@ class BlockingSqliteStore(FileStore):
         try:
             await self.take_turn(holder, wait)
             return self.write_on(self.writing(), plan, wait)
+        except BaseException:
+            if self.turn.of(holder):  # interrupted behind BEGIN, say: no other process could write
+                with contextlib.suppress(BusrepError):
+                    self.writing()
+            raise
         finally:
             holder.over = True  # an interrupt may come before `leave` begins
             self.turn.leave(holder)

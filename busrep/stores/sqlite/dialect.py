@@ -112,8 +112,8 @@ class SqliteDialect(Dialect):
     def hold(self, held: Sql) -> Sql:
         return Sql(f"SELECT 1 FROM busrep_writers WHERE {held.text}", held.params)
 
-    def insert_numbering(self, stream: str, writer: str, payloads: Sequence[bytes]) -> None:
-        return
+    def insert_numbering(self, stream: str, writer: str, payloads: Sequence[bytes]) -> Sql:
+        raise NotImplementedError
 
     def given(self, stream: str) -> Sql:
         return Sql("SELECT value FROM busrep_sequences WHERE stream = ?", (stream,))
