@@ -30,8 +30,8 @@ class Roll:
     turn: int = 0  # of ``chains``, whose turn it is at the next beat
 
     def at_beat(self, quiet: int) -> list[Chain]:
-        """The streams that a beat announces: those that have moved since the last one, those in memory, and ``quiet``
-        more, in turns."""
+        """The streams that a beat announces: those that have moved since the last one, those in memory, and the next
+        ``quiet`` of all, in turns."""
         chains, count = self.chains, min(quiet, len(self.chains))
         found = {chain for chain in chains if chain.moved or chain.stream.resettable}
         found.update(chains[(self.turn + at) % len(chains)] for at in range(count))
@@ -47,6 +47,9 @@ class Announcements:
     def __init__(self, settings: Settings, room: int, jitter: Callable[[], float]) -> None:
         self.next_beat = math.inf  # while publishing does not work
         self.last = False  # whether the announcement that is due is the last one
+        # Whether a beat leaves quiet streams out. Messages of one line do not say who speaks: each of their positions
+        # is the only sign of life. And who hears no REPLICATE tells those who asked with the next beat.
+        self.in_turns = not settings.one_line_messages
         self._settings, self._room, self._jitter = settings, room, jitter
         self._rolls: list[Roll] = []
         self._asked = self._all = False  # for one that has not begun; for one of all streams
@@ -114,8 +117,7 @@ class Announcements:
             # Jittered by 10 % either way, so that the writers of a deployment do not all speak at once.
             self.next_beat = now + self._settings.heartbeat * (0.9 + 0.2 * self._jitter())
         if beat or now >= self.next_answer:
-            # Messages of one line do not say who speaks: each of their positions is the only sign of life.
-            self._all = self._all or self._waits or self._settings.one_line_messages
+            self._all = self._all or self._waits or not self.in_turns
             if not self._all:
                 self._turns.update(*(roll.at_beat(self._settings.quiet_streams) for roll in self._rolls))
             self._begin(now)

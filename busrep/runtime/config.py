@@ -14,7 +14,8 @@ class WriterConfig:
     """What stays the same in every incarnation of a writer.
 
     ``server``: the name of the deployment, see `busrep.options.BusOptions`. ``store``: where the facts go; None for a
-    writer whose streams are all kept in memory.
+    writer whose streams are all kept in memory. ``hears``: whether the writer is told what others publish. One that is
+    not has each beat announce and store all its streams, and read the registry.
     """
 
     name: str
@@ -22,6 +23,7 @@ class WriterConfig:
     streams: Registry
     settings: Settings
     store: FactLog | None
+    hears: bool = True
 
     @property
     def durable(self) -> list[str]:

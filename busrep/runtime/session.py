@@ -67,6 +67,8 @@ class WriterSession:
             config.server, self.name, incarnation=incarnation, epoch=self.epoch, settings=self._settings,
             listens=listens,
         )  # fmt: skip
+        self.core.announcements.in_turns &= config.hears
+        self._hears = config.hears
         self.generators = {stream.name: self._generator(stream) for stream in config.streams}
         self._last: dict[str, int] = {}
         self._own_tables = {stream.name for stream in config.streams if stream.table is not None}
@@ -277,7 +279,7 @@ class WriterSession:
 
     def beat_begins(self) -> Beat:
         """What the next beat stores, noted before the claim is read (9.27)."""
-        whole = self.others.registry_doubted or self._beats_left <= 0
+        whole = not self._hears or self.others.registry_doubted or self._beats_left <= 0
         positions = {name: self.generators[name].position for name in self._durable}
         noted = {name: self.generators[name].open_floor for name in self._durable}
         for name in [*positions] if not whole else ():

@@ -152,8 +152,8 @@ class BlockingLife:
                     raise (error.__cause__ if isinstance(error.__cause__, ConfigError) else error) from None
         store = None if self.store is None else self.store.wrapped
         self.writing = SharedWriter(
-            WriterConfig(writer, self.name, self.streams, self.settings, store), self.caching, self.publisher,
-            beats=self._options.beats, here=self._here, on_loss=self._lost,
+            WriterConfig(writer, self.name, self.streams, self.settings, store, hears=False),
+            self.caching, self.publisher, beats=self._options.beats, here=self._here, on_loss=self._lost,
         )  # fmt: skip
         self.writing.publishing.publish(now=True)
         if self._options.beats:

@@ -2035,7 +2035,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-replicate-that-waited-for-a-beat-is-answered-by-its-turn",
         rule="9.27",
         harm="Who has just joined waits for the turns of all streams.",
-        edits=(Edit("Announcements.tick", "self._all or self._waits or self", "self._all or self"),),
+        edits=(Edit("Announcements.tick", "self._all or self._waits or not", "self._all or not"),),
         checks=(BEATS + "a_replicate_that_waited_for_a_beat_is_answered_whole",),
     ),
     Mutant(
@@ -2073,5 +2073,12 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit("values_reader", "whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]", "whole = int"),
         ),
         checks=(STREAMS + "what_reads_rows_in_one_step_reads_them_as_the_plain_way_does[msgspec-0-4]",),
+    ),
+    Mutant(
+        name="who-hears-nothing-leaves-quiet-streams-out",
+        rule="9.27",
+        harm="A reader that asked a writer of single lines, or one in threads, waits for the turn of each stream.",
+        edits=(Edit("Announcements.tick", "self._waits or not self.in_turns", "self._waits"),),
+        checks=(BEATS + "a_writer_that_hears_no_replicate_announces_all_streams_at_each_beat",),
     ),
 )

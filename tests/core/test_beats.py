@@ -188,3 +188,9 @@ def test_9_27_what_is_announced_at_every_beat_is_not_asked_for(followed: dict[st
     reader.start_at("t", "w1", 5)
     reader.receive(announced("w1", 7, "POSITION s w1 5 5"), 1.0)
     assert not reader.unheard(1.0)
+
+
+def test_9_27_a_writer_that_hears_no_replicate_announces_all_streams_at_each_beat() -> None:
+    bench = Beating(*FIVE, quiet_streams=1)
+    bench.writer.announcements.in_turns = False
+    assert [bench.beat() for _ in range(2)] == [[[stream.name for stream in FIVE]]] * 2

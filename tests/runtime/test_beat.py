@@ -18,12 +18,12 @@ CLAIMS = {("a", "w"): 1, ("a", "v"): 4}
 class Beating:
     """Writer w of three streams at 5, of which others write the first, and what its beats store and read."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hears: bool = True) -> None:
         streams = Registry([Stream(name) for name in NAMES])
         at = dict.fromkeys(NAMES, 5)
         claim = Claim("w", 1, EPOCH, at, {name: {} for name in NAMES}, at, claims=CLAIMS)
         unused: Any = object()
-        config = WriterConfig("w", "shop", streams, Settings(silent_after_beats=3), unused)
+        config = WriterConfig("w", "shop", streams, Settings(silent_after_beats=3), unused, hears)
         self.session = WriterSession(config, claim, 1)
 
     def beat(self, *heard: str, fails: bool = False) -> tuple[dict[str, int], bool]:
@@ -122,3 +122,9 @@ def test_9_27_a_writer_of_single_lines_is_followed_through_the_registry_at_every
     for _ in range(3):
         beating.hear("POSITION a v 9 9")
         assert beating.beat() == (EVERYTHING, True)
+
+
+def test_9_27_a_writer_that_hears_no_other_stores_and_reads_everything_at_each_beat() -> None:
+    beating = Beating(hears=False)
+    assert [beating.beat() for _ in range(3)] == [(EVERYTHING, True)] * 3
+    assert not beating.session.core.announcements.in_turns
