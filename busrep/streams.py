@@ -36,6 +36,8 @@ _SQL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
 # ``3]`` are not taken for two rows. A number that no payload can know.
 _MARK = secrets.randbelow(9 * 10**8) + 10**8
 _MARK_BETWEEN = b",%d," % _MARK
+# By whom the garbage collector is held off, while rows are made.
+collector_held: set[object] = set()
 
 
 @attrs.frozen
@@ -138,8 +140,10 @@ class Stream(Generic[RowT]):
         """
         if not payloads:
             return []
-        collects = gc.isenabled()
+        collects, here = gc.isenabled(), object()
         try:
+            if collects:
+                collector_held.add(here)
             gc.disable()  # what is made here has no cycles: it would go through a frame's rows for each hundred of them
             for decode in (self._decode_typed, self._decode_joined):
                 with contextlib.suppress(Exception):  # of converters and validators; the last look names the row
@@ -149,6 +153,7 @@ class Stream(Generic[RowT]):
         finally:
             if collects:
                 gc.enable()
+                collector_held.discard(here)
 
     def _decode_typed(self, payloads: Sequence[bytes]) -> list[RowT] | None:
         return None if self._schema is None else self._schema.read(payloads)

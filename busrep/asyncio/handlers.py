@@ -6,7 +6,9 @@ One worker task a (stream, writer) sees to it that its batches come in order.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from busrep.core.delivery import Missed, RawBatch, Reset
 from busrep.core.failures import RetryPolicy, Transient, Trouble, Verdict, predicate_of, told
 from busrep.errors import BusrepError, HandlerFailed, PositionsAheadOfTable, ReaderMoved, RowError
 from busrep.settings import Settings
-from busrep.streams import Stream
+from busrep.streams import Stream, collector_held
 
 from ..runtime.batch import Batch, BatchHandling, Handler
 from ..runtime.tasks import call, forget_cancellation, heed_cancellation, wait_until_set
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from .context import ReaderContext
 
 log = logging.getLogger("busrep.reader")
+
+# A process that is forked while a thread makes rows does not have that thread, which would let the collector go on.
+os.register_at_fork(after_in_child=lambda: gc.enable() if collector_held else None)
 
 
 class Retrying:

@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from busrep.errors import BusrepError, ConfigError, SequenceWentBack, WriterFenced
+from busrep.errors import BusrepError, ConfigError, SequenceWentBack, Unavailable, WriterFenced
 from busrep.stores.interface import AsyncTransaction, Claim
 
 from ..runtime.config import WriterConfig
@@ -267,9 +267,11 @@ class Writing(WriterSession):
         for doubt in self.doubts:
             asked.setdefault(doubt.marker, []).append(doubt)
         found = await asyncio.gather(*(self._settle(*same) for same in asked.values()), return_exceptions=True)
-        for trouble in found:  # the others may have ended all the same
-            if trouble is not None:
-                raise trouble
+        troubles = [one for one in found if one is not None]  # the others may have ended all the same
+        for trouble in sorted(troubles, key=lambda one: not isinstance(one, WriterFenced)):
+            if isinstance(trouble, asyncio.CancelledError):  # of one question: whoever waits for all is not cancelled
+                raise Unavailable("the store", trouble)
+            raise trouble
 
     async def _settle(self, *doubts: InDoubt) -> None:
         """Ask what became of one transaction; ``doubts``: what it left, with one marker."""

@@ -28,7 +28,8 @@ class DeferredTransaction(AsyncTransaction):
         self._store, self._claim, self._own = store, claim, own
         self._begun: AsyncTransaction | None = None
         self._over = False  # the block has ended
-        self._failed: BaseException | None = None  # why it did not begin for a statement, which was not run
+        # Why it did not begin for a statement, which was not run. Not the exception: its traceback holds the block.
+        self._failed: str | None = None
         self._facts: dict[str, list[FactRows]] = {}
         self.unnumbered: dict[str, Unnumbered] = {}
         self._appended: Appended | None = None
@@ -66,7 +67,8 @@ class DeferredTransaction(AsyncTransaction):
         raise NotImplementedError
 
     def hand_out(self) -> Any:
-        """See `AsyncTransaction`. Raises ConfigError before it has begun."""
+        """See `AsyncTransaction`. Raises ConfigError before it has begun, and Unavailable where it could not begin."""
+        self._check_not_failed()
         if self._begun is None:
             raise ConfigError(NOT_BEGUN)
         return self._begun.hand_out()
@@ -83,12 +85,12 @@ class DeferredTransaction(AsyncTransaction):
             try:
                 await self._begin(inside=True)
             except BaseException as error:
-                self._failed = error
+                self._failed = repr(error)
                 raise
 
     def _check_not_failed(self) -> None:
         if self._failed is not None:
-            reason = f"a statement was not run, for it could not begin: {self._failed!r}. Write it again"
+            reason = f"a statement was not run, for it could not begin: {self._failed}. Write it again"
             raise Unavailable("the transaction of the fact", reason)
 
     async def _begin(self, *, inside: bool) -> None:

@@ -148,10 +148,10 @@ class FactBase(FactContents[RowT], abc.ABC):
             if not isinstance(self._transaction, DeferredTransaction) or self._transaction.begun:
                 raise
             raise await self._stepped_over(fenced) from fenced
-        except SequenceWentBack as error:  # of facts that get their IDs as they are written
-            await self._look_at_claim(self._session, error)
+        except SequenceWentBack as behind:  # of facts that get their IDs as they are written
+            await self._look_at_claim(self._session, behind)
             gone = WriterFenced(self._session.name, self._session.incarnation)
-            raise await self._stepped_over(gone) from error
+            raise await self._stepped_over(gone) from behind
 
     async def _stepped_over(self, fenced: WriterFenced) -> Unavailable:
         """What is raised for a fact whose writer was finished before its transaction began: its IDs may have been
@@ -218,10 +218,11 @@ class FactBase(FactContents[RowT], abc.ABC):
         if transaction is not None:
             try:
                 for opened in self._opened.values():
-                    if not opened.stream.resettable and (facts := opened.to_insert()):
-                        await transaction.insert(opened.stream.name, facts)
                     if opened.unnumbered is not None and isinstance(transaction, DeferredTransaction):
                         transaction.unnumbered[opened.stream.name] = opened.unnumbered
+                    elif not opened.stream.resettable and opened.written():
+                        # None where the caller has inserted them: then it is still to hold the claim.
+                        await transaction.insert(opened.stream.name, opened.to_insert())
                 self._commit_sent(session)
                 self._sent = True
                 await transaction.commit()

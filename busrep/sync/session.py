@@ -64,7 +64,7 @@ class SharedSession:
         with self._cores:
             try:
                 return step()
-            except (SequenceWentBack, WriterFenced):  # raised on purpose, before anything was changed
+            except (SequenceWentBack, WriterFenced):  # raised on purpose, with all bookkeeping done
                 raise
             except BaseException:
                 session.torn = True

@@ -37,11 +37,12 @@ from busrep.runtime.fact import FactBase, settle
 from busrep.runtime.open_facts import InDoubt
 from busrep.runtime.own_name import Hint
 from busrep.runtime.session import WriterSession
+from busrep.stores.interface import AsyncTransaction
 from busrep.stores.plans import complete
 
 from .publisher import Publisher
 from .session import Publishing, SharedSession, drop_doubts, release
-from .threads import attempt
+from .threads import OwnedLock, attempt
 
 log = logging.getLogger("busrep.writer")
 
@@ -59,6 +60,10 @@ class BlockingFact(FactBase[RowT]):
 
     _how = "with"
     _writing: SharedWriter
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._beginning = OwnedLock()
 
     @property
     def connection(self) -> Any:
@@ -107,6 +112,10 @@ class BlockingFact(FactBase[RowT]):
         finally:
             if writing.here(False):
                 writing.ending.discard(self)
+
+    async def _begin_late(self) -> AsyncTransaction:
+        with self._beginning:  # threads of the block's may run statements at the same time
+            return await super()._begin_late()
 
     async def _live(self) -> WriterSession:
         return self._writing.live()

@@ -1886,4 +1886,20 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(Edit("Fact.__del__", " and not self._ending", ""),),
         checks=(FACTS_NOBODY_ENDS + "the_task_is_garbage[postgres-the loop's thread]",),
     ),
+    Mutant(
+        name="a-question-that-is-cancelled-ends-who-asks-all",
+        rule="9.1",
+        harm="An application cancels a task it does not know: nothing in doubt is settled any more.",
+        edits=(
+            Edit(
+                "Writing.settle",
+                'raise Unavailable("the store", trouble)',
+                "raise trouble",
+            ),
+        ),
+        checks=(
+            "asyncio/test_cancelled_tasks.py::"
+            "test_that_one_question_is_cancelled_ends_neither_the_others_nor_who_asks_them",
+        ),
+    ),
 )

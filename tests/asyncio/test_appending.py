@@ -268,6 +268,17 @@ def test_9_26_a_fact_of_which_a_statement_was_not_run_is_not_written(
     run(work())
 
 
+def test_9_26_rows_that_the_application_inserts_need_the_claim_also_where_no_statement_ran(place: Deployment) -> None:
+    async def work() -> None:
+        async with place.bus(writer="w1") as writer, place.bus() as other:
+            with pytest.raises(WriterFenced):
+                async with writer.write(orders) as fact:
+                    fact.add(Order(1, "inserted elsewhere"), insert=False)
+                    await other.store.claim("w1", ["orders"], timeout=5)
+
+    run(work())
+
+
 def unavailable(*_: Any) -> Any:
     raise Unavailable("the database", "too many connections")
 

@@ -7,14 +7,17 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from busrep.asyncio import Bus
+from busrep.asyncio.writing import Writing
 from busrep.caches.cache import invalidations
 from busrep.commands.presence import Presence
 from busrep.core.application_commands import RemoteServerUp
+from busrep.errors import Unavailable, WriterFenced
 from busrep.testing import MemoryDeployment
 from busrep.testing.virtual import run
 from tests.shop import Order, orders
@@ -232,3 +235,26 @@ def test_close_is_quiet_and_begins_nothing_anew(caplog: pytest.LogCaptureFixture
 
     run(main())
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_that_one_question_is_cancelled_ends_neither_the_others_nor_who_asks_them() -> None:
+    """An application may cancel any task. The loss of the name is told before all else."""
+
+    async def ask(doubt: Any) -> None:
+        asked.append(doubt.marker)
+        if doubt.raises is not None:
+            raise doubt.raises
+
+    def settle(*raised: BaseException | None) -> Any:
+        asked.clear()
+        doubts = [SimpleNamespace(marker=at, raises=one) for at, one in enumerate(raised)]
+        writing: Any = SimpleNamespace(doubts=doubts, _settle=ask)
+        return asyncio.run(Writing.settle(writing))
+
+    asked: list[int] = []
+    settle(None, None)
+    with pytest.raises(Unavailable):
+        settle(asyncio.CancelledError(), None)
+    assert asked == [0, 1]
+    with pytest.raises(WriterFenced):
+        settle(Unavailable("the database", "away"), asyncio.CancelledError(), WriterFenced("w1", 1))

@@ -705,7 +705,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-fact-whose-statement-was-not-run-is-written",
         rule="9.26",
         harm="Every process is told of a change that the database does not have.",
-        edits=(Edit("DeferredTransaction.begin_now", "self._failed = error", "pass"),),
+        edits=(Edit("DeferredTransaction.begin_now", "self._failed = repr(error)", "pass"),),
         checks=(
             APPENDING + "9_26_a_fact_of_which_a_statement_was_not_run_is_not_written[on_postgres]",
             "runtime/test_deferred.py::test_a_fact_of_which_a_statement_was_not_run_is_not_written[refused]",
@@ -745,5 +745,48 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="Rows in memory of a transaction that was rolled back are published.",
         edits=(Edit("WriterSession.is_told_by_no_row", "if one.written() or one.void", "if one.written()"),),
         checks=(WRITING + "9_28_an_id_that_was_promised_and_given_again_is_the_second_fact_s[after-another row]",),
+    ),
+    Mutant(
+        name="a-writer-that-hears-no-other-beats-in-turns",
+        rule="9.27",
+        harm="In threads: it follows the others at each fifth beat, and who asks for positions waits for each turn.",
+        edits=(
+            Edit(
+                "WriterSession.beat_begins",
+                "not self._hears or self.others.registry_doubted",
+                "self.others.registry_doubted",
+            ),
+        ),
+        checks=(
+            BEAT + "a_writer_that_hears_no_other_stores_and_reads_everything_at_each_beat",
+            RACES + "9_27_a_writer_in_threads_beats_as_a_whole[deployment]",
+        ),
+    ),
+    Mutant(
+        name="who-hears-no-replicate-announces-in-turns",
+        rule="9.27",
+        harm="In threads: a reader learns where a quiet stream is after dozens of beats, and asks at each of them.",
+        edits=(
+            Edit(
+                "WriterSession.__init__",
+                "        self.core.announcements.in_turns &= config.hears\n",
+                "",
+            ),
+        ),
+        checks=(RACES + "9_27_a_writer_in_threads_beats_as_a_whole[on_sqlite]",),
+    ),
+    Mutant(
+        name="a-failed-begin-keeps-its-traceback",
+        rule="9.1",
+        harm="Whoever waits for the fact to be garbage waits for the collector, and its position stands meanwhile.",
+        edits=(Edit("DeferredTransaction.begin_now", "self._failed = repr(error)", "self._failed = error"),),
+        checks=("runtime/test_deferred.py::test_why_it_could_not_begin_does_not_keep_the_block_that_it_failed_in",),
+    ),
+    Mutant(
+        name="a-process-forked-during-a-decode-collects-no-garbage",
+        rule="9.1",
+        harm="It grows without end, and a fact that nobody ends is never found.",
+        edits=(Edit("Stream.decode", "                collector_held.add(here)\n", "                pass\n"),),
+        checks=("sync/test_fork.py::test_a_process_forked_while_rows_are_decoded_collects_garbage",),
     ),
 )

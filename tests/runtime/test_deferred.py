@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -105,3 +107,37 @@ def test_a_fact_of_which_a_statement_was_not_run_is_not_written(ends: str) -> No
         assert await deferred.rollback()
 
     asyncio.run(work())
+
+
+def test_why_it_could_not_begin_does_not_keep_the_block_that_it_failed_in() -> None:
+    """A traceback holds its frames, and so the fact: nobody would find out that it was given up."""
+
+    class Block:
+        """What the frame of the failed statement has."""
+
+    async def fail(transaction: DeferredTransaction) -> weakref.ref[Block]:
+        block = Block()
+        with contextlib.suppress(Unavailable):
+            await transaction.execute("SELECT 1")
+        return weakref.ref(block)
+
+    async def work() -> None:
+        log: Any = Log()
+        log.transaction = unavailable
+        claim: Any = None
+        transaction = DeferredTransaction(log, claim, set())
+        gc.disable()
+        try:
+            assert (await fail(transaction))() is None
+        finally:
+            gc.enable()
+        with pytest.raises(Unavailable, match="no connection is left"):
+            await transaction.commit()
+        with pytest.raises(Unavailable, match="no connection is left"):
+            transaction.hand_out()
+
+    asyncio.run(work())
+
+
+def unavailable(_: Claim) -> Any:
+    raise Unavailable("the database", "no connection is left")

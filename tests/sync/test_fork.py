@@ -377,3 +377,37 @@ def test_threads_that_outlive_the_main_one_are_told_that_the_bus_is_closed(scena
     )
     assert out == ["closed"]
     assert scenario.tokens() == [1]
+
+
+def test_a_process_forked_while_rows_are_decoded_collects_garbage(scenario: Scenario) -> None:
+    """The thread that holds the collector off meanwhile is not in the child."""
+    scenario.run(
+        """
+        import attrs
+        decoding, go_on = threading.Event(), threading.Event()
+
+        def slowly(value):
+            decoding.set()
+            assert go_on.wait(60)
+            return value
+
+        @attrs.frozen
+        class Slow:
+            number: int = attrs.field(converter=slowly)
+
+        def child():
+            assert gc.isenabled()
+
+        slow = busrep.Stream("slow", Slow)
+        thread = threading.Thread(target=slow.decode, args=([b"[1]"],))
+        thread.start()
+        assert decoding.wait(60)
+        assert not gc.isenabled()
+        wait(in_child(child))
+        go_on.set()
+        thread.join()
+        assert gc.isenabled()
+        gc.disable()  # the application's own will is kept
+        wait(in_child(lambda: sys.exit(gc.isenabled())))
+        """
+    )

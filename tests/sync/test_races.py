@@ -18,6 +18,7 @@ import pytest
 from busrep.core.application_commands import RemoteServerUp
 from busrep.core.writer import Writer
 from busrep.errors import Closed, CommitUnknown, ConfigError, Unavailable, WaitTimeout, WriterFenced
+from busrep.runtime.deferred import DeferredTransaction
 from busrep.stores import claims
 from busrep.stores.interface import FactLog
 from busrep.stores.planned import PlannedStore, writes
@@ -357,6 +358,9 @@ def test_on_sqlite_an_interrupted_thread_leaves_no_transaction(
         monkeypatch.setattr(PlannedStore, "heartbeat", writes(FactLog.heartbeat, interrupted))
         with pytest.raises(Interrupt):
             bus.writing.beat()
+        # Other processes can write, though this one does not.
+        with contextlib.closing(sqlite3.connect(on_sqlite.store.removeprefix("sqlite:///"), timeout=0)) as another:
+            another.execute("BEGIN IMMEDIATE")
         assert write(bus, 2, 3) == 3
         assert list(on_sqlite.rows()) == [1, 2, 3]
 
@@ -661,3 +665,36 @@ def test_a_bus_that_could_not_be_opened_is_tried_again_at_its_next_use(deploymen
         bus.close()
     with pytest.raises(Closed):
         write(bus, 2)
+
+
+@pytest.mark.parametrize("store", ["deployment", "on_sqlite"])
+def test_9_27_a_writer_in_threads_beats_as_a_whole(request: pytest.FixtureRequest, store: str) -> None:
+    """It hears neither the others nor who asks for positions."""
+    place: Deployment = request.getfixturevalue(store)
+    with place.bus(beats=False) as bus:
+        assert bus.writing is not None
+        bus.writing.beat()
+        session = bus.writing.session
+        assert session.beat_begins().whole
+        assert not session.core.announcements.in_turns
+
+
+def test_two_threads_of_a_block_begin_one_transaction(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go_on, another = threading.Event(), threading.Event(), threading.Event()
+    given = DeferredTransaction.begin_now
+
+    async def begin(transaction: DeferredTransaction) -> None:
+        (another if began.is_set() else began).set()
+        assert go_on.wait(60)
+        await given(transaction)
+
+    monkeypatch.setattr(DeferredTransaction, "begin_now", begin)
+    with deployment.bus(beats=False) as bus, bus.write(orders) as fact:
+        first, _ = in_thread(lambda: fact.execute("SELECT 1"))
+        assert began.wait(60)
+        second, found = in_thread(lambda: fact.execute("SELECT 2"))
+        assert not another.wait(0.3)  # as long as a second one would have to begin
+        go_on.set()
+        first.join(60)
+        second.join(60)
+        assert found == [[(2,)]]
