@@ -412,7 +412,7 @@ def test_9_26_what_got_no_answer_is_asked_after_beside_facts_with_statements(
             stop, begun = asyncio.Event(), asyncio.Semaphore(0)
 
             async def busy() -> None:
-                turn: list[asyncio.Event] = [asyncio.Event(), asyncio.Event()]
+                began = (asyncio.Event(), asyncio.Event())
 
                 async def one(at: int) -> None:
                     while not stop.is_set():
@@ -420,10 +420,11 @@ def test_9_26_what_got_no_answer_is_asked_after_beside_facts_with_statements(
                             fact.add(Order(at, "busy"))
                             await fact.execute("SELECT 1")
                             begun.release()
-                            turn[1 - at].set()  # the other one may end: this one has the claim
-                            await turn[at].wait()
-                            turn[at].clear()
-                    turn[1 - at].set()
+                            if not stop.is_set():
+                                began[1 - at].clear()
+                            began[at].set()  # the other one may end: this one has the claim
+                            await began[1 - at].wait()  # it has begun anew, and has the claim
+                    began[at].set()
 
                 await asyncio.gather(one(0), one(1))
 
