@@ -2185,8 +2185,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             Edit("DeferredTransaction._begin", "            if inside and self._over:\n", "            if False:\n"),
         ),
         checks=(
-            APPENDING + "a_statement_that_nobody_waits_for_leaves_nothing[fails-on_postgres-1]",
-            APPENDING + "a_statement_that_nobody_waits_for_leaves_nothing[ends-on_postgres-1]",
+            APPENDING + "a_statement_that_nobody_waits_for_leaves_nothing[on_postgres-fails-1]",
+            APPENDING + "a_statement_that_nobody_waits_for_leaves_nothing[on_postgres-ends-1]",
         ),
     ),
     Mutant(
