@@ -1863,7 +1863,7 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(
-            FACTS_NOBODY_ENDS + "the_task_is_garbage[postgres-another thread]",
+            FACTS_NOBODY_ENDS + "the_task_is_garbage[postgres-a statement-another thread]",
             FACTS_NOBODY_ENDS + "what_ends_it_is_cancelled_before_its_first_step[postgres-True]",
         ),
         hangs=True,
@@ -1876,7 +1876,7 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit("Writing.given_up", "            if doubt.transaction is not None:\n", "            if False:\n"),
             Edit("Writing.given_up", "            doubt.transaction = None\n", ""),
         ),
-        checks=(FACTS_NOBODY_ENDS + "the_task_is_garbage[postgres-another thread]",),
+        checks=(FACTS_NOBODY_ENDS + "the_task_is_garbage[postgres-a statement-another thread]",),
         hangs=True,
     ),
     Mutant(
@@ -1884,7 +1884,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.1",
         harm="It is completed twice: an error ends the beats, and close().",
         edits=(Edit("Fact.__del__", " and not self._ending", ""),),
-        checks=(FACTS_NOBODY_ENDS + "the_task_is_garbage[postgres-the loop's thread]",),
+        checks=(FACTS_NOBODY_ENDS + "the_task_is_garbage[postgres-a statement-the loop's thread]",),
     ),
     Mutant(
         name="a-question-that-is-cancelled-ends-who-asks-all",

@@ -35,7 +35,8 @@ async def check(deployment: Deployment, lose: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*the_task_is_garbage:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("where", ["the loop's thread", "another thread", "another loop"])
-def test_the_task_is_garbage(either: Deployment, where: str) -> None:
+@pytest.mark.parametrize("what", ["a statement", "rows"])
+def test_the_task_is_garbage(either: Deployment, what: str, where: str) -> None:
     async def lose(bus: Any) -> None:
         begun = asyncio.Event()
 
@@ -43,6 +44,8 @@ def test_the_task_is_garbage(either: Deployment, where: str) -> None:
             async with bus.write(orders, typing) as fact:
                 fact.add(Order(1, "lost"))
                 fact.add("lost", stream=typing)
+                if what == "a statement":  # of rows alone there is no transaction yet
+                    await fact.execute("SELECT 1")
                 begun.set()
                 await asyncio.get_running_loop().create_future()  # which nobody has but this task
 

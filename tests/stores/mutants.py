@@ -2246,7 +2246,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="9.1",
         harm="A task that nobody else has is never garbage: its fact has SQLite's write lock for ever.",
         edits=(Edit("TaskTurn.owner", "weakref.ref(task)", "task"),),
-        checks=("asyncio/test_facts_nobody_ends.py::test_the_task_is_garbage[sqlite-the loop's thread]",),
+        checks=("asyncio/test_facts_nobody_ends.py::test_the_task_is_garbage[sqlite-a statement-the loop's thread]",),
         hangs=True,
     ),
     Mutant(
