@@ -121,7 +121,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "seconds",
             ),
         ),
-        checks=(BUS + "a_writer_cut_off_from_redis_alone_is_followed_not_fenced",),
+        checks=("core/test_core_trust.py::test_9_5_a_writer_was_last_heard_of_in_any_of_its_rows",),
     ),
     Mutant(
         name="a-silent-writer-that-lives-is-not-followed",
