@@ -518,12 +518,18 @@ def test_9_26_of_a_cancelled_append_the_table_tells_when_it_has_ended(place: Dep
 
 
 def test_two_statements_at_a_time_begin_one_transaction(place: Deployment) -> None:
+    begun: list[object] = []
+
     async def work() -> None:
         async with place.bus(writer="w1") as writer:
+            store: Any = writer.store
+            transaction = store.transaction
+            store.transaction = lambda *arguments: begun.append(1) or transaction(*arguments)
             async with writer.write(orders) as fact:
                 fact.add(Order(1, "x"))
                 asked = [fact.execute("SELECT 1"), fact.execute("SELECT 2")]
                 assert await asyncio.gather(*asked) == [[(1,)], [(2,)]]
+                assert len(begun) == 1
 
     run(work())
 

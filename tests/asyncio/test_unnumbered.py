@@ -91,6 +91,7 @@ def test_9_28_of_ids_whose_answer_was_lost_the_table_tells(place: Deployment, la
             reader.subscribe(orders)(seen)
             store: Any = writer.store
             asked, given, outcome = asyncio.Event(), store.appends.write, store.outcome
+            incarnation = writer.writing.incarnation
 
             async def lost(claim: Claim, group: Group, batch: Any) -> None:
                 store.appends.write = given
@@ -119,6 +120,7 @@ def test_9_28_of_ids_whose_answer_was_lost_the_table_tells(place: Deployment, la
             assert writer.statistics()["writer"]["in_doubt"] == 0
             assert await publish(writer, 40) == [reserved[0] + 1]
             assert writer.writing.generators["orders"].position == reserved[0] + 1
+            assert writer.writing.incarnation == incarnation  # the name was not claimed anew, as after a crash
 
     run(work())
 
@@ -206,6 +208,7 @@ def test_9_28_of_two_lost_answers_the_first_that_is_asked_after_tells(place: Dep
             reader.subscribe(orders)(seen)
             store: Any = writer.store
             given, held, begun, answers = store.appends.write, asyncio.Event(), asyncio.Event(), 0
+            incarnation = writer.writing.incarnation
 
             async def lost(claim: Claim, group: Group, batch: Any) -> None:
                 nonlocal answers
@@ -228,6 +231,7 @@ def test_9_28_of_two_lost_answers_the_first_that_is_asked_after_tells(place: Dep
             await reader.wait_for(orders, "w1", (await publish(writer, 4))[0])
             assert seen.numbers == [1, 2, 3, 4]
             assert answers == 2
+            assert writer.writing.incarnation == incarnation
 
     run(work())
 

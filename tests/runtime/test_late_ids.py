@@ -39,3 +39,16 @@ def test_9_28_facts_that_were_answered_are_found_again() -> None:
     one.given([1, 2])
     assert late.ids.find(one, [("orders", 1), ("orders", 2)])
     assert one.ids == [1, 2]
+
+
+def test_9_28_where_finished_ids_were_forgotten_nothing_is_found() -> None:
+    """One of them would be taken for the fact in doubt, and its row published a second time."""
+    late = Late()
+    late.generator.most_runs = 1
+    one = late.opened(Order(1, "in doubt"))
+    for id in (2, 4, 6):
+        ticket = late.generator.ask(now=0.0)
+        late.generator.answer(ticket, [id])
+        late.generator.complete_many([id])
+    assert late.generator.thinned
+    assert not late.ids.find(one, {("orders", id): [b"[1]"] for id in (1, 2, 4, 6)})

@@ -93,11 +93,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="the-table-decides-though-the-claim-is-gone",
         rule="9.1",
         harm="After a restore a fact in doubt is found missing in another log, and completed in it as empty.",
-        edits=(
-            Edit(
-                "facts.outcome", "    yield from check_claim(dialect, held)\n    return found\n", "    return found\n"
-            ),
-        ),
+        edits=(Edit("facts.outcomes", "    check_answered(dialect, held, *told)\n", ""),),
         checks=(STORES_POSTGRES + "9_1_a_cancelled_commit_is_unknown_until_the_table_decides",),
     ),
     Mutant(
@@ -1108,6 +1104,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit("postgres.store.translated", "operational=closed or lost", "operational=lost"),
             Edit("by_state", " or state in SESSION_ENDED:", ":"),
+            Edit("ServerStore.run_on", "(Unavailable, StatementRefused) as error", "Unavailable as error"),
         ),
         checks=(SESSIONS_ENDED + "a_session_that_the_server_ended_is_an_outage",),
     ),
