@@ -11,6 +11,7 @@ import pickle
 import pkgutil
 import re
 import subprocess
+import sys
 import tomllib
 import types
 from collections.abc import Iterator
@@ -484,3 +485,10 @@ def test_nothing_large_or_made_by_tools_is_in_the_tree() -> None:
     names = [path.relative_to(ROOT).as_posix() for path in tracked_files()]
     assert [name for name in names if made.search(name)] == []
     assert [path.name for path in tracked_files() if path.stat().st_size > 3 * 2**20] == []
+
+
+def test_the_bus_for_asyncio_needs_no_fork() -> None:
+    """As on Windows. What others ask the system for they have asked before."""
+    program = "import os, random, redis.asyncio, logging, orjson; del os.register_at_fork; import busrep.asyncio"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

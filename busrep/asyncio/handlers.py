@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("busrep.reader")
 
 # A process that is forked while a thread makes rows does not have that thread, which would let the collector go on.
-os.register_at_fork(after_in_child=lambda: gc.enable() if collector_held else None)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=lambda: gc.enable() if collector_held else None)
 
 
 class Retrying:
