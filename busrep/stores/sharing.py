@@ -168,7 +168,8 @@ class Outcomes:
         except StatementRefused as refused:
             if len(batch) == 1:
                 fail(batch, refused)
-            for one in batch if len(batch) > 1 else ():  # whose transaction it was
+                return
+            for one in batch:  # whose transaction it was
                 await self._serve([one])
         except Exception as error:
             fail(batch, error)
