@@ -109,13 +109,13 @@ def _note(home: Home) -> Sql:
 
 def leave_out_incarnations(dialect: Dialect, clock: int) -> Plan[int]:
     """Let every claim from here on be above those that were lost (9.11), also of names that are not known here. Returns
-    the highest incarnation that was left out.
-
-    ``clock``: of this process, in ns.
-    """
+    the highest incarnation that was left out. ``clock``: of this process, in ns."""
     asked = f"SELECT coalesce(max(incarnation), 0), {dialect.seconds} FROM busrep_writers"
     highest, seconds = (yield Sql(asked))[0][0]
-    above = max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND) + DAY)
+    # One such event may take another back, and the server's clock may be set back between them. The milliseconds of
+    # this clock keep their numbers apart: under one number two processes would have the name.
+    tie = clock // 1_000_000 % PER_SECOND
+    above = max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND) + DAY) + tie
     yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'incarnations'", (str(above),))
     return above
 

@@ -1258,7 +1258,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "leave_out_incarnations",
-                "max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND) + DAY)",
+                "max(max(clock, int(highest)) + INCARNATIONS_LEFT_OUT, int(seconds * PER_SECOND) + DAY) + tie",
                 "max(clock, int(highest))",
             ),
         ),
@@ -1323,10 +1323,21 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="as-many-incarnations-are-left-out-whatever-was-lost",
         rule="9.11",
         harm="A failover loses the note of the one before: two claims get one number, readers are deaf to the second.",
-        edits=(Edit("leave_out_incarnations", "int(seconds * PER_SECOND) + DAY", "0"),),
+        edits=(Edit("leave_out_incarnations", "int(seconds * PER_SECOND) + DAY) + tie", "0)"),),
         checks=(
             FAILOVER + "incarnations_rise_whatever_is_taken_back",
             SIMULATION + "what_the_simulator_found_stays_mended[a-lost-incarnation-is-given-again]",
+        ),
+    ),
+    Mutant(
+        name="under-a-clock-set-back-as-many-incarnations-are-left-out",
+        rule="9.11",
+        harm="A restore takes a failover back: two processes have one name under one number, and readers are deaf.",
+        edits=(Edit("leave_out_incarnations", " + DAY) + tie", " + DAY)"),),
+        checks=(
+            FAILOVER + "incarnations_rise_under_a_server_s_clock_that_was_set_back[failover]",
+            FAILOVER + "incarnations_rise_under_a_server_s_clock_that_was_set_back[restore]",
+            SIMULATION + "what_the_simulator_found_stays_mended[an-incarnation-is-given-again-under-a-clock-set-back]",
         ),
     ),
     Mutant(

@@ -21,7 +21,9 @@ import pytest
 import busrep
 from busrep import sync
 from busrep.errors import ClaimBlocked, CommitsLost, StatementRefused, Unavailable, WriterFenced
+from busrep.stores import claims, fencing
 from busrep.stores.fencing import Home, _failovers
+from busrep.stores.postgres.dialect import PostgresDialect
 from busrep.testing import virtual
 from busrep.testing.links import FaultyLink
 from busrep.testing.pair import MemoryDeployment
@@ -403,6 +405,34 @@ def test_incarnations_rise_whatever_is_taken_back(postgres_url: str) -> None:
                 operator.execute("UPDATE busrep_meta SET value = '1/00000001' WHERE key = 'server'")
             claimed = store.claim("a", ["orders"], timeout=10.0).incarnation
             assert claimed > before, event
+            before = claimed
+
+
+@pytest.mark.parametrize("event", ["failover", "restore"])
+def test_incarnations_rise_under_a_server_s_clock_that_was_set_back(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """The second event takes the first one back, and comes to the same highest claim."""
+    monkeypatch.setattr(PostgresDialect, "seconds", "0.0::float8")
+    with opened_store(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as operator:
+        ahead = time.time_ns() + 3 * 86_400 * 10**9
+        store.claim("a", ["orders"], timeout=10.0)
+        operator.execute("UPDATE busrep_writers SET incarnation = %s", (ahead,))
+        tables, before = ("busrep_writers", "busrep_meta"), ahead
+        for table in tables:
+            operator.execute(f"CREATE TABLE kept_{table} AS TABLE {table}")
+        for milliseconds in (1, 2, 1002):
+            monkeypatch.setattr(fencing, "clock", lambda now=milliseconds * 10**6: now)
+            monkeypatch.setattr(claims, "clock", fencing.clock)
+            for table in tables:
+                operator.execute(f"DELETE FROM {table}")
+                operator.execute(f"INSERT INTO {table} TABLE kept_{table}")
+            if event == "restore":
+                store.restored()
+            else:
+                operator.execute("UPDATE busrep_meta SET value = '1/00000001' WHERE key = 'server'")
+            claimed = store.claim("a", ["orders"], timeout=10.0).incarnation
+            assert claimed > before
             before = claimed
 
 

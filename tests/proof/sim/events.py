@@ -446,13 +446,14 @@ def _promote(world: World, event: Event, since: float, replicated: Replicated, f
     record.effects.append((now, database.effects()))
     world.checkpoints = [one for one in world.checkpoints if one[0] <= since] or world.checkpoints[:1]
     lost = [fact[:4] for fact in database.history[facts:]]
-    registered = world.registered()
+    registered, floors = world.registered(), world.floors()
     database.promote(replicated, world.dice)
     world.unregistered |= registered - world.registered()
     database.down = True
     world.later(event.args["lasting"], setattr, database, "down", False)
     if epoch != world.epoch():  # `db restored` had not arrived there
         record.void[world.epoch()] = None
+        record.floors[epoch] = floors
     record.failovers.setdefault(epoch, now)
     record.lost.update({fact: now for fact in lost if fact[0] == epoch})
     record.silent = record.silent or bool(lost)
