@@ -88,6 +88,9 @@ class ServicePath(Path):
         if fate == "never" and request.arrival is not None:
             request.arrival.cancel()
             request.arrival, request.done = None, True
+            session = request.connection.session
+            if session.linger is not None:  # the process was killed meanwhile: nothing else would end it
+                session.orphaned(session.linger)
         self.cut(zombie=self.commit_delay if fate == "late" else 0.0, linger=self.commit_linger)
 
 
