@@ -22,6 +22,7 @@ import busrep
 from busrep import sync
 from busrep.errors import ClaimBlocked, CommitsLost, StatementRefused, Unavailable, WriterFenced
 from busrep.stores import claims, fencing
+from busrep.stores.blocking import BlockingStore
 from busrep.stores.fencing import Home, _failovers
 from busrep.stores.postgres.dialect import PostgresDialect
 from busrep.testing import virtual
@@ -387,23 +388,35 @@ def test_claims_behind_a_failover_are_above_those_that_it_lost(postgres_url: str
         assert all(later > former for later, former in zip(again, lost, strict=True))
 
 
+CLAIMS = ("busrep_writers", "busrep_meta")
+
+
+def keep_claims(operator: psycopg.Connection[Any]) -> None:
+    """Keep what the database knows of claims, for `claim_after`."""
+    for table in CLAIMS:
+        operator.execute(f"CREATE TABLE kept_{table} AS TABLE {table}")
+
+
+def claim_after(event: str, store: BlockingStore, operator: psycopg.Connection[Any]) -> int:
+    """The incarnation of a claim after a failover, or a restore, of what was kept; what came since is taken back."""
+    for table in CLAIMS:
+        operator.execute(f"DELETE FROM {table}")
+        operator.execute(f"INSERT INTO {table} TABLE kept_{table}")
+    if event == "restore":
+        store.restored()
+    else:
+        operator.execute("UPDATE busrep_meta SET value = '1/00000001' WHERE key = 'server'")
+    return store.claim("a", ["orders"], timeout=10.0).incarnation
+
+
 def test_incarnations_rise_whatever_is_taken_back(postgres_url: str) -> None:
     """A failover loses a restore, or a restore a failover, or a backup is restored twice."""
     with opened_store(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as operator:
         store.claim("a", ["orders"], timeout=10.0)
-        tables = ("busrep_writers", "busrep_meta")
-        for table in tables:
-            operator.execute(f"CREATE TABLE kept_{table} AS TABLE {table}")
+        keep_claims(operator)
         before = 0
         for event in ("failover", "restore", "restore", "failover", "failover", "restore"):
-            for table in tables:
-                operator.execute(f"DELETE FROM {table}")
-                operator.execute(f"INSERT INTO {table} TABLE kept_{table}")
-            if event == "restore":
-                store.restored()
-            else:
-                operator.execute("UPDATE busrep_meta SET value = '1/00000001' WHERE key = 'server'")
-            claimed = store.claim("a", ["orders"], timeout=10.0).incarnation
+            claimed = claim_after(event, store, operator)
             assert claimed > before, event
             before = claimed
 
@@ -418,20 +431,12 @@ def test_incarnations_rise_under_a_server_s_clock_that_was_set_back(
         ahead = time.time_ns() + 3 * 86_400 * 10**9
         store.claim("a", ["orders"], timeout=10.0)
         operator.execute("UPDATE busrep_writers SET incarnation = %s", (ahead,))
-        tables, before = ("busrep_writers", "busrep_meta"), ahead
-        for table in tables:
-            operator.execute(f"CREATE TABLE kept_{table} AS TABLE {table}")
+        keep_claims(operator)
+        before = ahead
         for milliseconds in (1, 2, 1002):
             monkeypatch.setattr(fencing, "clock", lambda now=milliseconds * 10**6: now)
             monkeypatch.setattr(claims, "clock", fencing.clock)
-            for table in tables:
-                operator.execute(f"DELETE FROM {table}")
-                operator.execute(f"INSERT INTO {table} TABLE kept_{table}")
-            if event == "restore":
-                store.restored()
-            else:
-                operator.execute("UPDATE busrep_meta SET value = '1/00000001' WHERE key = 'server'")
-            claimed = store.claim("a", ["orders"], timeout=10.0).incarnation
+            claimed = claim_after(event, store, operator)
             assert claimed > before
             before = claimed
 
