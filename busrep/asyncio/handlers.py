@@ -272,11 +272,10 @@ class Handlers:
             return False
         if not await self._context.batches.registered(key, raw):
             return True
-        batches, log_read = self._context.batches, core.epoch
-        place = (stream, raw.writer, raw.after, raw.position, raw.tokens)
+        batches, place = self._context.batches, (stream, raw.writer, raw.after, raw.position, raw.tokens)
         self._retrying.begin(key, raw.after)
         reader = self._context.options.reader
-        batch = Batch(*place, rows, BatchHandling(raw), log_read, reader, batches.save_batch, batches.transaction)
+        batch = Batch(*place, rows, BatchHandling(raw), core.epoch, reader, batches.save_batch, batches.transaction)
         ended = await self._call_until_handled(key, batch)
         if ended is not None:
             return ended
@@ -284,7 +283,7 @@ class Handlers:
         self.rows_delivered += len(rows)
         if batch.handling.saved:
             if not core.in_hand(key, raw):  # stopped or reset meanwhile: the core forgot these rows, the table did not
-                return await batches.reload(key, raw, log_read)
+                return await batches.reload(key, batch)
             self._context.saved.at[key] = raw.position
         core.done(*key)
         return True
@@ -304,7 +303,7 @@ class Handlers:
                 batch.handling = BatchHandling(raw)
                 await self._call_handlers(raw.stream, batch)
             except DetachedError:
-                if not batch.handling.tried or not await self._context.batches.reload(key, raw, batch.epoch):
+                if not batch.handling.tried or not await self._context.batches.reload(key, batch):
                     core.put_back(*key)
                 return False
             except (Exception, asyncio.CancelledError) as error:
@@ -333,7 +332,7 @@ class Handlers:
             return True
         if batch.handling.tried or isinstance(error, ReaderMoved):
             log.warning("handler of %s failed after it saved: %r", key, error)
-            if await self._context.batches.reload(key, raw, batch.epoch):
+            if await self._context.batches.reload(key, batch):
                 return True
         if verdict in (Verdict.NARROW, Verdict.POISON):
             return await self._failed(key, raw, error)

@@ -339,14 +339,12 @@ class BatchSaver:
         # known to be further: saved over its position these rows would be handled twice.
         if not self._core.in_hand(key, batch.handling.raw) or self._saved.at.get(key, batch.after + 1) > batch.after:
             raise ReaderMoved(context.reader, *key, batch.after)
-        return SavedAt(context.reader, *key, self._saved.at[key], self._core.epoch or "")
+        batch.handling.expected = self._saved.at[key]
+        return SavedAt(context.reader, *key, batch.handling.expected, self._core.epoch or "")
 
-    async def reload(self, key: Key, raw: RawBatch, log_read: str | None) -> bool:
-        """What is saved decides, whatever became of the handler's transaction.
-
-        False when nothing was saved: the rows are to be handled again.
-        """
-        context, core = self._context, self._core
+    async def reload(self, key: Key, batch: Batch[Any]) -> bool:
+        """What is saved decides, whatever became of the transaction. False: the rows are to be handled again."""
+        context, core, raw, log_read = self._context, self._core, batch.handling.raw, batch.epoch
         try:
             async with context.saving:
                 state = await context.reader_store.load_reader(context.reader)
@@ -366,12 +364,14 @@ class BatchSaver:
         if void or context.holds(key[0]):
             saved = saved_epoch = None
         epochs = {"log_read": log_read, "epoch": core.epoch, "saved_epoch": saved_epoch}
-        after = self._saved.reread(key, saved, raw, **epochs, lost=lost, in_hand=core.in_hand(key, raw))
+        in_hand = core.in_hand(key, raw) and not lost
+        after = self._saved.reread(key, saved, raw, **epochs, expected=batch.handling.expected, in_hand=in_hand)
         if after is Reread.OTHER_LOG:
             await asyncio.sleep(context.settings.retry_max)
             if core.in_hand(key, raw):
                 core.put_back(*key)
         elif after is Reread.BEHIND:
+            context.retrying.over(key)
             core.put_back(*key)
         elif after in (Reread.HANDLED, Reread.MOVED):
             log.warning("the saved position of %s is %d", key, self._saved.at[key])

@@ -108,17 +108,17 @@ class SavedPositions:
         saved: int | None,
         batch: RawBatch,
         *,
+        expected: int | None,
         log_read: str | None,
         epoch: str | None,
         saved_epoch: str | None,
-        lost: bool,
         in_hand: bool,
     ) -> Reread:
         """What becomes of a batch whose handler may have saved its position, whatever became of its transaction.
 
-        ``saved``: what was read; None when there is none, or a bootstrap came in place of the rows. ``log_read``: the
-        epoch that the rows are of; ``epoch``: that of the log now read; ``saved_epoch``: that of the saved positions.
-        ``lost``: the saved position was gone, and registered anew. ``in_hand``: the rows were not given up meanwhile.
+        ``saved``: what was read; None when there is none, or a bootstrap came in place of the rows. ``expected``: what
+        the handler's save was to replace. ``log_read``: the epoch that the rows are of; ``epoch``: that of the log now
+        read; ``saved_epoch``: that of the saved positions. ``in_hand``: neither these nor the rows were lost meanwhile.
         """
         if epoch == log_read and saved_epoch not in (None, log_read):
             return Reread.OTHER_LOG
@@ -126,8 +126,8 @@ class SavedPositions:
             return Reread.VOID
         known, self.at[key] = self.at.get(key, saved + 1), saved
         # Another process under this name may have saved less than was handled here, or empty, since.
-        if known <= saved <= batch.after and not lost and in_hand:
-            return Reread.NOT_SAVED if saved == known else Reread.BEHIND
+        if known <= saved <= batch.after and in_hand:
+            return Reread.NOT_SAVED if saved == (known if expected is None else expected) else Reread.BEHIND
         return Reread.HANDLED if saved == batch.position and in_hand else Reread.MOVED
 
     def pruned(self, key: Key, saved: int, floor: int, handled: int) -> bool:

@@ -20,13 +20,14 @@ class BatchHandling:
     """How far the handling of a batch is.
 
     ``tried``: its handler has begun to save the position; ``saved``: that was answered. ``last``: no other handler is
-    called with the batch after this one.
+    called with the batch after this one. ``expected``: the saved position that the handler's is to replace.
     """
 
     raw: RawBatch
     tried: bool = False
     saved: bool = False
     last: bool = True
+    expected: int | None = None
 
 
 @attrs.define(eq=False)

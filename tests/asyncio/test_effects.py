@@ -208,6 +208,45 @@ def test_a_handler_never_works_on_a_state_without_the_fact_before(place: Place) 
     assert all(bills == list(range(number)) for number, bills in states)
 
 
+def test_a_position_that_another_process_saved_is_no_failure_of_the_handler(place: Place) -> None:
+    """It saved one below these rows. The handler may still fail as often as without that."""
+    calls, bill = [], handler_of(place)
+
+    def trouble(batch: Any) -> None:
+        if batch.writer == "w" and batch.rows[0].number == 2:
+            calls.append(batch.after)
+            if len(calls) == 1:
+                place.ask(f"UPDATE busrep_readers SET position = {batch.after} WHERE writer = 'w'")
+            elif len(calls) == 2:
+                raise ValueError("once")
+
+    def blocking(batch: Any) -> None:
+        trouble(batch)
+        bill(batch)
+
+    async def coroutine(batch: Any) -> None:
+        trouble(batch)
+        await bill(batch)
+
+    handle = blocking if place.runtime == "threads" else coroutine
+    settings = attrs.evolve(QUICK, heartbeat=600.0, save_every=600.0, handler_retries=1)
+    given = {"name": place.name, "streams": [orders], "store": place.url, "settings": QUICK}
+    with (
+        busrep.sync.connect(place.redis, writer="w", **given) as writer,
+        busrep.sync.connect(place.redis, writer="v", **given) as other,
+        place.bus(handle, settings=settings) as bus,
+    ):
+        first = publish_and_wait(place, writer, 0)
+        (between,) = other.publish(orders, [Order(1, "new")])
+        until(lambda: bus.positions()["orders"]["w"] >= between)
+        assert saved(place) == first
+        last = publish_and_wait(place, writer, 2)
+        assert bus.statistics()["reader"]["stopped"] == {}
+    assert len(calls) == 3
+    assert place.bills() == list(range(3))
+    assert first < between < last
+
+
 def test_an_exception_rolls_both_back(place: Place) -> None:
     failures = []
 

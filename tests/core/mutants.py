@@ -1954,8 +1954,22 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-position-that-another-process-saved-is-the-handler-s-failure",
         rule="9.12",
         harm="Of two processes under one reader's name one stops at rows on which no handler failed.",
-        edits=(Edit("SavedPositions.reread", "if saved == known else Reread.BEHIND", "if True else Reread.BEHIND"),),
+        edits=(Edit("SavedPositions.reread", "Reread.NOT_SAVED if saved == ", "Reread.NOT_SAVED if True or "),),
         checks=(FOUND + "[a-peer-s-position-fails-a-handler]",),
+    ),
+    Mutant(
+        name="a-position-that-is-known-by-now-is-the-handler-s-failure",
+        rule="9.12",
+        harm="The same, where a timed save finds that position while the handler is at work.",
+        edits=(Edit("SavedPositions.reread", "(known if expected is None else expected)", "known"),),
+        checks=(FOUND + "[a-peer-s-position-that-a-timed-save-has-seen]",),
+    ),
+    Mutant(
+        name="a-position-that-another-process-saved-counts-as-a-failure",
+        rule="9.12",
+        harm="Of two processes under one reader's name one stops at rows on which its handler failed less often.",
+        edits=(Edit("BatchSaver.reload", "            context.retrying.over(key)\n", ""),),
+        checks=("asyncio/test_effects.py::test_a_position_that_another_process_saved_is_no_failure_of_the_handler",),
     ),
     Mutant(
         name="rows-whose-position-another-process-moved-stay-in-hand",
@@ -1964,8 +1978,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "BatchSaver.reload",
-                "is Reread.BEHIND:\n            core.put_back(*key)",
-                "is Reread.BEHIND:\n            pass",
+                "            context.retrying.over(key)\n            core.put_back(*key)\n",
+                "            context.retrying.over(key)\n",
             ),
         ),
         checks=(FOUND + "[a-peer-s-position-fails-a-handler]",),

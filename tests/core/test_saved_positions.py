@@ -76,7 +76,9 @@ def test_9_12_and_9_23_what_the_table_says_is_taken_in(
 
 
 BATCH = RawBatch("s", "a", 5, 9, [9], [b"1"], fetched=False, size=1)
-NOW: dict[str, Any] = {"log_read": LOG, "epoch": LOG, "saved_epoch": LOG, "lost": False, "in_hand": True}
+NOW: dict[str, Any] = {
+    "expected": None, "log_read": LOG, "epoch": LOG, "saved_epoch": LOG, "in_hand": True
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,8 @@ NOW: dict[str, Any] = {"log_read": LOG, "epoch": LOG, "saved_epoch": LOG, "lost"
         (None, {"saved_epoch": "f" * 32}, Reread.OTHER_LOG, 5),
         (9, {"saved_epoch": None}, Reread.HANDLED, 9),
         (5, {}, Reread.NOT_SAVED, 5),
-        (5, {"lost": True}, Reread.MOVED, 5),
+        (5, {"expected": 5}, Reread.NOT_SAVED, 5),
+        (5, {"expected": 4}, Reread.BEHIND, 5),
         (5, {"in_hand": False}, Reread.MOVED, 5),
         (3, {}, Reread.MOVED, 3),
         (7, {}, Reread.MOVED, 7),
