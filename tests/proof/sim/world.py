@@ -334,9 +334,13 @@ class World:
     def began_anew(self, service: Service, key: tuple[str, str], position: int) -> None:
         """A reader begins another log at its floor, and owes its handlers no row below, even if a failover brings these
         back."""
-        log = service.role.name, service.epoch, key
-        if position <= self.record.pruned.get((service.epoch, key), 0):
-            self.record.begun[log] = max(position, self.record.begun.get(log, 0))
+        role, epoch = service.role.name, service.epoch
+        if position > self.record.pruned.get((epoch, key), 0):
+            return
+        self.record.begun[role, epoch, key] = max(position, self.record.begun.get((role, epoch, key), 0))
+        # A failover may have lost that it had begun that log before, and had handled rows of it.
+        if (role, epoch, key[0]) in self.unregistered:
+            service.report(key, 0, position, "registration lost")
 
     def note_pruned(self, unaware: set[tuple[str, str, str]], before: dict[tuple[str, str], int]) -> None:
         """Rows were pruned that such readers may need, and they will be told."""
