@@ -170,8 +170,20 @@ def test_an_idle_process_keeps_one_connection(
             await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as own,
         ):
             bus.subscribe(orders)(lambda batch: None)
-            await asyncio.gather(*(write(bus, 1) for _ in range(20)))
-            assert await others_of(own) > 1
+            together = asyncio.Barrier(3)
+
+            async def hold(number: int) -> None:
+                async with bus.write(orders) as fact:
+                    fact.add(Order(number, "new"))
+                    await fact.execute("SELECT 1")
+                    await together.wait()
+                    await together.wait()
+
+            facts = asyncio.gather(hold(1), hold(2))
+            await together.wait()
+            assert await others_of(own) > 1  # while both are open: those that nobody uses may be closed already
+            await together.wait()
+            await facts
             while await others_of(own) != 1:
                 await asyncio.sleep(0.05)
 
