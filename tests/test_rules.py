@@ -221,6 +221,10 @@ RULES: dict[str, list[str]] = {
         "stores/test_stores.py::TestSqlite::test_9_12_a_save_hits_the_row_it_left_or_none",
         "stores/test_stores.py::TestPostgres::test_9_12_a_save_hits_the_row_it_left_or_none",
         "test_rules.py::test_9_12_the_row_to_save_to_is_inserted_at_registration",
+        "test_rules.py::test_9_12_where_a_reader_from_now_on_begins_is_saved_at_registration",
+        "stores/test_stores.py::TestSqlite::test_9_12_nobody_registers_in_the_log_before_a_restore",
+        "stores/test_stores.py::TestPostgres::test_9_12_nobody_registers_in_the_log_before_a_restore",
+        "stores/test_stores.py::TestPostgres::test_9_12_a_restore_waits_for_who_registers",
         "test_rules.py::test_9_12_a_timed_save_that_finds_another_position_reloads_and_never_goes_back",
         "test_rules.py::test_9_12_positions_of_the_old_log_are_not_saved_over_those_of_the_new",
         "test_rules.py::test_9_12_a_handler_s_save_never_takes_back_what_another_process_saved",
@@ -1278,6 +1282,26 @@ def test_9_12_the_row_to_save_to_is_inserted_at_registration(deployment: Deploym
         assert found[0] == ("w1", 0)
         assert found[1][1] is not None
         assert found[1][1] < last
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.servers
+def test_9_12_where_a_reader_from_now_on_begins_is_saved_at_registration(deployment: Deployment) -> None:
+    """It may be killed before its first save: then it owes its handlers what comes from here on."""
+
+    async def main() -> None:
+        store = await deployment.store_of()
+        late = attrs.evolve(QUICK, save_every=600.0)
+        async with deployment.bus(writer="w1") as w1:
+            last = await write(w1, 1)
+            while [one.position for one in await store.known() if one.stream == "orders"] != [last]:
+                await asyncio.sleep(0.01)
+            async with deployment.bus(reader="billing", settings=late, start="now") as reader:
+                reader.subscribe(orders)(Seen())
+                await reader.wait_for(orders, "w1", last)
+                assert (await store.load_reader("billing")).positions["orders", "w1"] == last
         await store.close()
 
     run(main())

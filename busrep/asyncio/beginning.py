@@ -142,7 +142,7 @@ class Beginning:
         At once: who finds the stream registered, and a writer not, takes it for one that joined since.
         """
         context = self._context
-        await context.reader_store.register_reader(context.reader, {(name, ""): 0} | positions, epoch, oldest=oldest)
+        await context.register({(name, ""): 0} | positions, epoch, oldest)
         state = await context.reader_store.load_reader(context.reader)  # it may be another's, as in `register`
         if name in state.loading or state.bootstraps.get(name) != begun.bootstraps.get(name):
             raise Unavailable("the store", f"another process of reader {context.reader!r} begins a bootstrap of {name}")
@@ -159,7 +159,8 @@ class Beginning:
         await bootstrapping.make_void(others & before.streams, before.epoch or "", epoch)
         streams -= others
         floors = {(one.stream, one.writer): one.floor for one in known if one.stream in streams}
-        await store.reset_reader(reader, floors | {(stream, ""): 0 for stream in streams}, epoch)
+        anew = floors | {(stream, ""): 0 for stream in streams}
+        await store.reset_reader(reader, anew, epoch, beside_log=self._context.beside_log)
         state = await store.load_reader(reader)
         if state.epoch != epoch and (streams or state.epoch is not None):
             # Restored once more, or this one was told by a replica that lags.

@@ -147,7 +147,7 @@ async def fetch_instead(context: ReaderContext, name: str, error: NoSnapshots) -
             return False
         if context.reader:
             new = {(name, ""): 0} | {(name, writer): at for writer, at in begins.items()}
-            await context.reader_store.register_reader(context.reader, new, context.core.epoch or "")
+            await context.register(new, context.core.epoch or "")
             positions |= begins
             context.saved.loaded(await context.reader_store.load_reader(context.reader), name)
             context.saved.replace_stream(name, positions)

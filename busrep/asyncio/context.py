@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ class ReaderContext(abc.ABC):
         # BusOptions sees to it that there is a store for a stream with a table, and one for the name of a reader.
         self.store: FactSource = options.store
         self.reader_store: ReaderPositions = options.positions_store
+        self.beside_log = self.reader_store is self.store
         self.reader = options.reader or ""  # without a name no position is saved
         # A cache is empty at the start: of invalidations nothing is read but what is new, and no position is saved.
         self.unsaved = frozenset(stream.name for stream in options.streams if is_invalidations(stream))
@@ -177,6 +178,11 @@ class ReaderContext(abc.ABC):
         for key in [key for key in self.core.progress if key[0] == stream]:
             for noted in (self.stopped, self.oldest.at, self.paused, self.bisecting):
                 noted.pop(key, None)
+
+    async def register(self, positions: Mapping[Key, int], epoch: str, oldest: Collection[Key] = ()) -> None:
+        """Register the reader at these positions of a log. Unavailable where its store keeps another log by now."""
+        beside = self.beside_log
+        await self.reader_store.register_reader(self.reader, positions, epoch, oldest=oldest, beside_log=beside)
 
     async def saved_bootstrap(self, stream: str) -> BootstrapProgress | None:
         """What is saved of the last bootstrap of a stream, by whatever process of this name. Raises Unavailable."""

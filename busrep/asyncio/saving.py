@@ -154,7 +154,7 @@ class PositionSaver:
         While the lock is held: what is registered in one log must not slip in among what a new one begins with.
         """
         context, epoch = self._context, self._core.epoch
-        await context.reader_store.register_reader(context.reader, {key: position}, epoch or "")
+        await context.register({key: position}, epoch or "")
         state = await context.reader_store.load_reader(context.reader)
         void = await self._context.bootstrapping.look_at(state)
         if epoch == self._core.epoch and key[0] not in void:
@@ -193,7 +193,7 @@ class PositionSaver:
         lost = {key: core.progress[key].began for key in keys if key in known and key not in state.positions}
         if lost:  # with an older epoch, or in a failover. Until they are back nobody who prunes knows of this reader.
             with contextlib.suppress(StatementRefused):  # saving registers each apart, and tells which is refused
-                await context.reader_store.register_reader(context.reader, lost, core.epoch or "")
+                await context.register(lost, core.epoch or "")
         for key, saved in self._saved.compare(keys, known, state.positions, lambda key: core.progress[key].began):
             log.warning("the saved position of %s is %d", key, saved)
             core.progress[key].go_on_from(saved)

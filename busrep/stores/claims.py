@@ -189,11 +189,7 @@ def held_state(
     writer: str, incarnation: int, dialect: Dialect, backings: Sequence[Backing]
 ) -> Plan[tuple[str, dict[str, State]]]:
     """The epoch, and the state of each stream, in one snapshot in which the claim still stands."""
-    answers = yield (
-        Control.SNAPSHOT,
-        EPOCH,
-        Sql(f"SELECT 1 FROM busrep_writers WHERE {HELD}", (writer, incarnation)),
-    )
+    answers = yield (Control.SNAPSHOT, EPOCH, Sql(f"SELECT 1 FROM busrep_writers WHERE {HELD}", (writer, incarnation)))
     ((epoch,),), held = answers
     if not held:
         raise WriterFenced(writer, incarnation)

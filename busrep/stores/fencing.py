@@ -15,6 +15,7 @@ import orjson
 
 from busrep.stores.dialect import Dialect, begin_durably, highest_row, or_blocked
 from busrep.stores.plans import Control, Plan, Sql, in_transaction
+from busrep.stores.readers import LOCK_STREAM
 from busrep.stores.schema import EPOCH, new_epoch
 
 log = logging.getLogger("busrep.stores")
@@ -94,11 +95,7 @@ def follow_server(dialect: Dialect, seconds: float, clock: int) -> Plan[None]:
 
 def _alone_with_server(dialect: Dialect, here: Sql, seconds: float) -> Plan[tuple[Home, str]]:
     """Begin a transaction: one of these at a time, and no claim meanwhile."""
-    answers = yield (
-        *begin_durably(dialect, wait=seconds),
-        Sql(EPOCH.text + dialect.exclusive),
-        here,
-    )
+    answers = yield (*begin_durably(dialect, wait=seconds), Sql(EPOCH.text + dialect.exclusive), here)
     ((noted, now),) = answers[-1]
     return Home.read(noted), now
 
@@ -258,6 +255,8 @@ def restored(dialect: Dialect) -> Plan[str]:
             *begin_durably(dialect, wait=RESTORE_WAIT),
             # First, as a claim does: then the two never wait for each other.
             Sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", (epoch,)),
+            # A reader that registers in the log before has done so when another one looks for what is registered.
+            *(Sql(LOCK_STREAM + dialect.exclusive, (stream,)) for stream in sorted(dialect.backings)),
             # From here on the log is this server's own.
             Sql(f"UPDATE busrep_meta SET value = {dialect.server or no_server} WHERE key = 'server'"),
         )

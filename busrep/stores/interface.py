@@ -183,13 +183,14 @@ class ReaderPositions(Store, Protocol):
         epoch: str,
         *,
         oldest: Collection[tuple[str, str]] = (),
+        beside_log: bool = False,
     ) -> None:
         """Insert the rows that saves update, {(stream, writer): position}; leaves existing ones alone. A writer ""
         notes that the stream is read. Of a stream whose bootstrap is unfinished nothing is inserted.
 
         Of those in ``oldest`` the position is the floor that the caller knew. If this store keeps the log of ``epoch``,
         the floor of this very moment is taken: what was pruned since is nothing that this reader had begun to read.
-        """
+        ``beside_log``: this store keeps the log, too; Unavailable where it is not the one of ``epoch`` any more."""
 
     async def load_reader(self, reader: str) -> ReaderState:
         """The saved positions."""
@@ -215,11 +216,13 @@ class ReaderPositions(Store, Protocol):
         """Store beside a saved position why the reader stopped there; None: it goes on. Nothing without a position. To
         save the position clears it, too."""
 
-    async def reset_reader(self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> None:
+    async def reset_reader(
+        self, reader: str, positions: Mapping[tuple[str, str], int], epoch: str, *, beside_log: bool = False
+    ) -> None:
         """Begin anew in another epoch: positions of other epochs go, these are registered, all of them as ``oldest``.
-        Positions that are of this epoch stay: another process under this name has begun in it already. And if there
-        are any of the log that this store keeps, and ``epoch`` is another, nothing is done. Nothing is registered of a
-        stream whose unfinished bootstrap is of this epoch."""
+        Positions that are of this epoch stay: another process under this name has begun in it already. If the log that
+        this store keeps is not that of ``epoch``, nothing is done: with ``beside_log``, or if there are positions of
+        that log. Nothing is registered of a stream whose unfinished bootstrap is of this epoch."""
 
     def effects(self, at: SavedAt) -> AsyncTransaction:
         """A transaction, without a claim, for a handler's effects, on a connection of the store's: ConfigError where it

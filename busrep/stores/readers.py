@@ -41,9 +41,8 @@ def rows_of(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], i
 
 def _begin(dialect: Dialect, positions: Mapping[tuple[str, str], int]) -> tuple[Step, ...]:
     """A durable transaction: until its end nothing of these streams is pruned."""
-    streams = dict.fromkeys(stream for stream, _ in positions)
-    locks = [Sql(LOCK_STREAM + dialect.share, (stream,)) for stream in streams]
-    return (*begin_durably(dialect), *locks)
+    streams = sorted({stream for stream, _ in positions})  # in the order of 'db restored'
+    return (*begin_durably(dialect), *(Sql(LOCK_STREAM + dialect.share, (stream,)) for stream in streams))
 
 
 def floors_of(keys: Collection[tuple[str, str]]) -> Plan[tuple[str | None, Positions]]:
@@ -76,6 +75,7 @@ def register(
     epoch: str,
     *,
     oldest: Collection[tuple[str, str]] = (),
+    beside_log: bool = False,
 ) -> Plan[None]:
     """Insert the rows that saving updates (9.12); existing ones stay.
 
@@ -83,7 +83,9 @@ def register(
     afterwards sees what became of them. Where a snapshot is being loaded it alone says where this reader is.
     """
     *_, loading = yield (*_begin(dialect, positions), Sql(LOADING, (reader,)))
-    here, floors = (yield from floors_of(oldest)) if oldest else (None, {})
+    here, floors = yield from floors_of(oldest)
+    if beside_log and here != epoch:  # late: another process of this name may read the new log already
+        raise Unavailable(dialect.store, f"its epoch is {here}, not {epoch}: it was restored")
     raised = _raised(positions, floors if here == epoch else {}, oldest)
     yield (*rows_of(dialect, reader, _without(raised, {row[0] for row in loading}), epoch), Control.COMMIT)
 
@@ -175,7 +177,9 @@ def note_stopped(_: Dialect, reader: str, stream: str, writer: str, reason: str 
 
 
 @transaction
-def reset(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str) -> Plan[None]:
+def reset(
+    dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int], epoch: str, *, beside_log: bool = False
+) -> Plan[None]:
     """Replace saved positions of other epochs. Of this one: another process under this name has begun anew already.
 
     As in `register`: not while rows are being pruned that the replaced positions had let go. And nothing at all when
@@ -187,7 +191,7 @@ def reset(dialect: Dialect, reader: str, positions: Mapping[tuple[str, str], int
         Sql("SELECT stream, epoch FROM busrep_readers WHERE reader = ?", (reader,)),
         Sql(LOADING, (reader,)),
     )
-    if here != epoch and here in {row[1] for row in held}:
+    if here != epoch and (beside_log or here in {row[1] for row in held}):
         yield Control.COMMIT
         return
     # The snapshot of an epoch that is gone says nothing any more.

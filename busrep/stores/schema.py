@@ -78,10 +78,7 @@ VERSIONS: Mapping[int, Sequence[str]] = {
         "rows bigint NOT NULL, first bigint NOT NULL, last bigint NOT NULL, once boolean NOT NULL, "
         "done_at {when} NOT NULL){hot}",
     ),
-    4: (
-        "ALTER TABLE busrep_streams ADD COLUMN fields text",
-        "ALTER TABLE busrep_readers ADD COLUMN stopped text",
-    ),
+    4: ("ALTER TABLE busrep_streams ADD COLUMN fields text", "ALTER TABLE busrep_readers ADD COLUMN stopped text"),
 }
 
 VERSION = max(VERSIONS)

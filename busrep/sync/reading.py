@@ -24,7 +24,6 @@ from busrep.asyncio.own_name import OwnName
 from busrep.caches.cache import Caches
 from busrep.caches.freshness import Own
 from busrep.core.commands import Name, Replicate
-from busrep.core.snapshots import AppliedParts
 from busrep.errors import ConfigError
 from busrep.options import BusOptions
 from busrep.runtime.batch import BatchRows
@@ -48,7 +47,9 @@ class ReadingBus(runtime.Bus):
     def __init__(self, redis: Any, options: BusOptions, writing: SharedWriter | None, caches: Caches) -> None:
         self._beside = writing
         if options.reader is not None:
-            options = attrs.evolve(options, reader_store=_ThreadSavingStore(options.positions_store))
+            there = _ThreadSavingStore(options.positions_store)
+            store = there if options.reader_store is None else options.store
+            options = attrs.evolve(options, store=store, reader_store=there)
         super().__init__(redis, options, caches=caches)
         if writing is not None:
             self.reading.own.claimed(writing.session.epoch, writing.starts)
@@ -108,23 +109,13 @@ class _ThreadSavingStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def save_reader(
-        self,
-        reader: str,
-        changes: Sequence[tuple[str, str, int, int]],
-        epoch: str,
-        connection: Any = None,
-        **known: Any,
-    ) -> None:
+    async def save_reader(self, reader: str, changes: Any, epoch: str, connection: Any = None, **known: Any) -> None:
         """See `AsyncStore`."""
         await self._there(lambda on: self._store.save_reader(reader, changes, epoch, on, **known), connection)
 
-    async def save_bootstrap(
-        self, reader: str, stream: str, bootstrap_id: str, step: AppliedParts, connection: Any = None
-    ) -> None:
+    async def save_bootstrap(self, reader: str, stream: str, id: str, step: Any, connection: Any = None) -> None:
         """See `AsyncStore`."""
-        save = self._store.save_bootstrap
-        await self._there(lambda on: save(reader, stream, bootstrap_id, step, on), connection)
+        await self._there(lambda on: self._store.save_bootstrap(reader, stream, id, step, on), connection)
 
     async def _there(self, save: Callable[[Any], Coroutine[Any, Any, None]], connection: Any) -> None:
         if not isinstance(connection, ThreadBoundConnection):

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -37,6 +38,7 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.stores.blocking import BlockingStore
+from busrep.stores.planned import PlannedStore
 from busrep.testing.links import FaultyLink
 from tests.shop import QUICK, STREAMS, Order, opened_store, orders, payments, typing
 
@@ -707,6 +709,34 @@ class BusConformance:
                 last = write(writer, 2)
                 until(lambda: seen.numbers == [1, 1, 2])
                 reader.wait_for(orders, "w1", last)
+
+    def test_9_12_the_store_is_told_whether_the_log_is_beside_the_positions(
+        self, deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[tuple[str, bool]] = []
+
+        def note(method: str) -> None:
+            plain = getattr(PlannedStore, method)
+
+            async def noted(store: Any, *args: Any, **options: Any) -> None:
+                told.append((method, options["beside_log"]))
+                await plain(store, *args, **options)
+
+            monkeypatch.setattr(PlannedStore, method, noted)
+
+        elsewhere = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+        with Deployment(deployment.redis, deployment.name, elsewhere, self.make).table(), deployment.table() as table:
+            note("register_reader")
+            note("reset_reader")
+            for place, beside in ((None, True), (elsewhere, False)):
+                for _ in range(2):
+                    with deployment.bus(writer="w1") as writer:
+                        with deployment.bus(reader="billing", reader_store=place) as reader:
+                            reader.subscribe(orders)(Seen())
+                            reader.wait_for(orders, "w1", write(writer, 1))
+                    table.restored()
+                assert set(told) == {("register_reader", beside), ("reset_reader", beside)}
+                told.clear()
 
     def test_pruned_rows_are_told_of(self, deployment: Deployment) -> None:
         with deployment.bus(writer="w1") as writer:

@@ -285,13 +285,13 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Beginning._register",
-                '{(name, ""): 0} | positions, epoch, oldest=oldest)\n',
+                '{(name, ""): 0} | positions, epoch, oldest)\n',
                 "{key: at for key, at in positions.items() if not at}, epoch)\n",
             ),
         ),
         checks=(
             SIMULATOR,
-            RULES + "9_12_the_row_to_save_to_is_inserted_at_registration",
+            RULES + "9_12_where_a_reader_from_now_on_begins_is_saved_at_registration",
         ),
     ),
     Mutant(

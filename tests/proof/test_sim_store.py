@@ -234,8 +234,9 @@ def steps_of(plan: Plan[Any], answer: list[tuple[Any, ...]] | None = None) -> tu
     with contextlib.suppress(StopIteration, IndexError, ValueError):  # at its end it may miss what was not answered
         steps = next(plan)
         while True:
-            found += steps if isinstance(steps, tuple) else (steps,)
-            steps = plan.send([answer or []] * len(found))
+            asked = steps if isinstance(steps, tuple) else (steps,)
+            found += asked
+            steps = plan.send([answer or []] * len(asked))
     return tuple(found)
 
 

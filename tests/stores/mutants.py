@@ -14,6 +14,7 @@ DURABLE_POSITIONS = "stores/test_durable_positions.py::test_"
 ENDED_INSIDE = "asyncio/test_ended_inside.py::test_"
 FAILOVER = "stores/test_failover.py::test_"
 FAULTS = "asyncio/test_faults.py::test_"
+FOUND = "proof/test_simulation.py::test_what_the_simulator_found_stays_mended"
 MUTANTS_GAPS = "asyncio/test_mutants_gaps.py::test_"
 PRIVATE_FILES = "stores/test_private_files.py::test_"
 RACES = "sync/test_races.py::test_"
@@ -782,11 +783,51 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "readers.reset",
-                "        if here != epoch and here in {row[1] for row in held}:\n",
-                "        if False:\n",
+                "(beside_log or here in {row[1] for row in held})",
+                "beside_log",
             ),
         ),
         checks=(STORES_POSTGRES + "9_12_positions_of_the_log_that_is_kept_here_are_replaced_by_none_of_another",),
+    ),
+    Mutant(
+        name="registered-in-the-log-before-a-restore",
+        rule="9.12",
+        harm="A late request registers a reader in a log that is gone: its successor begins the restored one twice.",
+        edits=(Edit("readers.register", "        if beside_log and here != epoch:", "        if False:"),),
+        checks=(FOUND + "[a-registration-of-the-log-before-comes-late]",),
+    ),
+    Mutant(
+        name="begun-anew-in-the-log-before-a-restore",
+        rule="9.12",
+        harm="The same, of a process that begins anew in a log that has been restored once more.",
+        edits=(Edit("readers.reset", "(beside_log or here in ", "(here in "),),
+        checks=(STORES_POSTGRES + "9_12_nobody_registers_in_the_log_before_a_restore",),
+    ),
+    Mutant(
+        name="a-restore-does-not-wait-for-who-registers",
+        rule="9.12",
+        harm="Who begins in the restored log does not see a reader that is registering in the one before.",
+        edits=(
+            Edit(
+                "restored.body",
+                "Sql(LOCK_STREAM + dialect.exclusive, (stream,)) for stream in sorted(dialect.backings)",
+                "Sql(LOCK_STREAM, (stream,)) for stream in sorted(dialect.backings)",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_12_a_restore_waits_for_who_registers",),
+    ),
+    Mutant(
+        name="streams-locked-in-any-order",
+        rule="9.12",
+        harm="A reader that registers and 'db restored' wait for each other: the database ends one of them.",
+        edits=(
+            Edit(
+                "readers._begin",
+                "sorted({stream for stream, _ in positions})",
+                "dict.fromkeys(stream for stream, _ in positions)",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_12_who_registers_waits_for_a_restore",),
     ),
     Mutant(
         name="a-joined-fact-s-lock-believed-to-be-there",
@@ -1439,7 +1480,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="readers-are-registered-asynchronously",
         rule="9.22",
         harm="After a crash a reader that began with the newest rows begins anew: it misses those in between.",
-        edits=(Edit("readers._begin", "(*begin_durably(dialect), *locks)", "(Control.BEGIN, *locks)"),),
+        edits=(Edit("readers._begin", "(*begin_durably(dialect), ", "(Control.BEGIN, "),),
         checks=(
             DURABLE_POSITIONS + "what_a_reader_began_outlives_a_crash[reading]",
             DURABLE_POSITIONS + "what_a_reader_began_outlives_a_crash[reading anew]",

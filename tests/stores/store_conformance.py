@@ -791,6 +791,25 @@ class StoreConformance:
             assert (state.epoch, state.positions, state.streams) == (epoch, {("orders", "w1"): 5}, {"orders"})
 
     @sync
+    async def test_9_12_nobody_registers_in_the_log_before_a_restore(self, url: str) -> None:
+        """A request of a process that has not noticed the restore, or that was killed since, comes late."""
+        key = ("orders", "w1")
+        async with self.opened(url) as store:
+            before = await store.epoch()
+            epoch = await store.restored()
+            with pytest.raises(Unavailable, match=f"its epoch is {epoch}, not {before}: it was restored"):
+                await store.register_reader("r", {key: 5}, before, beside_log=True)
+            await store.reset_reader("r", {key: 5}, before, beside_log=True)
+            assert (await store.load_reader("r")).streams == set()
+            await store.register_reader("r", {key: 0}, epoch, beside_log=True)
+            await store.reset_reader("anew", {key: 0}, epoch, beside_log=True)
+            for reader in ("r", "anew"):
+                state = await store.load_reader(reader)
+                assert (state.epoch, state.positions) == (epoch, {key: 0})
+            await store.register_reader("far", {key: 5}, before)  # it reads a log that is kept elsewhere
+            assert (await store.load_reader("far")).epoch == before
+
+    @sync
     async def test_pruning_stops_at_registered_readers_up_to_a_cap(self, url: str) -> None:
         async with self.opened(url) as store:
             claim = await store.claim("w1", ["orders"], timeout=1)

@@ -899,6 +899,45 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             assert await finishing == {}
 
     @sync
+    async def test_9_12_a_restore_waits_for_who_registers(self, url: str) -> None:
+        """Else a reader that begins in the restored log finds nobody registered, and another one in the log before
+        appears beside it."""
+        async with self.opened(url) as store, await psycopg.AsyncConnection.connect(url) as slow:
+            before = await store.epoch()
+            await slow.execute("SELECT 1 FROM busrep_streams WHERE stream = 'payments' FOR UPDATE")
+            at = {(stream, ""): 0 for stream in ("payments", "orders")}
+            registering = asyncio.create_task(store.register_reader("r", at, before, beside_log=True))
+            while self.sql(url, self.WAITING) == [(0,)] and not registering.done():
+                await asyncio.sleep(0.01)
+            restoring = asyncio.create_task(store.restored())
+            while self.sql(url, self.WAITING) == [(1,)] and not restoring.done():
+                await asyncio.sleep(0.01)
+            assert not restoring.done()
+            await slow.rollback()
+            await registering
+            await restoring
+            assert (await store.load_reader("r")).epoch == before
+
+    @sync
+    async def test_9_12_who_registers_waits_for_a_restore(self, url: str) -> None:
+        """In the same order of streams: else each could wait for the other."""
+        async with self.opened(url) as store, await psycopg.AsyncConnection.connect(url) as slow:
+            before = await store.epoch()
+            await slow.execute("SELECT 1 FROM busrep_streams WHERE stream = 'orders' FOR UPDATE")
+            restoring = asyncio.create_task(store.restored())
+            while self.sql(url, self.WAITING) == [(0,)] and not restoring.done():
+                await asyncio.sleep(0.01)
+            at = {(stream, ""): 0 for stream in ("payments", "orders")}
+            registering = asyncio.create_task(store.register_reader("r", at, before, beside_log=True))
+            while self.sql(url, self.WAITING) == [(1,)] and not registering.done():
+                await asyncio.sleep(0.01)
+            await slow.rollback()
+            epoch = await restoring
+            with pytest.raises(Unavailable, match=f"its epoch is {epoch}"):
+                await registering
+            assert (await store.load_reader("r")).streams == set()
+
+    @sync
     async def test_9_12_who_waits_for_a_stream_s_lock_has_it_when_init_is_through(self, url: str) -> None:
         """Else a prune and a registration are at work at a time: what the new reader begins with is pruned."""
         orders, later = Stream("orders"), Stream("payments")

@@ -11,10 +11,24 @@ ONE_LINE = "links/test_one_line.py::test_"
 RACES = "sync/test_races.py::test_"
 SOAK = "proof/test_soak.py::test_"
 STORES = "stores/test_sync_stores.py::test_"
+THREADS = "sync/test_bus.py::TestThreads::test_"
 TYPING = "test_typing.py::test_"
 WRITING = "sync/test_writing.py::test_"
 
 MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="threads-do-not-say-that-the-log-is-beside-the-positions",
+        rule="9.12",
+        harm="A process that comes late registers its reader in the log before a restore.",
+        edits=(
+            Edit(
+                "ReadingBus.__init__",
+                "store = there if options.reader_store is None else options.store",
+                "store = options.store",
+            ),
+        ),
+        checks=(THREADS + "9_12_the_store_is_told_whether_the_log_is_beside_the_positions",),
+    ),
     Mutant(
         name="an-answered-commit-is-taken-back",
         rule="9.1",
