@@ -225,6 +225,7 @@ RULES: dict[str, list[str]] = {
         "stores/test_stores.py::TestSqlite::test_9_12_nobody_registers_in_the_log_before_a_restore",
         "stores/test_stores.py::TestPostgres::test_9_12_nobody_registers_in_the_log_before_a_restore",
         "stores/test_stores.py::TestPostgres::test_9_12_a_restore_waits_for_who_registers",
+        "stores/test_stores.py::TestPostgres::test_9_12_who_registers_waits_for_a_restore",
         "test_rules.py::test_9_12_a_timed_save_that_finds_another_position_reloads_and_never_goes_back",
         "test_rules.py::test_9_12_positions_of_the_old_log_are_not_saved_over_those_of_the_new",
         "test_rules.py::test_9_12_a_handler_s_save_never_takes_back_what_another_process_saved",

@@ -179,10 +179,9 @@ class ReaderContext(abc.ABC):
             for noted in (self.stopped, self.oldest.at, self.paused, self.bisecting):
                 noted.pop(key, None)
 
-    async def register(self, positions: Mapping[Key, int], epoch: str, oldest: Collection[Key] = ()) -> None:
+    async def register(self, at: Mapping[Key, int], epoch: str, oldest: Collection[Key] = ()) -> None:
         """Register the reader at these positions of a log. Unavailable where its store keeps another log by now."""
-        beside = self.beside_log
-        await self.reader_store.register_reader(self.reader, positions, epoch, oldest=oldest, beside_log=beside)
+        await self.reader_store.register_reader(self.reader, at, epoch, oldest=oldest, beside_log=self.beside_log)
 
     async def saved_bootstrap(self, stream: str) -> BootstrapProgress | None:
         """What is saved of the last bootstrap of a stream, by whatever process of this name. Raises Unavailable."""

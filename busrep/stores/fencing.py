@@ -255,7 +255,7 @@ def restored(dialect: Dialect) -> Plan[str]:
             *begin_durably(dialect, wait=RESTORE_WAIT),
             # First, as a claim does: then the two never wait for each other.
             Sql("UPDATE busrep_meta SET value = ? WHERE key = 'epoch'", (epoch,)),
-            # A reader that registers in the log before has done so when another one looks for what is registered.
+            # Waits for readers that are registering in the log before: who begins in the new one must see their rows.
             *(Sql(LOCK_STREAM + dialect.exclusive, (stream,)) for stream in sorted(dialect.backings)),
             # From here on the log is this server's own.
             Sql(f"UPDATE busrep_meta SET value = {dialect.server or no_server} WHERE key = 'server'"),

@@ -183,7 +183,7 @@ def reset(
     """Replace saved positions of other epochs. Of this one: another process under this name has begun anew already.
 
     As in `register`: not while rows are being pruned that the replaced positions had let go. And nothing at all when
-    the others are of the log that this very database keeps: then ``epoch`` is one that was, of a replica that lags.
+    the others are of the log that this very database keeps, or ``beside_log``: then ``epoch`` is one that was.
     """
     yield _begin(dialect, positions)
     here, floors = yield from floors_of(positions)

@@ -24,6 +24,7 @@ from busrep.asyncio.own_name import OwnName
 from busrep.caches.cache import Caches
 from busrep.caches.freshness import Own
 from busrep.core.commands import Name, Replicate
+from busrep.core.snapshots import AppliedParts
 from busrep.errors import ConfigError
 from busrep.options import BusOptions
 from busrep.runtime.batch import BatchRows
@@ -113,9 +114,11 @@ class _ThreadSavingStore:
         """See `AsyncStore`."""
         await self._there(lambda on: self._store.save_reader(reader, changes, epoch, on, **known), connection)
 
-    async def save_bootstrap(self, reader: str, stream: str, id: str, step: Any, connection: Any = None) -> None:
+    async def save_bootstrap(
+        self, reader: str, stream: str, bootstrap_id: str, step: AppliedParts, connection: Any = None
+    ) -> None:
         """See `AsyncStore`."""
-        await self._there(lambda on: self._store.save_bootstrap(reader, stream, id, step, on), connection)
+        await self._there(lambda on: self._store.save_bootstrap(reader, stream, bootstrap_id, step, on), connection)
 
     async def _there(self, save: Callable[[Any], Coroutine[Any, Any, None]], connection: Any) -> None:
         if not isinstance(connection, ThreadBoundConnection):
