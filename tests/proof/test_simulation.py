@@ -15,9 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from busrep.core.progress import Progress
+from busrep.core.reader import Reader
 from busrep.runtime.committed import LastCommits
 from busrep.stores.plans import Plan
 from tests import DATA, ROOT
@@ -133,6 +135,27 @@ def test_a_registration_that_a_failover_lost_excuses_pruning_only_until_the_read
     monkeypatch.setattr("busrep.stores.facts._readers_bound", all_that_is_proven)
     assert simulate(unnoticed).violations == []
     assert "pruning respects readers" in {one.invariant for one in simulate(noticed).violations}
+
+
+def test_a_life_that_began_behind_pruned_rows_knows_where_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a later one, whose registration a failover loses, may be told of them."""
+    drawn = Scenario.from_json(
+        json.loads((DATA / "scenarios" / "pruned-before-the-process-before-began.json").read_text())["scenario"]
+    )
+    _, writer, reader = drawn.roles
+    late = attrs.evolve(reader, options={**reader.options, "late": 2.6})
+    events = (*drawn.events[:3], Event(2.55, "failover", "", {"behind": 1.0, "lasting": 0.1}))
+    scenario = attrs.evolve(drawn, roles=(writer, late), events=events)
+    outcome, lines = traced(scenario)
+    assert outcome.violations == []
+    assert any("a standby is promoted" in line for line in lines)
+    begin = Reader.start_at
+
+    def forgetful(self: Reader, stream: str, writer: str, position: int, began: int | None = None) -> None:
+        begin(self, stream, writer, position, 0)
+
+    monkeypatch.setattr(Reader, "start_at", forgetful)
+    assert {one.invariant for one in simulate(scenario).violations} == {"pruning respects readers", "settles"}
 
 
 def test_a_scenario_is_itself_again_after_json() -> None:

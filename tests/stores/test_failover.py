@@ -20,7 +20,7 @@ import pytest
 
 import busrep
 from busrep import sync
-from busrep.errors import ClaimBlocked, CommitsLost, StatementRefused, Unavailable, WriterFenced
+from busrep.errors import ClaimBlocked, CommitsLost, PositionTooOld, StatementRefused, Unavailable, WriterFenced
 from busrep.stores import claims, fencing
 from busrep.stores.blocking import BlockingStore
 from busrep.stores.fencing import Home, _failovers
@@ -367,6 +367,32 @@ def test_effects_are_made_again_that_the_process_before_had_made() -> None:
                 await asyncio.sleep(30.0)
                 assert [token for _, token in again.facts] == list(range(1, last[-1] + 1))
                 assert (await reader.store.load_reader("r")).positions == {("orders", "w"): last[-1]}
+
+    virtual.run(main())
+
+
+def test_of_rows_pruned_before_a_lost_registration_the_next_process_is_told() -> None:
+    """It does not know that the one before began behind them, with nothing missed: it may have, and it may not."""
+
+    async def main() -> None:
+        async with MemoryDeployment(orders, settings=QUICK) as deployment, deployment.bus(writer="w") as writer:
+            for number in range(5):
+                last = (await writer.publish(orders, [Order(number, "new")]))[-1]
+            await asyncio.sleep(5.0)  # the beats note the position: what is above is not pruned
+            assert await writer.store.prune(keep=2) == {("orders", "w"): 3}
+            async with deployment.bus(reader="r") as reader:
+                reader.subscribe(orders)(Handled())
+                await reader.wait_for(orders, "w", last)
+            again = Handled()
+            async with deployment.bus(reader="r") as reader:
+                reader.subscribe(orders)(again)
+                await asyncio.sleep(5.0)
+                reader.store.world.ask("DELETE FROM busrep_readers WHERE writer = 'w'")
+                await asyncio.sleep(30.0)
+                (told,) = reader.reading.stopped.values()
+                assert isinstance(told, PositionTooOld)
+                assert (told.position, told.floor, again.facts) == (0, 3, [])
+                assert not reader.health().ok
 
     virtual.run(main())
 

@@ -448,7 +448,9 @@ def _promote(world: World, event: Event, since: float, replicated: Replicated, f
     lost = [fact[:4] for fact in database.history[facts:]]
     registered, floors = world.registered(), world.floors()
     database.promote(replicated, world.dice)
-    world.unregistered |= registered - world.registered()
+    lost_registrations = registered - world.registered()
+    world.unregistered |= lost_registrations
+    world.note_pruned_before(lost_registrations)
     database.down = True
     world.later(event.args["lasting"], setattr, database, "down", False)
     if epoch != world.epoch():  # `db restored` had not arrived there

@@ -96,9 +96,10 @@ class World:
         # To where a failover has put back a reader's saved position: (role, epoch, stream, writer).
         self.put_back: dict[tuple[str, str, str, str], int] = {}
         # What a failover has lost all registrations of, (role, epoch, stream), and up to where a stream's rows were
-        # pruned while the table did not have the reader and the reader could not know it.
+        # pruned while the table did not have the reader and the reader could not know it, or before it began there.
         self.unregistered: set[tuple[str, str, str]] = set()
         self.pruned_unseen: dict[tuple[str, str, str, str], int] = {}
+        self.began_behind: dict[tuple[str, str, str], int] = {}  # the life that began this behind pruned rows
         self.when_opened: dict[str, Event] = {}  # role -> the restore that comes when its next bus has opened
         self.poisonous = True
         self.healing = False
@@ -335,6 +336,8 @@ class World:
         """A reader begins another log at its floor, and owes its handlers no row below, even if a failover brings these
         back."""
         role, epoch = service.role.name, service.epoch
+        if position > 0:
+            self.began_behind[role, epoch, key[0]] = service.number
         if position > self.record.pruned.get((epoch, key), 0):
             return
         self.record.begun[role, epoch, key] = max(position, self.record.begun.get((role, epoch, key), 0))
@@ -351,10 +354,20 @@ class World:
                 if (name, epoch) == (stream, self.epoch()):
                     self.pruned_unseen[role, epoch, stream, writer] = floor
 
+    def note_pruned_before(self, lost: set[tuple[str, str, str]]) -> None:
+        """A failover has lost registrations. Where an earlier life began behind pruned rows, the present one does not
+        know where that was: all rows are due to it again, and it is told that the first ones are gone (9.23)."""
+        for role, epoch, stream in lost & self.began_behind.keys():
+            if role in self.current and self.current[role].number != self.began_behind[role, epoch, stream]:
+                for (name, writer), floor in self.floors().items():
+                    if name == stream:
+                        self.pruned_unseen[role, epoch, stream, writer] = floor
+
     def not_registered(self, service: Service, stream: str) -> None:
         """A reader logs that it is not registered, and begins behind what was pruned: this tells it, where a failover
         has lost that it was."""
         role, epoch = service.role.name, self.epoch()
+        self.began_behind[role, epoch, stream] = service.number
         if (role, epoch, stream) in self.unregistered:
             for (of, writer), floor in self.floors().items():
                 if of == stream:
