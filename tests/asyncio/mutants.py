@@ -1729,7 +1729,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.23",
         harm="After a restore, and a failover that takes it back, effects are skipped that the failover has lost.",
         edits=(Edit("BatchSaver.reload", " and saved_epoch in (None, log_read) and not void", " and not void"),),
-        checks=(SIMULATION + "what_the_simulator_found_stays_mended[registered-beside-positions-of-an-older-log]",),
+        checks=(MUTANTS_GAPS + "9_23_nothing_is_registered_beside_positions_of_an_older_log",),
     ),
     Mutant(
         name="a-registry-of-the-log-before-is-believed",

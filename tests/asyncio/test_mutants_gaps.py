@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import AsyncExitStack
+import sqlite3
+from contextlib import AsyncExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -524,6 +526,59 @@ def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() 
             state = await saved.load_reader("r")
             assert (state.epoch, state.positions.get(key, 0)) == (new, 0)
             assert [tokens for _, tokens in got] == [[1], [2]]
+
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_9_23_nothing_is_registered_beside_positions_of_an_older_log(tmp_path: Path) -> None:
+    """A failover of the positions' own database loses the reader's step into this log, and all effects since: they are
+    made again, each once, from the first one on."""
+
+    async def main() -> None:
+        shop, elsewhere = await in_memory(), f"sqlite:///{tmp_path / 'positions.db'}"
+        store = open_store(elsewhere, Registry([orders, payments]))
+        await store.init()
+        await store.close()
+        async with (
+            shop.bus(writer="w1", settings=CALM) as writer,
+            shop.bus(reader="r", reader_store=elsewhere, settings=CALM) as reader,
+        ):
+            reading, calls = reader.reading, 0
+
+            def ask(sql: str) -> list[Any]:
+                with closing(sqlite3.connect(tmp_path / "positions.db", isolation_level=None)) as connection:
+                    return connection.execute(sql).fetchall()
+
+            def bills() -> list[int]:
+                return [number for (number,) in ask("SELECT number FROM bills")]
+
+            ask("CREATE TABLE bills (number int)")
+
+            @reader.subscribe(orders)
+            async def handle(batch: busrep.Batch[Order]) -> None:
+                nonlocal calls
+                calls += 2 in batch.tokens
+                if calls == 1 and 2 in batch.tokens:
+                    for lost in (
+                        "DELETE FROM bills",
+                        "DELETE FROM busrep_readers WHERE stream = 'orders' AND writer = 'w1'",
+                        "UPDATE busrep_readers SET epoch = 'before'",
+                    ):
+                        ask(lost)
+                    batch.handling.tried = True  # it saved, and what became of that is to be looked at
+                    raise ConnectionError
+                async with batch.transaction() as db:
+                    for row in batch.rows:
+                        db.execute("INSERT INTO bills VALUES (?)", (row.number,))
+
+            await writer.publish(orders, [Order(1)])
+            await until(lambda: bills() == [1])
+            await writer.publish(orders, [Order(2)])
+            await until(lambda: calls >= 3 or bills() == [2])
+            assert await reading.saver.look_at_saved()  # as some beats later
+            await until(lambda: 1 in bills())
+            await reader.wait_for(orders, "w1", 2)
+            assert bills() == [1, 2]
 
     asyncio.run(asyncio.wait_for(main(), 100))
 
