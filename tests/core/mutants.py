@@ -1962,7 +1962,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.12",
         harm="The same, where a timed save finds that position while the handler is at work.",
         edits=(Edit("SavedPositions.reread", "(known if expected is None else expected)", "known"),),
-        checks=(FOUND + "[a-peer-s-position-that-a-timed-save-has-seen]",),
+        checks=(SAVED_POSITIONS + "9_12_what_is_saved_decides",),
     ),
     Mutant(
         name="a-position-that-another-process-saved-counts-as-a-failure",
