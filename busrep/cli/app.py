@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from busrep import __version__
+from busrep.cli.bench import bench
 from busrep.cli.bootstrap import bootstrap
 from busrep.cli.db import db, lag
 from busrep.cli.demo import demo
@@ -56,5 +57,5 @@ def cli(verbose: int) -> None:
         logging.getLogger("busrep.redis").setLevel(logging.ERROR)
 
 
-for command in (demo, db, positions, tail, publish, lag, serve, bootstrap, pipeline):
+for command in (demo, bench, db, positions, tail, publish, lag, serve, bootstrap, pipeline):
     cli.add_command(command)

@@ -7,7 +7,6 @@ import math
 import multiprocessing
 import secrets
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +14,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import attrs
 import click
@@ -23,13 +21,12 @@ import redis as redis_py
 
 import busrep
 from busrep.cli.demo_child import FENCED, READ_TIMEOUT, STREAMS, Task, live
-from busrep.cli.demo_table import WRONG, Truth, judge, prepared
+from busrep.cli.demo_table import WRONG, Truth, judge, make_tables, own_database
 from busrep.cli.options import json_option
 from busrep.cli.output import print_json, print_table
 from busrep.cli.servers import make_store, run
-from busrep.errors import BusrepError, ConfigError
+from busrep.errors import BusrepError
 from busrep.links.redis import tls_defaults
-from busrep.stores import split_store_url
 from busrep.testing.servers import start_redis
 from busrep.urls import shown_url
 
@@ -177,17 +174,8 @@ class DemoRun:
     def _prepare(self, stack: contextlib.ExitStack) -> str:
         """Servers, tables, and what each process has to do; gives the store's URL."""
         name = f"demo-{secrets.token_hex(4)}"
-        # The files of the run are beside a given SQLite file.
-        given = self.store or f"sqlite:///{quote(tempfile.gettempdir())}/demo.db"
-        kind, place = split_store_url(given)
-        if kind == "memory":
-            raise ConfigError("the demo's processes share a table: --store sqlite:///file.db or postgresql://...")
-        beside = Path(place).parent if kind == "sqlite" else None
-        made = tempfile.TemporaryDirectory(prefix="busrep-demo-", dir=beside, ignore_cleanup_errors=True)
-        folder = Path(stack.enter_context(made)).resolve()
-        if kind == "sqlite":
-            given = f"sqlite:///{quote(str(folder))}/demo.db"
-        store = stack.enter_context(prepared(given, name.replace("-", "_")))
+        store, folder = stack.enter_context(own_database(self.store, name))
+        make_tables(store)
         if self.redis is None:
             server = stack.enter_context(start_redis())
             self.redis, self.restart_redis = server.url, server.restart

@@ -9,14 +9,17 @@ import contextlib
 import hashlib
 import json
 import sqlite3
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 
-from busrep.errors import MissingExtra, Unavailable
+from busrep.errors import ConfigError, MissingExtra, Unavailable
 from busrep.stores import split_store_url
 
 # Seconds to wait for SQLite's one write lock while several processes write.
@@ -43,24 +46,34 @@ Handled = tuple[int, Fact, FactContent]
 
 
 @contextlib.contextmanager
-def prepared(store: str, schema: str) -> Iterator[str]:
-    """The URL of a database for one run alone, with the application's table and that of the readers: a new SQLite file,
-    or a schema in a PostgreSQL database. Raises MissingExtra, Unavailable."""
-    postgres = split_store_url(store)[0] == "postgresql"
-    url = store
-    if postgres:
-        url = f"{store}{'&' if '?' in store else '?'}options=-csearch_path%3D{schema}"
+def own_database(store: str | None, name: str) -> Iterator[tuple[str, Path]]:
+    """The URL of a database for one run alone, and a folder for its files: a schema in a given PostgreSQL database, or
+    a new SQLite file, beside a given one. Both are removed. Raises ConfigError, MissingExtra, Unavailable."""
+    kind, place = ("sqlite", "") if store is None else split_store_url(store)
+    if kind == "memory":
+        raise ConfigError("a table that processes share is needed: --store sqlite:///file.db or postgresql://...")
+    beside = Path(place).parent if kind == "sqlite" and place else None
+    made = tempfile.TemporaryDirectory(prefix=f"busrep-{name}-", dir=beside, ignore_cleanup_errors=True)
+    with made as folder:
+        files = Path(folder).resolve()
+        if store is None or kind == "sqlite":
+            yield f"sqlite:///{quote(str(files))}/{name}.db", files
+            return
+        schema = name.replace("-", "_")
         with connected(store) as connection:
             connection.execute(f"CREATE SCHEMA {schema}")
-    try:
-        with connected(url) as connection:
-            connection.execute("CREATE TABLE orders (stream TEXT, writer TEXT, id BIGINT)")
-            connection.execute("CREATE TABLE handled (reader TEXT, life BIGINT, n BIGINT, line TEXT)")
-        yield url
-    finally:
-        if postgres:
+        try:
+            yield f"{store}{'&' if '?' in store else '?'}options=-csearch_path%3D{schema}", files
+        finally:
             with connected(store) as connection:
                 connection.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+def make_tables(store: str) -> None:
+    """The application's table and that of the readers. Raises MissingExtra, Unavailable."""
+    with connected(store) as connection:
+        connection.execute("CREATE TABLE orders (stream TEXT, writer TEXT, id BIGINT)")
+        connection.execute("CREATE TABLE handled (reader TEXT, life BIGINT, n BIGINT, line TEXT)")
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from busrep.cli.app import cli
 from busrep.cli.demo import DemoRun, Slot
 from busrep.cli.demo_child import Task
 from busrep.cli.demo_table import WRONG as JUDGED
-from busrep.cli.demo_table import Handled, Truth, connected, judge, prepared
+from busrep.cli.demo_table import Handled, Truth, connected, judge, make_tables
 from busrep.testing.servers import start_redis
 
 # -- the judge -----------------------------------------------------------------------------------------------
@@ -177,12 +177,13 @@ def test_what_was_not_handled_is_found_and_status_1(monkeypatch: pytest.MonkeyPa
 def test_a_transaction_that_came_apart_is_found(tmp_path: Path) -> None:
     """A row of the application without its fact, a fact without its row, and a fact that was rolled back."""
     store = f"sqlite:///{tmp_path / 'x.db'}"
-    with prepared(store, "x") as url, connected(url) as connection:
+    make_tables(store)
+    with connected(store) as connection:
         connection.execute("CREATE TABLE busrep_facts (stream, writer, id, idx, row)")
         for id, kind in enumerate(("single", "many", "aborted", "bulk"), 1):
             connection.execute("INSERT INTO busrep_facts VALUES ('s', 'w', ?, 0, ?)", (id, f'["f",0,"{kind}","x"]'))
         connection.executemany("INSERT INTO orders VALUES ('s', 'w', ?)", [(1,), (3,), (5,)])
-        assert Truth.of(url).broken == 3
+        assert Truth.of(store).broken == 3
 
 
 # -- how it ends ---------------------------------------------------------------------------------------------
