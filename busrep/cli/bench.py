@@ -35,6 +35,8 @@ SETTINGS = {
 AT_A_TIME, PUBLISHED = (1, 8, 32), (10, 100, 500)
 # Facts a second whose delay is measured.
 PACE = 100
+# Delays that percentiles take, however long that lasts.
+FEWEST = 2
 # Seconds to wait for what was written, beyond what a round takes.
 PATIENCE = 60.0
 
@@ -69,7 +71,7 @@ class Figure:
     @classmethod
     def of(cls, what: str, count: int, seconds: float, delays: Sequence[float] = ()) -> Figure:
         """From a count, the time that it took, and the delay of each in seconds; a few delays have no percentiles."""
-        cuts = statistics.quantiles(delays, n=100) if len(delays) > 1 else None
+        cuts = statistics.quantiles(delays, n=100) if len(delays) >= FEWEST else None
         p50, p99 = (None, None) if cuts is None else (round(1000 * cuts[49], 3), round(1000 * cuts[98], 3))
         return cls(what, round(count / seconds, 1), p50, p99)
 
@@ -158,7 +160,7 @@ class BenchRun:
     async def question(self, what: str, ask: Callable[[], Awaitable[Any]]) -> Figure:
         """Round trips, one after the other."""
         delays, started = [], time.monotonic()
-        while (began := time.monotonic()) < started + self.seconds:
+        while (began := time.monotonic()) < started + self.seconds or len(delays) < FEWEST:
             await ask()
             delays.append(time.monotonic() - began)
         return Figure.of(what, len(delays), time.monotonic() - started, delays)
@@ -177,7 +179,7 @@ class BenchRun:
         started = time.monotonic()
 
         async def loop() -> None:
-            while (began := time.monotonic()) < started + self.seconds:
+            while (began := time.monotonic()) < started + self.seconds or len(delays) < FEWEST:
                 await self._write()
                 delays.append(time.monotonic() - began)
 
@@ -221,7 +223,7 @@ class BenchRun:
         """From the beginning of a fact's block to the call of a reader's handler."""
         begun: dict[int, float] = {}
         started = time.monotonic()
-        for at in range(max(2, int(PACE * self.seconds))):
+        for at in range(max(FEWEST, int(PACE * self.seconds))):
             await asyncio.sleep(max(0.0, started + at / PACE - time.monotonic()))
             began = time.monotonic()
             begun[await self._write()] = began
