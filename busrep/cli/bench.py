@@ -96,8 +96,7 @@ def bench(redis: str | None, store: str | None, seconds: float, as_json: bool) -
         return
     for name, value in found["setting"].items():
         click.echo(f"{name}: {value}")
-    columns = ("", "a second", "p50 ms", "p99 ms")
-    print_table("busrep bench", columns, [tuple(one.values()) for one in found["figures"]])
+    print_table("busrep bench", ("", "a second", "p50 ms", "p99 ms"), [tuple(one.values()) for one in found["figures"]])
 
 
 def measured(redis: str | None, store: str | None, seconds: float) -> dict[str, Any]:
@@ -144,8 +143,7 @@ async def _measure(redis: str, store: str, name: str, seconds: float) -> tuple[d
         figures += [await measuring.written(count) for count in AT_A_TIME]
         figures += [await measuring.published(count) for count in PUBLISHED]
         async with busrep.connect(redis, start="earliest", **given) as reader:
-            figures.append(await measuring.catching_up(reader))
-            figures += [await measuring.live(reader), await measuring.delays(reader)]
+            figures += [await measure(reader) for measure in (measuring.catching_up, measuring.live, measuring.delays)]
     return setting, figures
 
 
@@ -159,7 +157,8 @@ class BenchRun:
 
     async def question(self, what: str, ask: Callable[[], Awaitable[Any]]) -> Figure:
         """Round trips, one after the other."""
-        delays, started = [], time.monotonic()
+        delays: list[float] = []
+        started = time.monotonic()
         while (began := time.monotonic()) < started + self.seconds or len(delays) < FEWEST:
             await ask()
             delays.append(time.monotonic() - began)
@@ -186,38 +185,39 @@ class BenchRun:
         await asyncio.gather(*(loop() for _ in range(at_a_time)))
         return Figure.of(f"write, {at_a_time} at a time", len(delays), time.monotonic() - started, delays)
 
-    async def _publish(self, count: int) -> None:
-        ids = await self.writer.publish(ROWS, [row(self.next + at) for at in range(1, count + 1)])
-        self.next, self.last = self.next + count, ids[-1]
+    async def _keep_publishing(self, count: int) -> tuple[int, float]:
+        """So many rows a call, for as long as a figure takes; the number of the last row before, and when it began."""
+        first, started = self.next, time.monotonic()
+        while time.monotonic() < started + self.seconds:
+            ids = await self.writer.publish(ROWS, [row(self.next + at) for at in range(1, count + 1)])
+            self.next, self.last = self.next + count, ids[-1]
+        return first, started
 
     async def published(self, count: int) -> Figure:
         """Facts that are written many at a time, one call after the other."""
-        first, started = self.next, time.monotonic()
-        while time.monotonic() < started + self.seconds:
-            await self._publish(count)
+        first, started = await self._keep_publishing(count)
         return Figure.of(f"publish, {count} at a time", self.next - first, time.monotonic() - started)
 
     async def catching_up(self, reader: busrep.Bus) -> Figure:
         """A reader without a position takes all from the table that was written before."""
-        self._watch(reader)
-        return await self._until_handled("catch up", reader, self.next, time.monotonic())
 
-    def _watch(self, reader: busrep.Bus) -> None:
         @reader.subscribe(ROWS)
         async def handle(batch: busrep.Batch[Row]) -> None:
             now = time.monotonic()
             self.handled.update((one.number, now) for one in batch.rows)
 
-    async def _until_handled(self, what: str, reader: busrep.Bus, count: int, started: float) -> Figure:
+        started = time.monotonic()
+        return Figure.of("catch up", self.next, await self._until_handled(reader) - started)
+
+    async def _until_handled(self, reader: busrep.Bus) -> float:
+        """When the reader had handled all that was written."""
         await reader.wait_for(ROWS, "bench", self.last, timeout=PATIENCE + self.seconds)
-        return Figure.of(what, count, time.monotonic() - started)
+        return time.monotonic()
 
     async def live(self, reader: busrep.Bus) -> Figure:
         """Rows that are handled while they are published."""
-        first, started = self.next, time.monotonic()
-        while time.monotonic() < started + self.seconds:
-            await self._publish(PUBLISHED[1])
-        return await self._until_handled("publish and handle", reader, self.next - first, started)
+        first, started = await self._keep_publishing(PUBLISHED[1])
+        return Figure.of("publish and handle", self.next - first, await self._until_handled(reader) - started)
 
     async def delays(self, reader: busrep.Bus) -> Figure:
         """From the beginning of a fact's block to the call of a reader's handler."""
@@ -227,6 +227,6 @@ class BenchRun:
             await asyncio.sleep(max(0.0, started + at / PACE - time.monotonic()))
             began = time.monotonic()
             begun[await self._write()] = began
-        found = await self._until_handled("", reader, len(begun), started)
+        seconds = await self._until_handled(reader) - started
         delays = [self.handled[number] - began for number, began in begun.items()]
-        return attrs.evolve(Figure.of(f"write to handler, {PACE} a second", 1, 1, delays), per_second=found.per_second)
+        return Figure.of(f"write to handler, {PACE} a second", len(begun), seconds, delays)

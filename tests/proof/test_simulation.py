@@ -99,6 +99,11 @@ def test_rows_pruned_while_a_reader_starts_are_not_owed_to_it() -> None:
         assert simulate(Scenario(9201495, 4.0, roles, settings, events)).violations == []
 
 
+def kept(name: str) -> Scenario:
+    """A scenario that the simulator found something with."""
+    return Scenario.from_json(json.loads((DATA / "scenarios" / f"{name}.json").read_text())["scenario"])
+
+
 @pytest.mark.parametrize("opened_anew", [False, True])
 def test_a_writer_that_misses_no_lost_commit_is_found(monkeypatch: pytest.MonkeyPatch, opened_anew: bool) -> None:
     """Whoever was told of a fact by the bus that it has must know that a failover lost it, however many buses its
@@ -126,7 +131,7 @@ def test_a_registration_that_a_failover_lost_excuses_pruning_only_until_the_read
         return position
 
     unnoticed, noticed = (
-        Scenario.from_json(json.loads((DATA / "scenarios" / f"{name}.json").read_text())["scenario"])
+        kept(name)
         for name in (
             "pruned-before-a-lost-registration-was-noticed",
             "noticed-a-lost-registration-and-did-not-register",
@@ -139,9 +144,7 @@ def test_a_registration_that_a_failover_lost_excuses_pruning_only_until_the_read
 
 def test_a_life_that_began_behind_pruned_rows_knows_where_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a later one, whose registration a failover loses, may be told of them."""
-    drawn = Scenario.from_json(
-        json.loads((DATA / "scenarios" / "pruned-before-the-process-before-began.json").read_text())["scenario"]
-    )
+    drawn = kept("pruned-before-the-process-before-began")
     _, writer, reader = drawn.roles
     late = attrs.evolve(reader, options={**reader.options, "late": 2.6})
     events = (*drawn.events[:3], Event(2.55, "failover", "", {"behind": 1.0, "lasting": 0.1}))
