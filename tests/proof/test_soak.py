@@ -202,20 +202,22 @@ def test_faults_come_in_an_order_of_the_seed() -> None:
 SECONDS = 60.0
 
 
+def assert_well(report: dict[str, Any], enough: dict[str, int]) -> None:
+    """Nothing was lost, and what must have happened for that to mean something has happened."""
+    assert report["violations"] == []
+    assert report["ok"]
+    assert {name: report[name] for name in enough if report[name] < enough[name]} == {}
+    assert (report["lost"], report["extra"], report["torn"], report["out_of_order"]) == (0, 0, 0, 0)
+
+
 @pytest.mark.servers
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_soak() -> None:
     seed = int(os.environ.get("BUSREP_SEED", "0")) or 11
     report = asyncio.run(Soak(Options(seconds=SECONDS, seed=seed, most=len(FAULTS), on_event=print)).run())
-    assert report["violations"] == []
-    assert report["ok"]
+    assert_well(report, {"faults": 10, "facts": 301, "gaps_found": 1, "gaps_filled": 1})
     assert set(report["faults_by_kind"]) | set(report["without_effect"]) <= set(FAULTS)
-    assert report["faults"] >= 10
-    assert report["facts"] > 300
-    assert report["gaps_found"] > 0
-    assert report["gaps_filled"] > 0
-    assert (report["lost"], report["extra"], report["torn"], report["out_of_order"]) == (0, 0, 0, 0)
     assert all(numbers["facts"] > 100 for numbers in report["by_reader"].values())
     assert report["folder"] is None
 
@@ -232,14 +234,9 @@ def test_soak_over_tcp() -> None:
         "CLIENT KILL TYPE pubsub",
         "SIGKILL",
     ]
-    options = Options(seconds=20.0, seed=3, over="tcp", kinds=kinds, on_event=print)
-    report = asyncio.run(Soak(options).run())
-    assert report["violations"] == []
-    assert report["ok"]
-    assert report["faults"] >= 6
-    assert report["gaps_filled"] > 0
-    assert report["reconnects"] > 10
-    assert (report["lost"], report["extra"], report["torn"], report["out_of_order"]) == (0, 0, 0, 0)
+    enough = {"faults": 6, "gaps_filled": 1, "reconnects": 11}
+    options = Options(seconds=20.0, seed=3, over="tcp", kinds=kinds, enough=enough, on_event=print)
+    assert_well(asyncio.run(Soak(options).run()), enough)
 
 
 @pytest.mark.servers
@@ -255,15 +252,11 @@ def test_soak_over_sync() -> None:
         "cut",
         "failover by Sentinel",
     ]
-    report = asyncio.run(Soak(Options(seconds=20.0, seed=3, over="sync", kinds=kinds, on_event=print)).run())
-    assert report["violations"] == []
-    assert report["ok"]
-    assert report["faults"] >= 6
-    assert report["gaps_filled"] > 0
-    assert report["reconnects"] > 0
-    assert report["names_won_back"] > 0
+    enough = {"faults": 6, "gaps_filled": 1, "reconnects": 1, "names_won_back": 1}
+    options = Options(seconds=20.0, seed=108, over="sync", kinds=kinds, enough=enough, on_event=print)
+    report = asyncio.run(Soak(options).run())
+    assert_well(report, enough)
     assert report["transactions"].keys() >= {"bulk", "empty", "held", "joined", "rolled back", "several streams"}
-    assert (report["lost"], report["extra"], report["torn"], report["out_of_order"]) == (0, 0, 0, 0)
 
 
 def processes_with(text: str) -> list[str]:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ OFTEN = {"SIGKILL": 3, "cut": 2, "black hole": 2, "answer to COMMIT lost": 2, "o
 UP = 90.0
 # Seconds for every writer to write its last facts, and for every reader to get there.
 FINISH = 90.0
+# Seconds that harm goes on at most for what a run is to show, beyond those it was given.
+LONGER = 120.0
+# What the report sums up of the readers' statistics.
+READER_COUNTS = ("gaps_found", "gaps_filled", "fetches", "fetches_failed", "duplicates_dropped", "parse_errors")
 # Seconds between two lines that say how it goes.
 PROGRESS = 10.0
 
@@ -38,13 +42,15 @@ PROGRESS = 10.0
 @attrs.frozen
 class Options:
     """What to run. ``over``: "redis"; "tcp", a TCP server in front of it; or "sync", with threads in all processes.
-    ``kinds``: names of faults, empty for all; ``most`` ends the run early after so many."""
+    ``kinds``: names of faults, empty for all; ``most`` ends the run early after so many. ``enough``: numbers of the
+    report that must be reached before harm ends; a busy machine may take longer than ``seconds`` for them."""
 
     seconds: float
     seed: int
     kinds: Sequence[str] = ()
     over: str = "redis"
     most: int | None = None
+    enough: Mapping[str, int] = attrs.field(factory=dict[str, int])
     keep: bool = False
     on_event: Callable[[str], None] | None = None
 
@@ -127,11 +133,15 @@ class Soak:
         faults = draws(self.options.seed, self.kinds)
         left = self.options.most if self.options.most is not None else -1
 
+        def goes_on() -> bool:
+            beyond = time.monotonic() - deadline
+            return beyond < 0 or (beyond < LONGER and not self._shown_enough())
+
         async def lane(number: int) -> None:
             nonlocal left
             pauses = random.Random(f"{self.options.seed} lane {number}")
             # What comes after a violation would only blur it.
-            while time.monotonic() < deadline and left != 0 and not self.world.violations:
+            while goes_on() and left != 0 and not self.world.violations:
                 left -= 1
                 await self._do(*next(faults))
                 await asyncio.sleep(pauses.choice(PAUSES))
@@ -158,6 +168,19 @@ class Soak:
                 f"{self._sum('writer', 'facts')} facts written, {self.done.total()} faults, "
                 f"{self._sum('reader', 'gaps_found')} gaps found, {len(self.world.violations)} violations"
             )
+
+    def _shown_enough(self) -> bool:
+        counts = self._counts()
+        return all(counts[name] >= wanted for name, wanted in self.options.enough.items())
+
+    def _counts(self) -> dict[str, int]:
+        """Numbers of the report that are known while it runs."""
+        return {
+            "faults": self.done.total(),
+            "names_won_back": sum(report.get("won_back", 0) for report in self._reports()),
+            "reconnects": self._sum("link", "reconnects"),
+            **{name: self._sum("reader", name) for name in READER_COUNTS},
+        }
 
     def _reports(self) -> Iterator[dict[str, Any]]:
         for slot in self.world.slots.values():
@@ -263,7 +286,6 @@ class Soak:
             made.update(report.get("made") or {})
         by_reader = {who: _numbers(verdict) for who, verdict in verdicts.items()}
         wrong = ("redeliveries", "lost", "out_of_order", "extra", "torn")
-        reader_counts = ("gaps_found", "gaps_filled", "fetches", "fetches_failed", "duplicates_dropped", "parse_errors")
         return {
             "ok": not world.violations,
             "seed": self.options.seed,
@@ -273,15 +295,12 @@ class Soak:
             "rows": sum(rows for facts in truth.values() for rows, _ in facts.values()),
             "rows_pruned": pruned,
             "transactions": dict(sorted(made.items())),
-            "faults": self.done.total(),
             "faults_by_kind": dict(sorted(self.done.items())),
             "without_effect": dict(sorted(self.without_effect.items())),
             "processes": {slot.who: slot.lives for slot in world.slots.values()},
             "fenced": world.fenced,
-            "names_won_back": sum(report.get("won_back", 0) for report in self._reports()),
             "cut_off_by_tcp_server": dict(sorted(self._cut_off().items())),
-            "reconnects": self._sum("link", "reconnects"),
-            **{name: self._sum("reader", name) for name in reader_counts},
+            **self._counts(),
             **{name: sum(numbers[name] for numbers in by_reader.values()) for name in wrong},
             "by_reader": by_reader,
             "violations": world.violations,
