@@ -1660,7 +1660,8 @@ def test_hearing_nothing_for_five_beats_forces_a_reconnect(deployment: Deploymen
     """A subscription that Redis forgot still answers PING; a reader that heard nobody has nothing but PING."""
 
     async def main() -> None:
-        async with FaultyLink(deployment.redis) as proxy, deployment.bus(writer="w1") as w1:
+        patient = attrs.evolve(QUICK, silent_after_beats=600)  # a busy machine is no reason for it to reconnect
+        async with FaultyLink(deployment.redis) as proxy, deployment.bus(writer="w1", settings=patient) as w1:
             options = {"writer": {"writer": "w2"}, "reader": {}}.get(who, {"name": f"{deployment.name}-alone"})
             async with deployment.bus(redis=proxy.url, **options) as deaf:
                 reconnects = deaf.statistics()["link"]["reconnects"]
