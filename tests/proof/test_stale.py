@@ -28,6 +28,7 @@ from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import RedisServer
 from tests import ROOT
+from tests.proof.soak.children import came_true
 from tests.proof.stale import memory as oracle
 from tests.proof.stale.__main__ import text_of
 from tests.proof.stale.faults import FAULTS
@@ -387,6 +388,29 @@ def test_a_link_that_is_slow_all_the_time_makes_nothing_older_than_the_bound(
 
 # Of the short run; the long one is `python -m tests.proof.stale --reads 10000000`.
 SECONDS, HEARTBEAT, RATE = 16.0, 0.4, 600.0
+
+
+class StartedLate(Run):
+    """A writer is killed, and started again, when all were told to be quiet."""
+
+    async def last_look(self) -> None:
+        slot = next(slot for slot in self.world.slots.values() if slot.role.writes)
+        assert slot.child is not None
+        before = slot.lives
+        await slot.child.kill()
+        assert await came_true(lambda: slot.lives > before and bool(slot.latest("quiet")), 60.0)
+        await super().last_look()
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_who_is_started_again_at_the_end_writes_no_more() -> None:
+    """One that was fenced, say. What it wrote passed for entries that stay stale."""
+    options = Options(seconds=1.0, seed=5, heartbeat=HEARTBEAT, rate=RATE, kinds=["CLIENT KILL"])
+    report = asyncio.run(StartedLate(options).run())
+    assert [one for one in report["failed"] if not one.startswith("no ")] == []  # "no kills": it is not long enough
+    assert sum(report["processes"].values()) == len(ROLES) + 1
 
 
 @pytest.mark.servers

@@ -67,6 +67,7 @@ class Process:
         # The bus's own statistics are its loop's to ask for.
         self.part_reads = Reads(self.memory, task.rate, THREADS.sleep, lambda: self.part.statistics())
         self.writes: Writes | None = None
+        self.write_lanes: list[asyncio.Task[None]] = []
 
     def _make_bus(self) -> AnyBus:
         task = self.task
@@ -167,8 +168,10 @@ class Process:
                 publish=lambda keys: self.runtime.call(self.ordinary.publish, keys),
                 pause=task.pause,
             )
-            for number in range(WRITE_LANES):
+            self.write_lanes = [
                 group.create_task(_awaited(run(self.writes.lane(self.dice(f"write {number}")))))
+                for number in range(WRITE_LANES)
+            ]
 
     def ways(self) -> dict[str, Read]:
         """How the lanes of this process's kind read."""
@@ -201,10 +204,17 @@ class Process:
             if "block" in message:
                 # What no application should do, and many do: the loop stands still, the threads go on.
                 time.sleep(message["block"])  # noqa: ASYNC251
-            if "quiet" in message and self.writes is not None:
-                self.writes.ending = True
+            if "quiet" in message:
+                group.create_task(self.become_quiet())
             if "final" in message:
                 group.create_task(self.last_look(message["final"]))
+
+    async def become_quiet(self) -> None:
+        """Write no more; say so when what was begun has ended."""
+        if self.writes is not None:
+            self.writes.ending = True
+            await asyncio.wait(self.write_lanes)
+        self.parent.tell(quiet=True)
 
     def end_lanes(self) -> None:
         """Let all lanes come to an end."""

@@ -86,7 +86,7 @@ class Run:
                 await self._harm()
                 harmed = time.monotonic() - began
                 await self._heal()
-                await self._last_look()
+                await self.last_look()
                 report = self._report(harmed)
             keep = self.options.keep or not report["ok"]
             return {**report, "folder": str(self.folder) if keep else None}
@@ -168,18 +168,22 @@ class Run:
         if not await came_true(lambda: not self._not_ready(), UP):
             world.violations.append(f"not up, {UP:g} s after everything healed: {', '.join(self._not_ready())}")
         world.tell_all(quiet=True)
+        if not await came_true(lambda: all(slot.latest("quiet") for slot in world.slots.values()), UP):
+            world.violations.append(f"a process still writes, {UP:g} s after it was told to be quiet")
         await asyncio.sleep(QUIET * bound_of(self.options.heartbeat))
 
-    async def _last_look(self) -> None:
+    async def last_look(self) -> None:
         """Every process compares what it gets with the table, which does not change any more."""
         world = self.world
-        rows = await asyncio.to_thread(world.database.ask, ALL)
-        world.tell_all(final=[version for _, version in sorted(rows)])
+        rows = sorted(await asyncio.to_thread(world.database.ask, ALL))
+        world.tell_all(final=[version for _, version in rows])
         if not await came_true(lambda: all(slot.latest("behind") for slot in world.slots.values()), UP):
             world.violations.append(f"a process has not compared its caches with the table in {UP:g} s")
         for slot in world.slots.values():
             for way, entries in (slot.latest("behind") or {}).items():
                 self.behind[way] += entries
+        if rows != sorted(await asyncio.to_thread(world.database.ask, ALL)):
+            world.violations.append("somebody wrote, though all were told to be quiet: what was compared says nothing")
         world.stopping = True
         world.tell_all(stop=True)
         if not await came_true(lambda: not any(s.child and s.child.running for s in world.slots.values()), UP):

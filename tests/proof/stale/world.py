@@ -70,6 +70,7 @@ class World:
         self.violations: list[str] = []
         self.fenced = self.blocks = 0
         self.stopping = False
+        self._told: dict[str, Any] = {}
         self._watchers: dict[asyncio.Task[None], None] = {}
 
     @contextlib.asynccontextmanager
@@ -146,6 +147,8 @@ class World:
         self.blocks += LIFE_BLOCKS
         name = f"{role.who}.{slot.lives}"
         slot.child = await ChildProcess.start(CHILD, name, attrs.asdict(task), self.folder / f"{name}.log")
+        if self._told:
+            slot.child.tell(**self._told)
         watcher = asyncio.create_task(self._watch(slot, slot.child))
         self._watchers[watcher] = None
         watcher.add_done_callback(lambda done: self._watchers.pop(done))
@@ -164,7 +167,8 @@ class World:
             await self.launch(slot)
 
     def tell_all(self, **what: Any) -> None:
-        """Tell every process."""
+        """Tell every process, those that are started later too."""
+        self._told |= what
         for slot in self.slots.values():
             if slot.child is not None:
                 slot.child.tell(**what)
