@@ -8,6 +8,7 @@ import copy
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -409,7 +410,8 @@ def test_who_is_started_again_at_the_end_writes_no_more() -> None:
     """One that was fenced, say. What it wrote passed for entries that stay stale."""
     options = Options(seconds=1.0, seed=5, heartbeat=HEARTBEAT, rate=RATE, kinds=["CLIENT KILL"])
     report = asyncio.run(StartedLate(options).run())
-    assert [one for one in report["failed"] if not one.startswith("no ")] == []  # "no kills": it is not long enough
+    shutil.rmtree(report["folder"])  # kept, for a run that is too short to kill anybody shows nothing
+    assert [one for one in report["failed"] if not one.startswith(("no ", "only "))] == []
     assert sum(report["processes"].values()) == len(ROLES) + 1
 
 
