@@ -396,10 +396,10 @@ class StartedLate(Run):
 
     async def last_look(self) -> None:
         slot = next(slot for slot in self.world.slots.values() if slot.role.writes)
-        assert slot.child is not None
-        before = slot.lives
-        await slot.child.kill()
-        assert await came_true(lambda: slot.lives > before and bool(slot.latest("quiet")), 60.0)
+        before = slot.child
+        assert before is not None
+        await before.kill()
+        assert await came_true(lambda: slot.child is not before and bool(slot.latest("quiet")), 60.0)
         await super().last_look()
 
 

@@ -157,7 +157,7 @@ class Process:
             last = task.block + READ_LANES * len(WAYS)
             work = self.part_reads.lane(self.part_ways(), last, self.dice("read part"))
             group.create_task(_awaited(THREADS.run(work)))
-        if task.writes:
+        if task.writes and not task.quiet:
             self.writes = Writes(
                 self.memory,
                 self.bus,

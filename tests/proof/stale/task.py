@@ -49,7 +49,7 @@ class Task:
     ``redis``, ``postgres``: through the process's own links. ``memory``: the oracle's file; ``block``: the first of its
     counters that are this life's. ``heartbeat``: seconds, the other periods in proportion. ``rate``: most reads a
     second of each lane and way, ``pause``: mean seconds between two writes of a lane. ``broken``: the cache believes
-    that it may serve for an hour what it cannot prove to be fresh.
+    that it may serve for an hour what it cannot prove to be fresh. ``quiet``: all were told to write no more.
     """
 
     who: str
@@ -66,6 +66,7 @@ class Task:
     rate: float
     pause: float
     broken: bool = False
+    quiet: bool = False
 
 
 def settings_of(heartbeat: float, *, broken: bool = False) -> Settings:

@@ -142,6 +142,7 @@ class World:
             memory=self.memory.shape.path,
             block=self.blocks,
             heartbeat=self.heartbeat,
+            quiet="quiet" in self._told,
             **self._task,
         )
         self.blocks += LIFE_BLOCKS
