@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -36,6 +36,25 @@ class ChildSlot:
     def reports(self) -> list[dict[str, Any]]:
         """The last report of each life."""
         return [*self.past, *([self.child.latest] if self.child is not None else [])]
+
+
+@attrs.define
+class Goal:
+    """What all processes are told, those that are started later too."""
+
+    said: dict[str, Any] = attrs.field(factory=dict[str, Any])
+
+    def tell(self, slots: Iterable[ChildSlot], **what: Any) -> None:
+        """Tell those that are there."""
+        self.said |= what
+        for slot in slots:
+            if slot.child is not None:
+                slot.child.tell(**what)
+
+    def tell_new(self, child: ChildProcess) -> None:
+        """Tell one that was started what the others were told before."""
+        if self.said:
+            child.tell(**self.said)
 
 
 async def came_true(condition: Callable[[], bool], patience: float) -> bool:

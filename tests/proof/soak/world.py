@@ -24,7 +24,7 @@ from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, start_redis
-from tests.proof.soak.children import ChildSlot, came_true
+from tests.proof.soak.children import ChildSlot, Goal, came_true
 from tests.proof.soak.database import PREPARE, Database
 from tests.proof.soak.task import ROLES, STREAMS, Role, Task
 from tests.support.children import FENCED, ChildProcess
@@ -100,7 +100,7 @@ class World:
         self.postgres_lock, self.redis_lock, self.hub_lock = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self.violations: list[str] = []
         self.fenced = 0
-        self.goal: dict[str, Any] = {}
+        self.goal = Goal()
         self.stopping = False
         self._watchers: dict[asyncio.Task[None], None] = {}
         self._stack = AsyncExitStack()
@@ -203,8 +203,7 @@ class World:
         log = self.folder / f"{slot.who}.{slot.lives}.log"
         slot.child = child = await ChildProcess.start(CHILD, f"{slot.who}.{slot.lives}", attrs.asdict(task), log)
         self._all.append(child)
-        if self.goal:
-            child.tell(**self.goal)
+        self.goal.tell_new(child)
         watcher = asyncio.create_task(self._watch(slot, child))
         self._watchers[watcher] = None
         watcher.add_done_callback(lambda done: self._watchers.pop(done))
@@ -261,10 +260,7 @@ class World:
 
     def tell_all(self, **what: Any) -> None:
         """Tell every process, and every one that is started from now on."""
-        self.goal = {**self.goal, **what}
-        for slot in self.slots.values():
-            if slot.child is not None:
-                slot.child.tell(**what)
+        self.goal.tell(self.slots.values(), **what)
 
     # -- Redis ------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, start_redis
-from tests.proof.soak.children import ChildSlot
+from tests.proof.soak.children import ChildSlot, Goal
 from tests.proof.soak.database import Database, psycopg
 from tests.proof.stale.items import ALL, PREPARE, connect
 from tests.proof.stale.lossy import LossyLink
@@ -70,7 +70,7 @@ class World:
         self.violations: list[str] = []
         self.fenced = self.blocks = 0
         self.stopping = False
-        self._told: dict[str, Any] = {}
+        self.goal = Goal()
         self._watchers: dict[asyncio.Task[None], None] = {}
 
     @contextlib.asynccontextmanager
@@ -142,14 +142,13 @@ class World:
             memory=self.memory.shape.path,
             block=self.blocks,
             heartbeat=self.heartbeat,
-            quiet="quiet" in self._told,
+            quiet="quiet" in self.goal.said,
             **self._task,
         )
         self.blocks += LIFE_BLOCKS
         name = f"{role.who}.{slot.lives}"
         slot.child = await ChildProcess.start(CHILD, name, attrs.asdict(task), self.folder / f"{name}.log")
-        if self._told:
-            slot.child.tell(**self._told)
+        self.goal.tell_new(slot.child)
         watcher = asyncio.create_task(self._watch(slot, slot.child))
         self._watchers[watcher] = None
         watcher.add_done_callback(lambda done: self._watchers.pop(done))
@@ -168,8 +167,5 @@ class World:
             await self.launch(slot)
 
     def tell_all(self, **what: Any) -> None:
-        """Tell every process, those that are started later too."""
-        self._told |= what
-        for slot in self.slots.values():
-            if slot.child is not None:
-                slot.child.tell(**what)
+        """Tell every process, and every one that is started from now on."""
+        self.goal.tell(self.slots.values(), **what)
