@@ -28,11 +28,9 @@ The rooms, from the inside out::
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
-from .asyncio import Batch, Bus, Fact, SnapshotPart
-from .core.application_commands import LockReleased, RemoteServerUp, UserSync
-from .core.health import Health
 from .errors import (
     BusrepError,
     ClaimBlocked,
@@ -47,16 +45,19 @@ from .errors import (
     WaitTimeout,
     WriterFenced,
 )
-from .options import BusOptions, Options
-from .reports import ReaderReport
 from .settings import Settings
 from .streams import Stream, Table
 
 if TYPE_CHECKING:
     import redis.asyncio
 
+    from .asyncio import Batch, Bus, Fact, SnapshotPart
+    from .core.application_commands import LockReleased, RemoteServerUp, UserSync
+    from .core.health import Health
     from .links.tcp import TcpAddress
     from .links.tcp_server import TcpServer
+    from .options import Options
+    from .reports import ReaderReport
 
 __all__ = [
     "Batch",
@@ -88,6 +89,25 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+# Imported when first used: a bus and redis-py take 0.3 s of the processor. A module of streams, most commands of the
+# command line and Spark's workers do without them.
+_LATE = {
+    **dict.fromkeys(("Batch", "Bus", "Fact", "SnapshotPart"), "asyncio"),
+    **dict.fromkeys(("LockReleased", "RemoteServerUp", "UserSync"), "core.application_commands"),
+    "Health": "core.health",
+    "ReaderReport": "reports",
+}
+_ROOMS = ("asyncio", "caches", "core", "links", "options", "stores")
+
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for one of these
+
+    def __getattr__(name: str) -> Any:
+        if name in _ROOMS:
+            return import_module(f"busrep.{name}")
+        if name not in _LATE:
+            raise AttributeError(f"module 'busrep' has no attribute {name!r}")
+        return getattr(import_module(f"busrep.{_LATE[name]}"), name)
+
 
 def connect(
     redis: str | redis.asyncio.Redis | TcpAddress | TcpServer,
@@ -112,6 +132,9 @@ def connect(
         ConfigError: For arguments that cannot work. Opening the bus raises Unavailable, SchemaError, ClaimBlocked and
             PositionsAheadOfTable.
     """
+    from .asyncio import Bus
+    from .options import BusOptions
+
     given = BusOptions(
         name=name, streams=streams, store=store, writer=writer, reader=reader, settings=settings, **options
     )

@@ -24,9 +24,10 @@ _FILES = re.compile(r"(?P<scheme>sqlite|file|unix):///(?P<path>(?:(?!%00)[^\x00-
 _WITH_PASSWORD_ALONE = ("redis", "rediss", "unix", "tcp", "tcps", "http", "https")
 
 _CODE = r"%(?!00)[0-9A-Fa-f]{2}"
-# ASCII alone: urllib refuses some other characters with an error that quotes the user and the password.
-_WORD = rf"(?:[^\s\x00-\x1f\x7f-\U0010ffff%/?#@:\[\]\\]|{_CODE})*"
-_HOST = rf"(?:\[[0-9A-Za-z:.%]*\]|(?:[^\s\x00-\x1f\x7f-\U0010ffff%/?#@:,\[\]\\]|{_CODE})*)(?::\d{{0,5}})?"
+# Printable ASCII without %/?#@:[]\ (and "," in a host). ASCII alone: urllib refuses some other characters with an error
+# that quotes the user and the password.
+_WORD = rf"(?:[!\"$&-.0-9;->A-Z^-~]|{_CODE})*"
+_HOST = rf"(?:\[[0-9A-Za-z:.%]*\]|(?:[!\"$&-+.0-9;->A-Z^-~-]|{_CODE})*)(?::\d{{0,5}})?"
 _PARAMETER = rf"[\w.-]+=(?:[^\s\x00-\x1f\x7f%#@&]|{_CODE})*"
 _URL = re.compile(
     rf"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?:(?P<user>{_WORD})(?::(?P<password>{_WORD}(?::{_WORD})*))?@)?"
