@@ -116,12 +116,16 @@ def columns_of(backing: Backing, payload: bytes) -> list[Any]:
     return values
 
 
-def union(backing: Backing, rows: Sequence[Span], columns: str) -> tuple[str, list[Any]]:
-    """A query of these columns of these rows, and its parameters; one SELECT a writer, each a range of the index."""
+def union(backing: Backing, rows: Sequence[Span], columns: str, order: str = "") -> tuple[str, list[Any]]:
+    """A query of these columns of these rows, and its parameters; one SELECT a writer, each a range of the index.
+
+    ``order``: of each SELECT's rows. PostgreSQL merges them then; it sorts the whole where only the whole has an order.
+    SQLite takes none there, and merges them by itself.
+    """
     texts, params = [], []
     for writer, after, upto in rows:
         found, of = backing.rows(writer, after, upto)
-        texts.append(f"SELECT {columns} {found}")
+        texts.append(f"(SELECT {columns} {found} ORDER BY {order})" if order else f"SELECT {columns} {found}")
         params += of
     groups = [" UNION ALL ".join(texts[at : at + MOST_SELECTS]) for at in range(0, len(texts), MOST_SELECTS)]
     if len(groups) > 1:

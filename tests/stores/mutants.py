@@ -1982,7 +1982,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-snapshot-begins-in-a-pooler-s-session",
         rule="9.3",
         harm="A slot for snapshots stays locked when the reader has long gone: no reader can bootstrap any more.",
-        edits=(Edit("TIMEOUTS", " AND pg_backend_pid() = ?", " AND 0 < ?"),),
+        edits=(Edit("SWITCHED_OFF", " AND pg_backend_pid() = ?", " AND 0 < ?"),),
         checks=("stores/test_pgbouncer.py::test_a_snapshot_is_refused_where_the_session_is_another",),
     ),
     Mutant(

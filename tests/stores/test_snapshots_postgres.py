@@ -385,6 +385,37 @@ async def test_time_limits_of_the_server_do_not_end_it(postgres_url: str) -> Non
 
 
 @sync
+async def test_a_part_is_sorted_nowhere(postgres_url: str) -> None:
+    """The rows of each writer are read in the order of the index, and merged: a sort of a part goes to the disk."""
+    database = postgres_url.rpartition("/")[2]
+    ask(postgres_url, f"ALTER DATABASE {database} SET work_mem = '256kB'")  # pg_settings itself needs a third
+    backends = "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'client backend' AND datname = %s AND pid <> %s"
+
+    async def went_to_disk(url: str) -> int:
+        """How often, by all who are gone by now."""
+        with psycopg.connect(url, autocommit=True) as last:
+            while last.execute(backends, (database, last.info.backend_pid)).fetchall():
+                await asyncio.sleep(0.01)
+            found = last.execute("SELECT temp_files FROM pg_stat_database WHERE datname = %s", (database,)).fetchone()
+            assert found is not None
+            return int(found[0])
+
+    async with opened(postgres_url) as store:
+        await some_facts(store, *(4000,) * 4)
+        agreed = await store.agree("orders", part_rows=100_000)
+        await store.leave(agreed)
+    ask(postgres_url, "ANALYZE busrep_facts")
+    before = await went_to_disk(postgres_url)
+    async with opened(postgres_url) as store:
+        held = await store.agree("orders", part_rows=100_000, again=agreed)
+        assert (await whole(store, held)).count(b"\n") == 16_000
+        await store.leave(held)
+    assert await went_to_disk(postgres_url) == before
+    ask(postgres_url, "SELECT row FROM busrep_facts ORDER BY row DESC")
+    assert await went_to_disk(postgres_url) > before  # it is counted
+
+
+@sync
 async def test_a_serializable_or_latin_1_default_changes_nothing(postgres_url: str) -> None:
     async with opened(postgres_url) as store:
         claim = await store.claim("w1", ["orders"], timeout=1)

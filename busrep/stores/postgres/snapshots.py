@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
 # The class of the advisory locks, in the space of two numbers: "busr" in hex.
 SLOTS = 0x62757372
-# Not to be ended for lying idle, nor for the time that a part takes, by a default of the role's.
-TIMEOUTS = (
+# Not to be ended for lying idle, nor for the time that a part takes, by a default of the role's. Without `enable_sort`
+# the planner reads each writer's rows in the order of the index, and merges them: half the time of a sort of the part,
+# which by default goes to the disk, and the first rows at once.
+SWITCHED_OFF = (
     "SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout', "
-    "'idle_session_timeout', 'idle_in_transaction_session_timeout') AND pg_backend_pid() = ?"
+    "'idle_session_timeout', 'idle_in_transaction_session_timeout', 'enable_sort', 'jit') AND pg_backend_pid() = ?"
 )
 # Rows that are fetched at a time: some 100 kB of usual rows, which are in memory four times.
 FETCH_ROWS = 800
@@ -41,7 +43,7 @@ def lines_of_part(backing: Backing, asked: Sequence[Span]) -> Sql:
 
     The server makes the text: a part is loaded a third faster so than from three columns (benchmarks/bootstrap.py).
     """
-    text, params = union(backing, asked, "id, idx, writer, row")
+    text, params = union(backing, asked, "id, idx, writer, row", "id, idx")
     return Sql(f"SELECT id || ' ' || writer || ' ' || row || chr(10) FROM ({text}) AS p ORDER BY id, idx", params)
 
 
@@ -80,7 +82,7 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
     async def _connected(self) -> AsyncConnection[Any]:
         connection = await self.store.connect()
         try:
-            found = await self.store.run_on(connection, only(Sql(TIMEOUTS, (connection.info.backend_pid,))))
+            found = await self.store.run_on(connection, only(Sql(SWITCHED_OFF, (connection.info.backend_pid,))))
             if not found[0]:  # it would keep the lock of a slot, and these settings, for its next client
                 raise ConfigError(
                     f"{self.where}: a snapshot needs a session of the server, and this is a pooler's, such as "
