@@ -108,6 +108,9 @@ if not TYPE_CHECKING:  # a type checker would take any misspelt name for one of 
             raise AttributeError(f"module 'busrep' has no attribute {name!r}")
         return getattr(import_module(f"busrep.{_LATE[name]}"), name)
 
+    def __dir__() -> list[str]:
+        return [*{*globals(), *__all__}]
+
 
 def connect(
     redis: str | redis.asyncio.Redis | TcpAddress | TcpServer,

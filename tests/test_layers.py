@@ -514,6 +514,7 @@ def test_import_starts_nothing_and_loads_no_store() -> None:
         busrep.Bus
         print([name for name in sys.modules if name.startswith(("busrep.stores.", "busrep.cli", "sqlite3"))])
         print([name for name in busrep.__all__ if not hasattr(busrep, name)], hasattr(busrep, "conect"))
+        print({*busrep.__all__} - {*dir(busrep)})
         """,
         *DEPENDED_ON,
     )
@@ -521,6 +522,7 @@ def test_import_starts_nothing_and_loads_no_store() -> None:
         "[] 1",
         "['busrep.stores.registry', 'busrep.stores.transaction', 'busrep.stores.interface']",
         "[] False",
+        "set()",
     ], done.stderr
 
 

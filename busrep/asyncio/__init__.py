@@ -25,10 +25,11 @@ __all__ = [
     "server_tls",
 ]
 
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for one of these
 
-def __getattr__(name: str) -> Any:
-    if name == "ReferenceSource":  # needs the extra "http"
-        from ..http.reference import ReferenceSource
+    def __getattr__(name: str) -> Any:
+        if name == "ReferenceSource":  # needs the extra "http"
+            from ..http.reference import ReferenceSource
 
-        return ReferenceSource
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return ReferenceSource
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

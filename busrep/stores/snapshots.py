@@ -170,7 +170,7 @@ def checked(dialect: Dialect, backing: Backing, agreement: Agreement, number: in
 def part_of(dialect: Dialect, backing: Backing, asked: Sequence[Span]) -> Sql:
     """(writer, token, column...) of all rows in these spans, at least one, ordered by token and place in the fact.
 
-    Each SELECT is in the order of its index: the database merges them, and sorts nothing.
+    Each SELECT is in the order of its index. SQLite merges them, and sorts nothing; PostgreSQL sorts the part.
     """
     columns, names = row_columns(dialect, backing)
     text, params = union(backing, asked, f"{backing.writer} AS writer, {columns}")

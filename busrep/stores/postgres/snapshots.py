@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 # The class of the advisory locks, in the space of two numbers: "busr" in hex.
 SLOTS = 0x62757372
-# Not to be ended for lying idle, nor for the time that a part takes, by a default of the role's. Without `enable_sort`
-# the planner reads each writer's rows in the order of the index, and merges them: half the time of a sort of the part,
-# which by default goes to the disk, and the first rows at once.
+# A default of the role's must not end these sessions for lying idle, nor for the time that a part takes. Without
+# `enable_sort` the planner reads each writer's rows in the order of the index, and merges them. A part takes half the
+# time of one that is sorted, by default on the disk, and its first rows come at once. Without `jit` a plan that has to
+# sort all the same, and passes for very dear then, is not compiled for a quarter of a second.
 SWITCHED_OFF = (
     "SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout', "
     "'idle_session_timeout', 'idle_in_transaction_session_timeout', 'enable_sort', 'jit') AND pg_backend_pid() = ?"
