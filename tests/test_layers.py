@@ -137,6 +137,7 @@ EXTRAS = {
     "click": {"cli"},
     "rich": {"cli"},
     "psycopg": {
+        "stores/postgres/steps.py",
         "stores/postgres/store.py",
         "stores/postgres/dialect.py",
         "stores/postgres/snapshots.py",
@@ -202,6 +203,7 @@ SPARK_LIGHT = {path for path in SPARK_MODULES if path.startswith("spark/jobs/")}
 
 # Modules of ours that import an extra at their top; whoever imports one of them at its own top must be one as well.
 NEEDS_EXTRA = {
+    "stores/postgres/steps.py",
     "stores/postgres/store.py",
     "stores/postgres/blocking.py",
     "testing/fixtures.py",

@@ -994,7 +994,7 @@ def test_9_1_the_rows_are_read_after_the_transaction_was_seen_to_have_ended(on_p
 
 
 def store_sync(connection: Any) -> Callable[[tuple[Step, ...]], Answers]:
-    from busrep.stores.postgres.store import execute_steps
+    from busrep.stores.postgres.steps import execute_steps
 
     return lambda steps: complete(execute_steps(connection, steps))
 

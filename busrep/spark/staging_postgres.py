@@ -8,7 +8,7 @@ from typing import Any
 from busrep.spark.staging_store import Keyed, StagingPlace
 from busrep.stores.plans import Signal
 from busrep.stores.postgres.blocking import BlockingPostgresStore, close
-from busrep.stores.postgres.store import DRIVER_ERRORS, translated
+from busrep.stores.postgres.steps import DRIVER_ERRORS, translated
 from busrep.stores.server import final
 
 try:

@@ -206,7 +206,7 @@ class _Postgres:
         self._connection: Any = None
 
     def ask(self, plan: Callable[[], Plan[T]]) -> T:
-        from busrep.stores.postgres.store import on_connection
+        from busrep.stores.postgres.steps import on_connection
 
         while True:
             fresh = self._connection is None
@@ -225,8 +225,10 @@ class _Postgres:
     def _dial(self) -> Any:
         import psycopg
 
+        from busrep.stores.postgres.store import OPTIONS
+
         try:
-            return psycopg.Connection.connect(self._url, autocommit=True)
+            return psycopg.Connection.connect(self._url, **OPTIONS)
         except psycopg.Error as error:
             raise Unavailable(self._where, error) from error
 

@@ -241,7 +241,7 @@ def hold(dialect: Dialect, held: Claim, *begin: Control) -> Plan[object]:
 def claim_stands(dialect: Dialect, claim: Claim) -> Sql:
     """A row while the claim stands, on the server that was noted."""
     text = f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server}"
-    return Sql(text, (claim.writer, claim.incarnation))
+    return Sql(text, (claim.writer, claim.incarnation), repeated=True)
 
 
 def check_claim(dialect: Dialect, claim: Claim) -> Plan[None]:

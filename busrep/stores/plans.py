@@ -30,11 +30,17 @@ Answers = list[list[Row]]
 
 @attrs.frozen
 class Sql:
-    """One statement; with ``many``, ``params`` is a sequence of parameter rows and there is no answer."""
+    """One statement; with ``many``, ``params`` is a sequence of parameter rows and there is no answer.
+
+    ``repeated``: this text is run again and again, so that a server may keep its plan. Not where something is lost if
+    it finds no rows: PostgreSQL's EXECUTE takes its snapshot before it waits for the lock of a table, and one that an
+    ALTER TABLE has rewritten meanwhile is empty in it (PostgreSQL's documentation, MVCC caveats).
+    """
 
     text: str
     params: Sequence[Any] = ()
     many: bool = False
+    repeated: bool = False
 
 
 class Control(enum.Enum):

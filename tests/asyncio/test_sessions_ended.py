@@ -96,7 +96,7 @@ def skip_unknown(url: str, setting: str) -> None:
 
 
 def test_any_error_that_closes_the_connection_is_an_outage() -> None:
-    from busrep.stores.postgres.store import translated
+    from busrep.stores.postgres.steps import translated
 
     error = psycopg.errors.InternalError("a driver may call it anything")
     assert isinstance(translated(error, closed=True), Unavailable)

@@ -129,7 +129,7 @@ class OnPostgres:
         return connection
 
     async def run(self, connection: Any, steps: tuple[Step, ...]) -> Answers:
-        from busrep.stores.postgres.store import execute_steps
+        from busrep.stores.postgres.steps import execute_steps
 
         return await execute_steps(connection, steps)
 

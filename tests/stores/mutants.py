@@ -16,6 +16,7 @@ FAILOVER = "stores/test_failover.py::test_"
 FAULTS = "asyncio/test_faults.py::test_"
 FOUND = "proof/test_simulation.py::test_what_the_simulator_found_stays_mended"
 MUTANTS_GAPS = "asyncio/test_mutants_gaps.py::test_"
+PREPARED = "stores/test_prepared.py::test_"
 PRIVATE_FILES = "stores/test_private_files.py::test_"
 RACES = "sync/test_races.py::test_"
 REPLICA = "stores/test_replica.py::test_"
@@ -101,7 +102,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="commit-of-a-failed-transaction-is-a-commit",
         rule="9.1",
         harm="PostgreSQL answers COMMIT of a failed transaction with ROLLBACK: rows are published that do not exist.",
-        edits=(Edit("postgres.store._committed", '    if status != "COMMIT":\n', "    if status is None:\n"),),
+        edits=(Edit("postgres.steps._committed", '    if status != "COMMIT":\n', "    if status is None:\n"),),
         checks=(STORES_POSTGRES + "9_1_commit_of_a_failed_transaction_is_an_error",),
     ),
     Mutant(
@@ -1143,7 +1144,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         rule="4",
         harm="A reader stops for good when idle_in_transaction_session_timeout ends its session.",
         edits=(
-            Edit("postgres.store.translated", "operational=closed or lost", "operational=lost"),
+            Edit("postgres.steps.translated", "operational=closed or lost", "operational=lost"),
             Edit("by_state", " or state in SESSION_ENDED:", ":"),
             Edit("ServerStore.run_on", "(Unavailable, StatementRefused) as error", "Unavailable as error"),
         ),
@@ -1889,7 +1890,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             Edit(
                 "sqlite.files.DRIVER_ERRORS", "(sqlite3.Error, OverflowError, UnicodeEncodeError)", "(sqlite3.Error,)"
             ),
-            Edit("postgres.store.DRIVER_ERRORS", "(psycopg.Error, UnicodeEncodeError)", "(psycopg.Error,)"),
+            Edit("postgres.steps.DRIVER_ERRORS", "(psycopg.Error, UnicodeEncodeError)", "(psycopg.Error,)"),
         ),
         checks=(
             DRIVER_ERRORS + "no_value_makes_a_driver_s_error_leave_a_store[sqlite-threads]",
@@ -1917,7 +1918,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-limit-of-the-server-is-an-outage",
         rule="9.20",
         harm="A value too large for an index is tried again for ever, as if the server were away.",
-        edits=(Edit("postgres.store.translated", "        lost = False\n", "        pass\n"),),
+        edits=(Edit("postgres.steps.translated", "        lost = False\n", "        pass\n"),),
         checks=(SESSIONS_ENDED + "any_error_that_closes_the_connection_is_an_outage",),
     ),
     Mutant(
@@ -1977,6 +1978,51 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             "stores/test_pgbouncer.py::test_a_session_is_left_as_it_was_found[asyncio]",
             "stores/test_pgbouncer.py::test_a_session_is_left_as_it_was_found[threads]",
         ),
+    ),
+    Mutant(
+        name="statements-are-prepared-in-a-pooler-s-session",
+        rule="9.1",
+        harm="Behind PgBouncer each second fact fails: its statement was prepared in another session.",
+        edits=(Edit("Prepared.prepare", "process == self._process", "process > 0"),),
+        checks=(
+            "stores/test_pgbouncer.py::test_a_session_is_left_as_it_was_found[asyncio]",
+            "stores/test_pgbouncer.py::test_a_session_is_left_as_it_was_found[threads]",
+        ),
+    ),
+    Mutant(
+        name="the-name-of-a-statement-that-was-refused-is-used-again",
+        rule="9.1",
+        harm="After a cancelled question the server has a statement of that name already: each further question fails.",
+        edits=(Edit("Prepared.prepare", "next(self._numbers)", "len(self._calls) + 1"),),
+        checks=(PREPARED + "what_the_server_refused_to_prepare_is_executed_as_it_is_and_its_name_is_not_used_again",),
+    ),
+    Mutant(
+        name="a-prepared-statement-that-is-gone-is-the-question-s-fault",
+        rule="9.1",
+        harm="A fact is refused for good, though it can be written without a prepared statement.",
+        edits=(Edit("postgres.steps.execute_steps", "connection.closed or gone", "connection.closed"),),
+        checks=(PREPARED + "a_session_that_somebody_else_uses_costs_one_question[DEALLOCATE ALL]",),
+    ),
+    Mutant(
+        name="a-prepared-statement-that-is-gone-is-asked-for-for-ever",
+        rule="9.1",
+        harm="Where somebody else uses the session all further facts of the process fail.",
+        edits=(Edit("postgres.steps.execute_steps", "            prepared.give_up()", "            pass"),),
+        checks=(PREPARED + "a_session_that_somebody_else_uses_costs_one_question[DISCARD ALL]",),
+    ),
+    Mutant(
+        name="all-processes-give-their-statements-the-same-names",
+        rule="9.1",
+        harm="Where two processes share a session a question for IDs is answered from another stream's sequence.",
+        edits=(Edit("Prepared.__init__", "secrets.token_hex(4)", '"0"'),),
+        checks=(PREPARED + "nobody_else_has_these_names",),
+    ),
+    Mutant(
+        name="without-an-answer-to-prepare-a-fact-is-in-doubt",
+        rule="9.26",
+        harm="A fact that was never sent passes for one that may be written: nobody may write it again.",
+        edits=(Edit("PostgresStore._prepare", "raise Unavailable(self.where, error.reason) from error", "raise"),),
+        checks=(PREPARED + "without_an_answer_to_prepare_nothing_is_in_doubt",),
     ),
     Mutant(
         name="a-snapshot-begins-in-a-pooler-s-session",

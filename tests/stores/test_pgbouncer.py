@@ -119,8 +119,11 @@ def test_a_snapshot_is_refused_where_the_session_is_another(postgres_url: str, m
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "threads"])
-def test_a_session_is_left_as_it_was_found(redis_url: str, bus_name: str, postgres_url: str, kind: str) -> None:
-    """No statement is prepared in it, however often it is asked."""
+def test_a_session_is_left_as_it_was_found(
+    redis_url: str, bus_name: str, postgres_url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No statement is prepared in a pooler's session, however often it is asked."""
+    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", 1)
     calm = attrs.evolve(QUICK, heartbeat=600.0)
     options: dict[str, Any] = {"name": bus_name, "streams": STREAMS, "store": postgres_url, "settings": calm}
     prepared = "SELECT count(*) FROM pg_prepared_statements"
@@ -131,6 +134,7 @@ def test_a_session_is_left_as_it_was_found(redis_url: str, bus_name: str, postgr
                 async with bus.write(orders) as fact:
                     fact.add(Order(number, "new"))
                     assert await fact.execute(prepared) == [(0,)]
+                await bus.publish(orders, [Order(number, "new")])
             store: Any = bus.store
             async with store.questions.connection() as connection:
                 assert await (await connection.execute(prepared)).fetchone() == (0,)
@@ -144,3 +148,10 @@ def test_a_session_is_left_as_it_was_found(redis_url: str, bus_name: str, postgr
                 with threads.write(orders) as fact:
                     fact.add(Order(number, "new"))
                     assert fact.execute(prepared) == [(0,)]
+                threads.publish(orders, [Order(number, "new")])
+            store: Any = threads.store.wrapped
+            connection = store.questions.take()
+            try:
+                assert connection.execute(prepared).fetchone() == (0,)
+            finally:
+                store.questions.put(connection)

@@ -16,10 +16,12 @@ from busrep.errors import Unavailable
 from busrep.settings import Settings
 from busrep.stores import schema
 from busrep.stores.plans import Plan, T
-from busrep.stores.postgres.store import OPTIONS, POOL_WAIT, QUESTIONS, PostgresStore, alive, on_connection
+from busrep.stores.postgres.prepared import Prepared
+from busrep.stores.postgres.steps import on_connection
+from busrep.stores.postgres.store import OPTIONS, POOL_WAIT, QUESTIONS, PostgresStore, alive
 from busrep.streams import Registry
 
-# Not first: store.py says which extra is missing.
+# Not first: steps.py says which extra is missing.
 import psycopg  # isort: skip
 from psycopg.abc import PQGen  # isort: skip
 from psycopg.pq import TransactionStatus  # isort: skip
@@ -32,9 +34,10 @@ CANCEL_TIMEOUT = 5.0
 
 class OwnConnection(psycopg.Connection[Any]):
     """One of the store's own. ``within``: seconds for the answer to a statement, after which it is closed; None, as for
-    the application's statements on it: no deadline."""
+    the application's statements on it: no deadline. ``prepared``: None for one that is not for questions."""
 
     within: float | None = None
+    prepared: Prepared | None = None
 
     def wait(self, gen: PQGen[V], interval: float = 0.1, timeout: float | None = None) -> V:
         within = self.within
@@ -146,7 +149,7 @@ class BlockingPostgresStore(PostgresStore):
     def __init__(self, url: str, streams: Registry, settings: Settings) -> None:
         super().__init__(url, streams, settings)
         self.transactions = self.handlers = Pool(self.dial, settings.transactions, self.where)
-        self.questions = Pool(self.dial, settings.fetches + QUESTIONS, self.where)
+        self.questions = Pool(self._dial_for_questions, settings.fetches + QUESTIONS, self.where)
         self._opened = False
 
     def dial(self) -> OwnConnection:
@@ -154,6 +157,11 @@ class BlockingPostgresStore(PostgresStore):
             return OwnConnection.connect(self.url, **OPTIONS)
         except psycopg.Error as error:
             raise Unavailable(self.where, error) from error
+
+    def _dial_for_questions(self) -> OwnConnection:
+        connection = self.dial()
+        connection.prepared = Prepared(connection.info.backend_pid)
+        return connection
 
     async def open(self) -> None:
         if self._opened:

@@ -191,14 +191,16 @@ class PostgresDialect(Dialect):
         return Sql(f'CREATE SEQUENCE IF NOT EXISTS "{sequence_name(stream)}" CACHE 1 NO CYCLE')
 
     def next_ids(self, stream: str, count: int) -> Sql:
-        each = f" FROM generate_series(1, {count})" if count > 1 else ""
+        each = " FROM generate_series(1, ?)" if count > 1 else ""
         # Durable: of IDs that no row holds the sequence alone tells that they were given. PostgreSQL writes that to its
         # log once in 32 values, in the transaction of whoever takes the first of them, which may still be open. COMMIT
         # waits for the disk only in a transaction that has written to the log itself: so it writes an empty message.
         return Sql(
             f"SELECT nextval('\"{sequence_name(stream)}\"'), {self.durable}, "
             "CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn() "
-            f"THEN pg_logical_emit_message(true, 'busrep', '') IS NULL ELSE false END{each}"
+            f"THEN pg_logical_emit_message(true, 'busrep', '') IS NULL ELSE false END{each}",
+            (count,) if count > 1 else (),
+            repeated=True,
         )
 
     def sequence(self, stream: str) -> Sql:
@@ -230,6 +232,7 @@ class PostgresDialect(Dialect):
                 Sql(
                     "INSERT INTO busrep_facts (stream, writer, id, idx, row) VALUES (?, ?, ?, ?, ?)",
                     (backing.stream, writer, token, at, payload.decode()),
+                    repeated=True,
                 )
             ]
         tokens, places, payloads = zip(*rows, strict=True)
@@ -240,6 +243,7 @@ class PostgresDialect(Dialect):
                     "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
                     f"SELECT ?, ?, f.id, f.idx, f.row FROM {ROWS}",
                     (backing.stream, writer, *params),
+                    repeated=True,
                 )
             ]
         for payload in payloads:
@@ -249,7 +253,8 @@ class PostgresDialect(Dialect):
     def lock_series(self, writer: str, *, exclusive: bool) -> Sequence[Sql]:
         """See `Dialect`. An advisory lock, for whoever waits for it has his turn; a lock of a row is granted to others
         who share it meanwhile. Two writers with one number wait for each other now and then."""
-        return [Sql(f"SELECT pg_advisory_xact_lock{'' if exclusive else '_shared'}({SERIES + crc32(writer.encode())})")]
+        kind, key = "" if exclusive else "_shared", SERIES + crc32(writer.encode())
+        return [Sql(f"SELECT pg_advisory_xact_lock{kind}({key})", repeated=not exclusive)]
 
     def hold(self, held: Sql) -> Sql:
         # Of constants alone the server would evaluate the wrong one before it looks.
@@ -257,6 +262,7 @@ class PostgresDialect(Dialect):
             f"SELECT CASE WHEN count(*) = 1 THEN 1 ELSE ('{NOT_HELD} ' || count(*)::text)::int END, {self.durable} "
             f"FROM (SELECT {self.marker} FROM busrep_writers WHERE {held.text} FOR SHARE) AS c",
             held.params,
+            repeated=True,
         )
 
     def insert_numbering(self, stream: str, writer: str, payloads: Sequence[bytes]) -> Sql:
@@ -264,11 +270,11 @@ class PostgresDialect(Dialect):
         start = "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
         next_id = f"nextval('\"{sequence_name(stream)}\"')"
         if len(payloads) == 1:
-            return Sql(f"{start}VALUES (?, ?, {next_id}, 0, ?) RETURNING id", (stream, writer, payloads[0].decode()))
-        return Sql(
-            f"{start}SELECT ?, ?, {next_id}, 0, f.row FROM unnest(string_to_array(?, chr(10))) AS f(row) RETURNING id",
-            (stream, writer, b"\n".join(payloads).decode()),
-        )
+            text = f"{start}VALUES (?, ?, {next_id}, 0, ?) RETURNING id"
+        else:
+            rows = "unnest(string_to_array(?, chr(10))) AS f(row)"
+            text = f"{start}SELECT ?, ?, {next_id}, 0, f.row FROM {rows} RETURNING id"
+        return Sql(text, (stream, writer, b"\n".join(payloads).decode()), repeated=True)
 
     def given(self, stream: str) -> Sql:
         last = "CASE WHEN is_called THEN last_value ELSE last_value - 1 END"
@@ -317,7 +323,7 @@ class PostgresDialect(Dialect):
         """See `Dialect`. NULL: so long ago that the server has forgotten it."""
         if marker is None:  # never begun
             return None
-        return Sql("SELECT coalesce(pg_xact_status(?::xid8) = 'in progress', FALSE)", (str(marker),))
+        return Sql("SELECT coalesce(pg_xact_status(?::xid8) = 'in progress', FALSE)", (str(marker),), repeated=True)
 
     def rolled_back(self, marker: object) -> Sql | None:
         """See `Dialect`."""

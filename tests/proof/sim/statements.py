@@ -333,7 +333,7 @@ def durably(run: Run) -> str:
 
 
 def _nextval(text: re.Match[str]) -> Statement:
-    name, count, durable = text["name"], int(text["count"] or 1), text["durable"]
+    name, durable = text["name"], text["durable"]
 
     def run_nextval(run: Run) -> Waiting:
         sequence = sequence_named(run, name)
@@ -343,8 +343,8 @@ def _nextval(text: re.Match[str]) -> Statement:
             # ALTER SEQUENCE holds it.
             yield Wait(sequence.lock, run.txn, SHARE)
         first = sequence.given + 1
-        sequence.given += count
-        ids = range(first, first + count)  # a failover leaves out 100,000
+        sequence.given += run.params[0] if run.params else 1
+        ids = range(first, sequence.given + 1)  # a failover leaves out 100,000
         if not durable:
             return [(id,) for id in ids]
         setting = durably(run)
@@ -586,7 +586,7 @@ def _save(text: re.Match[str]) -> Statement:
 SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
     (
         r"""SELECT nextval\('"?(?P<name>\w+)"?'\)(?P<durable>, set_config\(.*, true\), CASE WHEN .* END)?"""
-        r"(?: FROM generate_series\(1, (?P<count>\d+)\))?",
+        r"(?: FROM generate_series\(1, \?\))?",
         _nextval,
     ),
     (
