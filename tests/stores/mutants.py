@@ -2018,6 +2018,13 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(PREPARED + "nobody_else_has_these_names",),
     ),
     Mutant(
+        name="a-connection-that-prepares-nothing-prepares",
+        rule="9.1",
+        harm="The application's transaction fails behind a pooler, or another client's statement is executed in it.",
+        edits=(Edit("postgres.steps._cursor", " and not issubclass(connection.cursor_factory, QUOTING)", ""),),
+        checks=(PREPARED + "on_the_caller_s_connection_the_driver_prepares_as_it_is_set_up[5-ClientCursor]",),
+    ),
+    Mutant(
         name="without-an-answer-to-prepare-a-fact-is-in-doubt",
         rule="9.26",
         harm="A fact that was never sent passes for one that may be written: nobody may write it again.",

@@ -185,6 +185,30 @@ def test_what_is_appended_is_planned_once_and_nothing_is_prepared_where_the_appl
 
 
 @pytest.mark.servers
+@pytest.mark.parametrize(
+    ("threshold", "cursors"), [(5, psycopg.Cursor), (None, psycopg.Cursor), (5, psycopg.ClientCursor)]
+)
+def test_on_the_caller_s_connection_the_driver_prepares_as_it_is_set_up(
+    redis_url: str, bus_name: str, postgres_url: str, threshold: int | None, cursors: type[psycopg.Cursor[Any]]
+) -> None:
+    options: dict[str, Any] = {"name": bus_name, "streams": STREAMS, "store": postgres_url, "settings": QUICK}
+    with (
+        opened_store(postgres_url),
+        psycopg.connect(postgres_url, prepare_threshold=threshold, cursor_factory=cursors) as connection,
+        busrep.sync.connect(redis_url, writer="w1", **options) as bus,
+    ):
+        for number in range(7):
+            with connection.transaction(), bus.write(orders, connection=connection) as fact:
+                fact.add(Order(number, "new"))
+        found = texts(connection.execute(PREPARED.replace("statement", "'PREPARE AS ' || statement", 1)).fetchall())
+        written = connection.execute("SELECT count(*) FROM busrep_facts").fetchone()
+    assert written == (7,)
+    assert {text.split()[0] for text in found} == (
+        {"SELECT", "INSERT"} if cursors is psycopg.Cursor and threshold else set()
+    )
+
+
+@pytest.mark.servers
 def test_rows_without_columns_are_rows(redis_url: str, bus_name: str, postgres_url: str) -> None:
     options: dict[str, Any] = {"name": bus_name, "streams": STREAMS, "store": postgres_url, "settings": QUICK}
     with (

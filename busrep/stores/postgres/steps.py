@@ -36,6 +36,9 @@ CONTROLS = {
     Control.ROLLBACK: "ROLLBACK",
 }
 
+# Cursors that quote the values themselves, and never prepare.
+QUOTING = (psycopg.ClientCursor, psycopg.AsyncClientCursor)
+
 # What psycopg raises: of text that has no UTF-8, Python's own.
 DRIVER_ERRORS = (psycopg.Error, UnicodeEncodeError)
 
@@ -80,12 +83,22 @@ async def fetched(cursor: Any) -> list[tuple[Any, ...]]:
     return rows
 
 
+def _cursor(connection: AnyConnection, steps: Sequence[Step]) -> Any:
+    """One statement alone the driver may prepare, where the connection is set up so: it is the caller's, then."""
+    on_loop = isinstance(connection, psycopg.AsyncConnection)
+    prepares = connection.prepare_threshold is not None and not issubclass(connection.cursor_factory, QUOTING)
+    if prepares and len(steps) == 1 and isinstance(steps[0], Sql):
+        kind: Any = psycopg.AsyncCursor if on_loop else psycopg.Cursor
+    else:
+        kind = psycopg.AsyncClientCursor if on_loop else psycopg.ClientCursor
+    return kind(connection, row_factory=tuple_row)
+
+
 async def execute_steps(connection: AnyConnection, steps: tuple[Step, ...]) -> Answers:
     """Run steps in one round trip; on a connection that is not asyncio's without waiting for an event loop."""
     if not steps:
         return []
-    kind: Any = psycopg.AsyncClientCursor if isinstance(connection, psycopg.AsyncConnection) else psycopg.ClientCursor
-    cursor = kind(connection, row_factory=tuple_row)
+    cursor = _cursor(connection, steps)
     found = getattr(connection, "prepared", None)
     prepared = found if isinstance(found, Prepared) else None  # the caller's connection may have something of that name
     answers: Answers = []
