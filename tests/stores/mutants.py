@@ -1983,7 +1983,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="statements-are-prepared-in-a-pooler-s-session",
         rule="9.1",
         harm="Behind PgBouncer each second fact fails: its statement was prepared in another session.",
-        edits=(Edit("Prepared.prepare", "process == self._process", "process > 0"),),
+        edits=(Edit("Prepared.prepare", "process != self._process", "process < 0"),),
         checks=(
             "stores/test_pgbouncer.py::test_a_session_is_left_as_it_was_found[asyncio]",
             "stores/test_pgbouncer.py::test_a_session_is_left_as_it_was_found[threads]",
@@ -2000,7 +2000,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-prepared-statement-that-is-gone-is-the-question-s-fault",
         rule="9.1",
         harm="A fact is refused for good, though it can be written without a prepared statement.",
-        edits=(Edit("postgres.steps.execute_steps", "connection.closed or gone", "connection.closed"),),
+        edits=(Edit("postgres.steps.execute_steps", "closed=True", "closed=connection.closed"),),
         checks=(PREPARED + "a_session_that_somebody_else_uses_costs_one_question[DEALLOCATE ALL]",),
     ),
     Mutant(

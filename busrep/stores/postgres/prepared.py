@@ -61,12 +61,13 @@ class Prepared:
         then. Raises Unavailable."""
         if self._allowed is None:
             (((process,),),) = yield Sql("SELECT pg_backend_pid()")
-            self._allowed = process == self._process
+            if process != self._process:
+                self.give_up()
+                return
+            self._allowed = True
         while self._due:
             text, _ = self._due.popitem()
             self._seen.discard(text)
-            if not self._allowed:
-                continue
             name = f"busrep_{self.tag}_{next(self._numbers)}"  # of an older one the answer may be missing
             first, *others = text.split("?")
             numbered = "".join([first, *(f"${at}{piece}" for at, piece in enumerate(others, 1))])

@@ -76,10 +76,9 @@ async def settled(answer: Any) -> Any:
 
 async def fetched(cursor: Any) -> list[tuple[Any, ...]]:
     """The rows of a cursor of either kind; none of a statement that gives none."""
-    result = cursor.pgresult
-    if result is None or result.status != ExecStatus.TUPLES_OK:  # `description` would make an object of each column
-        return []
-    rows: list[tuple[Any, ...]] = await settled(cursor.fetchall())
+    result = cursor.pgresult  # `description` would make an object of each column
+    gives = result is not None and result.status == ExecStatus.TUPLES_OK
+    rows: list[tuple[Any, ...]] = await settled(cursor.fetchall()) if gives else []
     return rows
 
 
@@ -113,10 +112,10 @@ async def execute_steps(connection: AnyConnection, steps: tuple[Step, ...]) -> A
                 cursor.nextset()  # its second statement's
             cursor.nextset()
     except DRIVER_ERRORS as error:
-        gone = prepared is not None and getattr(error, "sqlstate", None) in SHARED_SESSION
-        if prepared is not None and gone:
+        if prepared is not None and getattr(error, "sqlstate", None) in SHARED_SESSION:
             prepared.give_up()  # the question works without
-        raise translated(error, closed=connection.closed or gone) from error
+            raise translated(error, closed=True) from error
+        raise translated(error, closed=connection.closed) from error
     return answers
 
 
